@@ -16,8 +16,8 @@ import stenolog
 from measure import Figure, NotRun, Place
 from messages import payload, sample
 from postgres import driver, server
-from stenolog.sessions.transfer import copy_lives
 from stenolog.stores.snapshots import WholeStore
+from stenolog.transfer.copy import copy_lives
 
 SESSIONS = 200
 EACH = 250

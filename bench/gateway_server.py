@@ -14,16 +14,16 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
-from stenolog.channels.running import Channels
+from stenolog.channels.channel_group import Channels
+from stenolog.gateway.access_token import Token
 from stenolog.gateway.daemon import Daemon, listen
-from stenolog.gateway.state import Gateway
-from stenolog.gateway.token import Token
-from stenolog.providers.base import Delta, Usage
+from stenolog.gateway.shared_state import Gateway
+from stenolog.providers.chat_model import Delta, Usage
 from stenolog.sessions.folders import NOTES
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.settings.values import GatewaySettings, MemorySettings, Settings
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 TOKEN = "b" * 43
 

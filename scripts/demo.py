@@ -21,10 +21,10 @@ from demo_gateway import Gateway
 from demo_stage import Agent, Failed, expect, heading, history, info, shell, tell, wait_for
 
 from stenolog.agent.turn import CUT_OFF
-from stenolog.context.standing import answer_to, standing
-from stenolog.providers.local import find_weights, is_installed
-from stenolog.providers.model_server import ModelServer
+from stenolog.context.turn_state import answer_to, standing
+from stenolog.providers.local_model import find_weights, is_installed
 from stenolog.records import Message
+from stenolog.testing.model_server import ModelServer
 
 # Two sessions of one user; the part in the middle tells them apart.
 MONDAY = "cli:monday:default"

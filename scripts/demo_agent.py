@@ -10,15 +10,23 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from stenolog.agent.events import Answer, Asked, Compacted, Event, Inbound, ToolBegan, ToolEnded
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import tool
+from stenolog.agent.turn_events import (
+    Answer,
+    Asked,
+    Compacted,
+    Event,
+    Inbound,
+    ToolBegan,
+    ToolEnded,
+)
 from stenolog.context.budget import Limits
-from stenolog.providers.base import ChatModel
-from stenolog.providers.local import LocalModel, find_weights
+from stenolog.providers.chat_model import ChatModel
+from stenolog.providers.local_model import LocalModel, find_weights
 from stenolog.providers.openai_chat import OpenAIChat
 
 PRICES = {"cake": "32 euros", "coffee": "3 euros", "candles": "4 euros"}

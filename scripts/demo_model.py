@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stenolog.providers.scripted import Said, tool_call
+from stenolog.testing.scripted_model import Said, tool_call
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -44,6 +44,7 @@ MORE = {
     ],
     "testing": ["tests/contract"],
     "tokens": ["tests/unit/test_tokens.py"],
+    "transfer": ["tests/reference", "tests/crash/test_copy_killed.py"],
 }
 
 

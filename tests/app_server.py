@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp
 
-from stenolog.gateway.wire import Patience, Server, config
+from stenolog.gateway.server import Patience, Server, config
 
 
 @contextmanager

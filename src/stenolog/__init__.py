@@ -32,37 +32,34 @@ from stenolog.errors import (
 )
 from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
 from stenolog.stores.base import Lease, SessionView, Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 if TYPE_CHECKING:
-    from stenolog.agent.events import Answer, Inbound
     from stenolog.agent.instance import AgentInstance
     from stenolog.agent.loop import AgentLoop
-    from stenolog.agent.manner import Manner
     from stenolog.agent.registry import AgentRegistry
     from stenolog.agent.scheduler import Left
     from stenolog.agent.spec import AgentSpec, Route
     from stenolog.agent.tools import Here, Tool, tool
+    from stenolog.agent.turn_events import Answer, Inbound
+    from stenolog.agent.turn_options import Manner
     from stenolog.catalog import Catalog, open_catalog
-    from stenolog.context.arranging import Needs
     from stenolog.context.budget import Limits
-    from stenolog.context.compaction import Compaction
     from stenolog.context.context import Context
     from stenolog.context.plan import Plan, plan_compaction
+    from stenolog.context.request_messages import Needs
+    from stenolog.context.summarize import Compaction
     from stenolog.context.window import Window, build_window
     from stenolog.memory.consolidation import Consolidated
-    from stenolog.memory.hand_edits import export_notes, import_notes
-    from stenolog.memory.memory import Memory, open_memory
+    from stenolog.memory.facade import Memory, open_memory
+    from stenolog.memory.note_files import export_notes, import_notes
     from stenolog.memory.notes import Draft, Note, Notes, PurgedNote
     from stenolog.memory.recall import Found, Recalled
-    from stenolog.memory.redaction import Redacted, redact
     from stenolog.memory.scopes import Scope, scope_of
-    from stenolog.providers.base import Ask, CallPart, ChatModel, Delta, Reply, Usage
-    from stenolog.providers.local import LocalModel
+    from stenolog.providers.chat_model import Ask, CallPart, ChatModel, Delta, Reply, Usage
+    from stenolog.providers.local_model import LocalModel
     from stenolog.providers.openai_chat import OpenAIChat
-    from stenolog.providers.scripted import Scripted, ScriptedModel
-    from stenolog.sessions.migration import Migrated, migrate_from_json
-    from stenolog.sessions.opening import open_sessions
+    from stenolog.redaction.redact import Redacted, redact
     from stenolog.sessions.session_manager import SessionManager
     from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
     from stenolog.stores.async_store import AsyncStore
@@ -71,7 +68,10 @@ if TYPE_CHECKING:
     from stenolog.stores.jsonl import JSONLStore
     from stenolog.stores.postgres import PostgresStore
     from stenolog.stores.sqlite import SQLiteStore
+    from stenolog.testing.scripted_model import Scripted, ScriptedModel
     from stenolog.tokens import Calibration, Tokens
+    from stenolog.transfer.migration import Migrated, migrate_from_json
+    from stenolog.transfer.open_sessions import open_sessions
 
 __all__ = [
     "AgentInstance",
@@ -183,32 +183,32 @@ _LATER = {
     "AgentLoop": "stenolog.agent.loop",
     "AgentRegistry": "stenolog.agent.registry",
     "AgentSpec": "stenolog.agent.spec",
-    "Answer": "stenolog.agent.events",
-    "Ask": "stenolog.providers.base",
+    "Answer": "stenolog.agent.turn_events",
+    "Ask": "stenolog.providers.chat_model",
     "AsyncStore": "stenolog.stores.async_store",
     "Calibration": "stenolog.tokens",
-    "CallPart": "stenolog.providers.base",
+    "CallPart": "stenolog.providers.chat_model",
     "Catalog": "stenolog.catalog",
     "Changed": "stenolog.stores.following",
-    "ChatModel": "stenolog.providers.base",
-    "Compaction": "stenolog.context.compaction",
+    "ChatModel": "stenolog.providers.chat_model",
+    "Compaction": "stenolog.context.summarize",
     "Consolidated": "stenolog.memory.consolidation",
     "Context": "stenolog.context.context",
-    "Delta": "stenolog.providers.base",
+    "Delta": "stenolog.providers.chat_model",
     "Draft": "stenolog.memory.notes",
     "Found": "stenolog.memory.recall",
     "Here": "stenolog.agent.tools",
     "InMemoryStore": "stenolog.stores.in_memory",
-    "Inbound": "stenolog.agent.events",
+    "Inbound": "stenolog.agent.turn_events",
     "JSONLBackend": "stenolog.sessions.session_store",
     "JSONLStore": "stenolog.stores.jsonl",
     "Left": "stenolog.agent.scheduler",
     "Limits": "stenolog.context.budget",
-    "LocalModel": "stenolog.providers.local",
-    "Manner": "stenolog.agent.manner",
-    "Memory": "stenolog.memory.memory",
-    "Migrated": "stenolog.sessions.migration",
-    "Needs": "stenolog.context.arranging",
+    "LocalModel": "stenolog.providers.local_model",
+    "Manner": "stenolog.agent.turn_options",
+    "Memory": "stenolog.memory.facade",
+    "Migrated": "stenolog.transfer.migration",
+    "Needs": "stenolog.context.request_messages",
     "Note": "stenolog.memory.notes",
     "Notes": "stenolog.memory.notes",
     "OpenAIChat": "stenolog.providers.openai_chat",
@@ -216,30 +216,30 @@ _LATER = {
     "PostgresStore": "stenolog.stores.postgres",
     "PurgedNote": "stenolog.memory.notes",
     "Recalled": "stenolog.memory.recall",
-    "Redacted": "stenolog.memory.redaction",
-    "Reply": "stenolog.providers.base",
+    "Redacted": "stenolog.redaction.redact",
+    "Reply": "stenolog.providers.chat_model",
     "Route": "stenolog.agent.spec",
     "SQLiteStore": "stenolog.stores.sqlite",
     "Scope": "stenolog.memory.scopes",
-    "Scripted": "stenolog.providers.scripted",
-    "ScriptedModel": "stenolog.providers.scripted",
+    "Scripted": "stenolog.testing.scripted_model",
+    "ScriptedModel": "stenolog.testing.scripted_model",
     "SessionHealth": "stenolog.sessions.session_store",
     "SessionManager": "stenolog.sessions.session_manager",
     "SessionStore": "stenolog.sessions.session_store",
     "Tokens": "stenolog.tokens",
     "Tool": "stenolog.agent.tools",
-    "Usage": "stenolog.providers.base",
+    "Usage": "stenolog.providers.chat_model",
     "Window": "stenolog.context.window",
     "build_window": "stenolog.context.window",
-    "export_notes": "stenolog.memory.hand_edits",
+    "export_notes": "stenolog.memory.note_files",
     "follow_changes": "stenolog.stores.following",
-    "import_notes": "stenolog.memory.hand_edits",
-    "migrate_from_json": "stenolog.sessions.migration",
+    "import_notes": "stenolog.memory.note_files",
+    "migrate_from_json": "stenolog.transfer.migration",
     "open_catalog": "stenolog.catalog",
-    "open_memory": "stenolog.memory.memory",
-    "open_sessions": "stenolog.sessions.opening",
+    "open_memory": "stenolog.memory.facade",
+    "open_sessions": "stenolog.transfer.open_sessions",
     "plan_compaction": "stenolog.context.plan",
-    "redact": "stenolog.memory.redaction",
+    "redact": "stenolog.redaction.redact",
     "scope_of": "stenolog.memory.scopes",
     "tool": "stenolog.agent.tools",
 }

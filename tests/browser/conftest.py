@@ -13,8 +13,8 @@ import needs
 from browser.looking import Looking, window
 from browser.samples import WAITING, fill
 from gateway.served import Served
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 
 
 def _said(messages: Any, tools: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 PLAN: Final = "telegram:ada"
 """A session with tools, thoughts, a table and code."""

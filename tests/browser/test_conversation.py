@@ -12,12 +12,12 @@ from playwright.sync_api import Browser, Route, expect
 from browser.looking import Looking, window
 from browser.samples import LONG, PLAN
 from gateway.served import Served
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 
 _WRITER = """
 import sys
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 where, key, *texts = sys.argv[1:]
 with open_store(where) as store:
     for text in texts:

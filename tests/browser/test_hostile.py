@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 from browser.looking import Looking
 from browser.samples import HOSTILE, fill, hostile
 from gateway.served import Served
-from stenolog.memory.memory import open_memory
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.memory.facade import open_memory
+from stenolog.testing.scripted_model import ScriptedModel
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from browser.samples import LONG, PLAN, fill
 from gateway.served import Served
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.budget import Limits
-from stenolog.gateway.viewer.words import short
-from stenolog.memory.memory import open_memory
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.stores.opening import open_store
+from stenolog.gateway.viewer.formatting import short
+from stenolog.memory.facade import open_memory
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 
 _LONG_NAMES = "phone:long-names"
 

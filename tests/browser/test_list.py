@@ -8,8 +8,8 @@ from playwright.sync_api import Browser, expect
 
 from browser.looking import Looking, sign_in, window
 from gateway.served import Served
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 
 _SOON = 20_000
 """Milliseconds within which the list has asked again, however busy the machine is."""

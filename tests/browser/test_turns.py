@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, Locator, expect
 from browser.looking import Looking, window
 from browser.samples import HOSTILE, PLAN, fill
 from gateway.served import Served
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 
 _PRICES = """
 class Usage:

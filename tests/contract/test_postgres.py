@@ -17,11 +17,11 @@ from bouncer import Bouncer
 from postgres_server import Databases, Places
 from stenolog.stores.base import GroupStore, Store
 from stenolog.testing import CrashContract, DamageContract, DamagedRecord, StoreContract
-from stenolog.testing.contract.appends import Appends, Tokens
-from stenolog.testing.contract.concurrency import Following, Writers
-from stenolog.testing.contract.history import Checkpoints, Replacing
-from stenolog.testing.contract.leases import Leases
-from stenolog.testing.contract.lifecycle import Trash
+from stenolog.testing.contract.append_contract import Appends, Tokens
+from stenolog.testing.contract.concurrency_contract import Following, Writers
+from stenolog.testing.contract.history_contract import Checkpoints, Replacing
+from stenolog.testing.contract.lease_contract import Leases
+from stenolog.testing.contract.lifecycle_contract import Trash
 
 
 @pytest.fixture(scope="class")

@@ -18,7 +18,7 @@ import stenolog
 from stenolog import StenologError
 from stenolog.records import Compacted, Message, Purged, SessionInfo, Trashed
 from stenolog.stores.base import SessionView, Store
-from stenolog.testing.machine import StoreMachine
+from stenolog.testing.state_machine import StoreMachine
 
 
 class SQLiteMachine(StoreMachine):

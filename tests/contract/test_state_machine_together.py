@@ -12,7 +12,7 @@ import stenolog
 from contract.test_state_machine_sqlite import Together
 from postgres_server import Places, execute
 from stenolog.stores.base import Store
-from stenolog.testing.machine import KEYS, StoreMachine
+from stenolog.testing.state_machine import KEYS, StoreMachine
 
 _END_ALL = (
     "select pg_terminate_backend(pid, 10000) from pg_stat_activity "

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stenolog.agent.turn import INTERRUPTED
-from stenolog.providers.scripted import Said, tool_call
+from stenolog.testing.scripted_model import Said, tool_call
 
 WISHES: Final = (
     "talk",

@@ -15,12 +15,21 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
-from stenolog.agent.events import Asked, Event, Inbound, NotSaved, Said, Tell, ToolBegan, ToolEnded
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool, tool
+from stenolog.agent.turn_events import (
+    Asked,
+    Event,
+    Inbound,
+    NotSaved,
+    Said,
+    Tell,
+    ToolBegan,
+    ToolEnded,
+)
 from stenolog.context.budget import Limits
 from stenolog.providers.openai_chat import OpenAIChat
 

@@ -11,9 +11,9 @@ from crash.migrating import serve
 from stenolog.memory.consolidation import Consolidated, Consolidation
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
-from stenolog.providers.base import Ask
+from stenolog.providers.chat_model import Ask
 from stenolog.sessions.keys import person_in
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 KEYS: Final = ("telegram:1", "telegram:thread:1", "telegram:2")
 """Two sessions of one user, and one of another."""

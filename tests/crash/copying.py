@@ -14,9 +14,10 @@ from pathlib import Path
 
 from crash.migrating import serve
 from stenolog import StoreBusy, UsageError
-from stenolog.sessions import backup, transfer
-from stenolog.sessions.places import copy_place
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer import backup
+from stenolog.transfer import copy as transfer
+from stenolog.transfer.copy_all import copy_place
 
 MOST = 1_500
 """So much is done by each of those who write; then they wait."""

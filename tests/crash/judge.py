@@ -19,9 +19,9 @@ import stenolog
 from crash.workload import ENDINGS, FORK, OPEN, Line, Step, label_of, message, perform
 from stenolog import errors
 from stenolog.errors import NoSuchSession, StenologError, UsageError
-from stenolog.sessions.damage import Kind
-from stenolog.sessions.repair import repair
-from stenolog.sessions.verify import examine
+from stenolog.maintenance.log_damage import Kind
+from stenolog.maintenance.repair import repair
+from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.stores.in_memory import InMemoryStore
 

@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from stenolog import NoSuchSession, NotStored
-from stenolog.sessions import carrying, opening
-from stenolog.sessions.fallback import FallbackStore
 from stenolog.sessions.folders import find_place
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore, fallback_reason
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer import open_sessions, session_import
+from stenolog.transfer.fallback import FallbackStore
 
 TESTS: Final = Path(__file__).resolve().parent.parent
 
@@ -96,15 +96,15 @@ class Runner:
 
 def start(where: str) -> None:
     """Start as an agent does."""
-    sessions = opening.open_sessions(where)
+    sessions = open_sessions.open_sessions(where)
     assert fallback_reason(sessions.store) is None, sessions.health().problems
     sessions.close()
 
 
 def fail(where: str) -> None:
     """Start where not all sessions can be imported, and use the fallback."""
-    opening.open_store = _open_full  # type: ignore[attr-defined]
-    sessions = opening.open_sessions(where)
+    open_sessions.open_store = _open_full  # type: ignore[attr-defined]
+    sessions = open_sessions.open_sessions(where)
     assert isinstance(sessions.store, FallbackStore)
     _talk(sessions)
     with suppress(NoSuchSession):
@@ -219,11 +219,11 @@ def _warm_up() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         SQLiteStore(Path(folder) / "x.db").close()
-        opening.open_sessions(folder).close()
+        open_sessions.open_sessions(folder).close()
 
 
 if __name__ == "__main__":
     _warm_up()
     # So that the samples take several batches.
-    carrying.CHUNK = 7  # type: ignore[misc]
+    session_import.CHUNK = 7  # type: ignore[misc]
     serve(PROGRAMS)

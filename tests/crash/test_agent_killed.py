@@ -19,12 +19,12 @@ from crash.agent_process import TTL, Agent
 from crash.agent_script import WISHES, Script, named_in
 from crash.conftest import Say
 from stenolog.agent.turn import CUT_OFF
-from stenolog.catalog.answers import interruption
-from stenolog.context.shapes import calls_of
-from stenolog.context.standing import answer_to, standing
-from stenolog.providers.model_server import ModelServer
+from stenolog.catalog.message_metadata import interruption
+from stenolog.context.message_parts import calls_of
+from stenolog.context.turn_state import answer_to, standing
 from stenolog.records import Message
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.model_server import ModelServer
 
 WHERE: Final = {"jsonl": "{}/workspace", "sqlite": "sqlite:{}/steno.db"}
 KEYS: Final = ("telegram:1", "telegram:2", "cli:20261115-1:default")

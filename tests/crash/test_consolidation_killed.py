@@ -15,7 +15,7 @@ from crash.migrating import Runner
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.keys import person_in
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 

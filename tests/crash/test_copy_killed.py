@@ -19,15 +19,15 @@ from crash.migrating import TESTS, Runner
 from crash.recorder import Recorder
 from crash.replay_model import Disk
 from stenolog import JSONLStore, Message
-from stenolog.sessions import backup
-from stenolog.sessions.damage import Kind
-from stenolog.sessions.places import copy_place
-from stenolog.sessions.transfer import copy_lives
-from stenolog.sessions.verify import examine
+from stenolog.maintenance.log_damage import Kind
+from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import LifeMark
-from unit.sessions.carried import digests, everything, fill, go_on, whole
+from stenolog.transfer import backup
+from stenolog.transfer.copy import copy_lives
+from stenolog.transfer.copy_all import copy_place
+from unit.transfer.carried import digests, everything, fill, go_on, whole
 
 WHERE: Final = {"jsonl": "jsonl:{}/store", "sqlite": "sqlite:{}/store.db"}
 PAIRS: Final = [*product(WHERE, repeat=2)]

@@ -18,11 +18,11 @@ from crash.recorder import Recorder
 from crash.replay_model import Disk
 from crash.sequences import GROUNDS
 from crash.workload import labels, perform, plan
+from stenolog.maintenance.log_damage import Kind
+from stenolog.maintenance.repair import repair
+from stenolog.maintenance.workspace_check import examine
 from stenolog.records import Span
-from stenolog.sessions.damage import Kind
-from stenolog.sessions.repair import repair
-from stenolog.sessions.verify import examine
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 _OF_A_LOG: Final = (Kind.TORN_TAIL, Kind.NUL_BYTES, Kind.INCOMPLETE_BATCH, Kind.DAMAGED_LINE)
 _SIGNATURE: Final = len(b',"crc":"xxxxxxxx"}')

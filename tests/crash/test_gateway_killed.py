@@ -16,10 +16,10 @@ import pytest
 from crash.conftest import Say
 from gateway.load import Listener, Talker
 from gateway.process import TOKEN, Process
-from stenolog.providers.model_server import ModelServer
-from stenolog.providers.plays import Play
-from stenolog.providers.scripted import tool_call
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.model_server import ModelServer
+from stenolog.testing.model_server_plays import Play
+from stenolog.testing.scripted_model import tool_call
 
 SESSIONS = 6
 

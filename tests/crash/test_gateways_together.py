@@ -19,9 +19,9 @@ from crash.conftest import Say
 from crash.test_gateway_killed import wait_for_listeners
 from gateway.load import Listener, Talker
 from gateway.process import Process
-from stenolog.context.standing import answer_to
-from stenolog.providers.model_server import ModelServer
-from stenolog.stores.opening import open_store
+from stenolog.context.turn_state import answer_to
+from stenolog.stores.open_store import open_store
+from stenolog.testing.model_server import ModelServer
 
 SESSIONS = 5
 WHO = ("a", "b", "c")

@@ -10,8 +10,8 @@ import stenolog
 from crash.conftest import Say
 from crash.nursery import Child, Nursery
 from crash.workload import label_of
-from stenolog.sessions.damage import Kind
-from stenolog.sessions.verify import examine
+from stenolog.maintenance.log_damage import Kind
+from stenolog.maintenance.workspace_check import examine
 
 KEY = "everybody"
 

@@ -11,8 +11,8 @@ import pytest
 
 from crash.conftest import Say
 from crash.migrating import Runner
-from stenolog.sessions.merging import TAKEN
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.merge import TAKEN
 
 SAMPLES: Final = Path(__file__).parents[1] / "samples"
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}

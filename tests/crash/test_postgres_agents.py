@@ -17,8 +17,8 @@ from crash.agent_process import Agent
 from crash.agent_script import WISHES, Script
 from crash.conftest import Say
 from stenolog.agent.scheduler import TAKEN_OVER
-from stenolog.providers.model_server import ModelServer
-from stenolog.providers.scripted import Said
+from stenolog.testing.model_server import ModelServer
+from stenolog.testing.scripted_model import Said
 
 ENGINE: Final = "postgresql"
 ACKNOWLEDGED: Final = ("ack", "answer")

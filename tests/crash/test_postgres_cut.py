@@ -20,9 +20,9 @@ from stenolog import MaybeStored, NotStored, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.postgres import PostgresStore
-from stenolog.testing.calls import pictures, trash
-from stenolog.testing.contract.opened import shown, user
+from stenolog.testing.contract.open_store_base import shown, user
 from stenolog.testing.crash import KEY, SCRIPT
+from stenolog.testing.store_calls import pictures, trash
 
 MOMENTS: Final[tuple[Moment, ...]] = ("before", "during", "after")
 

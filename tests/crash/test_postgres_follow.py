@@ -17,7 +17,7 @@ from crash.postgres_processes import Writer, until
 from postgres_server import Installation, Server, attempts, execute
 from proxy import Exchange, Proxy, writes
 from stenolog.stores.base import Store
-from stenolog.stores.postgres import PostgresStore, news, schema
+from stenolog.stores.postgres import PostgresStore, notifications, schema
 
 _LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() "
@@ -119,8 +119,8 @@ def test_p7_nothing_is_lost_across_a_restart_of_the_server(
 @pytest.fixture
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is not told waits for longer than any test."""
-    monkeypatch.setattr(news, "LOOK_AGAIN", 1000.0)
-    monkeypatch.setattr(news.News, "longest", 1000.0)
+    monkeypatch.setattr(notifications, "LOOK_AGAIN", 1000.0)
+    monkeypatch.setattr(notifications.News, "longest", 1000.0)
 
 
 @pytest.mark.usefixtures("never_looks")

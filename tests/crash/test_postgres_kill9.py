@@ -13,7 +13,7 @@ from bouncer import Bouncer
 from crash.conftest import Say
 from crash.postgres_processes import Writer, judge, store_more
 from postgres_server import Installation
-from stenolog.testing.contract.opened import shown
+from stenolog.testing.contract.open_store_base import shown
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(15, marks=pytest.mark.full)])

@@ -14,7 +14,7 @@ from proxy import Proxy
 from stenolog import MaybeStored, NotStored, PostgresStore, StenologError, StoreUnavailable
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append, Lease
-from stenolog.testing.contract.opened import shown, user
+from stenolog.testing.contract.open_store_base import shown, user
 
 PATIENCE: Final = 60.0
 """Seconds after which a call counts as hanging; its own limit is below one second."""

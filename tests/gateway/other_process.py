@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 
 class OtherProcess:

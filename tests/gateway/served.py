@@ -11,16 +11,16 @@ import httpx2
 from msgspec.structs import replace
 from starlette.routing import BaseRoute
 
-from stenolog.agent.events import Answer
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool
+from stenolog.agent.turn_events import Answer
+from stenolog.gateway.access_token import Token
 from stenolog.gateway.daemon import Daemon, listen
-from stenolog.gateway.state import Gateway
-from stenolog.gateway.token import Token
-from stenolog.providers.base import ChatModel
+from stenolog.gateway.shared_state import Gateway
+from stenolog.providers.chat_model import ChatModel
 from stenolog.settings.values import GatewaySettings, Settings
 
 TOKEN: Final = "t" * 43

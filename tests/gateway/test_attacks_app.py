@@ -12,7 +12,7 @@ import pytest
 from gateway.served import TOKEN, Served
 from stenolog.gateway.app import ENDPOINTS
 from stenolog.gateway.openapi import Endpoint
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.testing.scripted_model import ScriptedModel
 
 SCRIPT = "<script>alert('x')</script>"
 CLOSED = [one for one in ENDPOINTS if not one.open]

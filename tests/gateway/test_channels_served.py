@@ -13,8 +13,8 @@ import memory_disk
 from gateway.process import Process
 from stenolog.channels.delivery import FIELD
 from stenolog.channels.webhook import HEADER, STALE, signature
-from stenolog.providers.model_server import ModelServer
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.model_server import ModelServer
 from telegram_server import TOKEN, TelegramServer
 
 ALICE: Final = 1001

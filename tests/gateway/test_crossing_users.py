@@ -8,11 +8,11 @@ import httpx2
 import pytest
 
 from gateway.served import TOKEN, Served
-from stenolog.catalog.answers import FIELD, received
-from stenolog.memory.memory import open_memory
+from stenolog.catalog.message_metadata import FIELD, received
+from stenolog.memory.facade import open_memory
 from stenolog.memory.scopes import Scope
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 
 SECRET = "My therapist is Dr Moreau"
 ANN = "telegram:1"

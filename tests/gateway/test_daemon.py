@@ -15,14 +15,14 @@ import httpx2
 import pytest
 
 from gateway.process import TOKEN, Process
-from stenolog.catalog.answers import received
+from stenolog.catalog.message_metadata import received
 from stenolog.cli.config import Options
 from stenolog.cli.serve import _serve
 from stenolog.errors import StenologError
-from stenolog.providers.model_server import ModelServer
 from stenolog.settings.loading import load_settings
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.model_server import ModelServer
 
 
 class _Waiting:

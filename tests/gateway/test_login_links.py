@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from gateway.served import Served
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.testing.scripted_model import ScriptedModel
 
 
 @pytest.fixture(params=["jsonl", "sqlite", "postgresql"])

@@ -16,10 +16,10 @@ import pytest
 
 from gateway.served import TOKEN, Served
 from stenolog.errors import ModelUnavailable
-from stenolog.providers.model_server import ModelServer
 from stenolog.providers.openai_chat import OpenAIChat
-from stenolog.providers.scripted import ScriptedModel, offline_model, tool_call
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.model_server import ModelServer
+from stenolog.testing.scripted_model import ScriptedModel, offline_model, tool_call
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.process import TOKEN, Process
-from stenolog.catalog.answers import received
+from stenolog.catalog.message_metadata import received
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 OWN = "cli:own:default"
 """A session in which a stenolog agent was asked: its answer shows that the gateway has looked."""

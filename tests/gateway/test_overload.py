@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.served import Served
-from stenolog.providers.model_server import ModelServer
 from stenolog.providers.openai_chat import OpenAIChat
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.model_server import ModelServer
 
 CAPACITY = 4
 

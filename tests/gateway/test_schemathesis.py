@@ -23,13 +23,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import memory_disk
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
+from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
-from stenolog.gateway.state import Gateway
-from stenolog.gateway.token import Token
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.gateway.shared_state import Gateway
 from stenolog.settings.values import Settings
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import open_agent
-from unit.gateway.test_sessions import echo
+from unit.gateway.test_sessions_api import echo
 
 _TOKEN: Final = "a-token-that-nobody-else-has-in-these-tests"
 _CHECKS: Final = (

@@ -12,13 +12,13 @@ from gateway.served import Served
 from gateway.turn_recorder import Recorder, record
 from proxy import Exchange, Proxy
 from stenolog.agent.spec import AgentSpec
-from stenolog.providers.scripted import ScriptedModel
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.store import JSONLStore
 from stenolog.stores.postgres.store import PostgresStore
 from stenolog.stores.sql.leases import SQLLease
 from stenolog.stores.sqlite.store import SQLiteStore
+from stenolog.testing.scripted_model import ScriptedModel
 
 ENGINES: dict[str, tuple[Any, Any]] = {
     "memory": (InMemoryStore, InMemoryLease),

@@ -13,9 +13,9 @@ from gateway.test_turn_cost import ENGINES, HOURS, chat, place
 from gateway.turn_recorder import Recorder, record
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.spec import AgentSpec
-from stenolog.providers.scripted import ScriptedModel
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import called
 
 KEY = "work"

@@ -16,9 +16,9 @@ from small_model import weights
 
 from stenolog.context.overflow import read_overflow
 from stenolog.errors import ModelRefused
-from stenolog.providers.base import ChatModel, Reply
-from stenolog.providers.finding import Choice, find_model, open_model
-from stenolog.providers.local import LocalModel, find_weights, is_installed
+from stenolog.providers.chat_model import ChatModel, Reply
+from stenolog.providers.local_model import LocalModel, find_weights, is_installed
+from stenolog.settings.model_selection import Choice, find_model, open_model
 
 pytestmark = pytest.mark.llm
 

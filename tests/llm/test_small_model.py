@@ -13,10 +13,10 @@ from small_model import CONTEXT, SmallModel, weights
 from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summary import SECTIONS
-from stenolog.memory.memory import Memory, open_memory
+from stenolog.memory.facade import Memory, open_memory
 from stenolog.memory.quotes import said
-from stenolog.providers.answers import read_object
-from stenolog.stores.opening import open_store
+from stenolog.providers.json_answers import read_object
+from stenolog.stores.open_store import open_store
 
 pytestmark = pytest.mark.llm
 

@@ -27,9 +27,9 @@ from stenolog.memory.consolidation import Consolidation  # noqa: E402
 from stenolog.memory.notes import Notes  # noqa: E402
 from stenolog.memory.recall import recall  # noqa: E402
 from stenolog.memory.scopes import scope_of  # noqa: E402
-from stenolog.providers.base import Ask  # noqa: E402
+from stenolog.providers.chat_model import Ask  # noqa: E402
 from stenolog.stores.base import Store  # noqa: E402
-from stenolog.stores.opening import open_store  # noqa: E402
+from stenolog.stores.open_store import open_store  # noqa: E402
 
 RESULTS: Final = HERE / "results.json"
 PAGE: Final = ROOT / "docs" / "quality.md"

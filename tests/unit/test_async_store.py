@@ -28,9 +28,9 @@ from stenolog.records import Message, SessionInfo
 from stenolog.stores.async_store import THREADS, WAIT_SECONDS, AsyncLease, AsyncStore
 from stenolog.stores.base import Append, GroupStore, Lease, Store
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
-from stenolog.testing.calls import comparable, picture
-from stenolog.testing.contract.opened import say, shown, user
+from stenolog.testing.contract.open_store_base import say, shown, user
 from stenolog.testing.crash import KEY, SCRIPT
+from stenolog.testing.store_calls import comparable, picture
 
 PATIENCE = 120
 

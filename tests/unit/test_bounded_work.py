@@ -13,23 +13,23 @@ import pytest
 
 from limits import MB, run_limited
 from stenolog import InMemoryStore
-from stenolog.catalog import query, snippets, texts, tokenizer
-from stenolog.cli.markdown import Stream
-from stenolog.cli.showing import painter
-from stenolog.cli.text import printable
-from stenolog.gateway.failures import without_secrets
-from stenolog.gateway.viewer.markdown import LONGEST, to_html
-from stenolog.gateway.viewer.messages import one_line, pretty, shown
+from stenolog.catalog import query, searchable_text, snippets, tokenizer
+from stenolog.cli.output import printable
+from stenolog.cli.show import painter
+from stenolog.cli.terminal_markdown import Stream
+from stenolog.gateway.error_responses import without_secrets
+from stenolog.gateway.viewer.markdown_html import LONGEST, to_html
+from stenolog.gateway.viewer.message_views import one_line, pretty, shown
 from stenolog.memory.facts import Fact, is_backed
+from stenolog.memory.named_details import unsaid
 from stenolog.memory.quotes import follows, shares_enough
-from stenolog.memory.redaction import redact
-from stenolog.memory.specifics import unsaid
-from stenolog.providers.failures import words_of
-from stenolog.sessions.exporting.markdown import as_markdown
-from stenolog.sessions.exporting.page import as_page
-from stenolog.sessions.exporting.reading import Conversation, Part, Said
+from stenolog.providers.request_errors import words_of
+from stenolog.redaction.redact import redact
 from stenolog.settings.secrets import without_password
 from stenolog.tokens import estimate
+from stenolog.transfer.export.html_export import as_page
+from stenolog.transfer.export.markdown_export import as_markdown
+from stenolog.transfer.export.message_parts import Conversation, Part, Said
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "terminal": _show_in_terminal,
     "stream": _stream,
     "snippet": _snippet,
-    "title": lambda text: texts.title_from({"title": text}, text),
-    "text": lambda text: texts.text_of({"role": "tool", "content": text}),
+    "title": lambda text: searchable_text.title_from({"title": text}, text),
+    "text": lambda text: searchable_text.text_of({"role": "tool", "content": text}),
     "words": tokenizer.lines,
     "line": one_line,
     "printable": printable,

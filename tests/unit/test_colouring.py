@@ -11,11 +11,11 @@ from rich.console import Console
 
 from limits import run_limited
 from stenolog import InMemoryStore
-from stenolog.cli.markdown import Block, Stream, painted
-from stenolog.cli.showing import painter
-from stenolog.gateway.viewer.markdown import MAX_COLOURED_ON_PAGE, coloured, to_html
-from stenolog.gateway.viewer.messages import shown
-from stenolog.sessions.exporting.fences import (
+from stenolog.cli.show import painter
+from stenolog.cli.terminal_markdown import Block, Stream, painted
+from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE, coloured, to_html
+from stenolog.gateway.viewer.message_views import shown
+from stenolog.transfer.export.code_blocks import (
     LANGUAGES,
     MAX_COLOURED,
     MAX_COLOURED_IN_MESSAGE,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stenolog.errors import RefusedMessage, UsageError
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 
 class ChatCompletionMessage:

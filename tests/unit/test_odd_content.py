@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore
-from stenolog.catalog.intake import Reading, SessionReader
-from stenolog.cli.showing import message_fields, painter, print_message
-from stenolog.context import standing, summarising
+from stenolog.catalog.indexing import Reading, SessionReader
+from stenolog.cli.show import message_fields, painter, print_message
+from stenolog.context import summary_writer, turn_state
 from stenolog.context.budget import Limits
 from stenolog.context.window import build_window
 from stenolog.errors import ContextTooSmall
-from stenolog.gateway.viewer import messages as viewer
-from stenolog.gateway.viewer.turning import turns_of
+from stenolog.gateway.viewer import message_views as viewer
+from stenolog.gateway.viewer.turns_page import turns_of
 from stenolog.memory import transcript
-from stenolog.memory.redaction import Sharing
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.exporting.writing import Form, pieces
+from stenolog.redaction.redact import Sharing
 from stenolog.stores.base import Store
 from stenolog.testing.strategies import messages
 from stenolog.tokens import Tokens, message_tokens
+from stenolog.transfer.export.formats import Form, pieces
 
 _FIELDS = (
     *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "stenolog"),
@@ -102,8 +102,8 @@ def _window(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
             build_window(history, limits=Limits(max_context_tokens=most, reserve=10))
         except ContextTooSmall:
             continue
-    standing.standing(history)
-    list(summarising.transcript(history, 100, Tokens()))
+    turn_state.standing(history)
+    list(summary_writer.transcript(history, 100, Tokens()))
 
 
 def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:

@@ -17,18 +17,18 @@ from msgspec import inspect as types
 
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.workspace import DEFAULT as WORKSPACE
-from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
+from stenolog.context.request_messages import Needs
 from stenolog.errors import UsageError, WrongSettings
-from stenolog.memory.memory import HALF_LIFE_DAYS, RECALL_TOKENS
+from stenolog.memory.facade import HALF_LIFE_DAYS, RECALL_TOKENS
 from stenolog.providers.openai_chat import OpenAIChat
-from stenolog.settings.applied import limits_of, needs_of
-from stenolog.settings.checking import wanted
+from stenolog.settings.conversion import limits_of, needs_of
 from stenolog.settings.environment import variable_of
 from stenolog.settings.fields import NAME, Field, all_fields, commented_file, literal
 from stenolog.settings.file import config_path, dotted, lines_of
 from stenolog.settings.loading import load_settings, settings_in_force
 from stenolog.settings.secrets import without_password
+from stenolog.settings.validation import wanted
 from stenolog.settings.values import ModelSettings, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"

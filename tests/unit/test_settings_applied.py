@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 
 import stenolog
-from stenolog.agent.events import Answer, Inbound
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import SYSTEM, AgentSpec, Route
-from stenolog.context.arranging import Needs
+from stenolog.agent.turn_events import Answer, Inbound
 from stenolog.context.budget import Limits
+from stenolog.context.request_messages import Needs
 from stenolog.errors import UsageError
-from stenolog.providers.finding import NoModel
 from stenolog.providers.openai_chat import OpenAIChat
-from stenolog.providers.scripted import ScriptedModel, offline_model
-from stenolog.settings import applied
-from stenolog.settings.applied import model_of, spec_of, specs_of
+from stenolog.settings import conversion
+from stenolog.settings.conversion import model_of, spec_of, specs_of
 from stenolog.settings.fields import all_fields
 from stenolog.settings.loading import load_settings
-from stenolog.settings.retaining import rules_of
+from stenolog.settings.model_selection import NoModel
+from stenolog.settings.retention_settings import rules_of
 from stenolog.settings.values import Settings
+from stenolog.testing.scripted_model import ScriptedModel, offline_model
 
 
 def _load(folder: Path, text: str, **environment: str) -> Settings:
@@ -194,7 +194,7 @@ def test_a_model_of_the_settings_is_opened_as_they_say(tmp_path: Path) -> None:
 
 
 def test_where_no_model_is_found_that_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(applied, "_weights", lambda: None)
+    monkeypatch.setattr(conversion, "_weights", lambda: None)
     settings = load_settings(environment={"OLLAMA_HOST": "127.0.0.1:1"})
     assert isinstance(model_of(settings, ""), NoModel)
 

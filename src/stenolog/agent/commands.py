@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.events import Answer, Tell
+from stenolog.agent.history_changes import last_seq, rewrite
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.manner import Manner
-from stenolog.agent.rewriting import last_seq, rewrite
 from stenolog.agent.scheduler import Busy, TurnScheduler
-from stenolog.catalog.answers import is_received, origin_of, received, seen_by
+from stenolog.agent.turn_events import Answer, Tell
+from stenolog.agent.turn_options import Manner
 from stenolog.catalog.entries import Entry
-from stenolog.context.shapes import calls_of, speaks, words_of
-from stenolog.context.standing import standing
+from stenolog.catalog.message_metadata import is_received, origin_of, received, seen_by
+from stenolog.context.message_parts import calls_of, speaks, words_of
+from stenolog.context.turn_state import standing
 from stenolog.errors import (
     ModelRefused,
     NoSuchNote,

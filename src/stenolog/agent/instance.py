@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stenolog.agent.blocking import BlockingAsk, Threadwise
-from stenolog.agent.calling import Calling
-from stenolog.agent.manner import AS_USUAL, Manner, tool_name
+from stenolog.agent.blocking_model import BlockingAsk, Threadwise
 from stenolog.agent.spec import AgentSpec
+from stenolog.agent.tool_calls import Calling
 from stenolog.agent.tools import BUILT_IN, Here, Tool, as_tools
+from stenolog.agent.turn_options import AS_USUAL, Manner, tool_name
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.budget import Limits
-from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
+from stenolog.context.summarize import Compaction
 from stenolog.errors import NoSuchSession, StenologError, StoreUnavailable, UsageError
 from stenolog.memory.consolidation import Consolidated
-from stenolog.memory.memory import AGENT, Memory
+from stenolog.memory.facade import AGENT, Memory
 from stenolog.memory.recall import Recalled
 from stenolog.memory.scopes import Scope, scope_of
-from stenolog.providers.base import ChatModel, KnowsItsContext
+from stenolog.providers.chat_model import ChatModel, KnowsItsContext
 from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES
-from stenolog.sessions.opening import open_sessions
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore, fallback_reason
-from stenolog.stores import reports
+from stenolog.stores import log_reports
 from stenolog.stores.base import SessionView, Store
-from stenolog.stores.opening import address, open_store
+from stenolog.stores.open_store import address, open_store
+from stenolog.transfer.open_sessions import open_sessions
 
 OpenModel = Callable[[str], ChatModel]
 
@@ -392,7 +392,7 @@ def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
     try:
         return open_store(spec.sessions, namespace=NOTES)
     except StenologError as error:
-        reports.warning("the notes cannot be opened, so nothing is remembered: %s", error)
+        log_reports.warning("the notes cannot be opened, so nothing is remembered: %s", error)
         return None
 
 

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from stenolog.agent import commands
 from stenolog.agent.commands import Commands
-from stenolog.agent.events import Answer, Event, Inbound, Tell, nobody
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.manner import AS_USUAL, Manner
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.resume import Resumer
 from stenolog.agent.scheduler import TTL, Left, TurnScheduler
-from stenolog.catalog.answers import received, requested
+from stenolog.agent.turn_events import Answer, Event, Inbound, Tell, nobody
+from stenolog.agent.turn_options import AS_USUAL, Manner
+from stenolog.catalog.message_metadata import received, requested
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreClosed, UsageError
 from stenolog.sessions.keys import check_sender
 from stenolog.sessions.session_store import SessionStore

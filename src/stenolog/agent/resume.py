@@ -8,18 +8,13 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Final
 
-from stenolog.agent.events import Answer, Tell
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.manner import Manner
-from stenolog.agent.own_turns import (
-    OthersTurns,
-    hide_late_message,
-    is_own_turn,
-    late_message,
-)
 from stenolog.agent.scheduler import NotLeased, Seat, TurnScheduler, failed
 from stenolog.agent.turn import Turn
-from stenolog.context.standing import standing
+from stenolog.agent.turn_events import Answer, Tell
+from stenolog.agent.turn_options import Manner
+from stenolog.agent.turn_ownership import OthersTurns, hide_late_message, is_own_turn, late_message
+from stenolog.context.turn_state import standing
 from stenolog.errors import (
     ContextTooSmall,
     ModelRefused,

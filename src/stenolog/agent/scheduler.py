@@ -14,19 +14,19 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent import leasing
-from stenolog.agent.blocking import Closing
-from stenolog.agent.events import Answer, Compacted, Heard, Noticed, Outcome, Tell, nobody
-from stenolog.agent.in_hand import InHand, new_token
+from stenolog.agent import turn_lease
+from stenolog.agent.background_notes import Notetaking
+from stenolog.agent.blocking_model import Closing
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.manner import AS_USUAL, Manner
-from stenolog.agent.notetaking import Notetaking
 from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.shielded_wait import settled
 from stenolog.agent.threads import Threads
 from stenolog.agent.turn import TRIES, Fate, Turn, gone, take_back, told_answer
-from stenolog.agent.waiting import settled
-from stenolog.context.compaction import Compaction
-from stenolog.context.standing import answer_to
+from stenolog.agent.turn_events import Answer, Compacted, Heard, Noticed, Outcome, Tell, nobody
+from stenolog.agent.turn_options import AS_USUAL, Manner
+from stenolog.agent.unsaved import InHand, new_token
+from stenolog.context.summarize import Compaction
+from stenolog.context.turn_state import answer_to
 from stenolog.errors import (
     LeaseLost,
     NoSuchSession,
@@ -508,7 +508,7 @@ class TurnScheduler:
 
     async def lease(self, instance: AgentInstance, key: str) -> Lease:
         """Acquire the lease of a session if it is free. Raise StoreBusy and NoSuchSession."""
-        return await leasing.take(self.threads, instance.store, key, ttl=self._ttl)
+        return await turn_lease.take(self.threads, instance.store, key, ttl=self._ttl)
 
     @asynccontextmanager
     async def held(
@@ -519,7 +519,7 @@ class TurnScheduler:
             yield instance.sessions
             return
         lost = partial(seat.cancel, "lost")
-        async with leasing.held(self.threads, lease, ttl=self._ttl, lost=lost) as sessions:
+        async with turn_lease.held(self.threads, lease, ttl=self._ttl, lost=lost) as sessions:
             yield sessions
 
     async def _found(

@@ -4,8 +4,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
+from stenolog.context.request_messages import Needs
 
 SYSTEM: Final = (
     "You are a helpful assistant. Answer in plain words, and in Markdown where it helps. "

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from stenolog.agent.waiting import outcome
+from stenolog.agent.shielded_wait import outcome
 from stenolog.errors import StoreClosed
 
 T = TypeVar("T")

@@ -12,9 +12,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from msgspec.structs import asdict
 
-from stenolog.agent.blocking import Closing
-from stenolog.agent.calling import STOPPED, not_made
-from stenolog.agent.events import (
+from stenolog.agent.blocking_model import Closing
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.shielded_wait import settled
+from stenolog.agent.threads import Threads
+from stenolog.agent.tool_calls import STOPPED, not_made
+from stenolog.agent.turn_events import (
     Answer,
     Asked,
     Counted,
@@ -25,17 +28,14 @@ from stenolog.agent.events import (
     Tell,
     Thought,
 )
-from stenolog.agent.in_hand import InHand, Seen
-from stenolog.agent.instance import AgentInstance
-from stenolog.agent.manner import AS_USUAL, Manner
-from stenolog.agent.own_turns import hide_late_message, is_own_call
-from stenolog.agent.threads import Threads
-from stenolog.agent.waiting import settled
-from stenolog.catalog.answers import for_client, made_by
+from stenolog.agent.turn_options import AS_USUAL, Manner
+from stenolog.agent.turn_ownership import hide_late_message, is_own_call
+from stenolog.agent.unsaved import InHand, Seen
+from stenolog.catalog.message_metadata import for_client, made_by
 from stenolog.codec import encode_message
 from stenolog.context.context import Attempt
-from stenolog.context.shapes import Call, calls_of, words_of
-from stenolog.context.standing import Standing, answer_to, standing
+from stenolog.context.message_parts import Call, calls_of, words_of
+from stenolog.context.turn_state import Standing, answer_to, standing
 from stenolog.errors import (
     LeaseLost,
     ModelRefused,
@@ -45,7 +45,7 @@ from stenolog.errors import (
     StenologError,
 )
 from stenolog.memory.recall import Recalled
-from stenolog.providers.base import ChatModel, Reply
+from stenolog.providers.chat_model import ChatModel, Reply
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, Store, forked_at

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from stenolog.catalog.connections import is_calibration
-from stenolog.catalog.database import Broken, Database, Row, Unusable, clean
+from stenolog.catalog.catalog_database import Broken, Database, Row, Unusable, clean
+from stenolog.catalog.sqlite_connections import is_calibration
 from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.tokens import Calibration
 

@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.database import BLOCK, Database, Transaction, moment
+from stenolog.catalog.catalog_database import BLOCK, Database, Transaction, moment
 from stenolog.catalog.entries import Candidate, Candidates
-from stenolog.catalog.language import Values
+from stenolog.catalog.fulltext import Values
 from stenolog.catalog.query import owner_mark, session_mark, stem_mark
 from stenolog.records import Span
 from stenolog.stores import spans

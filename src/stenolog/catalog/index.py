@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.catalog.database import (
+from stenolog.catalog.catalog_database import (
     MOST,
     Away,
     Broken,
@@ -27,11 +27,11 @@ from stenolog.catalog.database import (
     moment,
     prefix_range,
 )
+from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
 from stenolog.catalog.entries import Candidates, Entry, Hits, Page, State
-from stenolog.catalog.files import FileDatabase, MemoryDatabase
 from stenolog.catalog.owners import Ownership
 from stenolog.errors import StoreUnavailable, UsageError
-from stenolog.stores import reports
+from stenolog.stores import log_reports
 from stenolog.stores.base import Store, leased_keys
 from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.jsonl import JSONLStore
@@ -55,10 +55,10 @@ _MOST_CANDIDATES: Final = 10_000
 _LATE: Final = (
     "stenolog.catalog.calibrations",
     "stenolog.catalog.candidates",
-    "stenolog.catalog.intake",
+    "stenolog.catalog.indexing",
     "stenolog.catalog.query",
-    "stenolog.catalog.search",
-    "stenolog.stores.jsonl.listing",
+    "stenolog.catalog.message_search",
+    "stenolog.stores.jsonl.session_list",
     "hashlib",
 )
 """Modules that are imported on first use."""
@@ -184,8 +184,8 @@ class Catalog:
         invalid or a time has no time zone.
         """
         # Imported on demand: a list does not need it.
+        from stenolog.catalog.message_search import Filter, Search
         from stenolog.catalog.query import parse
-        from stenolog.catalog.search import Filter, Search
 
         _check_limit(limit)
         _check_times(since=since, until=until)
@@ -314,7 +314,7 @@ class Catalog:
             raise UsageError("the catalog is closed")
 
     def _renew(self, broken: "_Current", reason: Broken) -> None:
-        reports.info("the index is made anew: %s", reason)
+        log_reports.info("the index is made anew: %s", reason)
         try:
             broken.database.renew()
         except (Broken, Busy):
@@ -340,7 +340,7 @@ class Catalog:
                 return
             words = f"the index cannot be kept, so it was made in memory: {reason}"
             self.problems = (*self.problems, words)
-        reports.warning("%s", words)
+        log_reports.warning("%s", words)
 
 
 _catalogs: "weakref.WeakSet[Catalog]" = weakref.WeakSet()
@@ -427,11 +427,11 @@ class Refresher:
     def _take_in(self, known: _Known, stamps: dict[str, str], progress: Progress) -> set[str]:
         """Update the rows to these stamps. Return the keys that another process changed first."""
         # Imported only if there are changes.
-        from stenolog.catalog.intake import Intake, Reading
-        from stenolog.stores.jsonl import listing
+        from stenolog.catalog.indexing import Intake, Reading
+        from stenolog.stores.jsonl import session_list
 
         by_file = isinstance(self._store, JSONLStore)
-        reading = Reading(listing.grew, listing.changed) if by_file else Reading()
+        reading = Reading(session_list.grew, session_list.changed) if by_file else Reading()
         intake = Intake(self._store, self._database, reading, made=known.made, known=known.stamps)
         changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
         if changed:

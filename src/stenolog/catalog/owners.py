@@ -11,8 +11,8 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.catalog.answers import sender_of
-from stenolog.catalog.database import clean
+from stenolog.catalog.catalog_database import clean
+from stenolog.catalog.message_metadata import sender_of
 from stenolog.records import Message
 
 

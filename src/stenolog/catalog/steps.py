@@ -10,14 +10,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog import stemming, texts, tokenizer
-from stenolog.catalog.database import microseconds
+from stenolog.catalog import searchable_text, stemming, tokenizer
+from stenolog.catalog.catalog_database import microseconds
 from stenolog.catalog.entries import State
 from stenolog.catalog.owners import Ownership
 from stenolog.catalog.query import stem_mark
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
-from stenolog.stores.withdrawn import withdrawn
+from stenolog.stores.withdrawn_messages import withdrawn
 from stenolog.tokens import message_tokens
 
 MOST_MESSAGES: Final = 2_000
@@ -155,7 +155,7 @@ def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
     for number, part in enumerate(parts, 1):
         said = [_said(message) for message in part]
         if not partly:
-            prompt = prompt or texts.prompt_from((one.role, one.text) for one in said)
+            prompt = prompt or searchable_text.prompt_from((one.role, one.text) for one in said)
         last_seq = said[-1].seq if said else last_seq
         tokens += sum(one.tokens for one in said)
         settled = None
@@ -228,11 +228,11 @@ def removal(key: str, row: Row) -> Iterator[Step]:
 
 def _said(message: Message) -> Said:
     fields = message.to_dict()
-    text = texts.text_of(fields)
+    text = searchable_text.text_of(fields)
     lines = tokenizer.lines(text)
     return Said(
         seq=message.seq,
-        role=texts.role_of(fields),
+        role=searchable_text.role_of(fields),
         at=microseconds(message.at),
         tokens=message_tokens(fields),
         text=text,
@@ -250,7 +250,7 @@ def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """Yield groups of messages that are small enough for one transaction."""
     start = size = 0
     for index, message in enumerate(messages):
-        length = min(len(message.to_json()), texts.LONGEST_TEXT)
+        length = min(len(message.to_json()), searchable_text.LONGEST_TEXT)
         if index > start and (index - start >= MOST_MESSAGES or size + length > MOST_BYTES):
             yield messages[start:index]
             start, size = index, 0

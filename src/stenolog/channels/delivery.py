@@ -16,18 +16,18 @@ from typing import Any, Final, Literal, cast, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.agent.events import Answer
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.own_turns import forked_at_in
-from stenolog.agent.waiting import ended
-from stenolog.catalog.answers import is_received, origin_of
+from stenolog.agent.shielded_wait import ended
+from stenolog.agent.turn_events import Answer
+from stenolog.agent.turn_ownership import forked_at_in
 from stenolog.catalog.entries import Entry
-from stenolog.channels.base import Channel, MaybeSent, NotSent, Place, Undeliverable
+from stenolog.catalog.message_metadata import is_received, origin_of
+from stenolog.channels.channel import Channel, MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.claims import Claims, conversation
 from stenolog.channels.splitting import split
-from stenolog.context.shapes import words_of
-from stenolog.context.standing import answer_to
+from stenolog.context.message_parts import words_of
+from stenolog.context.turn_state import answer_to
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message
 

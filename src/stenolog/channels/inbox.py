@@ -18,12 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.agent import commands
-from stenolog.agent.events import Answer, Event, Heard, Inbound, NotSaved
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CLOSES, TAKEN_OVER
-from stenolog.agent.waiting import ended
-from stenolog.channels.base import Arrival, Place, Taken
+from stenolog.agent.shielded_wait import ended
+from stenolog.agent.turn_events import Answer, Event, Heard, Inbound, NotSaved
+from stenolog.channels.channel import Arrival, Place, Taken
 from stenolog.channels.claims import Claims, said_in
 from stenolog.channels.delivery import Delivery
 from stenolog.errors import (

@@ -29,8 +29,8 @@ from telegram.error import (
 )
 from telegram.request import HTTPXRequest
 
-from stenolog.agent.waiting import ended
-from stenolog.channels.base import (
+from stenolog.agent.shielded_wait import ended
+from stenolog.channels.channel import (
     AllowList,
     Arrival,
     Inward,

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from stenolog.channels.base import (
+from stenolog.channels.channel import (
     AllowList,
     Arrival,
     Inward,

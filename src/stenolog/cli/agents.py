@@ -18,15 +18,15 @@ from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.scheduler import Left
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.config import Options, settings_of
-from stenolog.cli.text import error_sentence, one_line
+from stenolog.cli.output import error_sentence, one_line
 from stenolog.errors import ModelRefused, StenologError, UsageError
-from stenolog.providers.base import ChatModel, Delta
-from stenolog.providers.finding import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
+from stenolog.providers.chat_model import ChatModel, Delta
 from stenolog.sessions.folders import find_place, others_in
 from stenolog.sessions.session_store import JSONLBackend
-from stenolog.settings.applied import CLI, MAIN, NOWHERE, model_of, spec_of, specs_of
+from stenolog.settings.conversion import CLI, MAIN, NOWHERE, model_of, spec_of, specs_of
+from stenolog.settings.model_selection import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
 from stenolog.settings.values import Settings
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 T = TypeVar("T")
 

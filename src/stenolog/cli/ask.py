@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stenolog.cli.config import Options, agent_options
-from stenolog.cli.text import json_text, printable, sentence
+from stenolog.cli.output import json_text, printable, sentence
 from stenolog.sessions.keys import cli_sender
 
 if TYPE_CHECKING:
-    from stenolog.agent.events import Answer, Inbound
+    from stenolog.agent.turn_events import Answer, Inbound
     from stenolog.cli.agents import Opened
-    from stenolog.cli.chat_lines import Teller
+    from stenolog.cli.chat_pipe import Teller
     from stenolog.cli.chat_screen import Meter
 
 
@@ -82,7 +82,7 @@ def _read() -> str:
 async def _ask(options: Options, question: str, *, key: str | None, as_json: bool) -> int:
     # Imported late: slow, and not needed for --help.
     from stenolog.agent.commands import new_key, parse
-    from stenolog.agent.events import Inbound
+    from stenolog.agent.turn_events import Inbound
     from stenolog.cli.agents import (
         CHANNEL,
         NOT_SAVED,
@@ -92,7 +92,7 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
         open_agent,
         session_model,
     )
-    from stenolog.cli.chat_lines import Teller, code_of
+    from stenolog.cli.chat_pipe import Teller, code_of
     from stenolog.cli.chat_screen import Meter
 
     opened = open_agent(options, model_of_session=key is not None)

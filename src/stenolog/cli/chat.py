@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stenolog.cli.config import Options, agent_options
-from stenolog.cli.text import is_interactive, printable, sentence
+from stenolog.cli.output import is_interactive, printable, sentence
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import Opened, Signals
@@ -73,7 +73,7 @@ async def _chat(options: Options, *, key: str | None, go_on: bool, text: str | N
 
 async def _in_terminal(opened: "Opened", signals: "Signals", start: "Start") -> int:
     from stenolog.cli.agents import close_agent
-    from stenolog.cli.conversation import Conversation
+    from stenolog.cli.chat_terminal import Conversation
 
     talk = Conversation(opened, start.key)
     talk.greet(start)
@@ -87,7 +87,7 @@ async def _in_terminal(opened: "Opened", signals: "Signals", start: "Start") -> 
 
 async def _through_pipe(opened: "Opened", signals: "Signals", start: "Start") -> int:
     from stenolog.cli.agents import close_agent
-    from stenolog.cli.chat_lines import PipedTalk
+    from stenolog.cli.chat_pipe import PipedTalk
 
     for problem in opened.agent.problems:
         _say(sentence(problem))

@@ -35,8 +35,8 @@ from prompt_toolkit.layout.menus import CompletionsMenu
 from prompt_toolkit.styles import Style
 from prompt_toolkit.widgets import SearchToolbar
 
-from stenolog.cli.chat_words import PROMPT
-from stenolog.cli.text import inline_output, one_line, printable
+from stenolog.cli.chat_messages import PROMPT
+from stenolog.cli.output import inline_output, one_line, printable
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from stenolog.agent.events import (
+from stenolog.agent.turn_events import (
     Answer,
     Asked,
     Compacted,
@@ -24,7 +24,7 @@ from stenolog.agent.events import (
     ToolBegan,
     ToolEnded,
 )
-from stenolog.cli.chat_words import (
+from stenolog.cli.chat_messages import (
     Unsaved,
     first_line,
     is_break_off,
@@ -34,9 +34,9 @@ from stenolog.cli.chat_words import (
     words_of_outcome,
     words_of_saved,
 )
-from stenolog.cli.markdown import Block, Stream, painted
-from stenolog.cli.text import one_line, printable, sentence
-from stenolog.sessions.exporting.fences import ColourBudget
+from stenolog.cli.output import one_line, printable, sentence
+from stenolog.cli.terminal_markdown import Block, Stream, painted
+from stenolog.transfer.export.code_blocks import ColourBudget
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,8 +11,8 @@ from msgspec import Struct
 from stenolog.agent.commands import new_key
 from stenolog.catalog import Catalog, Entry
 from stenolog.cli.agents import CHANNEL, SENDER, Opened
+from stenolog.cli.output import age, is_interactive, one_line, printable
 from stenolog.cli.picker import matching, newest, pick
-from stenolog.cli.text import age, is_interactive, one_line, printable
 
 _NAMED: Final = 10
 """Maximum number of sessions listed if several match."""

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 from msgspec import Struct
 
-from stenolog.cli.text import json_text, one_line, sentence
+from stenolog.cli.output import json_text, one_line, sentence
 from stenolog.cli.workspace import OF_SETTINGS
 from stenolog.errors import WrongSettings
 from stenolog.settings.fields import commented_file, literal

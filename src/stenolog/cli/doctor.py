@@ -13,15 +13,21 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from stenolog.cli.text import count, error_sentence, json_text, one_line
+from stenolog.cli.output import count, error_sentence, json_text, one_line
 from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
-from stenolog.sessions.circumstances import Note, low_disk, not_indexed, notes_of, purged_text
+from stenolog.maintenance.environment_check import (
+    Note,
+    low_disk,
+    not_indexed,
+    notes_of,
+    purged_text,
+)
+from stenolog.maintenance.repair import accept, repair
+from stenolog.maintenance.workspace_check import examine
 from stenolog.sessions.folders import NAMESPACE
-from stenolog.sessions.repair import accept, repair
-from stenolog.sessions.verify import examine
 from stenolog.stores.findings import Finding, RepairResult, Report
-from stenolog.stores.opening import address
+from stenolog.stores.open_store import address
 
 
 class NotExamined(click.ClickException):

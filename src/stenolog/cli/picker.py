@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.catalog import Catalog, Entry, Hit
-from stenolog.cli.text import age, inline_output, one_line, printable
+from stenolog.cli.output import age, inline_output, one_line, printable
 from stenolog.errors import StenologError
 
 if TYPE_CHECKING:

@@ -8,8 +8,10 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from stenolog.cli.changing import dry_run_option, open_to_change, progress
 from stenolog.cli.completion import complete_key
+from stenolog.cli.delete_restore import check_somebody, json_option, list_lines, yes_option
+from stenolog.cli.edit import dry_run_option, open_to_change, progress
+from stenolog.cli.output import NOT_ALL, count, json_text, one_line, printable, say, sentence
 from stenolog.cli.purge_traces import (
     copies_of,
     deleted_lives,
@@ -20,11 +22,10 @@ from stenolog.cli.purge_traces import (
     said_in,
     typed_history,
 )
-from stenolog.cli.showing import info_of
-from stenolog.cli.text import NOT_ALL, count, json_text, one_line, printable, say, sentence
-from stenolog.cli.trash import check_somebody, json_option, list_lines, yes_option
+from stenolog.cli.show import info_of
 from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
+from stenolog.maintenance.retention_runs import in_log, place_in_log
 from stenolog.memory.notes import Notes
 from stenolog.memory.progress import PREFIX as MARKS
 from stenolog.memory.progress import mark_uid
@@ -33,10 +34,9 @@ from stenolog.records import Trashed
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, others_in
 from stenolog.sessions.keys import person_in
-from stenolog.sessions.places import namespaces_of, opened, opened_to_read
-from stenolog.sessions.retention_runs import in_log, place_in_log
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.state import not_reached
+from stenolog.transfer.copy_all import namespaces_of, opened, opened_to_read
 
 MAIN: Final = "main"
 """Name of the default agent in the notes."""

@@ -5,16 +5,16 @@ from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
-from stenolog.cli.text import one_line
+from stenolog.cli.output import one_line
 from stenolog.errors import StenologError
+from stenolog.maintenance.retention_runs import forget_in_log
 from stenolog.records import Message
 from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, claimed
-from stenolog.sessions.fallback import copies_in_fallback
 from stenolog.sessions.folders import NAMESPACE, find_place
-from stenolog.sessions.retention_runs import forget_in_log
 from stenolog.stores.base import Store
-from stenolog.stores.opening import address
+from stenolog.stores.open_store import address
 from stenolog.stores.snapshots import Life, WholeStore
+from stenolog.transfer.fallback import copies_in_fallback
 
 
 def other_names(store: Store) -> Mapping[str, Collection[str]]:

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.changing import dry_run_option, progress
 from stenolog.cli.config import config_option, settings_of
-from stenolog.cli.text import NOT_ALL, count, json_text, moment, one_line, sentence
+from stenolog.cli.edit import dry_run_option, progress
+from stenolog.cli.output import NOT_ALL, count, json_text, moment, one_line, sentence
 from stenolog.cli.workspace import Where, check_there, where_options
-from stenolog.sessions.retention import Rule
-from stenolog.sessions.retention_runs import Done, keep_to
-from stenolog.settings.retaining import rules_of
+from stenolog.maintenance.retention_rules import Rule
+from stenolog.maintenance.retention_runs import Done, keep_to
+from stenolog.settings.retention_settings import rules_of
 
 _NO_RULES: Final = (
     "There are no rules: all sessions are kept. `steno config init` writes a file that shows how "

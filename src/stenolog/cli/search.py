@@ -10,8 +10,8 @@ import click
 
 from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import parse
-from stenolog.cli.sessions import catalog_of
-from stenolog.cli.text import json_text, moment, one_line, printable, sentence, spoken_moment
+from stenolog.cli.list_sessions import catalog_of
+from stenolog.cli.output import json_text, moment, one_line, printable, sentence, spoken_moment
 from stenolog.cli.workspace import Where, where_options
 
 _SOME: Final = 100

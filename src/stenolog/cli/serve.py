@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from stenolog.cli.config import Options, config_option, settings_of
-from stenolog.cli.text import one_line, printable, sentence
+from stenolog.cli.output import one_line, printable, sentence
 from stenolog.cli.workspace import OF_SETTINGS, shown
+from stenolog.gateway.access_token import Token, read_token, token_path
 from stenolog.gateway.hosts import end_of, is_loopback, login_host
-from stenolog.gateway.token import Token, read_token, token_path
 from stenolog.stores import disk
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ def serve_command(
 async def _serve(settings: "Settings", options: Options) -> int:
     # Imported late: slow, and an optional extra.
     try:
+        from stenolog.gateway.access_token import keep_token, token_path
         from stenolog.gateway.daemon import Daemon, listen
-        from stenolog.gateway.state import Gateway
-        from stenolog.gateway.token import keep_token, token_path
+        from stenolog.gateway.shared_state import Gateway
     except ModuleNotFoundError as error:
         raise click.ClickException(_MISSING) from error
     from stenolog.agent.loop import AgentLoop
     from stenolog.agent.registry import AgentRegistry
-    from stenolog.channels.running import Channels
+    from stenolog.channels.channel_group import Channels
     from stenolog.cli.agents import Signals, open_agents, words_of_left
 
     _log_to_stderr(settings)
@@ -159,7 +159,7 @@ def _close_stores(agents: "list[AgentInstance]") -> None:
 
 def _log_to_stderr(settings: "Settings") -> None:
     """Log to stderr with times and without secrets, because a daemon reports errors only there."""
-    from stenolog.gateway.failures import WithoutSecrets
+    from stenolog.gateway.error_responses import WithoutSecrets
 
     writing = logging.StreamHandler()
     writing.addFilter(WithoutSecrets(settings))

@@ -9,11 +9,9 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.changing import progress
 from stenolog.cli.completion import complete_key
-from stenolog.cli.search import Moment
-from stenolog.cli.showing import info_of
-from stenolog.cli.text import (
+from stenolog.cli.edit import progress
+from stenolog.cli.output import (
     NOT_ALL,
     count,
     json_text,
@@ -23,12 +21,14 @@ from stenolog.cli.text import (
     sentence,
     table_console,
 )
+from stenolog.cli.search import Moment
+from stenolog.cli.show import info_of
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError
-from stenolog.sessions.counting import HOW_TO_GET, Cost, Counts, Totals, cost_of, prices
+from stenolog.sessions.usage import HOW_TO_GET, Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
-from stenolog.stores.jsonl.names import key_of
-from stenolog.stores.opening import address
+from stenolog.stores.jsonl.log_names import key_of
+from stenolog.stores.open_store import address
 
 ESTIMATES_ITSELF: Final = "scripted"
 """Name of the model without a provider, the same as in `providers.finding`."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.text import error_sentence, sentence
+from stenolog.cli.output import error_sentence, sentence
 from stenolog.errors import StenologError
 
 GROUPS: Final = {
@@ -28,33 +28,33 @@ GROUPS: Final = {
 }
 """All commands, grouped as in the help."""
 COMMANDS: Final = {
-    "archive": "stenolog.cli.changing",
+    "archive": "stenolog.cli.edit",
     "ask": "stenolog.cli.ask",
-    "backup": "stenolog.cli.copying",
+    "backup": "stenolog.cli.copy_backup",
     "chat": "stenolog.cli.chat",
-    "compact": "stenolog.cli.changing",
+    "compact": "stenolog.cli.edit",
     "completion": "stenolog.cli.completion",
     "config": "stenolog.cli.config",
-    "copy": "stenolog.cli.copying",
-    "delete": "stenolog.cli.trash",
+    "copy": "stenolog.cli.copy_backup",
+    "delete": "stenolog.cli.delete_restore",
     "doctor": "stenolog.cli.doctor",
-    "export": "stenolog.cli.exporting",
-    "fork": "stenolog.cli.changing",
-    "import": "stenolog.cli.importing",
-    "list": "stenolog.cli.sessions",
-    "memory": "stenolog.cli.memory",
+    "export": "stenolog.cli.export",
+    "fork": "stenolog.cli.edit",
+    "import": "stenolog.cli.import_sessions",
+    "list": "stenolog.cli.list_sessions",
+    "memory": "stenolog.cli.memory_commands",
     "open": "stenolog.cli.serve",
     "purge": "stenolog.cli.purge",
-    "rename": "stenolog.cli.changing",
-    "restore": "stenolog.cli.trash",
+    "rename": "stenolog.cli.edit",
+    "restore": "stenolog.cli.delete_restore",
     "retention": "stenolog.cli.retention",
     "search": "stenolog.cli.search",
     "serve": "stenolog.cli.serve",
-    "show": "stenolog.cli.showing",
+    "show": "stenolog.cli.show",
     "stats": "stenolog.cli.stats",
-    "tag": "stenolog.cli.changing",
-    "tail": "stenolog.cli.showing",
-    "undo": "stenolog.cli.changing",
+    "tag": "stenolog.cli.edit",
+    "tail": "stenolog.cli.show",
+    "undo": "stenolog.cli.edit",
 }
 
 OF_COMMANDS: Final = ("-w", "--workspace", "--agent", "--namespace")

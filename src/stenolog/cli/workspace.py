@@ -14,7 +14,7 @@ from stenolog.errors import UsageError
 from stenolog.sessions.folders import Place, check_workspace, find_place
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import address, open_store
+from stenolog.stores.open_store import address, open_store
 
 DEFAULT: Final = "./workspace"
 OF_SETTINGS: Final = f"that of the settings, {DEFAULT} unless set"

@@ -6,17 +6,17 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from stenolog.catalog import Catalog
-from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
-from stenolog.context.compaction import Compaction, Seen, compact_context, look, seen_in
+from stenolog.context.message_parts import Body
 from stenolog.context.overflow import Overflow, read_overflow
 from stenolog.context.plan import Asked, plan_compaction
-from stenolog.context.shapes import Body
+from stenolog.context.request_messages import Needs
+from stenolog.context.summarize import Compaction, Seen, compact_context, look, seen_in
 from stenolog.context.window import Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
-from stenolog.providers.base import Ask, check_answer, check_ask, check_not_async
+from stenolog.providers.chat_model import Ask, check_answer, check_ask, check_not_async
 from stenolog.sessions.session_store import SessionStore
-from stenolog.stores import reports
+from stenolog.stores import log_reports
 from stenolog.stores.base import SessionView, Store
 from stenolog.tokens import Calibration, Tokens
 
@@ -232,7 +232,7 @@ class Context:
             try:
                 self._on_event(done)
             except Exception as error:  # noqa: BLE001 - stored, so the caller must get the report
-                reports.warning("on_event failed after a compaction of %r: %r", key, error)
+                log_reports.warning("on_event failed after a compaction of %r: %r", key, error)
         return done
 
     def _fixed(self, memory: str, tokens: Tokens) -> int:
@@ -299,7 +299,7 @@ class Attempt:
             if reported:
                 context.reported(estimated=self.window.tokens, reported=reported)
         except Exception as error:  # noqa: BLE001 - the answer matters more
-            reports.warning("what the model counted could not be taken in: %r", error)
+            log_reports.warning("what the model counted could not be taken in: %r", error)
 
 
 def _given_up(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:

@@ -6,10 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-from stenolog.context.arranging import Needs, entries_of
 from stenolog.context.budget import Limits
-from stenolog.context.shapes import body_of
-from stenolog.context.turns import Turn, find_turns
+from stenolog.context.message_parts import body_of
+from stenolog.context.request_messages import Needs, entries_of
+from stenolog.context.turn_boundaries import Turn, find_turns
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 

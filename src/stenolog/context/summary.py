@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.eliding import cut
+from stenolog.context.shortening import cut
 from stenolog.tokens import Tokens
 
 SECTIONS: Final = {

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.arranging import GOES_ON, Entry, Needs, entries_of, finish
 from stenolog.context.budget import Limits, Parts, too_small
-from stenolog.context.eliding import cut, shorten_turn, skeleton
-from stenolog.context.shapes import Body, seq_of
+from stenolog.context.message_parts import Body, seq_of
+from stenolog.context.request_messages import GOES_ON, Entry, Needs, entries_of, finish
+from stenolog.context.shortening import cut, shorten_turn, skeleton
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 

@@ -14,6 +14,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stenolog.gateway.access_token import Token
+from stenolog.gateway.api_types import failure
 from stenolog.gateway.hosts import (
     Known,
     end_of,
@@ -24,8 +26,6 @@ from stenolog.gateway.hosts import (
 )
 from stenolog.gateway.limits import HEAD_BYTES
 from stenolog.gateway.login import BEARER, LINKS, LOGIN, Cookies, Proofs, Proven, cookie_values
-from stenolog.gateway.shapes import failure
-from stenolog.gateway.token import Token
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PROTECTION: Final = {

@@ -12,20 +12,20 @@ from starlette.types import ASGIApp
 from stenolog.agent.instance import AgentInstance
 from stenolog.errors import StoreClosed
 from stenolog.gateway.access import Access
-from stenolog.gateway.chat import CHAT
-from stenolog.gateway.events import EVENTS
-from stenolog.gateway.failures import HANDLERS
+from stenolog.gateway.access_token import Token
+from stenolog.gateway.api_types import Health, answered, failure
+from stenolog.gateway.chat_completions import CHAT
+from stenolog.gateway.error_responses import HANDLERS
 from stenolog.gateway.hosts import known
 from stenolog.gateway.limits import BodyLimit
+from stenolog.gateway.live_stream import EVENTS
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
 from stenolog.gateway.openapi import VERSION, Endpoint, routes, with_document
 from stenolog.gateway.requests import RawPaths
-from stenolog.gateway.sessions import SESSIONS
-from stenolog.gateway.shapes import Health, answered, failure
-from stenolog.gateway.state import Gateway, gateway_of
-from stenolog.gateway.token import Token
+from stenolog.gateway.sessions_api import SESSIONS
+from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.viewer.pages import SignInPage
 from stenolog.gateway.viewer.routes import viewer_routes
-from stenolog.gateway.viewer.serving import SignInPage
 
 WEBHOOKS: Final = "/webhooks/"
 _BODY_SECONDS: Final = 30.0

@@ -14,17 +14,17 @@ from typing import Any, Final, Protocol
 
 from starlette.routing import BaseRoute
 
-from stenolog.agent.events import Answer
 from stenolog.agent.scheduler import Left
-from stenolog.agent.waiting import ended
+from stenolog.agent.shielded_wait import ended
+from stenolog.agent.turn_events import Answer
 from stenolog.errors import StoreClosed, UsageError
+from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
 from stenolog.gateway.hosts import BOTH_LOOPBACKS
-from stenolog.gateway.state import Gateway
-from stenolog.gateway.token import Token
-from stenolog.gateway.wire import Server, config
-from stenolog.sessions.retention_runs import keep_all_to
-from stenolog.settings.retaining import rules_of
+from stenolog.gateway.server import Server, config
+from stenolog.gateway.shared_state import Gateway
+from stenolog.maintenance.retention_runs import keep_all_to
+from stenolog.settings.retention_settings import rules_of
 
 _BACKLOG: Final = 1_024
 _ATTEMPTS: Final = 20

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.gateway.shapes import failure
+from stenolog.gateway.api_types import failure
 
 HEAD_BYTES: Final = 16_384
 """Maximum size of the head of a request: the request line and the headers."""

@@ -31,13 +31,13 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from stenolog.errors import OnceConflict, StoreUnavailable
+from stenolog.gateway.access_token import Token
+from stenolog.gateway.api_types import failure
 from stenolog.gateway.hosts import Known, takes_cookies
-from stenolog.gateway.shapes import failure
-from stenolog.gateway.token import Token
 from stenolog.sessions.folders import CHANNELS
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 _logger = logging.getLogger("stenolog")
 

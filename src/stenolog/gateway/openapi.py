@@ -18,10 +18,10 @@ from starlette.routing import Route
 
 from stenolog.codec import MAX_KEY_BYTES
 from stenolog.errors import UsageError
-from stenolog.gateway.failures import failed
+from stenolog.gateway.api_types import Failure, Nothing, OfAgent, answered
+from stenolog.gateway.error_responses import failed
 from stenolog.gateway.requests import Call, body_of, key_of, query_of
-from stenolog.gateway.shapes import Failure, Nothing, OfAgent, answered
-from stenolog.gateway.state import Gateway, gateway_of
+from stenolog.gateway.shared_state import Gateway, gateway_of
 
 VERSION: Final = metadata.version("stenolog")
 

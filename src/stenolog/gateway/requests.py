@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stenolog.agent.instance import AgentInstance
 from stenolog.codec import check_key
 from stenolog.errors import UsageError
-from stenolog.gateway.state import Gateway
+from stenolog.gateway.shared_state import Gateway
 
 Q = TypeVar("Q")
 B = TypeVar("B")

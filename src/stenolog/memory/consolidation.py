@@ -37,15 +37,15 @@ from stenolog.errors import DamagedStore, LeaseLost, NoSuchSession, UsageError
 from stenolog.memory import extraction, facts
 from stenolog.memory.extraction import Heard
 from stenolog.memory.facts import Fact
+from stenolog.memory.named_details import unsaid
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.progress import Mark, Progress
-from stenolog.memory.redaction import redact
 from stenolog.memory.scopes import Scope
 from stenolog.memory.scopes import scope_of as own_scope
-from stenolog.memory.specifics import unsaid
 from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist
-from stenolog.providers.base import ASKED_AS, Ask, check_answer
+from stenolog.providers.chat_model import ASKED_AS, Ask, check_answer
 from stenolog.records import Message, SessionInfo
+from stenolog.redaction.redact import redact
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from stenolog.memory.facts import Fact
 from stenolog.memory.quotes import words
 from stenolog.memory.transcript import Count, Turn, shown
-from stenolog.providers.answers import read_object
+from stenolog.providers.json_answers import read_object
 from stenolog.tokens import estimate
 
 MOST_FACTS: Final = 8

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.memory import quotes, specifics
+from stenolog.memory import named_details, quotes
 from stenolog.memory.note_records import Draft, Note
 
 LONGEST_TEXT: Final = 500
@@ -45,7 +45,7 @@ def is_backed(fact: Fact, spoken: Sequence[str], earlier: Sequence[str] = ()) ->
         return False
     said = (*spoken, *earlier)
     # guard: fact-specifics-said
-    if specifics.unsaid(f"{fact.text}\n{fact.about}", said):
+    if named_details.unsaid(f"{fact.text}\n{fact.about}", said):
         return False
     # guard: fact-values-said
     if quotes.unsaid_values(fact.text, said):

@@ -6,8 +6,8 @@ from stenolog.errors import StenologError
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.folders import NOTES
-from stenolog.sessions.places import namespaces_of, opened_to_read
 from stenolog.stores.base import Store
+from stenolog.transfer.copy_all import namespaces_of, opened_to_read
 
 
 class MixedScope(Struct, frozen=True, kw_only=True):

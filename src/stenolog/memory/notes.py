@@ -25,7 +25,7 @@ from stenolog.errors import (
     OnceConflict,
     UsageError,
 )
-from stenolog.memory.kept_notes import KeptNotes
+from stenolog.memory.note_cache import KeptNotes
 from stenolog.memory.note_records import (
     Draft,
     Kind,
@@ -37,7 +37,7 @@ from stenolog.memory.note_records import (
     message_of,
     plan_purge,
 )
-from stenolog.memory.noted import Noted
+from stenolog.memory.note_state import Noted
 from stenolog.memory.scopes import Of, Scope, scope_of_key, scope_prefix
 from stenolog.memory.time_words import Period
 from stenolog.records import Undone

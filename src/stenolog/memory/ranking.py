@@ -14,7 +14,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from stenolog.catalog.stemming import stems
-from stenolog.memory.blocks import strip_blocks
+from stenolog.memory.prompt_block import strip_blocks
 from stenolog.memory.time_words import Period, told
 
 # --- question -------------------------------------------------------------------------------------

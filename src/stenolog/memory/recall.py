@@ -11,11 +11,11 @@ from typing import Final
 
 from stenolog.catalog import Catalog
 from stenolog.errors import UsageError
-from stenolog.memory.blocks import strip_blocks
 from stenolog.memory.notes import Note, Notes
+from stenolog.memory.prompt_block import strip_blocks
 from stenolog.memory.ranking import Candidate, Commonness, Question, Ranked, rank, understood
+from stenolog.memory.recall_format import Found, Recalled, tell
 from stenolog.memory.scopes import Scope
-from stenolog.memory.telling import Found, Recalled, tell
 from stenolog.tokens import Tokens
 
 __all__ = ["Found", "Recalled", "recall"]

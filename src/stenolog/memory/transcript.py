@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.shapes import calls_of, results_of, role_of, speaks
-from stenolog.memory.blocks import strip_blocks
-from stenolog.memory.redaction import redact_ends
+from stenolog.context.message_parts import calls_of, results_of, role_of, speaks
+from stenolog.memory.prompt_block import strip_blocks
 from stenolog.records import Message, SessionInfo
+from stenolog.redaction.redact import redact_ends
 from stenolog.stores import spans
-from stenolog.stores.withdrawn import withdrawn
+from stenolog.stores.withdrawn_messages import withdrawn
 from stenolog.tokens import estimate
 
 _LOOKED_AT: Final = 100_000

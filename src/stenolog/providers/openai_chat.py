@@ -18,9 +18,8 @@ import httpx2
 from msgspec.structs import replace
 
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
-from stenolog.providers.base import Delta
-from stenolog.providers.chunks import ChunkReader
-from stenolog.providers.failures import (
+from stenolog.providers.chat_model import Delta
+from stenolog.providers.request_errors import (
     Failure,
     Patience,
     Trouble,
@@ -28,7 +27,8 @@ from stenolog.providers.failures import (
     refused,
     seconds_to_wait,
 )
-from stenolog.providers.fallbacks import Fallbacks, encoded, hint, request_body
+from stenolog.providers.server_quirks import Fallbacks, encoded, hint, request_body
+from stenolog.providers.stream_parser import ChunkReader
 from stenolog.tokens import message_tokens, tools_tokens
 
 OPENAI: Final = "https://api.openai.com/v1"

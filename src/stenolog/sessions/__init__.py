@@ -1,1 +1,1 @@
-"""Sessions for agent loops, and their maintenance: import, export, copy, backup, repair."""
+"""Sessions for agent loops: the SessionStore facade, session keys, aliases and folders."""

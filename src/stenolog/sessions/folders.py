@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
+from stenolog.stores.file_names import escaped, unescaped
 from stenolog.stores.jsonl.directory import TRASH, explained
-from stenolog.stores.jsonl.names import SUFFIX
-from stenolog.stores.names import escaped, unescaped
-from stenolog.stores.opening import address, check_no_file, open_store
+from stenolog.stores.jsonl.log_names import SUFFIX
+from stenolog.stores.open_store import address, check_no_file, open_store
 from stenolog.stores.snapshots import NamespacedStore
 
 NAMESPACE: Final = "sessions"

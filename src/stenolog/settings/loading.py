@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
 from stenolog.errors import Problem, WrongSettings
-from stenolog.settings.checking import Wrong, checked
 from stenolog.settings.environment import Said, as_in_variables
 from stenolog.settings.fields import (
     ALIASES,
@@ -25,8 +24,9 @@ from stenolog.settings.fields import (
     unknown,
 )
 from stenolog.settings.file import Path, Written, at_home, config_path, dotted, read_file
+from stenolog.settings.validation import Wrong, checked
 from stenolog.settings.values import Settings, masked
-from stenolog.stores import reports
+from stenolog.stores import log_reports
 
 # --- layers ---------------------------------------------------------------------------------------
 # The layers of settings: the values of file, environment and flags, checked field by field.
@@ -327,7 +327,7 @@ def load_settings(
     """
     found = settings_in_force(config=config, environment=environment, flags=flags)
     for words in found.warnings:
-        reports.warning("%s", words)
+        log_reports.warning("%s", words)
     return found.settings
 
 

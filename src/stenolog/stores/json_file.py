@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stenolog.codec import check_once, encode_object
 from stenolog.errors import RefusedMessage, UsageError
 from stenolog.records import timestamp
-from stenolog.stores.names import escaped
+from stenolog.stores.file_names import escaped
 
 SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"

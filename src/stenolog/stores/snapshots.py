@@ -1,6 +1,6 @@
 """Snapshots: the complete content of a session, for copies between stores.
 
-A store that implements WholeStore can be copied from and to (sessions/transfer.py). A life is a
+A store that implements WholeStore can be copied from and to (transfer/copy.py). A life is a
 session from its creation to its deletion, identified by its uid; several lives may have had the
 same key. Engines do not know each other: they exchange a Life and its messages.
 """

@@ -28,8 +28,8 @@ from stenolog.errors import NoSuchSession, SessionDeleted, StoreBusy
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing import crash_writer
-from stenolog.testing.calls import Call, picture, pictures, trash
-from stenolog.testing.contract.opened import say, shown, user
+from stenolog.testing.contract.open_store_base import say, shown, user
+from stenolog.testing.store_calls import Call, picture, pictures, trash
 from stenolog.testing.strategies import operations
 
 KEY = "telegram:123"

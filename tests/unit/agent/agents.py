@@ -8,17 +8,17 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from stenolog.agent.events import Answer, Event, Inbound
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool
-from stenolog.providers.base import ChatModel
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.agent.turn_events import Answer, Event, Inbound
+from stenolog.providers.chat_model import ChatModel
 from stenolog.sessions.keys import cli_sender
-from stenolog.sessions.opening import open_sessions
 from stenolog.sessions.session_manager import SessionManager
+from stenolog.testing.scripted_model import ScriptedModel
+from stenolog.transfer.open_sessions import open_sessions
 
 KEY: Final = "cli:default"
 STORES: Final = ("jsonl", "sqlite", "legacy")

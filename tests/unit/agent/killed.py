@@ -19,10 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the folder of the tests
 
-from stenolog.agent.rewriting import rewrite
+from stenolog.agent.history_changes import rewrite
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 from unit.agent.agents import KEY, agent_loop, say
 
 _OURS = f"{os.sep}stenolog{os.sep}"

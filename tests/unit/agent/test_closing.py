@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.tools import tool
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import (
     KEY,
     SPEC,

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.agent.commands import COMMANDS, Given, key_beside, new_key, parse
-from stenolog.agent.events import Answer, Compacted, Inbound, Noticed
 from stenolog.agent.loop import AgentLoop
-from stenolog.catalog.answers import marked
+from stenolog.agent.turn_events import Answer, Compacted, Inbound, Noticed
+from stenolog.catalog.message_metadata import marked
 from stenolog.errors import UsageError
 from stenolog.memory.scopes import Scope
-from stenolog.providers.scripted import ScriptedModel
 from stenolog.sessions.keys import person_in
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import (
     KEY,
     SPEC,

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 import needs
 from crash.disks import tiny_tmpfs
-from stenolog.agent.events import NotSaved, SavedAfterAll
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import CUT_OFF
+from stenolog.agent.turn_events import NotSaved, SavedAfterAll
 from stenolog.context.budget import Limits
 from stenolog.errors import StoreUnavailable
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import (
     KEY,
     SPEC,

@@ -8,7 +8,7 @@ import pytest
 
 from stenolog.agent import resume
 from stenolog.agent.resume import IdleSessions
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import KEY, agent_loop, roles, say, until
 
 

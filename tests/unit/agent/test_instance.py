@@ -10,9 +10,9 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.errors import UsageError
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.sessions.fallback import FallbackStore
 from stenolog.sessions.session_manager import SessionManager
+from stenolog.testing.scripted_model import ScriptedModel
+from stenolog.transfer.fallback import FallbackStore
 from unit.agent.agents import KEY, SPEC, say
 
 

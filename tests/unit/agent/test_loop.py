@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.events import Asked, Compacted, NotSaved, Said, ToolBegan, ToolEnded
 from stenolog.agent.tools import tool
 from stenolog.agent.turn import INTERRUPTED, REPEATED
+from stenolog.agent.turn_events import Asked, Compacted, NotSaved, Said, ToolBegan, ToolEnded
 from stenolog.context.budget import Limits
 from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.sessions.carrying import give_aliases
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
+from stenolog.transfer.session_import import give_aliases
 from unit.agent.agents import (
     KEY,
     SPEC,

@@ -11,15 +11,15 @@ import pytest
 from copying import copying
 from msgspec.structs import replace
 
-from stenolog.agent import notetaking
+from stenolog.agent import background_notes
 from stenolog.agent.commands import key_beside
-from stenolog.agent.events import Asked, Inbound
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
+from stenolog.agent.turn_events import Asked, Inbound
 from stenolog.memory.scopes import Scope
-from stenolog.providers.base import Delta
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.stores.opening import open_store
+from stenolog.providers.chat_model import Delta
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import KEY, SPEC, Heard, agent_loop, called, say, until
 
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
@@ -146,8 +146,8 @@ class Timers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = datetime.now(UTC)
         self.pending: list[tuple[float, Callable[[], None]]] = []
-        monkeypatch.setattr(notetaking, "_now", lambda: self.now)
-        monkeypatch.setattr(notetaking, "_call_later", self._call_later)
+        monkeypatch.setattr(background_notes, "_now", lambda: self.now)
+        monkeypatch.setattr(background_notes, "_call_later", self._call_later)
 
     def _call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         self.pending.append((seconds, callback))

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.events import Inbound, Noticed, ToolEnded
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import INTERRUPTED
+from stenolog.agent.turn_events import Inbound, Noticed, ToolEnded
 from stenolog.context.budget import Limits
 from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
-from stenolog.providers.base import Delta
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.providers.chat_model import Delta
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import (
     KEY,
     SPEC,

@@ -11,7 +11,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import Route
 from stenolog.errors import UsageError
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import KEY, SPEC, open_agent, say
 
 
@@ -59,7 +59,7 @@ def test_agents_share_nothing(tmp_path: Path) -> None:
         registry = AgentRegistry(_agents(tmp_path))
         loop = AgentLoop(registry)
         await say(loop, "To the first.")
-        from stenolog.agent.events import Inbound
+        from stenolog.agent.turn_events import Inbound
 
         answer = await loop.hear(Inbound(key=KEY, content="To work."), agent="work")
         assert answer.text == "From work."

@@ -13,8 +13,8 @@ from crash.agent_process import Agent
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.errors import ModelUnavailable
-from stenolog.providers.model_server import ModelServer
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.testing.model_server import ModelServer
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import KEY, SPEC, STORES, agent_loop, say
 
 SENDERS: Final = 50

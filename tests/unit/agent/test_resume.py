@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.events import Inbound
 from stenolog.agent.tools import tool
 from stenolog.agent.turn import CUT_OFF, INTERRUPTED
-from stenolog.catalog.answers import made_by, received
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.agent.turn_events import Inbound
+from stenolog.catalog.message_metadata import made_by, received
 from stenolog.sessions.session_store import SessionStore
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import (
     KEY,
     SPEC,

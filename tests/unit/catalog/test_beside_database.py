@@ -11,7 +11,7 @@ import pytest
 
 from stenolog.catalog import open_catalog
 from stenolog.errors import DamagedStore, StoreBusy
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 from stenolog.stores.sqlite import SQLiteStore, processes, schema
 from unit.catalog.scan import catalogued, differences, full_scan
 

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stenolog.catalog import Catalog, candidates
-from stenolog.catalog.answers import received
+from stenolog.catalog.message_metadata import received
 from stenolog.catalog.stemming import stems
 from stenolog.errors import UsageError
 from stenolog.memory.transcript import is_taken_back
 from stenolog.sessions.keys import person_in
-from stenolog.stores import withdrawn
+from stenolog.stores import withdrawn_messages
 from stenolog.stores.base import Store
 from unit.catalog.operations import operate
 from unit.catalog.scan import EVERYWHERE
@@ -217,7 +217,7 @@ def test_what_was_taken_back_before_a_compaction_is_not_found_after_it(
     store.hide("cli:a", 3, 4)
     left = [("cli:a", seq) for seq in (1, 2, 5, 6, 7, 8)]
     assert _found(catalog, "ferry", "cli:a") == left
-    store.set_meta("cli:a", **{withdrawn.META: [[3, 4]]})
+    store.set_meta("cli:a", **{withdrawn_messages.META: [[3, 4]]})
     store.checkpoint("cli:a", summary="they talked", upto=6)
     assert _found(catalog, "ferry", "cli:a") == left
     store.checkpoint("cli:a", summary="they talked on", upto=8)

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from stenolog.catalog import connections
-from stenolog.catalog.connections import Exclusive, Use
+from stenolog.catalog import sqlite_connections
+from stenolog.catalog.sqlite_connections import Exclusive, Use
 
 PATIENCE = 120
 
@@ -14,7 +14,7 @@ PATIENCE = 120
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no thread lose its place because the machine is busy."""
-    monkeypatch.setattr(connections, "_STALE", 10 * PATIENCE)
+    monkeypatch.setattr(sqlite_connections, "_STALE", 10 * PATIENCE)
 
 
 def _wait_for_waiters(lock: Exclusive, count: int) -> None:
@@ -48,7 +48,7 @@ def test_a_thread_that_comes_back_at_once_does_not_overtake_waiting_threads() ->
 
 
 def test_the_end_of_a_use_wakes_the_thread_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_CHECK_INTERVAL", PATIENCE)
+    monkeypatch.setattr(sqlite_connections, "_CHECK_INTERVAL", PATIENCE)
     lock, first, second = Exclusive(), Use(), threading.Event()
 
     def use() -> None:

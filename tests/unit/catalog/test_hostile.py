@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stenolog import InMemoryStore, JSONLStore, UsageError
-from stenolog.catalog import Catalog, open_catalog, texts
+from stenolog.catalog import Catalog, open_catalog, searchable_text
 from stenolog.catalog.query import MOST_TERMS, parse
 from stenolog.stores.base import Store
 
@@ -97,14 +97,14 @@ def test_a_part_with_an_odd_type_is_indexed_like_any_text(
 
 def _fail_for(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the catalog fail at messages with this text, as an unknown defect of it would."""
-    real = texts.text_of
+    real = searchable_text.text_of
 
     def text_of(fields: Mapping[str, Any]) -> str:
         if fields.get("content") == text:
             raise TypeError("unhashable type: 'dict'")
         return real(fields)
 
-    monkeypatch.setattr(texts, "text_of", text_of)
+    monkeypatch.setattr(searchable_text, "text_of", text_of)
 
 
 @pytest.mark.parametrize("before", [0, 2_500])

@@ -13,20 +13,15 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore
-from stenolog.catalog import (
-    Catalog,
-    connections,
-    files,
-    open_catalog,
-)
-from stenolog.catalog.connections import Exclusive, Use
-from stenolog.catalog.database import Busy
-from stenolog.catalog.files import FileDatabase, MemoryDatabase
+from stenolog.catalog import Catalog, catalog_files, open_catalog, sqlite_connections
+from stenolog.catalog.catalog_database import Busy
+from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
+from stenolog.catalog.sqlite_connections import Exclusive, Use
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import leases
 from striking import Striking
 
-MODULES = (files, connections, contextlib)
+MODULES = (catalog_files, sqlite_connections, contextlib)
 SECONDS = 120
 """For failures only."""
 
@@ -118,7 +113,7 @@ def test_p8_ctrl_c_at_any_place_leaves_no_file_of_the_catalog_open(
         with JSONLStore(folder) as store, open_catalog(store) as catalog:
             store.add_message("k", "user", "hello")
             store.lease("k", ttl=60).release()
-            strike = Striking(number, (files, leases))
+            strike = Striking(number, (catalog_files, leases))
             strike.armed.set()
             with contextlib.suppress(KeyboardInterrupt), strike.watching():
                 catalog.refresh()
@@ -166,7 +161,7 @@ def test_a_use_that_was_taken_over_does_not_clean_up() -> None:
 def test_p8_two_threads_that_fork_at_once_leave_the_catalog_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_FORK_PATIENCE", 0.05)
+    monkeypatch.setattr(catalog_files, "_FORK_PATIENCE", 0.05)
     with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
         store.add_message("k", "user", "hello")
         catalog.refresh()
@@ -196,7 +191,7 @@ importing, go_on = threading.Event(), threading.Event()
 class Slow:
     '''Stops the import of one module, as a busy machine may at any moment.'''
     def find_spec(self, name, path=None, target=None):
-        if name == "stenolog.catalog.search":
+        if name == "stenolog.catalog.message_search":
             importing.set()
             go_on.wait()
         return None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from stenolog.catalog.answers import received
+from stenolog.catalog.message_metadata import received
 from stenolog.catalog.owners import Ownership
 from stenolog.codec import encode_object
 from stenolog.records import Message

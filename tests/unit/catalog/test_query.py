@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenolog.catalog.database import schema
-from stenolog.catalog.language import expression
+from stenolog.catalog.catalog_database import schema
+from stenolog.catalog.fulltext import expression
 from stenolog.catalog.query import parse
 from stenolog.testing.strategies import texts
 

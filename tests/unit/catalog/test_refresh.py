@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import stenolog
-from stenolog.catalog import Catalog, database, open_catalog, steps, writing
-from stenolog.catalog.database import Transaction
-from stenolog.catalog.intake import Intake, Reading, SessionReader
+from stenolog.catalog import Catalog, catalog_writer, open_catalog, steps
+from stenolog.catalog import catalog_database as database
+from stenolog.catalog.catalog_database import Transaction
+from stenolog.catalog.indexing import Intake, Reading, SessionReader
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 from unit.catalog.operations import WORDS, operate
@@ -99,10 +100,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "MOST_MESSAGES", 1)
-    flush = writing.Writer.flush
+    flush = catalog_writer.Writer.flush
     left = 0
 
-    def cut_off(writer: writing.Writer) -> None:
+    def cut_off(writer: catalog_writer.Writer) -> None:
         nonlocal left
         if left == 0:
             raise Cut
@@ -114,10 +115,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
         for length in range(1, 30):
             left = length % 10
             with open_catalog(store) as catalog:
-                monkeypatch.setattr(writing.Writer, "flush", cut_off)
+                monkeypatch.setattr(catalog_writer.Writer, "flush", cut_off)
                 with suppress(Cut):
                     catalog.refresh()
-                monkeypatch.setattr(writing.Writer, "flush", flush)
+                monkeypatch.setattr(catalog_writer.Writer, "flush", flush)
                 if length % 4 == 0:
                     _agree(store, catalog)
             if length % 5 == 0:
@@ -133,9 +134,9 @@ def test_the_first_prompt_is_found_by_whoever_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     monkeypatch.setattr(steps, "MOST_MESSAGES", 1)
-    flush = writing.Writer.flush
+    flush = catalog_writer.Writer.flush
 
-    def cut_off(writer: writing.Writer) -> None:
+    def cut_off(writer: catalog_writer.Writer) -> None:
         nonlocal left
         left -= 1
         if left < 0:
@@ -147,10 +148,10 @@ def test_the_first_prompt_is_found_by_whoever_goes_on(
         with open_catalog(store) as catalog:
             catalog.refresh()
             store.add_messages("k", _said(["user", "assistant", "assistant"]))
-            monkeypatch.setattr(writing.Writer, "flush", cut_off)
+            monkeypatch.setattr(catalog_writer.Writer, "flush", cut_off)
             with suppress(Cut):
                 catalog.refresh()
-            monkeypatch.setattr(writing.Writer, "flush", flush)
+            monkeypatch.setattr(catalog_writer.Writer, "flush", flush)
             _agree(store, catalog)
 
 

@@ -10,16 +10,16 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
+from stenolog.channels.channel_group import Channels
 from stenolog.channels.delivery import FIELD
-from stenolog.channels.running import Channels
-from stenolog.providers.base import ChatModel
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.providers.chat_model import ChatModel
 from stenolog.settings.values import (
     ChannelSettings,
     Settings,
     TelegramSettings,
     WebhookSettings,
 )
+from stenolog.testing.scripted_model import ScriptedModel
 from telegram_server import TOKEN, TelegramServer
 from unit.agent.agents import SPEC, open_agent
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.events import Inbound
 from stenolog.agent.loop import AgentLoop
-from stenolog.catalog.answers import received
-from stenolog.channels.base import MaybeSent, NotSent, Place, Undeliverable
+from stenolog.agent.turn_events import Inbound
+from stenolog.catalog.message_metadata import received
+from stenolog.channels.channel import MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.claims import Claims, conversation
 from stenolog.channels.delivery import FIELD, UNSURE, Delivery
 from stenolog.channels.splitting import split
 from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
-from stenolog.providers.scripted import ScriptedModel
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 from telegram_server import TelegramServer
 from unit.agent.agents import agent_loop
 from unit.agent.agents import until as until_it_holds

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.events import Answer, nobody
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.tools import Tool, tool
-from stenolog.catalog.answers import made_by, origin_of, received
+from stenolog.agent.turn_events import Answer, nobody
+from stenolog.catalog.message_metadata import made_by, origin_of, received
 from stenolog.channels import delivery
-from stenolog.channels.base import Arrival, NotSent, Place
+from stenolog.channels.channel import Arrival, NotSent, Place
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import FIELD, Delivery, Mark
 from stenolog.channels.inbox import Inbox
-from stenolog.gateway.talking import Wanted, answered
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.gateway.chat_turns import Wanted, answered
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import calls, open_agent
 
 KEY = "telegram:7"

@@ -7,11 +7,11 @@ from typing import Any, Final
 import pytest
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.channels.base import Arrival
+from stenolog.channels.channel import Arrival
 from stenolog.channels.claims import Claims
 from stenolog.channels.inbox import Inbox, Register
 from stenolog.errors import NotStored
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 from unit.agent.agents import agent_loop
 
 OWN: Final = "webhook-ci:alice"

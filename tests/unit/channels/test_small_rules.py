@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.agent.events import Answer
 from stenolog.agent.scheduler import CLOSES
-from stenolog.channels.base import AllowList, Arrival, is_here
+from stenolog.agent.turn_events import Answer
+from stenolog.channels.channel import AllowList, Arrival, is_here
 from stenolog.channels.delivery import MOST_OWED, Mark, mark_in, owing
 from stenolog.channels.inbox import GoesOn, session_of, words_for
 from stenolog.channels.telegram import Offsets

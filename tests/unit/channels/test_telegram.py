@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.channels.base import Arrival, Undeliverable
+from stenolog.channels.channel import Arrival, Undeliverable
 from stenolog.channels.claims import Claims
 from stenolog.channels.inbox import Inbox
 from stenolog.channels.telegram import Telegram
 from stenolog.errors import ModelUnavailable, NotStored
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.sessions.importers.old import EVERY_LAYOUT
-from stenolog.sessions.migration import take_in
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
+from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
+from stenolog.transfer.migration import take_in
 from telegram_server import TOKEN, USERNAME, TelegramServer
 from unit.agent.agents import agent_loop, bodies
 from unit.agent.agents import until as until_it_holds

@@ -13,7 +13,7 @@ import pytest
 from telegram.error import NetworkError
 
 import needs
-from stenolog.channels.base import NotSent, uses_tls
+from stenolog.channels.channel import NotSent, uses_tls
 from stenolog.channels.telegram import _request
 from stenolog.channels.webhook import Webhook
 from stenolog.settings.values import WebhookSettings

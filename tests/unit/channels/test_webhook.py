@@ -19,9 +19,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message
 
-from stenolog.agent.events import Answer
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CLOSES, TAKEN_OVER
+from stenolog.agent.turn_events import Answer
 from stenolog.channels.webhook import (
     BODY_SECONDS,
     HEADER,
@@ -40,12 +40,12 @@ from stenolog.errors import (
     StenologError,
     StoreClosed,
 )
+from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
-from stenolog.gateway.state import Gateway
-from stenolog.gateway.token import Token
-from stenolog.gateway.wire import Server, config
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.gateway.server import Server, config
+from stenolog.gateway.shared_state import Gateway
 from stenolog.settings.values import WebhookSettings
+from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import bodies
 from unit.channels.bots import agent_and_channels, mark, webhook_settings
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stenolog.cli import main
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stenolog import JSONLStore, NotStored
-from stenolog.agent.events import (
+from stenolog.agent.turn_events import (
     Answer,
     Noticed,
     NotSaved,
@@ -24,10 +24,10 @@ from stenolog.agent.events import (
 )
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
-from stenolog.cli.chat_lines import Teller, code_of
+from stenolog.cli.chat_pipe import Teller, code_of
 from stenolog.cli.chat_screen import Meter
 from stenolog.cli.config import Options
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stenolog.catalog.answers import received
+from stenolog.catalog.message_metadata import received
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
 from stenolog.cli.chat_history import KeptHistory
-from stenolog.cli.chat_lines import SafeText
+from stenolog.cli.chat_pipe import SafeText
 from stenolog.cli.chat_start import find_start
 from stenolog.cli.config import Options
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"

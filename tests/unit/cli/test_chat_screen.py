@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stenolog.agent.events import (
+from stenolog.agent.turn_events import (
     Answer,
     Asked,
     Compacted,
@@ -20,10 +20,10 @@ from stenolog.agent.events import (
     ToolBegan,
     ToolEnded,
 )
+from stenolog.cli.chat_messages import first_line, short_call, short_time, words_of_outcome
 from stenolog.cli.chat_screen import Meter, Screen
-from stenolog.cli.chat_words import first_line, short_call, short_time, words_of_outcome
-from stenolog.context.compaction import Compaction
-from stenolog.providers.base import Usage
+from stenolog.context.summarize import Compaction
+from stenolog.providers.chat_model import Usage
 
 COMPACTION = Compaction(
     key="k", why="tokens", first=1, last=8, count=8, tokens_before=900, tokens_after=300

@@ -19,7 +19,7 @@ from typing import Self
 
 import pytest
 
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 from vt import Terminal
 
 ROWS, COLUMNS = 30, 90

@@ -14,7 +14,7 @@ from click.testing import Result
 import needs
 from stenolog.cli import main
 from stenolog.cli.completion import VARIABLE, Bash
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
 

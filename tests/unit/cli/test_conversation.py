@@ -17,13 +17,13 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
-from stenolog.catalog.answers import received
+from stenolog.catalog.message_metadata import received
 from stenolog.cli.agents import Opened, Signals, close_agent
 from stenolog.cli.chat_start import Start
-from stenolog.cli.conversation import Conversation
-from stenolog.providers.base import Delta
+from stenolog.cli.chat_terminal import Conversation
+from stenolog.providers.chat_model import Delta
 from stenolog.settings.values import Settings
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 from vt import Terminal
 
 KEY = "cli:one:default"

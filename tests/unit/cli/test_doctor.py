@@ -9,7 +9,7 @@ from click.testing import Result
 
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]

@@ -11,11 +11,11 @@ import pytest
 from click.testing import Result
 from msgspec import Struct
 
-from stenolog.sessions.circumstances import Note, low_disk, notes_of, purged_text
-from stenolog.sessions.fallback import open_fallback
+from stenolog.maintenance.environment_check import Note, low_disk, notes_of, purged_text
 from stenolog.sessions.folders import find_place
-from stenolog.sessions.opening import open_sessions
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.fallback import open_fallback
+from stenolog.transfer.open_sessions import open_sessions
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import stenolog
-from stenolog.catalog import texts
+from stenolog.catalog import searchable_text
 from stenolog.cli import main
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -81,7 +81,7 @@ def test_a_session_that_cannot_be_indexed_is_named_with_what_to_do(
     with stenolog.open_store(place) as store:
         store.add_message("good", "user", "hello")
         store.add_message("bad one", "user", "poison")
-    real = texts.text_of
+    real = searchable_text.text_of
 
     def text_of(fields: Mapping[str, Any]) -> str:
         if fields.get("content") == "poison":
@@ -89,7 +89,7 @@ def test_a_session_that_cannot_be_indexed_is_named_with_what_to_do(
         return real(fields)
 
     with monkeypatch.context() as failing:
-        failing.setattr(texts, "text_of", text_of)
+        failing.setattr(searchable_text, "text_of", text_of)
         if indexed:
             assert CliRunner().invoke(main, ["search", "hello", "-w", place]).exit_code == 0
             listed = CliRunner().invoke(main, ["list", "-w", place])

@@ -15,7 +15,7 @@ from msgspec import Struct
 from stenolog.cli import main
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
 

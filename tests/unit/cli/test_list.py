@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 
 from stenolog.catalog.index import open_catalog
-from stenolog.sessions.opening import open_sessions
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.open_sessions import open_sessions
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]

@@ -9,7 +9,7 @@ import click
 from click.testing import CliRunner
 
 from stenolog.cli import main
-from stenolog.sessions.damage import Kind
+from stenolog.maintenance.log_damage import Kind
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 BEGIN = "<!-- begin help: written by tests/unit/cli/test_page.py -->\n"

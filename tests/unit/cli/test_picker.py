@@ -24,7 +24,7 @@ from stenolog.cli.picker import (
     search_words,
 )
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 BIKE, CAKE, TRIP, CHAT = "cli:1:default", "cli:2:default", "cli:3:default", "telegram:7"
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 _PAGE: Final = 4096
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from msgspec import Struct
 
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]

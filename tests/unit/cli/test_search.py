@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.cli.sessions import Meter
-from stenolog.stores.opening import open_store
+from stenolog.cli.list_sessions import Meter
+from stenolog.stores.open_store import open_store
 from unit.unreadable import obey_modes
 
 __all__ = ["obey_modes"]
@@ -217,7 +217,7 @@ def test_a_bar_appears_only_for_who_waits_at_a_terminal(
     quick(1, 10)
     quick.close()
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("stenolog.cli.sessions._SOON", 0)
+    monkeypatch.setattr("stenolog.cli.list_sessions._SOON", 0)
     slow = Meter()
     slow(3, 10)
     slow.close()

@@ -15,11 +15,11 @@ import pytest
 from click.testing import Result
 from msgspec import Struct
 
-from stenolog.catalog.answers import made_by
+from stenolog.catalog.message_metadata import made_by
 from stenolog.cli.stats import ESTIMATES_ITSELF
-from stenolog.providers.finding import SCRIPTED
-from stenolog.sessions.counting import prices
-from stenolog.stores.opening import open_store
+from stenolog.sessions.usage import prices
+from stenolog.settings.model_selection import SCRIPTED
+from stenolog.stores.open_store import open_store
 from stenolog.tokens import message_tokens
 from unit.unreadable import obey_modes
 

@@ -50,7 +50,8 @@ def test_the_version_is_told_without_importing_what_it_does_not_need() -> None:
         "import sys; from stenolog.cli import main\n"
         "main(['--version'], standalone_mode=False)\n"
         "print(*{n.partition('.')[0] for n in sys.modules} & {'rich', 'prompt_toolkit'})\n"
-        "print(*{'stenolog.sessions.verify', 'stenolog.sessions.repair'} & set(sys.modules))"
+        "names = {'stenolog.maintenance.workspace_check', 'stenolog.maintenance.repair'}\n"
+        "print(*names & set(sys.modules))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True

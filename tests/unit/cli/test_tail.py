@@ -15,7 +15,7 @@ from click.testing import Result
 
 from stenolog.records import Message
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
 InTerminal = Callable[..., tuple[int, str]]

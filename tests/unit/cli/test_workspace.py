@@ -11,8 +11,8 @@ from click.testing import Result
 
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
-from stenolog.sessions.opening import open_sessions
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.open_sessions import open_sessions
 
 Steno = Callable[..., Result]
 

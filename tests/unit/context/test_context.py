@@ -8,12 +8,12 @@ import pytest
 
 from stenolog import InMemoryStore, JSONLStore, Store
 from stenolog.catalog import open_catalog
-from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
-from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
+from stenolog.context.request_messages import Needs
+from stenolog.context.summarize import Compaction
 from stenolog.errors import ContextTooSmall, UsageError
-from stenolog.providers.scripted import Scripted
+from stenolog.testing.scripted_model import Scripted
 from stenolog.tokens import Tokens
 from unit.context.histories import CHEAP, KEY, assistant, faults, talk, tool, user
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.arranging import Needs, entries_of
 from stenolog.context.budget import Limits
+from stenolog.context.message_parts import body_of, pair
 from stenolog.context.plan import Asked, Plan, plan_compaction
-from stenolog.context.shapes import body_of, pair
-from stenolog.context.turns import find_turns
+from stenolog.context.request_messages import Needs, entries_of
+from stenolog.context.turn_boundaries import find_turns
 from unit.context.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
 
 SMALL = Limits(max_context_tokens=2_000, max_history_messages=10, reserve=100)

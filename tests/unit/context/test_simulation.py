@@ -9,9 +9,9 @@ from typing import Any
 import memory_disk
 from stenolog import Store
 from stenolog.context.budget import Limits
-from stenolog.context.compaction import Compaction
 from stenolog.context.context import Context
-from stenolog.stores.opening import open_store
+from stenolog.context.summarize import Compaction
+from stenolog.stores.open_store import open_store
 from unit.context.histories import CHEAP, KEY, assistant, faults, tool, user
 
 TURNS = 2_000

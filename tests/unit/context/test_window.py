@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.arranging import Needs
 from stenolog.context.budget import Limits
-from stenolog.context.shapes import as_json
+from stenolog.context.message_parts import as_json
+from stenolog.context.request_messages import Needs
 from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Window, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.tokens import Tokens

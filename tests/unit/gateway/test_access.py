@@ -11,9 +11,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from stenolog.gateway.access import Access
+from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known
 from stenolog.gateway.login import Cookies
-from stenolog.gateway.token import Token
 
 TOKEN = Token(b"x" * 43)
 BEARER = {"Authorization": f"Bearer {TOKEN.value.decode()}"}

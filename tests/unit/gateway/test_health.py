@@ -2,7 +2,7 @@
 
 import memory_disk
 from stenolog.gateway.openapi import VERSION
-from unit.gateway.test_sessions import KEY, serving
+from unit.gateway.test_sessions_api import KEY, serving
 
 
 def test_a_gateway_that_works_is_well_and_ready() -> None:

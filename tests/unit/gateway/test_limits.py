@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stenolog.gateway.api_types import failure
 from stenolog.gateway.limits import (
     Admission,
     BodyLimit,
@@ -22,7 +23,6 @@ from stenolog.gateway.limits import (
     streams_admission,
     turns_admission,
 )
-from stenolog.gateway.shapes import failure
 
 MOST = 100
 FOR_EVER = 3_600.0

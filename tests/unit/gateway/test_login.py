@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
+from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known
 from stenolog.gateway.login import Cookies, LoginLinks, Proofs, Proven, login_routes
-from stenolog.gateway.token import Token
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 TOKEN = Token(b"x" * 43)
 DAYS_7 = 7 * 86_400

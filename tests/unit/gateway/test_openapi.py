@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from stenolog.gateway.app import ENDPOINTS, HEALTH
 from stenolog.gateway.openapi import Endpoint, document, routes, with_document
 from stenolog.gateway.requests import RawPaths
-from stenolog.gateway.sessions import SESSIONS
+from stenolog.gateway.sessions_api import SESSIONS
 
 ALL: Final = with_document((*SESSIONS, *HEALTH), version="1.2.3")
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from gateway.served import Served
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.testing.scripted_model import ScriptedModel
 
 
 def test_events_end_with_the_empty_line_that_clients_look_for(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stenolog.catalog.answers import received
+from stenolog.catalog.message_metadata import received
 from stenolog.stores.base import Store
 
 TEXT = Path(__file__).parent / "recall_set.txt"

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from stenolog.memory.blocks import memory_block
+from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.ranking import understood
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)

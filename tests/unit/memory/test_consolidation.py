@@ -17,17 +17,17 @@ from msgspec import Struct
 
 from stenolog.errors import NotStored
 from stenolog.memory import consolidation as module
-from stenolog.memory.blocks import memory_block
 from stenolog.memory.consolidation import Consolidated, Consolidation
 from stenolog.memory.notes import Draft, Notes
+from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.scopes import Scope
 from stenolog.memory.transcript import Turn, as_turn
-from stenolog.providers.scripted import Answer, Scripted
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.keys import person_in
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import Answer, Scripted
 from stenolog.testing.strategies import messages
 
 KEY = "telegram:1"

@@ -8,9 +8,9 @@ import pytest
 
 from stenolog.memory.consolidation import Consolidation
 from stenolog.memory.facts import Fact, is_backed
+from stenolog.memory.named_details import unsaid
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
-from stenolog.memory.specifics import unsaid
 from stenolog.stores.in_memory import InMemoryStore
 
 KEY = "telegram:1"

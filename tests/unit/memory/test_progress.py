@@ -10,7 +10,7 @@ from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.progress import Mark, Progress
 from stenolog.memory.scopes import Scope
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 LATER = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 

@@ -18,7 +18,7 @@ from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 from stenolog.stores.postgres import PostgresStore
 from stenolog.stores.sqlite import SQLiteStore
 

@@ -9,10 +9,10 @@ import pytest
 
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
-from stenolog.catalog.answers import received
+from stenolog.catalog.message_metadata import received
 from stenolog.errors import UsageError
-from stenolog.memory.blocks import memory_block
 from stenolog.memory.notes import Draft, Note, Notes
+from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.recall import Recalled, recall
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.sessions.keys import person_in

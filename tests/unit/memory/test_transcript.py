@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stenolog.memory.blocks import memory_block
+from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.transcript import (
     Turn,
     as_turn,
@@ -18,7 +18,7 @@ from stenolog.memory.transcript import (
 )
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.withdrawn import META
+from stenolog.stores.withdrawn_messages import META
 from stenolog.tokens import estimate
 
 KEY = "telegram:1"

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from stenolog.memory import kept_notes
-from stenolog.memory.kept_notes import WordIndex
+from stenolog.memory import note_cache
+from stenolog.memory.note_cache import WordIndex
 from stenolog.memory.note_records import Note
 from stenolog.memory.scopes import Scope
 from striking import Striking
@@ -59,7 +59,7 @@ def test_after_ctrl_c_at_any_step_each_word_of_a_note_counts_once() -> None:
     number, where = 1, "first"
     while where:
         index = WordIndex()
-        strike = Striking(number, [kept_notes])
+        strike = Striking(number, [note_cache])
         strike.armed.set()
         with suppress(KeyboardInterrupt), strike.watching():
             index.shared(wanted, notes)
@@ -72,7 +72,7 @@ def test_after_ctrl_c_at_any_step_each_word_of_a_note_counts_once() -> None:
 def test_of_a_word_that_stands_everywhere_the_last_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_notes, "MOST_EACH", 3)
+    monkeypatch.setattr(note_cache, "MOST_EACH", 3)
     index = WordIndex()
     for number in range(9):
         index.shared([], _notes(f"ferry {number}"))

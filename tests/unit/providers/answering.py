@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stenolog.errors import StenologError
-from stenolog.providers.base import ChatModel, Reply
+from stenolog.providers.chat_model import ChatModel, Reply
 
 
 def messages(text: str) -> list[dict[str, Any]]:

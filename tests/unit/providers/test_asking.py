@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stenolog.errors import UsageError
-from stenolog.providers.base import check_ask
-from stenolog.providers.scripted import Scripted
+from stenolog.providers.chat_model import check_ask
+from stenolog.testing.scripted_model import Scripted
 
 
 def _with_how(messages: Sequence[Mapping[str, Any]], **how: object) -> str:

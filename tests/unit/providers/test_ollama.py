@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.providers.finding import USUAL_CONTEXT, context_of
+from stenolog.settings.model_selection import USUAL_CONTEXT, context_of
 
 LLAMA = {"general.architecture": "llama", "llama.context_length": 131_072}
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.arranging import Needs, arrange
 from stenolog.context.overflow import read_overflow
+from stenolog.context.request_messages import Needs, arrange
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers import openai_chat
-from stenolog.providers.base import ChatModel, Reply, Usage
-from stenolog.providers.fallbacks import NO_TOOLS
-from stenolog.providers.model_server import ModelServer
+from stenolog.providers.chat_model import ChatModel, Reply, Usage
 from stenolog.providers.openai_chat import OpenAIChat
-from stenolog.providers.plays import OVERFLOWS, Play
-from stenolog.providers.scripted import tool_call
+from stenolog.providers.server_quirks import NO_TOOLS
+from stenolog.testing.model_server import ModelServer
+from stenolog.testing.model_server_plays import OVERFLOWS, Play
+from stenolog.testing.scripted_model import tool_call
 from unit.providers.answering import ask, asked_once, messages, tool
 
 SAID = "You said: how tall is the mountain?"

@@ -13,7 +13,7 @@ from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark,
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import MarkedStore, Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 
@@ -75,7 +75,7 @@ def test_p13_aliases_in_a_database_of_the_schema_before_are_found(tmp_path: Path
     needs.package("apsw")
     import apsw
 
-    from stenolog.stores.sqlite import place, schema
+    from stenolog.stores.sqlite import database_file, schema
 
     at, uid = "2026-11-15T12:00:00.000000Z", "6c8eabfac8994c93"
     state: dict[str, Any] = {
@@ -90,7 +90,9 @@ def test_p13_aliases_in_a_database_of_the_schema_before_are_found(tmp_path: Path
     connection = apsw.Connection(str(file))
     for script in schema.migrations()[:2]:
         schema.run(connection, script)
-    schema.run(connection, f"PRAGMA user_version = 2; PRAGMA application_id={place.APPLICATION_ID}")
+    schema.run(
+        connection, f"PRAGMA user_version = 2; PRAGMA application_id={database_file.APPLICATION_ID}"
+    )
     schema.run(connection, "PRAGMA journal_mode = wal")
     # What told of aliases until then, for whoever had them.
     schema.run(connection, "CREATE TABLE alias_mark (namespace TEXT PRIMARY KEY, given INTEGER)")

@@ -16,11 +16,11 @@ from stenolog.sessions.aliases import (
     change_alias_mark,
     prepare_alias_mark,
 )
-from stenolog.sessions.migration import migrate_from_json
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.migration import migrate_from_json
 
 KEYS: Final = 100_000
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}

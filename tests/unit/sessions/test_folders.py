@@ -6,8 +6,8 @@ import pytest
 
 from stenolog.errors import UsageError
 from stenolog.sessions.folders import Others, check_workspace, log_folders, others_in
-from stenolog.sessions.opening import open_sessions
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.open_sessions import open_sessions
 
 
 def _say(where: str | Path, *, agent: str | None = None) -> None:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from stenolog.errors import InvalidKey, UsageError
 from stenolog.sessions import keys
-from stenolog.sessions.importers.picoclaw import key_of_scope
 from stenolog.sessions.keys import Origin, Parts, Scope
-from stenolog.sessions.migration import migrate_from_json
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.transfer.importers.picoclaw import key_of_scope
+from stenolog.transfer.migration import migrate_from_json
 
 _IN_A_GROUP = "slack:group%3AC1:u7"
 names = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(":%_"), min_size=1)

@@ -13,7 +13,7 @@ from stenolog.records import Health, Message
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 # Checked by mypy: the backend is a SessionStore, method by method.
 _statically: Callable[[Store], SessionStore] = JSONLBackend

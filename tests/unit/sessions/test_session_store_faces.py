@@ -13,7 +13,7 @@ from stenolog.errors import StoreClosed
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 # Checked by mypy: the legacy store is a SessionStore, method by method.
 _statically: Callable[[Path], SessionStore] = SessionManager

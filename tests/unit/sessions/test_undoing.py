@@ -8,7 +8,7 @@ import pytest
 from stenolog.errors import NothingToUndo
 from stenolog.sessions.undoing import undo
 from stenolog.stores.base import Store
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 KEY = "cli:a"
 

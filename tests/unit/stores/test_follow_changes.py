@@ -15,7 +15,7 @@ from stenolog.records import Message
 from stenolog.stores import following
 from stenolog.stores.base import Store
 from stenolog.stores.following import Changed, changed_between, follow_changes
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 ENGINES = ("jsonl", "sqlite", "memory", "postgresql")
 

@@ -12,13 +12,13 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.errors import SessionDeleted
-from stenolog.gateway.state import Following
-from stenolog.providers.scripted import ScriptedModel
+from stenolog.gateway.shared_state import Following
 from stenolog.records import Message, SessionInfo
 from stenolog.stores import async_store, following
 from stenolog.stores.async_store import AsyncStore
 from stenolog.stores.following import follow_changes
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.testing.scripted_model import ScriptedModel
 
 OLD = ["old 1", "old 2"]
 NEW = ["new 1", "new 2", "new 3", "new 4"]

@@ -13,21 +13,21 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from stenolog.errors import NothingToUndo, UsageError
+from stenolog.gateway.api_types import Nothing, OfAgent, answered
 from stenolog.gateway.requests import body_of, key_of, query_of
-from stenolog.gateway.shapes import Nothing, OfAgent, answered
-from stenolog.gateway.state import gateway_of
-from stenolog.gateway.viewer.conversation import conversation, fragment
-from stenolog.gateway.viewer.inspecting import context
-from stenolog.gateway.viewer.listing import home
-from stenolog.gateway.viewer.markdown import LONGEST, to_html
-from stenolog.gateway.viewer.serving import agent_of, compile_templates, page, static, told_as_page
-from stenolog.gateway.viewer.turning import turns
-from stenolog.memory.memory import Memory
+from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.viewer.conversation_page import conversation, fragment
+from stenolog.gateway.viewer.inspector_page import context
+from stenolog.gateway.viewer.list_page import home
+from stenolog.gateway.viewer.markdown_html import LONGEST, to_html
+from stenolog.gateway.viewer.pages import agent_of, compile_templates, page, static, told_as_page
+from stenolog.gateway.viewer.turns_page import turns
+from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Draft, Note
-from stenolog.memory.redaction import Sharing, redact
 from stenolog.memory.scopes import scope_named
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.exporting.writing import FOR_READERS, Form, pieces
+from stenolog.redaction.redact import Sharing, redact
+from stenolog.transfer.export.formats import FOR_READERS, Form, pieces
 
 # --- notebook -------------------------------------------------------------------------------------
 # Page of the notes: who they are about, their sources, and actions to edit or forget them.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from stenolog.errors import DamagedStore, StoreUnavailable, UsageError
-from stenolog.stores import reports
+from stenolog.stores import log_reports
 from stenolog.stores.disk import (
     CLOSED,
     READ_ONLY_DISK,
@@ -85,7 +85,7 @@ class Directory:
             raise UsageError(f"{str(path)!r} is not the name of a folder") from error
         self.problems = tuple(self._look())
         for problem in self.problems:
-            reports.warning("%s", problem)
+            log_reports.warning("%s", problem)
 
     def _look(self) -> list[str]:
         found = []
@@ -182,7 +182,7 @@ class Directory:
             for above in (self.path.parent, self.path.parent.parent):
                 sync_entries(above)
             for problem in self.network():
-                reports.warning("%s", problem)
+                log_reports.warning("%s", problem)
             self._settled = True
         sync_folder(self.descriptor)
 

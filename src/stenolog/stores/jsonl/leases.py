@@ -35,7 +35,7 @@ from stenolog.stores.disk import (
     sync_folder,
     wait_for_lock,
 )
-from stenolog.stores.jsonl import names
+from stenolog.stores.jsonl import log_names
 from stenolog.stores.jsonl.directory import Directory, explained
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def read_holder(descriptor: int) -> Holder | None:
 
 def lock_name(key: str) -> str:
     """Return the name of a session's lock file."""
-    return names.file_name(key) + SUFFIX
+    return log_names.file_name(key) + SUFFIX
 
 
 class JSONLLease:

@@ -45,11 +45,12 @@ from stenolog.records import (
     UnknownRecord,
     VoidRecord,
 )
-from stenolog.stores import reports, spans
+from stenolog.stores import log_reports, spans
 from stenolog.stores.base import conversation_times
 from stenolog.stores.disk import CLOSED, Descriptor, read_all
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
+from stenolog.stores.jsonl.idempotency_keys import REMEMBERED, Tokens
 from stenolog.stores.jsonl.scan import (
     Bad,
     Scan,
@@ -61,7 +62,6 @@ from stenolog.stores.jsonl.scan import (
     looks_torn,
     read_run,
 )
-from stenolog.stores.jsonl.tokens import REMEMBERED, Tokens
 from stenolog.stores.state import (
     apply_void,
     blank,
@@ -471,7 +471,7 @@ class Log:
         if new:
             self.state.lost = spans.union(self.state.lost, new)
             self._in_sight = None
-            reports.warning(
+            log_reports.warning(
                 "%s: the messages with seq %s are damaged and left out; `steno doctor` says more",
                 self.directory.path / self.name,
                 ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in new),
@@ -481,7 +481,7 @@ class Log:
         for piece in bad:
             if not piece.known and (source, piece.offset) not in self._bad:
                 self._bad[source, piece.offset] = piece
-                reports.warning(
+                log_reports.warning(
                     "%s: %d bytes at offset %d are not a record and are left out; "
                     "`steno doctor` says more",
                     self.directory.path / (source or self.name),
@@ -544,7 +544,7 @@ class Log:
         # Not stored as lost: a missing archive may be restored from a backup.
         self._away = spans.minus([(found.low, self.first_live() - 1)], held)
         if self._away:
-            reports.warning(
+            log_reports.warning(
                 "%s: %d messages lie in archives that are missing or damaged; `steno doctor` says "
                 "more",
                 self.directory.path / self.name,

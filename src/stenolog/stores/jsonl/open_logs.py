@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from stenolog.errors import ForeignLog, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message
 from stenolog.stores.disk import Descriptor
-from stenolog.stores.jsonl import names
+from stenolog.stores.jsonl import log_names
 from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Found, Log, Phase
 from stenolog.stores.jsonl.rewrite import renew
@@ -66,7 +66,7 @@ class Logs:
             if log is not None:
                 self._open.move_to_end(key)
                 return log
-        name = names.file_name(key)
+        name = log_names.file_name(key)
         if create and self.directory.stat(name) is None:
             self.refuse_beside_foreign(key)
             self.directory.settle()  # guard: free-name-settled
@@ -104,7 +104,7 @@ class Logs:
 
     def refuse_beside_foreign(self, key: str) -> None:
         """Raise ForeignLog if another program has a log for the key, which ours would shadow."""
-        for name in names.reference_names(key):
+        for name in log_names.reference_names(key):
             try:
                 descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
             except (StenologError, ValueError):

@@ -35,12 +35,12 @@ from stenolog.stores.disk import (
     sync_folder,
     write_all,
 )
-from stenolog.stores.jsonl import archive, names, remains, snapshots, trash
+from stenolog.stores.jsonl import archive, log_names, purge_rewrite, snapshots, trash
 from stenolog.stores.jsonl.directory import Directory, create_anew
+from stenolog.stores.jsonl.idempotency_keys import REMEMBERED
 from stenolog.stores.jsonl.lifecycle import Lifecycle
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import AT_ONCE, Logs, flock
-from stenolog.stores.jsonl.tokens import REMEMBERED
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.snapshots import Life, state_of, token_of
 
@@ -138,7 +138,7 @@ class SnapshotWriter:
             while self._waiting:
                 life, new = self._waiting[-1]
                 self._place(life, new)
-                self._memory.synced.add(new.stamp(names.file_name(life.key)))
+                self._memory.synced.add(new.stamp(log_names.file_name(life.key)))
                 self._waiting.pop()[1].close()
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
@@ -183,7 +183,7 @@ class SnapshotWriter:
                     new.rename(_deleted_name(life), folder)
                 sync_folder(folder)
             return
-        name = names.file_name(life.key)
+        name = log_names.file_name(life.key)
         if self._directory.stat(name) is None:
             self._logs.refuse_beside_foreign(life.key)
             if new.link(name, self._directory.descriptor):
@@ -225,7 +225,7 @@ class SnapshotWriter:
                 new.rename(note.path, self._directory.descriptor)
                 self._sync_folder_of(note.path)
         if folder is not None:
-            remains.sweep(folder, archives)
+            purge_rewrite.sweep(folder, archives)
         if noted:
             self._forget(life.uid)
 
@@ -288,7 +288,7 @@ class SnapshotWriter:
                 if len(standing) > 1 and snapshots.is_untouched(standing[1]):
                     self._remove(note.old_path)
                 if folder is not None and standing:
-                    remains.sweep(folder, frozenset(_archives_of(standing[0])))
+                    purge_rewrite.sweep(folder, frozenset(_archives_of(standing[0])))
         finally:
             if folder is not None:
                 folder.release()
@@ -373,7 +373,7 @@ def _note_in(text: bytes) -> _Note:
     note = msgspec.json.decode(text, type=_Note)
     if not note.path:
         # Earlier versions replaced a copy in place, and left only its archives.
-        path = names.file_name(note.key)
+        path = log_names.file_name(note.key)
         return replace(note, old_path=path, path=path)
     return note
 
@@ -549,14 +549,14 @@ def _path_in(stamp: str) -> str:
 def _path_of(life: Life) -> str:
     """Return the path for a session, relative to the folder."""
     if life.deleted is None:
-        return names.file_name(life.key)
+        return log_names.file_name(life.key)
     return f"{trash.FOLDER}/{_deleted_name(life)}"
 
 
 def _deleted_name(life: Life) -> str:
     deleted = life.deleted or ""  # guard: copy-keeps-time-of-deletion
     stamp = deleted.replace("-", "").replace(":", "")
-    return f"{life.uid}.{stamp}{names.SUFFIX}"
+    return f"{life.uid}.{stamp}{log_names.SUFFIX}"
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from stenolog.records import (
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.disk import sync_file
-from stenolog.stores.jsonl import archive, names, trash
+from stenolog.stores.jsonl import archive, log_names, trash
 from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import flock
@@ -79,7 +79,7 @@ def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
             deleted.append(mark)
     found: dict[str, tuple[str, LifeMark | None]] = {}
     for name in directory.names():
-        stood = stamp_of(directory, name) if name.endswith(names.SUFFIX) else None
+        stood = stamp_of(directory, name) if name.endswith(log_names.SUFFIX) else None
         if stood is not None:
             before = memory.marks.get(name)
             # The stamp does not cover the file mode, which may have become readable.
@@ -100,7 +100,7 @@ def _living(directory: Directory, name: str) -> LifeMark | None:
     """Return the session in a file of this name, or None."""
     with suppress(ForeignLog):
         try:
-            key = names.key_of(name) or _long_key(directory, name)
+            key = log_names.key_of(name) or _long_key(directory, name)
             descriptor = None if key is None else directory.open(name)
             if key is None or descriptor is None:
                 return None
@@ -113,18 +113,18 @@ def _living(directory: Directory, name: str) -> LifeMark | None:
         except ForeignLog:
             raise
         except (DamagedStore, OSError):
-            return LifeMark(key=names.key_of(name) or name, uid="", stamp="")
+            return LifeMark(key=log_names.key_of(name) or name, uid="", stamp="")
         except StoreUnavailable as error:
-            key = names.key_of(name) or name
+            key = log_names.key_of(name) or name
             return LifeMark(key=key, uid="", stamp="", problem=str(error))
     return None
 
 
 def _long_key(directory: Directory, name: str) -> str | None:
-    if not names.is_long(name):
+    if not log_names.is_long(name):
         return None
     head = trash.head_at(directory, directory.descriptor, name, name)
-    return head.key if head is not None and names.file_name(head.key) == name else None
+    return head.key if head is not None and log_names.file_name(head.key) == name else None
 
 
 def trash_path(entry: trash.Entry) -> str:
@@ -201,7 +201,7 @@ def opened_at(
         if entry is not None:
             log = stack.enter_context(trash.opened(directory, entry, until=until if hold else None))
         else:
-            key = names.key_of(path) or _long_key(directory, path)
+            key = log_names.key_of(path) or _long_key(directory, path)
             mark = LifeMark(key=key or "", uid=uid, stamp="")
             log = _open_live(directory, mark, until=until, hold=hold) if key else None
             if log is not None:
@@ -225,7 +225,7 @@ def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
 
 def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Log | None:
     """Return the live log of the key if it holds this session, otherwise None."""
-    name = names.file_name(mark.key)
+    name = log_names.file_name(mark.key)
     while True:
         descriptor = directory.open(name)
         if descriptor is None:

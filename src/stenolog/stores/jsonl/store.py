@@ -52,21 +52,14 @@ from stenolog.stores.disk import (
     write_all,
 )
 from stenolog.stores.following import News, arrivals
-from stenolog.stores.jsonl import (
-    compaction,
-    leases,
-    listing,
-    snapshots,
-    trash,
-    writer,
-)
+from stenolog.stores.jsonl import compaction, leases, session_list, snapshots, trash, writer
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.lifecycle import Lifecycle, exists
-from stenolog.stores.jsonl.listing import keys
 from stenolog.stores.jsonl.log import Found, Log
 from stenolog.stores.jsonl.open_logs import Logs, T
-from stenolog.stores.jsonl.purging import Purging
+from stenolog.stores.jsonl.purge import Purging
+from stenolog.stores.jsonl.session_list import keys
 from stenolog.stores.jsonl.snapshot_writer import SnapshotWriter
 from stenolog.stores.jsonl.write_queue import Check, WriteQueue, clear_away
 from stenolog.stores.jsonl.writer import Outcome
@@ -509,7 +502,7 @@ class JSONLStore:
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session that differs after every change by any process."""
         with self._in_use.entry:
-            return listing.stamps(self._directory)
+            return session_list.stamps(self._directory)
 
     def mark(self, name: str) -> str:
         """Return the change marker of this name; empty if it was never changed."""
@@ -732,7 +725,7 @@ class JSONLStore:
 
     def _release(self) -> None:
         self._logs.close()
-        listing.close(self._directory)
+        session_list.close(self._directory)
         self._directory.close()
 
     def __enter__(self) -> Self:

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from stenolog.errors import DamagedStore
 from stenolog.records import DeletedAs, State, Trashed
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.disk import (
     CLOSED,
     Descriptor,
@@ -30,7 +30,7 @@ from stenolog.stores.disk import (
     sync_folder,
     write_all,
 )
-from stenolog.stores.jsonl import names, writer
+from stenolog.stores.jsonl import log_names, writer
 from stenolog.stores.jsonl.directory import TRASH, Directory, create_anew, explained
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import flock
@@ -107,7 +107,7 @@ def put(log: Log, at: str, *, purged: bool = False) -> Entry:
         raise FileNotFoundError(os.fspath(directory.path / FOLDER))
     try:
         deleted = _deletion_time(folder, at)
-        name = f"{uid}.{deleted.strftime(_STAMP)}{names.SUFFIX}{PURGED if purged else ''}"
+        name = f"{uid}.{deleted.strftime(_STAMP)}{log_names.SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
         # The target folder first: so the log keeps a name even if the rename is not atomic.
         sync_folder(folder)

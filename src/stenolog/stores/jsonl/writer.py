@@ -22,7 +22,7 @@ from stenolog.records import (
     StateRecord,
     timestamp,
 )
-from stenolog.stores import reports
+from stenolog.stores import log_reports
 from stenolog.stores.batches import Batch
 from stenolog.stores.disk import sync_file, write_all
 from stenolog.stores.jsonl.directory import explained
@@ -85,7 +85,7 @@ def begin(log: Log, at: str) -> Opening:
     if tail is not None:  # guard: torn-tail-set-aside
         # The void record proves that all bytes before it are on the disk, so sync them first.
         sync(log)
-        reports.warning(
+        log_reports.warning(
             "%s: %d bytes of an interrupted write are set aside; they stay in the file and do not "
             "count",
             log.directory.path / log.name,

@@ -23,7 +23,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper
 
 from stenolog.errors import StoreBusy, StoreClosed, UsageError
-from stenolog.stores.postgres.failures import is_temporary
+from stenolog.stores.postgres.postgres_errors import is_temporary
 from stenolog.stores.postgres.transactions import Peer, Slot, Transaction
 from stenolog.stores.sql.dialect import Row
 

@@ -21,10 +21,11 @@ from stenolog.errors import (
     StoreClosed,
     StoreUnavailable,
 )
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import Connections, Settings, close
-from stenolog.stores.postgres.failures import (
+from stenolog.stores.postgres.notifications import News
+from stenolog.stores.postgres.postgres_errors import (
     Before,
     commit_failure,
     is_elsewhere,
@@ -34,7 +35,6 @@ from stenolog.stores.postgres.failures import (
     refused,
     write_failure,
 )
-from stenolog.stores.postgres.news import News
 from stenolog.stores.postgres.queries import statements
 from stenolog.stores.postgres.transactions import Transaction
 

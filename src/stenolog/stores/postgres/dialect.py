@@ -15,12 +15,12 @@ from stenolog.errors import (
 )
 from stenolog.records import Health
 from stenolog.stores.batches import Batch, token_bytes, twin
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.sql.dialect import Clash, Result, Row
 from stenolog.stores.sql.leases import Held, SQLLease, holder_name
-from stenolog.stores.sql.reading import MissingRows
+from stenolog.stores.sql.message_reading import MissingRows
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.sessions import create
+from stenolog.stores.sql.session_rows import create
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:

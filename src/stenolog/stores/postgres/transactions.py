@@ -15,7 +15,7 @@ from stenolog.errors import DamagedStore, NotStored
 from stenolog.records import Message, Span, State, decode_object
 from stenolog.stores import spans
 from stenolog.stores.postgres import schema
-from stenolog.stores.postgres.failures import Before
+from stenolog.stores.postgres.postgres_errors import Before
 from stenolog.stores.sql.dialect import Clash, Row
 from stenolog.stores.sql.rows import NO_END, moment
 

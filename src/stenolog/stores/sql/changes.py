@@ -4,12 +4,12 @@ import os
 
 from stenolog.records import Archive, Change, Message, State, Undo
 from stenolog.stores import state as states
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.operations import Decide, Decision, T
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.reading import visible
+from stenolog.stores.sql.message_reading import visible
 from stenolog.stores.sql.rows import Session, encode, entry_from, now
-from stenolog.stores.sql.sessions import create, find, raw
+from stenolog.stores.sql.session_rows import create, find, raw
 
 
 class OpenRow:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from stenolog.errors import StenologError
 from stenolog.records import Health, Message, Span, State
 from stenolog.stores.batches import Batch
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 
 if TYPE_CHECKING:
     from stenolog.stores.sql.leases import Held, SQLLease

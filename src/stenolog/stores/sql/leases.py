@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, StoreClosed
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.sessions import find_life
+from stenolog.stores.sql.session_rows import find_life
 
 if TYPE_CHECKING:
     from stenolog.stores.sql.store import SQLStore

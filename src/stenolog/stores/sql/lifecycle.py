@@ -11,7 +11,7 @@ from stenolog.records import Trashed
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import Deleted
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.sql.changes import add_change, looked_up, save
 from stenolog.stores.sql.dialect import Clash, Row, Transaction
 from stenolog.stores.sql.rows import (
@@ -23,7 +23,7 @@ from stenolog.stores.sql.rows import (
     now,
     readable_undo,
 )
-from stenolog.stores.sql.sessions import create, find, find_life, session_state, shown, text
+from stenolog.stores.sql.session_rows import create, find, find_life, session_state, shown, text
 
 
 def copied_mark(uid: str) -> str:

@@ -17,7 +17,7 @@ from stenolog.stores.sql.changes import add_change, looked_up
 from stenolog.stores.sql.dialect import Clash, Transaction
 from stenolog.stores.sql.lifecycle import copied_mark
 from stenolog.stores.sql.rows import NO_END, Session, damaged, encode, readable_undo
-from stenolog.stores.sql.sessions import session_state, shown, text
+from stenolog.stores.sql.session_rows import session_state, shown, text
 
 
 class _Found(Session):

@@ -24,16 +24,16 @@ from stenolog.stores.arguments import check_last, check_required, check_text, ch
 from stenolog.stores.base import Append, Deleted, SessionView
 from stenolog.stores.batches import Batch
 from stenolog.stores.batches import batch as batch_of
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.operations import Decide, T
 from stenolog.stores.snapshots import LifeMark, LifeWriter, Reading
-from stenolog.stores.sql import changes, lifecycle, reading, sessions, snapshots
+from stenolog.stores.sql import changes, lifecycle, message_reading, session_rows, snapshots
 from stenolog.stores.sql.dialect import Dialect, Transaction
 from stenolog.stores.sql.leases import Held, SQLLease, release_all, take
 from stenolog.stores.sql.lifecycle import Removed
 from stenolog.stores.sql.rows import info, moment
-from stenolog.stores.sql.sessions import text
+from stenolog.stores.sql.session_rows import text
 
 
 class SQLStore:
@@ -181,7 +181,7 @@ class SQLStore:
         check_key(key)
 
         def work(transaction: Transaction) -> Compacted:
-            session = sessions.find(transaction, self._namespace, key, lock=True)
+            session = session_rows.find(transaction, self._namespace, key, lock=True)
             if session is None:
                 return Compacted(archived=0, bytes_before=0, bytes_after=0)
             messages, size = changes.compact(transaction, session)
@@ -328,14 +328,14 @@ class SQLStore:
         check_whole(after=after)
 
         def look(transaction: Transaction, damage: Damage | None) -> list[Message]:
-            session = sessions.find(transaction, self._namespace, key)
+            session = session_rows.find(transaction, self._namespace, key)
             if session is None:
                 return []
             if full:
-                return reading.everything(
+                return message_reading.everything(
                     transaction, session, damage, last=last, after=max(0, after or 0)
                 )
-            return reading.visible(transaction, session, damage, last=last, after=after)
+            return message_reading.visible(transaction, session, damage, last=last, after=after)
 
         return self._dialect.look_at_messages(look)
 
@@ -343,7 +343,7 @@ class SQLStore:
         """Return the summary, or an empty text."""
         check_key(key)
         session = self._dialect.look(
-            lambda transaction: sessions.find(transaction, self._namespace, key)
+            lambda transaction: session_rows.find(transaction, self._namespace, key)
         )
         return session.state.summary if session is not None else ""
 
@@ -372,7 +372,7 @@ class SQLStore:
             state = session.state
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
-            messages = reading.visible(transaction, session, damage, last=last, after=after)
+            messages = message_reading.visible(transaction, session, damage, last=last, after=after)
             return SessionView(
                 info=info(session, self._dialect.damage.of(state.uid)),
                 messages=tuple(messages),
@@ -392,7 +392,7 @@ class SQLStore:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
         check_text(prefix=prefix, after=after)
         return self._dialect.look(
-            lambda transaction: sessions.keys(
+            lambda transaction: session_rows.keys(
                 transaction,
                 self._namespace,
                 self._dialect.damage,
@@ -405,7 +405,9 @@ class SQLStore:
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session. It differs after every change."""
         return self._dialect.look(
-            lambda transaction: sessions.stamps(transaction, self._namespace, self._dialect.damage)
+            lambda transaction: session_rows.stamps(
+                transaction, self._namespace, self._dialect.damage
+            )
         )
 
     def mark(self, name: str) -> str:
@@ -447,13 +449,13 @@ class SQLStore:
     def _news(
         self, transaction: Transaction, damage: Damage | None, key: str, after: int
     ) -> News | None:
-        life = sessions.find_life(transaction, self._namespace, key)
+        life = session_rows.find_life(transaction, self._namespace, key)
         if life is None or life[1] <= after:
             return None if life is None else (*life, [])
-        session = sessions.find(transaction, self._namespace, key)
+        session = session_rows.find(transaction, self._namespace, key)
         if session is None:
             return None
-        found = reading.everything(transaction, session, damage, last=None, after=after)
+        found = message_reading.everything(transaction, session, damage, last=None, after=after)
         return session.state.uid, session.last_seq, found
 
     # --- snapshots ---------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from stenolog.stores.findings import (
 from stenolog.stores.sql.changes import add_change
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import Session, check_state, encode, moment, repaired_state
-from stenolog.stores.sql.sessions import raw, recorded_changes, shown, text
+from stenolog.stores.sql.session_rows import raw, recorded_changes, shown, text
 
 _TEXTS: Final = ("key", "uid", "namespace", "fork_of")
 _TIMES: Final = ("created", "updated", "deleted")

@@ -9,13 +9,19 @@ import apsw
 from msgspec import Struct
 
 from stenolog.errors import StenologError
-from stenolog.stores import reports
+from stenolog.stores import log_reports
 from stenolog.stores.catalog_file import delete_catalogs
 from stenolog.stores.locks import keep_for_ever
 from stenolog.stores.sqlite import schema
-from stenolog.stores.sqlite.failures import commit_failure, write_failure
+from stenolog.stores.sqlite.database_file import (
+    Place,
+    check_version,
+    create,
+    read_header,
+    set_log_aside,
+)
 from stenolog.stores.sqlite.gate import FileLock
-from stenolog.stores.sqlite.place import Place, check_version, create, read_header, set_log_aside
+from stenolog.stores.sqlite.sqlite_errors import commit_failure, write_failure
 from stenolog.stores.sqlite.transactions import Transaction
 
 LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
@@ -153,7 +159,7 @@ class Writer:
         except apsw.BusyError:
             pass
         except apsw.Error as error:
-            reports.warning("%s: its log could not be taken over: %s", self._file, error)
+            log_reports.warning("%s: its log could not be taken over: %s", self._file, error)
         self._next_checkpoint = pages + _CHECKPOINT_PAGES
 
     def _connect(self) -> apsw.Connection:

@@ -24,17 +24,17 @@ from stenolog.errors import (
     StoreClosed,
     StoreUnavailable,
 )
-from stenolog.stores import reports
+from stenolog.stores import log_reports
 from stenolog.stores.batches import twin
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.disk import make_private, refusal
-from stenolog.stores.sqlite import place, schema
+from stenolog.stores.sqlite import database_file, schema
 from stenolog.stores.sqlite.connections import Settings, Writer
-from stenolog.stores.sqlite.failures import read_failure, write_failure
 from stenolog.stores.sqlite.gate import Caller, Queue
 from stenolog.stores.sqlite.readers import Readers
+from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
+from stenolog.stores.sqlite.sqlite_versions import known_bugs
 from stenolog.stores.sqlite.transactions import Transaction
-from stenolog.stores.sqlite.versions import known_bugs
 
 _FORK_PATIENCE: Final = 1.0
 _TROUBLE: Final = (apsw.Error, OSError, UnicodeDecodeError, StoreUnavailable)
@@ -46,8 +46,8 @@ class Database:
     """An open database file. It raises the errors of `Store`; driver errors never leak."""
 
     def __init__(self, file: str | os.PathLike[str], settings: Settings) -> None:
-        self.file = place.resolved(file)
-        self._place = place.Place(self.file)
+        self.file = database_file.resolved(file)
+        self._place = database_file.Place(self.file)
         self.settings = settings
         self.damage = Damage()
         """Damage that this process has found."""
@@ -59,7 +59,7 @@ class Database:
             self._release()
             raise
         for problem in self.problems():
-            reports.warning("%s", problem)
+            log_reports.warning("%s", problem)
         _databases.add(self)
 
     def _begin(self) -> None:
@@ -73,9 +73,9 @@ class Database:
     def _open(self) -> None:
         doing = f"opening {self.file}"
         # First of all, so that no file is created next to another program's file.
-        header = place.read_header(self.file)
+        header = database_file.read_header(self.file)
         if header:
-            place.version_in(header, self.file, schema.newest())
+            database_file.version_in(header, self.file, schema.newest())
         elif self.settings.read_only:
             raise StoreUnavailable(f"{doing}: there is no such file")
         try:
@@ -90,7 +90,7 @@ class Database:
     def problems(self) -> list[str]:
         """Return warnings about problems that do not prevent the use."""
         try:
-            return place.problems(self.file) + known_bugs(self.settings.sqlite_version)
+            return database_file.problems(self.file) + known_bugs(self.settings.sqlite_version)
         except OSError as error:
             return [str(read_failure(error, f"looking at {self.file}"))]
 
@@ -282,12 +282,12 @@ class Database:
     def room(self) -> tuple[int | None, list[str]]:
         """Return the free bytes, and the reasons why writes will fail."""
         try:
-            free = place.free_bytes(self.file)
+            free = database_file.free_bytes(self.file)
             cannot = None if self.settings.read_only else refusal(self.file)
         except OSError as error:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
         wrong = [] if cannot is None else [cannot]
-        if free < place.LOW_DISK:
+        if free < database_file.LOW_DISK:
             wrong.append(f"only {free:,} bytes are free at {self.file}; make room")
         return free, wrong
 

@@ -14,11 +14,11 @@ from stenolog.errors import LeaseLost, OnceConflict, StenologError, StoreBusy
 from stenolog.records import Health
 from stenolog.stores.batches import Batch, token_bytes, twin
 from stenolog.stores.catalog_file import delete_catalogs
-from stenolog.stores.damage import Damage
+from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.sql.dialect import Result, Row
 from stenolog.stores.sql.leases import STORES, Held, SQLLease, holder, holder_name
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.sessions import create
+from stenolog.stores.sql.session_rows import create
 from stenolog.stores.sqlite import processes
 from stenolog.stores.sqlite.queries import SQL
 from stenolog.stores.sqlite.transactions import Transaction, checksum

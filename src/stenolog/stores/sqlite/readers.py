@@ -24,8 +24,8 @@ from stenolog.stores.sqlite.connections import (
     close_quietly,
     connected,
 )
-from stenolog.stores.sqlite.failures import is_no_room_for_index
-from stenolog.stores.sqlite.place import Place
+from stenolog.stores.sqlite.database_file import Place
+from stenolog.stores.sqlite.sqlite_errors import is_no_room_for_index
 from stenolog.stores.sqlite.transactions import Transaction
 
 READERS: Final = 8

@@ -11,8 +11,8 @@ from typing import Final
 
 import apsw
 
-from stenolog.stores import reports
-from stenolog.stores.sqlite.place import APPLICATION_ID
+from stenolog.stores import log_reports
+from stenolog.stores.sqlite.database_file import APPLICATION_ID
 
 _WAL: Final = b"\2\2"
 _FORMAT: Final = slice(18, 20)
@@ -88,7 +88,7 @@ def drop_catalog(connection: apsw.Connection, version: int) -> None:
         try:
             run(connection, statement)
         except (apsw.CorruptError, apsw.SQLError) as error:
-            reports.warning(
+            log_reports.warning(
                 "the old catalog is damaged, part of it stays: %s: %s", statement, error
             )
 

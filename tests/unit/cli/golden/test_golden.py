@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from stenolog.cli import main
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
-from stenolog.stores.opening import open_store
+from stenolog.stores.open_store import open_store
 
 HERE = Path(__file__).parent
 UPDATE = bool(os.environ.get("STENO_UPDATE"))

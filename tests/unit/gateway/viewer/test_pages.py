@@ -18,9 +18,9 @@ from gateway.served import Served
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry
 from stenolog.errors import DamagedStore
-from stenolog.gateway.viewer.serving import POLICY
-from stenolog.providers.scripted import ScriptedModel
-from stenolog.stores.opening import open_store
+from stenolog.gateway.viewer.pages import POLICY
+from stenolog.stores.open_store import open_store
+from stenolog.testing.scripted_model import ScriptedModel
 
 _KEY = "a/b?c#d%2F"
 _HOSTILE = "\"'><script>hurt()</script>"
@@ -119,7 +119,7 @@ def test_a_browser_is_told_in_a_page_whatever_goes_wrong(
             True,
         )
         for failing, told in ((broken, "Internal error"), (damaged, "&lt;i&gt;s&lt;/i&gt; is dam")):
-            monkeypatch.setattr("stenolog.gateway.viewer.conversation.title_of", failing)
+            monkeypatch.setattr("stenolog.gateway.viewer.conversation_page.title_of", failing)
             found = browser.get(_PATH)
             assert found.status_code == 500
             assert found.headers["content-type"] == "text/html; charset=utf-8"

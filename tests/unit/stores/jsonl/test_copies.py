@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 
 from stenolog import JSONLStore, Message, StenologError, StoreBusy
-from stenolog.sessions.transfer import copy_lives
-from unit.sessions.carried import digests, mark_of
+from stenolog.transfer.copy import copy_lives
+from unit.transfer.carried import digests, mark_of
 
 CALLS: Final = ("rename", "link", "unlink", "fdatasync", "fsync", "write")
 

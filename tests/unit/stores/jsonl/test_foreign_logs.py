@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import ForeignLog, JSONLStore, open_store
-from stenolog.stores.jsonl.names import file_name
+from stenolog.stores.jsonl.log_names import file_name
 
 SAMPLES = Path(__file__).parents[3] / "samples"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stenolog import JSONLStore, NoSuchSession, Purged
-from stenolog.sessions.verify import examine
+from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.jsonl import lifecycle
 
 KEY = "a"

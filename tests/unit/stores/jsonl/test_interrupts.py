@@ -10,7 +10,15 @@ import pytest
 
 from stenolog import JSONLStore
 from stenolog.stores import disk
-from stenolog.stores.jsonl import archive, compaction, directory, leases, open_logs, rewrite, watch
+from stenolog.stores.jsonl import (
+    archive,
+    compaction,
+    directory,
+    folder_watch,
+    leases,
+    open_logs,
+    rewrite,
+)
 from striking import Striking
 
 KEY = "a"
@@ -72,7 +80,7 @@ def test_p8_ctrl_c_at_any_step_leaves_no_watch_of_the_folder_open(fast_path: Pat
     before = _count_descriptors()
     number, where = 1, "first"
     while where:
-        strike = Striking(number, (watch,))
+        strike = Striking(number, (folder_watch,))
         strike.armed.set()
         with JSONLStore(fast_path) as store:
             with suppress(KeyboardInterrupt), strike.watching():

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import stenolog
-from stenolog.stores.jsonl import JSONLStore, listing, names
-from stenolog.stores.jsonl.watch import Watch
+from stenolog.stores.jsonl import JSONLStore, log_names, session_list
+from stenolog.stores.jsonl.folder_watch import Watch
 from stenolog.testing.strategies import hostile_keys
 
 WORKSPACE = "w"
@@ -29,7 +29,7 @@ def _look(store: JSONLStore) -> dict[str, str]:
     """The stamps by a look at every file."""
     found = {}
     for path in store.folder.glob("*.jsonl"):
-        key = names.key_of(path.name) or listing._key_inside(store._directory, path.name)
+        key = log_names.key_of(path.name) or session_list._key_inside(store._directory, path.name)
         at = path.lstat()
         if key is not None and at.st_size:
             found[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
@@ -110,7 +110,7 @@ def test_stamps_are_right_at_every_moment_also_of_what_others_do(
 def test_the_system_tells_what_changed_instead_of_all_being_looked_at(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     assert store.stamps() == store.stamps() == store.stamps()
-    seen = listing._seen[store._directory]
+    seen = session_list._seen[store._directory]
     if seen._watch is None:
         pytest.skip("NOT RUN (kernel): nobody tells what happens in a folder here")
     looks = seen._looks
@@ -221,7 +221,7 @@ def test_a_store_that_is_closed_watches_no_more_though_somebody_refers_to_it(
     store.add_message("k", "user", "x")
     seen = [store.stamps() for _ in range(3)]
     assert seen[0] == seen[2]
-    held = listing._seen[store._directory]
+    held = session_list._seen[store._directory]
     store.close()
     assert held is not None
     assert _watches() == before
@@ -233,7 +233,7 @@ def test_a_watch_that_is_of_no_use_any_more_is_closed(tmp_path: Path) -> None:
         store.add_message("k", "user", "x")
         for _ in range(2):
             store.stamps()
-        held = listing._seen[store._directory]._watch
+        held = session_list._seen[store._directory]._watch
         if held is None:
             pytest.skip("this file system may not tell all")
         store.folder.rename(tmp_path / "moved")
@@ -242,8 +242,8 @@ def test_a_watch_that_is_of_no_use_any_more_is_closed(tmp_path: Path) -> None:
 
 
 def test_whether_a_file_grew_is_told_by_two_stamps() -> None:
-    assert listing.grew("1:10:5", "1:11:6")
-    assert not listing.grew("1:10:5", "1:10:6")
-    assert not listing.grew("1:10:5", "1:9:6")
-    assert not listing.grew("1:10:5", "2:11:6")
-    assert listing.changed("1:10:5") == 5
+    assert session_list.grew("1:10:5", "1:11:6")
+    assert not session_list.grew("1:10:5", "1:10:6")
+    assert not session_list.grew("1:10:5", "1:9:6")
+    assert not session_list.grew("1:10:5", "2:11:6")
+    assert session_list.changed("1:10:5") == 5

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore, Store
-from stenolog.testing.contract.opened import say, user
+from stenolog.testing.contract.open_store_base import say, user
 
 WRITES: dict[str, Callable[[Store], object]] = {
     "batch": lambda store: store.add_messages("a", [user("3"), user("4"), user("5")]),

@@ -11,7 +11,7 @@ import pytest
 from psycopg.pq import ExecStatus
 
 from stenolog import PostgresStore
-from stenolog.stores.postgres import connections, database, dialect, news, transactions
+from stenolog.stores.postgres import connections, database, dialect, notifications, transactions
 from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql import leases
 from stenolog.stores.sql import store as sql_store
@@ -23,7 +23,7 @@ _MODULES: Final = (
     connections,
     database,
     dialect,
-    news,
+    notifications,
     transactions,
     leases,
     sql_store,

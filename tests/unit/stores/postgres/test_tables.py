@@ -24,7 +24,7 @@ from stenolog import (
     SessionExists,
     StoreBusy,
 )
-from stenolog.sessions.verify import examine
+from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Append, SessionView
 
 TABLES = ("session", "message", "token", "change", "lease")

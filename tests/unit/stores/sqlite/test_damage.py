@@ -8,7 +8,7 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append
-from stenolog.stores.sqlite import readers, schema, verify
+from stenolog.stores.sqlite import file_check, readers, schema
 from stenolog.stores.sqlite.queries import SQL
 from stenolog.stores.sqlite.transactions import Transaction, checksum
 
@@ -125,7 +125,7 @@ def test_p3_who_follows_is_given_all_but_the_damaged_one(spoilt: Path) -> None:
 
 
 def test_p3_the_doctor_names_the_damaged_message(spoilt: Path) -> None:
-    [found] = verify.examine(spoilt).findings
+    [found] = file_check.examine(spoilt).findings
     assert (found.kind, found.key, found.lost) == ("damaged message", "a", ((5, 5),))
 
 
@@ -179,7 +179,7 @@ def test_p13_messages_from_before_there_were_crcs_are_believed(file: Path) -> No
     connection.close()
     with SQLiteStore(file) as store:
         assert _texts(store) == ["old"]
-    assert verify.examine(file).findings == ()
+    assert file_check.examine(file).findings == ()
 
 
 def test_p3_every_flipped_bit_is_seen() -> None:

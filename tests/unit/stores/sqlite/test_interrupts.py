@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from stenolog import SQLiteStore
-from stenolog.stores import damage, locks
+from stenolog.stores import damaged_messages, locks
 from stenolog.stores.sql import leases
 from stenolog.stores.sqlite import (
     connections,
     database,
+    database_file,
     dialect,
     gate,
-    place,
     readers,
     transactions,
 )
@@ -31,7 +31,7 @@ _MODULES = (
     leases,
     readers,
     transactions,
-    damage,
+    damaged_messages,
     locks,
     threading,
     contextlib,
@@ -128,7 +128,7 @@ def test_p8_ctrl_c_while_a_store_is_opened_leaves_no_file_open(tmp_path: Path) -
     number, where = 1, "first"
     while where:
         folder = tmp_path / f"{number}"
-        strike = Striking(number, (gate, place))
+        strike = Striking(number, (gate, database_file))
         strike.armed.set()
         store: SQLiteStore | None = None
         with contextlib.suppress(KeyboardInterrupt), strike.watching():

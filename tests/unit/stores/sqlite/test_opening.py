@@ -97,7 +97,7 @@ def test_without_apsw_the_error_names_the_extra(file: Path) -> None:
         "import sys; sys.modules['apsw'] = None\n"
         "import stenolog\n"
         "from stenolog import *\n"
-        "from stenolog.sessions.verify import examine\n"
+        "from stenolog.maintenance.workspace_check import examine\n"
         "for opened in (lambda: stenolog.open_store('sqlite:' + sys.argv[1]),\n"
         "               lambda: stenolog.SQLiteStore(sys.argv[1]),\n"
         "               lambda: examine('sqlite:' + sys.argv[1])):\n"

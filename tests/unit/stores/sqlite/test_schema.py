@@ -7,7 +7,7 @@ import pytest
 
 from stenolog import SQLiteStore
 from stenolog.stores.sqlite import schema
-from stenolog.stores.sqlite.place import APPLICATION_ID
+from stenolog.stores.sqlite.database_file import APPLICATION_ID
 from stenolog.stores.sqlite.queries import FOLLOWING, PLACES, SQL
 
 

@@ -1,0 +1,136 @@
+"""Background consolidation: one session at a time, preferably while no answer is written.
+
+A model on this machine would answer more slowly otherwise. The memory knows which turns have notes,
+so turns left at the end of the program are found at the next start. After a failure a timer starts
+the next attempt, so that an idle agent makes its notes too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final
+
+from stenolog.agent.blocking_model import Closing
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.shielded_wait import ended
+from stenolog.agent.threads import Threads
+from stenolog.errors import StenologError
+from stenolog.memory.consolidation import Consolidated
+
+PATIENCE: Final = 30.0
+"""Maximum wait in seconds for a pause between answers; then notes are made anyway."""
+
+_STORE_RETRY: Final = 60.0
+"""Delay in seconds before the next attempt after an error of a store."""
+
+_logger = logging.getLogger("stenolog")
+
+
+class Notetaking:
+    """Writes the notes of one agent, in one task."""
+
+    def __init__(
+        self, instance: AgentInstance, threads: Threads, *, patience: float = PATIENCE
+    ) -> None:
+        self._instance = instance
+        self._threads = threads
+        self._patience = patience
+        self._waiting: dict[str, None] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._woken = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._done = asyncio.Event()
+        self._held = 0
+        self._task = asyncio.create_task(self._work())
+
+    def add(self, key: str) -> None:
+        """Queue a session with new messages."""
+        self._cancel_timer(key)
+        self._waiting[key] = None
+        self._done.clear()
+        self._woken.set()
+
+    def hold(self) -> None:
+        """Register an answer in progress: start no new consolidation."""
+        self._held += 1
+        self._quiet.clear()
+
+    def let_go(self) -> None:
+        """Unregister an answer in progress."""
+        self._held -= 1
+        if not self._held:
+            self._quiet.set()
+
+    async def idle(self) -> None:
+        """Wait until the queue is empty."""
+        await self._done.wait()
+
+    async def close(self) -> None:
+        """Cancel the task and the timers. Closing the model has ended a request in progress."""
+        for key in list(self._timers):
+            self._cancel_timer(key)
+        await ended([self._task])
+
+    async def _work(self) -> None:
+        try:
+            await self._look_back()
+            while True:
+                while self._waiting:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._quiet.wait(), self._patience)
+                    await self._consolidate(next(iter(self._waiting)))
+                self._woken.clear()
+                self._done.set()
+                await self._woken.wait()
+        except Closing:
+            return
+        finally:
+            self._done.set()
+
+    async def _look_back(self) -> None:
+        """Queue the sessions that an earlier run left."""
+        memory = self._instance.memory
+        if memory is None:
+            return
+        try:
+            for key in await self._threads.ask(memory.waiting):
+                self.add(key)
+        except StenologError as error:
+            _logger.warning("cannot tell which notes are still to be made: %s", error)
+
+    async def _consolidate(self, key: str) -> None:
+        self._waiting.pop(key)
+        try:
+            done: Consolidated = await self._threads.ask(self._instance.consolidate, key)
+        except StenologError as error:
+            _logger.warning("no notes could be made of %r: %s", key, error)
+            self._retry(key, _STORE_RETRY)
+            return
+        except Exception:
+            _logger.exception("no notes could be made of %r", key)
+            return
+        if done.retry_at is not None:
+            self._retry(key, (done.retry_at - _now()).total_seconds())
+        elif done.waiting and done.turns:
+            self.add(key)
+
+    def _retry(self, key: str, seconds: float) -> None:
+        """Queue the session after a delay, unless `add` does so first."""
+        self._cancel_timer(key)
+        self._timers[key] = _call_later(max(seconds, 0.0), lambda: self.add(key))
+
+    def _cancel_timer(self, key: str) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _call_later(seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(seconds, callback)

@@ -1,0 +1,138 @@
+"""Runs the tool calls of one answer, concurrently if the tools allow it, each with a timeout.
+
+Every failure becomes the result of the call, so that the model can correct its arguments or report
+the problem. Only a cancellation is raised.
+"""
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.agent.shielded_wait import ended
+from stenolog.agent.tools import Here, Tool, as_text, read_arguments
+from stenolog.agent.turn_events import Tell, ToolBegan, ToolEnded
+from stenolog.catalog.message_metadata import ran_for
+
+STOPPED: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
+
+
+def not_made(call: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """Return an error result for a call that was cut off at the model's limit."""
+    name = call["function"]["name"]
+    words = "Error: the answer was cut off at the model's limit, and so this call was not made"
+    tell(ToolBegan(id=call["id"], name=name, arguments=call["function"]["arguments"]))
+    tell(ToolEnded(id=call["id"], name=name, text=words, failed=True, seconds=0.0))
+    return {"role": "tool", "tool_call_id": call["id"], "content": words}
+
+
+class Calling(Struct, frozen=True, kw_only=True):
+    """The available tools, with the limits of their time and output."""
+
+    tools: Mapping[str, Tool]
+    timeout: float
+    """Timeout in seconds for tools that define none."""
+    limit: int
+    """Maximum number of characters of a result that the model gets."""
+
+    async def run(
+        self,
+        calls: Sequence[Mapping[str, Any]],
+        here: Here,
+        *,
+        tell: Tell,
+        keep: Callable[[dict[str, Any]], Awaitable[object]],
+    ) -> None:
+        """Run the calls and pass each result to `keep` immediately.
+
+        Tools marked `alone` run one at a time, after the others.
+        """
+
+        async def one(call: Mapping[str, Any]) -> None:
+            await keep(await self._result(call, here, tell))
+
+        alone = [call for call in calls if self._is_alone(call)]
+        together = [asyncio.create_task(one(call)) for call in calls if call not in alone]
+        try:
+            await asyncio.gather(*together)
+        finally:
+            if await ended(together):
+                raise asyncio.CancelledError
+        for call in alone:
+            await one(call)
+
+    def _is_alone(self, call: Mapping[str, Any]) -> bool:
+        found = self.tools.get(call["function"]["name"])
+        return found is not None and found.alone
+
+    async def _result(self, call: Mapping[str, Any], here: Here, tell: Tell) -> dict[str, Any]:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        tell(ToolBegan(id=call["id"], name=name, arguments=arguments))
+        began = time.monotonic()
+        failed, text = await self._outcome(name, arguments, here)
+        took = time.monotonic() - began
+        tell(ToolEnded(id=call["id"], name=name, text=text, failed=failed, seconds=took))
+        body = {"role": "tool", "tool_call_id": call["id"], "content": text}
+        return ran_for(body, seconds=took, failed=failed)
+
+    async def _outcome(self, name: str, arguments: str, here: Here) -> tuple[bool, str]:
+        """Return whether the call failed, and the text for the model."""
+        tool = self.tools.get(name)
+        if tool is None:
+            known = ", ".join(sorted(self.tools)) or "none"
+            return True, f"Error: there is no tool {name!r}; there are: {known}"
+        allowed = self.timeout if tool.timeout is None else tool.timeout
+        timeout = asyncio.timeout(allowed)
+        try:
+            given = read_arguments(arguments)
+            async with timeout:
+                result = await _called(tool, given, here)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return True, f"Error: {name} was cancelled from inside"
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything; goes to the model
+            if timeout.expired():
+                return True, f"Error: {name} did not end within {allowed:g} s and was given up"
+            words = str(error) or type(error).__name__
+            return True, as_text(f"Error: {type(error).__name__}: {words}", limit=self.limit)
+        return False, as_text(result, limit=self.limit)
+
+
+async def _called(tool: Tool, given: Mapping[str, Any], here: Here) -> Any:
+    if tool.is_async:
+        return await tool.call(given, here)
+    # A daemon thread, not a pool: a tool that hangs cannot be stopped and must not keep the program
+    # from exiting.
+    running = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = running.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    def work() -> None:
+        result, failed = None, None
+        try:
+            result = context.run(tool.call, given, here)
+        except Exception as error:  # noqa: BLE001 - raised in the waiting coroutine
+            failed = error
+        except BaseException as error:  # noqa: BLE001 - SystemExit of a tool must not end the agent
+            failed = RuntimeError(f"{type(error).__name__}: {error}")
+        try:
+            running.call_soon_threadsafe(settle, result, failed)
+        except RuntimeError:
+            return  # the event loop is closed
+
+    threading.Thread(target=work, name=f"stenolog-tool-{tool.name}", daemon=True).start()
+    return await done

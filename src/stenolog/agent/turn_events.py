@@ -1,0 +1,164 @@
+"""Values that a turn produces: events for front ends, and the final answer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from stenolog.context.summarize import Compaction
+from stenolog.errors import StenologError
+from stenolog.providers.chat_model import Usage
+
+
+class Inbound(Struct, frozen=True, kw_only=True):
+    """A message from a user."""
+
+    key: str
+    """Key of the session."""
+    content: str | Sequence[Mapping[str, Any]]
+    """Text, or content parts in OpenAI's chat format."""
+    id: str = ""
+    """Id given by the source of the message. A second delivery is not stored or answered again."""
+    origin: Mapping[str, Any] | None = None
+    """Address for the answer, in the format of the channel; stored with the message."""
+    request_digest: str = ""
+    """Digest of the HTTP request with this message; stored with the message."""
+    sender: str = ""
+    """The user or group chat, such as `telegram:123`, if the front end has verified it.
+
+    Sessions in which every user message has the same sender share one memory. Leave it empty for
+    values that a client can choose, such as a session key.
+    """
+
+
+class Heard(Struct, frozen=True, kw_only=True):
+    """The user's message is stored, with this seq."""
+
+    seq: int
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """A request to the model starts."""
+
+    model: str
+    tokens: int
+    """Estimated number of tokens of the request."""
+    budget: int
+    """Maximum number of tokens of the request."""
+    recalled: int = 0
+    """Number of recalled notes and past messages in the request."""
+
+
+class Said(Struct, frozen=True, kw_only=True):
+    """The next piece of the model's answer."""
+
+    text: str
+
+
+class Thought(Struct, frozen=True, kw_only=True):
+    """The next piece of the model's reasoning, if the provider returns it."""
+
+    text: str
+
+
+class ToolBegan(Struct, frozen=True, kw_only=True):
+    """A tool call starts."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as written by the model."""
+
+
+class ToolEnded(Struct, frozen=True, kw_only=True):
+    """A tool call ended. `text` is the result for the model."""
+
+    id: str
+    name: str
+    text: str
+    failed: bool
+    seconds: float
+
+
+class Counted(Struct, frozen=True, kw_only=True):
+    """Token counts that the provider reported for the last request."""
+
+    usage: Usage
+
+
+class Compacted(Struct, frozen=True, kw_only=True):
+    """The oldest turns were summarized."""
+
+    compaction: Compaction
+
+
+class NotSaved(Struct, frozen=True, kw_only=True):
+    """The number of unsaved messages; `words` has the reason and what to do."""
+
+    count: int
+    words: str
+
+
+class SavedAfterAll(Struct, frozen=True, kw_only=True):
+    """All unsaved messages are stored now."""
+
+    count: int
+
+
+class Noticed(Struct, frozen=True, kw_only=True):
+    """A notice for the user, one sentence."""
+
+    words: str
+
+
+Event = (
+    Heard
+    | Asked
+    | Said
+    | Thought
+    | ToolBegan
+    | ToolEnded
+    | Counted
+    | Compacted
+    | NotSaved
+    | SavedAfterAll
+    | Noticed
+)
+Tell = Callable[[Event], None]
+"""Callback for events. It runs in the event loop and must not block; its errors are logged."""
+
+Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
+"""Outcome of a message.
+
+answered: the answer is in the log.
+calls: the client has to run tools first.
+interrupted: the answer was stopped; the text so far is kept.
+failed: the text has the reason; the user's message is kept and unanswered.
+again: the message was answered before.
+elsewhere: another process has the lease, or another turn of this process answered the message.
+command: the message was a command.
+"""
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The answer to a message or command."""
+
+    key: str
+    """Session for the next message: a different one after /new, /fork and /resume."""
+    text: str
+    outcome: Outcome
+    seq: int | None = None
+    """Seq of the answer; None if it is not stored."""
+    saved: bool = True
+    """Whether all messages of the turn are stored."""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    """Tool calls that the client has to run, in OpenAI's chat format."""
+    error: StenologError | None = None
+    """The error, if the turn failed."""
+    finish: str = ""
+    """The model's finish reason; `length` if the answer was cut off at the model's limit."""
+
+
+def nobody(event: Event) -> None:
+    """Ignore the event."""
+    del event

@@ -1,0 +1,116 @@
+"""Which unfinished turns a stenolog agent started: only those are resumed or closed.
+
+The mark in the user message decides (docs/decisions/0012). Messages stored by another program and
+imported messages have no mark. Messages that a fork copied are resumed in the source session.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.message_metadata import FIELD, is_received, model_of, seen_by
+from stenolog.context.message_parts import calls_of, speaks
+from stenolog.context.turn_state import standing
+from stenolog.errors import NoSuchSession
+from stenolog.records import Message
+from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import SessionView, forked_at
+
+_TAIL: Final = 50
+"""Number of messages at the end that usually include the last user message."""
+_REMEMBERED: Final = 100_000
+_SCANNED: Final = 200
+"""Number of messages that are searched for the question of an answer."""
+
+
+def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
+    """Return whether a stenolog agent received the last user message, at a seq above `after`."""
+    last = _last_spoken(history)
+    return last is not None and last.seq > after and is_received(last.to_dict())
+
+
+def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
+    """Return whether a stenolog agent made the last tool calls, at a seq above `after`."""
+    last = next((one for one in reversed(history) if calls_of(one.to_dict())), None)
+    return last is not None and last.seq > after and model_of(last.to_dict()) is not None
+
+
+def forked_at_in(sessions: SessionStore, key: str) -> int:
+    """Return the seq up to which a session was copied from another one, or 0."""
+    try:
+        return forked_at(sessions.store.info(key))
+    except NoSuchSession:
+        return 0
+
+
+def hide_late_message(sessions: SessionStore, view: SessionView) -> bool:
+    """Hide a message that a turn stored after its question was hidden. Blocks.
+
+    A turn does this itself at its end, unless it is killed before. Returns whether there was such a
+    message. Only the lease holder may call it.
+    """
+    late = late_message(sessions, view)
+    if late is None:
+        return False
+    sessions.store.hide(view.key, late, late)  # guard: hide-late-answer-after-kill
+    return True
+
+
+def late_message(sessions: SessionStore, view: SessionView) -> int | None:
+    """Return the seq of a message whose question was hidden before it was stored, or None.
+
+    A turn checks its question before it stores a message, so only the last message can be late. It
+    must be the newest write of the session: if messages were hidden after it, for example by
+    `truncate_history`, the user wants to see it without its question.
+    """
+    info = view.info
+    if not view.messages or info.visible == info.count:
+        return None
+    last = view.messages[-1]
+    body = last.to_dict()
+    newest = last.seq == info.last_seq > forked_at(info) and last.at == info.updated
+    if not newest or body.get("role") == "user" or FIELD not in body:
+        return None
+    first = info.in_sight[-1][0] if info.in_sight else last.seq
+    shown = [message for message in view.messages if message.seq >= first]
+    if _last_spoken(shown) is not None:
+        return None
+    seen = seen_by(body, last.seq)
+    stored = sessions.get_history(view.key, last=_SCANNED, full=True)
+    before = [message for message in stored if message.seq <= seen]
+    question = _last_spoken(before)
+    if question is None or not question.hidden:
+        return None
+    visible = {message.seq for message in view.messages}
+    return last.seq if visible.isdisjoint(standing(before).unanswered) else None
+
+
+class OthersTurns:
+    """Cache of unfinished turns of other programs, so that each change is examined once."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str | None, str], tuple[str, datetime | None]] = OrderedDict()
+
+    def include(self, instance: AgentInstance, entry: Entry) -> bool:
+        """Return whether another program started the unfinished turn of this session."""
+        place, now = (instance.id, entry.key), (entry.uid, entry.updated)
+        if self._seen.get(place) == now:
+            return True
+        sessions = instance.sessions
+        history = sessions.get_history(entry.key, last=_TAIL)
+        if _last_spoken(history) is None:
+            history = sessions.get_history(entry.key)
+        if is_own_turn(history, after=forked_at_in(sessions, entry.key)):
+            self._seen.pop(place, None)
+            return False
+        self._seen[place] = now
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return True
+
+
+def _last_spoken(history: Sequence[Message]) -> Message | None:
+    return next((one for one in reversed(history) if speaks(one.to_dict())), None)

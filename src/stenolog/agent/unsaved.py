@@ -1,0 +1,309 @@
+"""Unsaved messages of a session: a queue of writes that failed and are retried in order.
+
+Later messages wait for an unsaved one, so the log never contains an answer before its question.
+Every message keeps the idempotency key of its first attempt: if that write did reach the store, the
+retry stores nothing twice. Messages of a turn are written only by the lease holder, and only if the
+log still needs them; another process may have answered in the meantime.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.agent.turn_events import NotSaved, SavedAfterAll, Tell
+from stenolog.catalog.message_metadata import marked, without_marks
+from stenolog.codec import check_key, check_once, encode_message
+from stenolog.context.message_parts import calls_of, words_of
+from stenolog.context.turn_state import standing
+from stenolog.errors import (
+    LeaseLost,
+    NoSuchSession,
+    OnceConflict,
+    ReadOnly,
+    StenologError,
+    StoreClosed,
+    UsageError,
+)
+from stenolog.records import Message
+from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.base import Store
+
+Run = Callable[..., Awaitable[Any]]
+"""Runs a function in a thread and returns its result."""
+Append = Callable[..., int | None]
+"""Stores a message, with the idempotency key `once=`; returns its seq, or None on failure."""
+
+_REMEMBERED: Final = 1_000
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """The messages that a model got: stored ones up to `upto`, unsaved ones up to `token`."""
+
+    upto: int
+    token: str = ""
+    interrupted: str = ""
+    """Reason why the answer was cut off; empty if it was not."""
+
+
+class _Waiting(Struct, frozen=True, kw_only=True):
+    body: Mapping[str, Any]
+    token: str
+    seen: Seen | None
+    """Set for answers: `upto` is stored with the answer, once all messages before it have a seq."""
+
+    size: int = 0
+
+    @property
+    def of_turn(self) -> bool:
+        return self.body.get("role") != "user"
+
+
+class InHand:
+    """The unsaved messages of one session."""
+
+    def __init__(self, key: str, run: Run) -> None:
+        self._key = key
+        self._run = run
+        self._waiting: list[_Waiting] = []
+        self._stored: dict[str, int] = {}
+        """Seqs of messages that were unsaved for a while, by idempotency key."""
+        self._order = asyncio.Lock()
+
+    @property
+    def bodies(self) -> list[Mapping[str, Any]]:
+        """The unsaved messages, oldest first."""
+        return [one.body for one in self._waiting]
+
+    @property
+    def size(self) -> int:
+        """Approximate size of the unsaved messages in bytes."""
+        return sum(one.size for one in self._waiting)
+
+    @property
+    def newest(self) -> str:
+        """Idempotency key of the newest unsaved message; empty if there is none."""
+        return self._waiting[-1].token if self._waiting else ""
+
+    def seq_of(self, token: str) -> int | None:
+        """Return the seq of a message that was unsaved before; None if it is not stored."""
+        return self._stored.get(token)
+
+    def answer_to(self, token: str) -> str | None:
+        """Return the text of the unsaved answer to this unsaved message; None if there is none."""
+        tokens = [one.token for one in self._waiting]
+        for one in self._waiting:
+            saw = one.seen is not None and one.seen.token in tokens
+            if saw and not calls_of(one.body) and one.seen is not None:
+                last = tokens.index(one.seen.token)
+                if token in tokens[: last + 1]:
+                    return words_of(one.body)
+        return None
+
+    async def say(
+        self, sessions: SessionStore, body: Mapping[str, Any], *, tell: Tell, once: str
+    ) -> int | None:
+        """Store a user message and return its seq; None if it stays unsaved.
+
+        Emits NotSaved if it stays unsaved. Raises UsageError if the store can never accept it.
+        """
+        check_key(self._key)
+        check_once(once)
+        size = len(encode_message(body))
+        one = _Waiting(body=body, token=once, seen=None, size=size)
+        async with self._order:
+            if any(waits.token == once for waits in self._waiting):
+                return None
+            seq = None
+            if await self._cleared(sessions, tell, leased=False):
+                seq = await self._write(sessions, one)
+            if seq is None:
+                self._waiting.append(one)
+            told = seq is None and not any(waits.of_turn for waits in self._waiting)
+        if told:
+            await self._tell(sessions, tell)
+        return seq
+
+    async def keep(
+        self,
+        sessions: SessionStore,
+        body: Mapping[str, Any],
+        *,
+        tell: Tell,
+        seen: Seen | None = None,
+        append: Append | None = None,
+    ) -> int | None:
+        """Store a message of a turn and return its seq; None if it stays unsaved.
+
+        Only the lease holder may call this. `append` replaces `add_full_message`; it runs in a
+        thread, and its errors are raised here. Raises UsageError if the store can never accept the
+        message, and LeaseLost.
+        """
+        size = len(encode_message(body))
+        one = _Waiting(body=body, token=secrets.token_hex(12), seen=seen, size=size)
+        async with self._order:
+            try:
+                seq = None
+                if await self._cleared(sessions, tell, leased=True):
+                    seq = await self._write(sessions, one, append)
+            except (LeaseLost, NoSuchSession):
+                self._let_go()
+                raise
+            if seq is None:
+                self._waiting.append(one)
+        if seq is None:
+            await self._tell(sessions, tell)
+        return seq
+
+    @asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[None]:
+        """Prevent writes of unsaved messages inside the `async with` block."""
+        if not self._waiting:
+            yield
+            return
+        async with self._order:
+            yield
+
+    async def flush(self, sessions: SessionStore, *, tell: Tell) -> bool:
+        """Store the unsaved messages and return whether all are stored.
+
+        Only the lease holder may call this. Raises LeaseLost.
+        """
+        async with self._order:
+            try:
+                if await self._cleared(sessions, tell, leased=True):
+                    return True
+            except LeaseLost:
+                self._let_go()
+                raise
+        await self._tell(sessions, tell)
+        return False
+
+    async def _cleared(self, sessions: SessionStore, tell: Tell, *, leased: bool) -> bool:
+        waited = len(self._waiting)
+        if not waited:
+            return True
+        if not leased and any(one.of_turn for one in self._waiting):
+            return False
+        looked = False
+        while self._waiting:
+            one = self._waiting[0]
+            if one.of_turn and not looked:
+                # All messages that this one depends on have a seq by now.
+                looked = True
+                if await self._is_stale(sessions, one):
+                    self._let_go(tell)
+                    continue
+            looked = looked and one.of_turn
+            try:
+                seq = await self._write(sessions, one)
+            except LeaseLost:
+                raise
+            except UsageError as error:
+                # The store will never accept this message, and it must not block the later ones.
+                tell(NotSaved(count=1, words=f"one message is lost: {error}"))
+                del self._waiting[0]
+                continue
+            if seq is None:
+                return False
+            self._stored[one.token] = seq
+            while len(self._stored) > _REMEMBERED:
+                del self._stored[next(iter(self._stored))]
+            del self._waiting[0]
+        tell(SavedAfterAll(count=waited))
+        return True
+
+    def _let_go(self, tell: Tell | None = None) -> None:
+        """Drop unsaved messages of turns: all, or with `tell` those before a user message."""
+        kept = next(
+            (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
+        )
+        if tell is None:
+            self._waiting = [one for one in self._waiting if not one.of_turn]
+            return
+        del self._waiting[:kept]
+        words = "another process has answered meanwhile, so this answer is not kept"
+        tell(NotSaved(count=kept, words=words))
+
+    async def _is_stale(self, sessions: SessionStore, one: _Waiting) -> bool:
+        """Return whether another process has continued the turn of this message."""
+        history: list[Message] = await self._run(sessions.get_history, self._key)
+        where = standing(history)
+        if one.seen is None:
+            wanted = {call.id for call in where.open_calls}
+            return one.body.get("tool_call_id") not in wanted
+        upto = self._upto(one.seen)
+        if not any(seq <= upto for seq in where.unanswered):
+            return True
+        own = set(self._stored.values())
+        return any(
+            message.seq > upto
+            and message.seq not in own
+            and getattr(message, "role", None) != "user"
+            for message in history
+        )
+
+    def _upto(self, seen: Seen) -> int:
+        return max(seen.upto, self._stored.get(seen.token, 0))
+
+    async def _write(
+        self, sessions: SessionStore, one: _Waiting, append: Append | None = None
+    ) -> int | None:
+        body = one.body
+        if one.seen is not None:
+            body = marked(body, seen=self._upto(one.seen), interrupted=one.seen.interrupted)
+        if append is None:
+            append = partial(sessions.add_full_message, self._key)
+        seq: int | None = await self._run(append, body, once=one.token)
+        if seq is None:
+            # The facade does not return the reason. The idempotency key makes a second attempt
+            # safe.
+            seq = await self._run(_again, sessions, self._key, body, one.token)
+        return seq
+
+    async def _tell(self, sessions: SessionStore, tell: Tell) -> None:
+        words = await self._run(_why, sessions)
+        tell(NotSaved(count=len(self._waiting), words=words))
+
+
+def new_token() -> str:
+    """Return an idempotency key for a message without an id."""
+    return secrets.token_hex(12)
+
+
+def _again(sessions: SessionStore, key: str, body: Mapping[str, Any], token: str) -> int | None:
+    """Repeat the write on the store. Raise only errors that a retry cannot fix."""
+    store = sessions.store
+    try:
+        return store.add_full_message(key, body, once=token)
+    except OnceConflict as conflict:
+        # Another version may have stored the same message with different marks.
+        if _stored_content(store, key, conflict.seq) == without_marks(body):
+            return conflict.seq
+        raise
+    except (ReadOnly, StoreClosed):
+        return None
+    except UsageError:
+        raise
+    except Exception:  # noqa: BLE001 - the facade counts and logs it; the write is retried
+        return None
+
+
+def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
+    """Return the message at this seq without stenolog's marks; None if it is not readable."""
+    try:
+        found = store.get_history(key, after=seq - 1, full=True)[:1]
+    except StenologError:
+        return None
+    return without_marks(found[0].to_dict()) if found and found[0].seq == seq else None
+
+
+def _why(sessions: SessionStore) -> str:
+    """Return the reason for the failed write, without the prefixes of the facade."""
+    health = sessions.health()
+    _, _, told = (health.last_error or "").partition(" failed: ")
+    return told.partition(": ")[2] or "; ".join(health.problems) or "the store does not say why"

@@ -1,0 +1,153 @@
+"""SQL statements of a catalog, the interface of its database, and its errors."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from stenolog.catalog.fulltext import Language
+
+
+# --- filters --------------------------------------------------------------------------------------
+# Texts, keys and times as stored in the tables.
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def microseconds(moment: datetime) -> int:
+    """Convert a time to microseconds since 1970."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def moment(microseconds: int) -> datetime:
+    """Convert microseconds since 1970 to a time."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+MOST: Final = 2**63 - 2
+"""Largest integer in a query; SQLite adds one to it."""
+
+
+def clean(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 cannot represent, by question marks."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
+    """Return the range of keys with a prefix: the first key, and the end, which is excluded."""
+    if not prefix:
+        return None, None
+    raw = prefix.encode("utf-8", "replace")
+    # 0xff does not occur in UTF-8, so the last byte can always be incremented.
+    return raw.decode(), raw[:-1] + bytes([raw[-1] + 1])
+
+
+# --- statements -----------------------------------------------------------------------------------
+# The statements of a catalog in SQLite, by name.
+
+
+VERSION: Final = "6"
+"""Version of the tables and the tokenizer. Change it if either of them changes.
+
+A catalog of another version is discarded.
+"""
+
+BLOCK: Final = 4_096
+"""Number of message ids per row of catalog_block, which has the range of their times."""
+
+_FOLDER: Final = Path(__file__).parent
+
+
+@cache
+def statements() -> Mapping[str, str]:
+    """Return the statements of queries.sql by name."""
+    return named((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
+
+
+@cache
+def schema() -> tuple[str, ...]:
+    """Return the statements that create the tables. The last one takes the version."""
+    return in_order((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
+
+
+def named(text: str) -> Mapping[str, str]:
+    """Split a file into its named statements."""
+    _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
+    return {
+        name: part.strip().removesuffix(";")
+        for name, part in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
+def in_order(text: str) -> tuple[str, ...]:
+    """Split a file into its statements, in order."""
+    parts = re.split(r"(?m);\s*$", text)
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+# --- database -------------------------------------------------------------------------------------
+
+
+Row = tuple[Any, ...]
+
+
+class Broken(Exception):
+    """The catalog is damaged or outdated. It is discarded and built again."""
+
+
+class Unusable(Exception):
+    """The catalog cannot be read or written now: disk full, no permission, or a time-out."""
+
+
+class Busy(Unusable):
+    """Other users held the lock for too long. A retry may work."""
+
+
+class Away(Busy):
+    """The database server is unreachable, and so is the store in it."""
+
+
+class Transaction(Protocol):
+    """An open transaction."""
+
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> Iterable[Row]:
+        """Execute a statement and return its rows."""
+        ...
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> object:
+        """Execute a statement once per row of values."""
+        ...
+
+
+class Database(Protocol):
+    """The database of a catalog. Every call may raise Broken and Unusable."""
+
+    sql: Mapping[str, str]
+    """The statements on its tables, by name."""
+
+    @property
+    def language(self) -> "Language":
+        """The query language of its full-text index."""
+        ...
+
+    def read(self) -> AbstractContextManager[Transaction]:
+        """Start a read transaction, which sees a consistent state of the tables."""
+        ...
+
+    def write(self) -> AbstractContextManager[Transaction]:
+        """Start a write transaction: committed at the end, rolled back on any error."""
+        ...
+
+    def renew(self) -> None:
+        """Discard the tables if they are broken, and create empty ones."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...

@@ -1,0 +1,523 @@
+"""The catalog in a file next to its store (stores/catalog_file.py), or in memory.
+
+Any process may find the file missing, outdated or damaged, and builds it again. SQLite has no
+checksums, so a lock file records the identity, size and time of the database after the last write:
+a catalog that any other program changed is not used. During a write the lock file says so; if the
+writer died, SQLite's journal restores the database.
+
+A writer holds the flock of the lock file. Only the writer creates or removes the database, or
+recovers it after another writer died: a journal is identified by its name alone, and must never be
+applied to another database. So processes without the flock open the database read-only.
+"""
+
+import fcntl
+import os
+import sqlite3
+import stat
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.catalog.catalog_database import Broken, Busy, Row, Transaction, Unusable, statements
+from stenolog.catalog.sqlite_connections import (
+    Exclusive,
+    Use,
+    calibrations,
+    code_of,
+    connected,
+    has_tables,
+    in_memory,
+    make_tables,
+    roll_back,
+    room_to_write,
+    sorted_out,
+)
+from stenolog.stores.catalog_file import journal_of, lock_of
+from stenolog.stores.disk import Descriptor, open_descriptor
+from stenolog.stores.locks import keep_for_ever
+
+if TYPE_CHECKING:
+    from stenolog.catalog.fulltext import Language
+
+
+WRITING: Final = b"writing"
+"""Content of the lock file during a write, or after a writer died."""
+
+_POLL: Final = 0.002
+_MARK_BYTES: Final = 80
+
+Identity = tuple[int, int]
+"""Device and inode, which identify a file regardless of its name."""
+
+
+class LockFile:
+    """A file that the writer locks, and that records the state after the last write."""
+
+    def __init__(self, path: Path, *, patience: float) -> None:
+        self._path = path
+        self.patience = patience
+        """Maximum number of seconds to wait for other writers."""
+
+    @contextmanager
+    def held(self) -> Iterator[Descriptor]:
+        """Lock the file, and yield it. Raises Unusable."""
+        try:
+            lock = self._open()
+        except BlockingIOError as error:
+            raise Busy(f"{self._path}: others write all the time") from error
+        except OSError as error:
+            raise Unusable(f"{self._path}: {error.strerror}") from error
+        try:
+            yield lock
+        except OSError as error:
+            raise Unusable(f"{self._path}: {error.strerror}") from error
+        finally:
+            lock.release()
+
+    def _open(self) -> Descriptor:
+        """Return the lock file, locked."""
+        deadline = time.monotonic() + self.patience
+        while True:
+            lock = open_descriptor(
+                self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found = os.fstat(lock)
+                if (found.st_dev, found.st_ino) == identity(self._path):
+                    return lock
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    lock.close()
+                    raise
+            except BaseException:
+                lock.close()
+                raise
+            lock.close()
+            time.sleep(_POLL)
+
+    def mark(self) -> bytes:
+        """Return the content that the last writer left; empty if there is none."""
+        try:
+            # Opening a fifo with this name would block.
+            lock = open_descriptor(
+                self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            )
+        except OSError:
+            return b""
+        try:
+            if not stat.S_ISREG(os.fstat(lock).st_mode):
+                return b""
+            return os.pread(lock, _MARK_BYTES, 0).rstrip()
+        finally:
+            lock.close()
+
+
+def set_mark(lock: int, mark: bytes) -> None:
+    """Write the mark to the lock file, whose flock is held. Raises OSError."""
+    os.pwrite(lock, mark.ljust(_MARK_BYTES - 1) + b"\n", 0)
+
+
+def left(path: Path) -> bytes:
+    """Return a value that changes with every write or replacement; empty without a file."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return b""
+    return b"%d:%d:%d:%d" % (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def identity(path: Path) -> Identity | None:
+    """Return the identity of the file at this path, or None. Raises Unusable."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Unusable(f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise Unusable(f"{path}: something else stands in its place")
+    return found.st_dev, found.st_ino
+
+
+_PATIENCE: Final = 10.0
+_FORK_PATIENCE: Final = 1.0
+_MOST_RECOVERIES: Final = 10
+
+
+class _Opened(Struct, frozen=True):
+    """A connection, and the identity of its file."""
+
+    connection: sqlite3.Connection
+    identity: Identity
+
+
+class FileDatabase:
+    """The catalog in a separate file."""
+
+    def __init__(self, path: Path, *, writable: bool = True, patience: float = _PATIENCE) -> None:
+        self.sql = statements()
+        self._path = path
+        self._journal = path.with_name(journal_of(path.name))
+        self._lock = LockFile(path.with_name(lock_of(path.name)), patience=patience)
+        self._writable = writable
+        self._exclusive = Exclusive()
+        self._paused: dict[int, Use] = {}
+        """By thread: the use that keeps other threads out of SQLite during its fork."""
+        self._connections: dict[str, _Opened] = {}
+        """Open connections: for reading ("ro") and for writing ("rw")."""
+        self._broken: Identity | None = None
+        self._closed = False
+        _databases.add(self)
+
+    @property
+    def language(self) -> "Language":
+        """The query language of FTS5."""
+        # Imported on demand: a list does not need it.
+        from stenolog.catalog.fulltext import FTS5
+
+        return FTS5()
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """Start a read transaction, which sees a consistent state of the tables."""
+        with self._use() as use:
+            opened = self._begin_to_read()
+            with self._sorted(opened, use):
+                yield opened.connection
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """Start a write transaction: committed at the end, rolled back on any error."""
+        with self._use() as use, self._held() as lock:
+            use.lock = lock
+            opened = self._ready_to_write()
+            try:
+                with self._sorted(opened, use), room_to_write(opened.connection):
+                    opened.connection.execute("BEGIN IMMEDIATE")
+                    set_mark(lock, WRITING)
+                    yield opened.connection
+                    opened.connection.execute("COMMIT")
+            finally:
+                if self._exclusive.is_current(use) and identity(self._path) == opened.identity:
+                    set_mark(lock, left(self._path))
+            if identity(self._path) != opened.identity:
+                raise Broken(f"{self._path} was removed meanwhile")
+
+    def renew(self) -> None:
+        """Discard the file if it is broken, and create empty tables."""
+        with self._use() as use, self._held() as lock:
+            use.lock = lock
+            self._renew(lock)
+
+    def _renew(self, lock: Descriptor) -> None:
+        if self._broken is None or identity(self._path) != self._broken:
+            # Another process may have created it already.
+            with suppress(Broken):
+                self._ready_to_write()
+                return
+        self._disconnect()
+        try:
+            growing = self._grown(self._calibrations())
+            # A kill between any two of these steps leaves no database with another one's journal.
+            for path in (self._path, self._journal):
+                with suppress(FileNotFoundError):
+                    path.unlink()
+            set_mark(lock, WRITING)
+            growing.rename(self._path)
+            set_mark(lock, left(self._path))
+        except OSError as error:
+            raise Unusable(f"{self._path} cannot be made anew: {error.strerror}") from error
+        except sqlite3.Error as error:
+            raise Unusable(f"{self._path} cannot be made anew: {error}") from error
+        self._broken = None
+
+    def _calibrations(self) -> list[Row]:
+        """Return the calibrations of the old file, if it is readable. Nothing else has them."""
+        if identity(self._path) is None:
+            return []
+        # In a damaged file, even error messages of SQLite may not be decodable.
+        with suppress(sqlite3.Error, UnicodeDecodeError):
+            old = connected(self._path, "ro", patience=0)
+            try:
+                return calibrations(old)
+            finally:
+                old.close()
+        return []
+
+    def _grown(self, kept: Sequence[Row]) -> Path:
+        """Create a database with empty tables and these calibrations, under a temporary name."""
+        path = self._path.with_name(f".{self._path.name}.new")
+        for old in (path, path.with_name(journal_of(path.name))):
+            with suppress(FileNotFoundError):
+                old.unlink()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        # Closed before SQLite opens it: closing it later would release SQLite's locks.
+        open_descriptor(path, flags).close()
+        connection = connected(path, "rw", patience=self._lock.patience)
+        try:
+            make_tables(connection, kept)
+        finally:
+            connection.close()
+        return path
+
+    def copy_to(self, target: sqlite3.Connection) -> None:
+        """Copy all tables to another database."""
+        with self.read() as source:
+            assert isinstance(source, sqlite3.Connection), "it is one of ours"
+            source.backup(target)
+
+    def close(self) -> None:
+        """Close the connections. A thread that still uses the catalog gets Unusable."""
+        with self._exclusive.use(patience=self._lock.patience, what=str(self._path)):
+            self._closed = True
+            self._disconnect()
+            _databases.discard(self)
+
+    @contextmanager
+    def _use(self) -> Iterator[Use]:
+        """Keep other threads out. Raises Busy, and Unusable after `close`."""
+        with self._exclusive.use(patience=self._lock.patience, what=str(self._path)) as use:
+            if self._closed:
+                raise Unusable(f"{self._path} is closed")
+            for opened in self._connections.values():
+                # A use that Ctrl-C interrupted may have left its transaction open.
+                roll_back(opened.connection)
+            yield use
+
+    # --- connections -------------------------------------------------------------------------
+
+    def _begin_to_read(self) -> "_Opened":
+        """Start a read-only transaction. Raises Broken, Unusable."""
+        for _ in range(_MOST_RECOVERIES):
+            try:
+                opened = self._opened("ro")
+                opened.connection.execute("BEGIN")
+                # The first read takes SQLite's lock and checks for a journal.
+                self._check(opened)
+            except UnicodeDecodeError as error:
+                self._let_go("ro")
+                self._broken = identity(self._path)
+                raise Broken(f"{self._path} holds what nobody wrote: {error}") from error
+            except sqlite3.Error as error:
+                self._let_go("ro")
+                if code_of(error) & 0xFF != sqlite3.SQLITE_READONLY:
+                    raise self._meaning(error) from error
+                # A writer died; only the holder of the lock can recover the database.
+                with self._held():
+                    self._ready_to_write()
+            else:
+                return opened
+        raise Unusable(f"{self._path}: its writers die all the time")
+
+    def _ready_to_write(self) -> "_Opened":
+        """Return a writable connection. The caller holds the lock. Raises Broken, Unusable."""
+        try:
+            opened = self._opened("rw")
+            # If a writer died, this recovers the database.
+            self._check(opened)
+        except sqlite3.Error as error:
+            raise self._meaning(error) from error
+        return opened
+
+    def _check(self, opened: "_Opened") -> None:
+        """Raise Broken if the tables are missing or have another version."""
+        if not has_tables(opened.connection):
+            roll_back(opened.connection)
+            self._broken = opened.identity
+            raise Broken(f"{self._path} is of another version")
+
+    def _opened(self, mode: str) -> "_Opened":
+        """Return a connection to the current file if it is unchanged since the last write.
+
+        Raises sqlite3.Error.
+        """
+        found = identity(self._path)
+        if found is None:
+            self._disconnect()
+            raise Broken(f"{self._path} is missing")
+        if not self._untouched():
+            self._broken = found
+            raise Broken(f"{self._path} is not as its last writer left it")
+        opened = self._connections.get(mode)
+        if opened is None or opened.identity != found:
+            self._let_go(mode)
+            opened = _Opened(connected(self._path, mode, patience=self._lock.patience), found)
+            self._connections[mode] = opened
+        return opened
+
+    @contextmanager
+    def _sorted(self, opened: "_Opened", use: Use) -> Iterator[None]:
+        """Convert errors of SQLite, and leave no transaction open."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._meaning(error, opened) from error
+        except (ValueError, msgspec.MsgspecError) as error:
+            # All data here was written by this class: unreadable data is damaged.
+            self._broken = opened.identity
+            raise Broken(f"{self._path} holds what nobody wrote: {error}") from error
+        finally:
+            if self._exclusive.is_current(use):
+                roll_back(opened.connection)
+
+    def _meaning(self, error: sqlite3.Error, opened: "_Opened | None" = None) -> Broken | Unusable:
+        found = sorted_out(error, f"{self._path}")
+        at = identity(self._path)
+        if at is None or (opened is not None and at != opened.identity):
+            # The file was removed during the call, which may be the only problem.
+            return Broken(str(found))
+        if isinstance(found, Broken):
+            self._broken = at
+        return found
+
+    def _let_go(self, mode: str) -> None:
+        opened = self._connections.pop(mode, None)
+        if opened is not None:
+            opened.connection.close()
+
+    def _disconnect(self) -> None:
+        for mode in ("ro", "rw"):
+            self._let_go(mode)
+
+    # --- the lock and its mark ---------------------------------------------------------------
+
+    def _held(self) -> AbstractContextManager[Descriptor]:
+        """Lock for writing. Raises Unusable."""
+        if not self._writable:
+            raise Unusable(f"{self._path} is only read")
+        return self._lock.held()
+
+    def _untouched(self) -> bool:
+        """Whether the database is as its last writer left it, or a write is in progress."""
+        while True:
+            mark = self._lock.mark()
+            if mark in (WRITING, left(self._path)):
+                return True
+            if mark == self._lock.mark():
+                return False
+
+    # --- forks -------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Keep other threads out of SQLite: its locks would stay locked in the child."""
+        if self._exclusive.is_mine():
+            return  # then no other thread is inside
+        use = Use()
+        with suppress(Busy):
+            self._exclusive.begin(use, patience=_FORK_PATIENCE, what=str(self._path))
+            self._paused[use.thread] = use
+
+    def after_fork_in_parent(self) -> None:
+        """Let other threads continue. Several threads may fork at the same time."""
+        use = self._paused.pop(get_ident(), None)
+        if use is not None:
+            self._exclusive.end(use)
+
+    def after_fork_in_child(self) -> None:
+        """Drop all connections: they belong to the parent process."""
+        self._exclusive = Exclusive()
+        self._paused = {}
+        for opened in self._connections.values():
+            keep_for_ever(opened.connection)
+        self._connections = {}
+
+
+_databases: "weakref.WeakSet[FileDatabase]" = weakref.WeakSet()
+
+
+def _each(do: Callable[[FileDatabase], None]) -> Callable[[], None]:
+    def all_of_them() -> None:
+        for database in list(_databases):
+            do(database)
+
+    return all_of_them
+
+
+os.register_at_fork(
+    before=_each(FileDatabase.before_fork),
+    after_in_parent=_each(FileDatabase.after_fork_in_parent),
+    after_in_child=_each(FileDatabase.after_fork_in_child),
+)
+
+
+# --- in memory ------------------------------------------------------------------------------------
+
+
+_MEMORY_PATIENCE: Final = 10.0
+"""Maximum number of seconds to wait for other threads."""
+
+
+class MemoryDatabase:
+    """A catalog in memory, which ends with the process."""
+
+    def __init__(self, source: object = None) -> None:
+        """Start with a copy of a catalog file if it is usable, or else with empty tables."""
+        self.sql = statements()
+        self._exclusive = Exclusive()
+        self._closed = False
+        self._connection = in_memory()
+        if isinstance(source, FileDatabase):
+            with suppress(Broken, Unusable):
+                source.copy_to(self._connection)
+                return
+        make_tables(self._connection)
+
+    @property
+    def language(self) -> "Language":
+        """The query language of FTS5."""
+        # Imported on demand: a list does not need it.
+        from stenolog.catalog.fulltext import FTS5
+
+        return FTS5()
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """Start a read."""
+        with self._use():
+            yield self._connection
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """Start a write transaction: committed at the end, rolled back on any error."""
+        with self._use() as use:
+            try:
+                self._connection.execute("BEGIN")
+                yield self._connection
+                self._connection.execute("COMMIT")
+            finally:
+                if self._exclusive.is_current(use):
+                    roll_back(self._connection)
+
+    def renew(self) -> None:
+        """Create empty tables."""
+        with self._use():
+            self._connection.close()
+            self._connection = in_memory()
+            make_tables(self._connection)
+
+    def close(self) -> None:
+        """Close the database. A thread that still uses it gets Unusable."""
+        with self._exclusive.use(patience=_MEMORY_PATIENCE, what="the index in memory"):
+            self._closed = True
+            self._connection.close()
+
+    @contextmanager
+    def _use(self) -> Iterator[Use]:
+        """Keep other threads out. Raises Busy, and Unusable after `close`."""
+        with self._exclusive.use(patience=_MEMORY_PATIENCE, what="the index in memory") as use:
+            if self._closed:
+                raise Unusable("the index in memory is closed")
+            try:
+                # A use that Ctrl-C interrupted may have left its transaction open.
+                roll_back(self._connection)
+                yield use
+            except sqlite3.Error as error:
+                raise sorted_out(error, "the index in memory") from error

@@ -1,0 +1,229 @@
+"""The catalog inside a PostgreSQL store: a separate set of tables per namespace.
+
+Readers see a consistent state, and wait only while the tables are emptied or created. A writer
+locks the row of `about`, which excludes other writers and purges.
+"""
+
+import codecs
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import psycopg
+
+from stenolog.catalog.catalog_database import (
+    VERSION,
+    Away,
+    Broken,
+    Busy,
+    Row,
+    Transaction,
+    Unusable,
+    in_order,
+    named,
+)
+from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
+from stenolog.stores.postgres.postgres_errors import is_lost, is_passing
+from stenolog.stores.postgres.queries import quoted
+
+if TYPE_CHECKING:
+    from stenolog.catalog.fulltext import Language
+    from stenolog.stores.postgres.database import Database as StoreDatabase
+
+
+_FOLDER: Final = Path(__file__).parent
+PREFIX: Final = "catalog_"
+_LAYOUT: Final = 2
+"""Change it if only the tables or triggers of PostgreSQL change."""
+
+
+def version_of(schema: str) -> str:
+    """Return the version of a catalog in this schema. Its triggers contain the schema's name."""
+    return f"{VERSION}/{_LAYOUT}/{schema}"
+
+
+def prefix_of(namespace: str) -> str:
+    """Return the prefix of the table names; short, because PostgreSQL truncates long names."""
+    return f"{PREFIX}{blake2b(namespace.encode(), digest_size=8).hexdigest()}_"
+
+
+@cache
+def statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
+    """Return the statements of queries.sql by name."""
+    return named(_read("queries.sql", schema, prefix))
+
+
+@cache
+def triggers(schema: str, namespace: str) -> Mapping[str, str]:
+    """Return the function that empties the catalog after a purge, and its triggers."""
+    text = _read("triggers.sql", schema, prefix_of(namespace))
+    return named(text.replace("{namespace}", namespace.encode().hex()))
+
+
+@cache
+def tables(schema: str, prefix: str) -> tuple[str, ...]:
+    """Return the statements that create the tables. The last one takes the version."""
+    return in_order(_read("schema.sql", schema, prefix))
+
+
+def _read(name: str, schema: str, prefix: str) -> str:
+    text = (_FOLDER / name).read_text(encoding="utf-8").replace(PREFIX, prefix)
+    return text.replace("{schema}", quoted(schema))
+
+
+class SchemaDatabase:
+    """The tables of one namespace in the schema of a store."""
+
+    def __init__(self, database: "StoreDatabase", namespace: str, *, writable: bool = True) -> None:
+        self.schema = schema = database.settings.schema
+        self.prefix = prefix_of(namespace)
+        self.sql = statements(schema, self.prefix)
+        self._about = f"{quoted(schema)}.{self.prefix}about"
+        self._version = version_of(schema)
+        self._database = database
+        self._namespace = namespace
+        self._writable = writable
+        self._damaged = False
+
+    @property
+    def language(self) -> "Language":
+        """The query language of tsquery."""
+        # Imported on demand: a list does not need it.
+        from stenolog.catalog.postgres.fulltext_query import TSQuery
+
+        return TSQuery()
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """Start a read transaction, which sees a consistent state of the tables."""
+        with self._sorted(), self._database.read() as plain:
+            transaction = _Texts(plain)
+            transaction.execute(self.sql["hold"])
+            self._check(transaction.execute(self.sql["look"]))
+            yield transaction
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """Start a write transaction. It does not block readers."""
+        self._check_writable()
+        with self._sorted(), self._database.write() as plain:
+            transaction = _Texts(plain)
+            self._check(transaction.execute(self.sql["turn"]))
+            yield transaction
+
+    def renew(self) -> None:
+        """Create the tables again, unless another process has just done so."""
+        self._check_writable()
+        damaged, self._damaged = self._damaged, False
+        # One at a time: appends and purges lock both tables in another order.
+        for table in ("message", "session"):
+            self._watch(table)
+        with self._alone() as transaction:
+            if damaged or not self._is_current(transaction):
+                self._make_anew(transaction)
+
+    def close(self) -> None:
+        """Do nothing: the database belongs to the store."""
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise Unusable("the catalog in this database is only read")
+
+    @contextmanager
+    def _alone(self) -> Iterator[Transaction]:
+        with self._sorted(), self._database.write() as plain:
+            transaction = _Texts(plain)
+            transaction.execute(self.sql["serialize"], (self._about,))
+            yield transaction
+
+    def _watch(self, table: str) -> None:
+        with self._alone() as transaction:
+            watched = f"{quoted(self.schema)}.{table}"
+            if list(transaction.execute(self.sql["has_trigger"], (watched,))) != [(1,)]:
+                self._make_function(transaction)
+                transaction.execute(triggers(self.schema, self._namespace)[f"on_{table}"])
+
+    def _make_function(self, transaction: Transaction) -> None:
+        for name in ("purged", "not_for_others"):
+            transaction.execute(triggers(self.schema, self._namespace)[name])
+
+    def _make_anew(self, transaction: Transaction) -> None:
+        if self._has_tables(transaction):
+            transaction.execute(self.sql["hold_all"])
+        *made, about = tables(self.schema, self.prefix)
+        for statement in (self.sql["drop_tables"], *made):
+            transaction.execute(statement)
+        self._make_function(transaction)
+        transaction.execute(about, (self._version,))
+
+    def _is_current(self, transaction: Transaction) -> bool:
+        return self._has_tables(transaction) and list(transaction.execute(self.sql["version"])) == [
+            (self._version,)
+        ]
+
+    def _has_tables(self, transaction: Transaction) -> bool:
+        [(found,)] = transaction.execute(self.sql["has_tables"], (self._about,))
+        return bool(found)
+
+    def _check(self, found: Iterable[Row]) -> None:
+        if [row[0] for row in found] != [self._version]:
+            raise Broken("the index is missing, or of another version")
+
+    @contextmanager
+    def _sorted(self) -> Iterator[None]:
+        try:
+            yield
+        except DamagedStore as error:
+            self._damaged = True
+            raise Broken(str(error)) from error
+        except (ValueError, msgspec.MsgspecError) as error:
+            # All data here was written by this class: unreadable data is damaged.
+            self._damaged = True
+            raise Broken(f"the index holds what nobody wrote: {error}") from error
+        except StoreBusy as error:
+            raise Busy(str(error)) from error
+        except (StoreUnavailable, ReadOnly) as error:
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: Exception) -> Broken | Unusable:
+        cause = error.__cause__ or error
+        if is_lost(cause):
+            return Away(str(error))
+        if isinstance(cause, psycopg.IntegrityError):
+            # Rows refer to missing rows.
+            self._damaged = True
+            return Broken(str(error))
+        return Busy(str(error)) if is_passing(cause) else Unusable(str(error))
+
+
+class _Texts:
+    """A transaction that sends and receives texts as bytes."""
+
+    def __init__(self, plain: Transaction) -> None:
+        self._plain = plain
+
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> list[Row]:
+        """Execute a statement and return its rows."""
+        rows = self._plain.execute(sql, [_sent(value) for value in values])
+        return [tuple(map(_taken, row)) for row in rows]
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> None:
+        """Execute a statement once per row of values."""
+        sent = [[_sent(value) for value in row] for row in rows]
+        if sent:
+            self._plain.executemany(sql, sent)
+
+
+def _sent(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode()
+    return int(value) if isinstance(value, bool) else value
+
+
+def _taken(value: Any) -> Any:
+    """Decode text without a truncated last character. Raises UnicodeDecodeError."""
+    return codecs.utf_8_decode(value)[0] if isinstance(value, bytes) else value

@@ -1,0 +1,175 @@
+"""Extract searchable text, titles, tags and states from messages and sessions. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from stenolog.catalog.catalog_database import clean
+from stenolog.catalog.entries import State
+from stenolog.catalog.message_metadata import seen_by
+from stenolog.records import Message
+
+LONGEST_TEXT: Final = 64 * 1024
+"""Maximum number of characters that are indexed of a message."""
+
+LONGEST_PROMPT: Final = 500
+LONGEST_TITLE: Final = 80
+
+_LONGEST_JSON: Final = 4 * LONGEST_TEXT
+_NO_VALUES: Final = {"{}", "[]"}
+"""Arguments or results of a tool without content."""
+_NOT_SAID: Final = {"thinking", "redacted_thinking", "reasoning"}
+
+
+def text_of(fields: Mapping[str, Any]) -> str:
+    """Return the searchable text: content, tool calls and results, but no reasoning."""
+    said = [*_content(fields.get("content"), of_tool=fields.get("role") == "tool")]
+    said += _calls(fields.get("tool_calls"))
+    said += _calls([fields.get("function_call")])
+    return clean("\n".join(said)[:LONGEST_TEXT])
+
+
+def role_of(fields: Mapping[str, Any]) -> str:
+    """Return the role of a message; empty if it has none."""
+    role = fields.get("role")
+    return clean(role) if isinstance(role, str) else ""
+
+
+def prompt_from(said: Iterable[tuple[str, str]]) -> str:
+    """Return the start of the first user message of (role, text) pairs, or an empty string."""
+    for role, text in said:
+        if role == "user" and (words := text[:LONGEST_PROMPT].strip()):
+            return words
+    return ""
+
+
+def title_from(meta: Mapping[str, Any], prompt: str) -> str:
+    """Return the title in meta, or else the first prompt in one line, cut at a word."""
+    given = meta.get("title")
+    if isinstance(given, str) and given.strip():
+        return clean(" ".join(given.split()))
+    line = " ".join(prompt.split())
+    if len(line) <= LONGEST_TITLE:
+        return line
+    cut = line[: LONGEST_TITLE - 1]
+    # Scripts without spaces have no word boundary to cut at.
+    head, space, _ = cut.rpartition(" ")
+    return (head if space and len(head) > LONGEST_TITLE // 2 else cut).rstrip(" ,;:.-") + "…"
+
+
+def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the different tags, sorted."""
+    tags = meta.get("tags")
+    given = tags if isinstance(tags, list) else [tags]
+    return tuple(sorted({clean(tag) for tag in given if isinstance(tag, str) and tag}))
+
+
+def agent_from(meta: Mapping[str, Any]) -> str | None:
+    """Return the name of the session's agent, or None."""
+    agent = meta.get("agent")
+    return clean(agent) if isinstance(agent, str) and agent else None
+
+
+def channel_of(key: str) -> str | None:
+    """Return the part of a key before the first colon, or None."""
+    channel, colon, _ = key.partition(":")
+    return channel if colon and channel else None
+
+
+def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
+    """Return whether the last turn is finished, or None if the tail is too short to decide.
+
+    It is interrupted if the last message is from the user or a tool, has tool calls, or is an
+    answer that does not take an earlier user message into account. `whole`: the tail is the whole
+    session.
+    """
+    seen: int | None = None
+    for message in reversed(tail):
+        fields = message.to_dict()
+        if seen is not None and message.seq <= seen:
+            return "idle"
+        if fields.get("role") == "user":
+            return "interrupted"
+        if seen is None:
+            if fields.get("role") == "tool" or fields.get("tool_calls"):
+                return "interrupted"
+            seen = seen_by(fields, message.seq)
+    return "idle" if whole else None
+
+
+# --- text of messages ------------------------------------------------------------------------
+
+
+def _content(content: Any, *, of_tool: bool) -> Iterator[str]:
+    """Yield the text of a content: itself, or its text parts."""
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str):
+            yield _told(part) if of_tool else part
+        elif isinstance(part, dict) and (kind := _kind(part)) not in _NOT_SAID:
+            text = part.get("text")
+            if isinstance(text, str):
+                yield _told(text) if of_tool else text
+            elif kind == "tool_use":
+                yield from _call(part.get("name"), part.get("input"))
+            elif kind == "tool_result":
+                yield from _content(part.get("content"), of_tool=True)
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    """Return the type of a part; empty if it is missing or not a string."""
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def _calls(calls: Any) -> Iterator[str]:
+    for call in calls if isinstance(calls, list) else []:
+        if isinstance(call, dict):
+            inner = call.get("function")
+            function = inner if isinstance(inner, dict) else call
+            yield from _call(function.get("name"), function.get("arguments"))
+
+
+def _call(name: Any, arguments: Any) -> Iterator[str]:
+    told = _told(arguments) if isinstance(arguments, str) else _flat(arguments)
+    words = [word for word in (name if isinstance(name, str) else "", told) if word]
+    if words:
+        yield " ".join(words)
+
+
+def _told(text: str) -> str:
+    """Return JSON text with its structure removed, so that every word in it can be found.
+
+    An escaped line end would otherwise stick to the next word. Other text is returned unchanged.
+    """
+    if text[:1] in ("{", "[") and len(text) <= _LONGEST_JSON:
+        try:
+            return _flat(msgspec.json.decode(text)) or ("" if text in _NO_VALUES else text)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            pass
+    return text
+
+
+def _flat(value: Any) -> str:
+    """Return the values and names of a JSON value in one line.
+
+    Uses a stack instead of recursion: the depth that recursion allows differs between Python
+    versions.
+    """
+    pieces: list[str] = []
+    stack = [value]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, str):
+            pieces.append(one)
+        elif isinstance(one, dict):
+            for name, inner in reversed(one.items()):
+                stack += (inner, f"{name}: ", ", ")
+            del stack[len(stack) - bool(one) :]  # no comma before the first
+        elif isinstance(one, list):
+            for inner in reversed(one):
+                stack += (inner, ", ")
+            del stack[len(stack) - bool(one) :]
+        elif one is not None:
+            pieces.append(msgspec.json.encode(one).decode())
+    return "".join(pieces)

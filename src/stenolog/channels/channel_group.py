@@ -1,0 +1,189 @@
+"""All configured channels, started and closed together by the daemon."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from starlette.routing import Route
+
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.shielded_wait import ended
+from stenolog.agent.turn_events import Answer
+from stenolog.channels.channel import Channel
+from stenolog.channels.claims import Claims
+from stenolog.channels.delivery import Delivery
+from stenolog.channels.inbox import Inbox, Register
+from stenolog.channels.webhook import Webhook, webhook_routes
+from stenolog.errors import StenologError, UsageError
+from stenolog.sessions.folders import CHANNELS
+from stenolog.settings.validation import LEAST_SECRET
+from stenolog.settings.values import Settings
+from stenolog.stores.base import Store
+from stenolog.stores.open_store import open_store
+
+if TYPE_CHECKING:
+    from stenolog.channels.telegram import Telegram
+
+_logger = logging.getLogger("stenolog")
+
+
+class _Wired(Struct, frozen=True, kw_only=True):
+    """A channel with its inbox and delivery."""
+
+    channel: Channel
+    inbox: Inbox
+    delivery: Delivery | None
+
+
+class Channels:
+    """The configured chat apps and webhooks.
+
+    Order of calls: `start`, then the agent's `resume` and `deliver` of its answers; at the end
+    `drain`, `cut`, closing the agent, `close`.
+    """
+
+    def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
+        """Create it inside of a running event loop. Raises UsageError for a missing secret.
+
+        `pause`: seconds before failed work is tried again.
+        """
+        self._loop = loop
+        self._settings = settings
+        self._pause = pause
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._wired: list[_Wired] = []
+        token = _secret(
+            settings,
+            settings.channels.telegram.token,
+            settings.channels.telegram.token_env,
+            "channels.telegram.token_env",
+        )
+        secrets = {name: _webhook_secret(settings, name) for name in settings.webhooks}
+        store = _open_claims(loop, settings) if token or secrets else None
+        try:
+            self._claims = Claims(store)
+            hooks: list[tuple[Webhook, Inbox]] = []
+            for name, secret in secrets.items():
+                hook = Webhook(name, settings.webhooks[name], secret)
+                hooks.append((hook, self._wire(hook, delivers=hook.replies)))
+            self.routes: list[Route] = webhook_routes(hooks)
+            """What the gateway serves besides its own paths; signatures are checked there."""
+            if token:
+                self._wire(_telegram(settings, token, self._claims, pause), delivers=True)
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the configured channels."""
+        return [wired.channel.name for wired in self._wired]
+
+    async def start(self) -> None:
+        """Start to receive messages."""
+        for wired in self._wired:
+            self._tasks.append(asyncio.create_task(_run(wired)))
+
+    async def deliver(self, answers: Sequence[Answer]) -> None:
+        """Deliver answers to messages of these channels. Raises nothing.
+
+        The log contains the destination of each. An answer that a killed process had started to
+        send is not sent again.
+        """
+        for key in dict.fromkeys(answer.key for answer in answers):
+            for instance in self._loop.registry:
+                for wired in self._wired:
+                    if wired.delivery is not None:
+                        try:
+                            await wired.delivery.catch_up(instance, key)
+                        except StenologError as error:
+                            _logger.warning("the answer in %r was not sent: %s", key, error)
+
+    async def drain(self, *, patience: float) -> None:
+        """Stop receiving, and wait at most `patience` seconds for answers to be sent."""
+        for wired in self._wired:
+            wired.inbox.stop_recovering()
+        tasks, self._tasks = self._tasks, []
+        if await ended(tasks):
+            raise asyncio.CancelledError
+        await asyncio.gather(*(wired.inbox.drain(patience) for wired in self._wired))
+
+    async def cut(self) -> None:
+        """Stop sending before the stores are closed, so that unsent answers can be recorded."""
+        sending = (wired.delivery.cut() for wired in self._wired if wired.delivery is not None)
+        await asyncio.gather(*sending)
+
+    async def close(self) -> None:
+        """Cancel everything that is left, and close. A second call does nothing."""
+        await self.drain(patience=0)
+        for wired in self._wired:
+            await wired.inbox.close()
+            await wired.channel.close()
+        await self._claims.close()
+
+    def _wire(self, channel: "Webhook | Telegram", *, delivers: bool) -> Inbox:
+        delivery = (
+            Delivery(self._loop, channel, self._claims, allows=channel.allows) if delivers else None
+        )
+        inbox = Inbox(
+            self._loop,
+            channel=channel.name,
+            delivery=delivery,
+            register=Register(self._claims),
+            most=self._settings.gateway.max_turns,
+        )
+        self._wired.append(_Wired(channel=channel, inbox=inbox, delivery=delivery))
+        return inbox
+
+
+async def _run(wired: _Wired) -> None:
+    try:
+        await wired.channel.run(wired.inbox)
+    except Exception:
+        _logger.exception("the channel %s has ended", wired.channel.name)
+
+
+def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
+    try:
+        # The library is needed only for a bot.
+        from stenolog.channels.telegram import Telegram
+    except ImportError as error:
+        raise UsageError(
+            f"a Telegram bot needs `pip install 'stenolog[telegram]'`: {error}"
+        ) from error
+    return Telegram(settings.channels.telegram, token, claims=claims, pause=pause)
+
+
+def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
+    """Open the store for claims; None if there is only one process."""
+    where = loop.registry.agent().shared_place
+    if where is None or not settings.channels.session_persistence:
+        return None
+    return open_store(where, namespace=CHANNELS)
+
+
+def _webhook_secret(settings: Settings, name: str) -> str:
+    hook = settings.webhooks[name]
+    secret = _secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
+    if len(secret) < LEAST_SECRET:
+        raise UsageError(
+            f"webhooks.{name}: a secret of at least {LEAST_SECRET} characters is wanted, "
+            "in secret or in the variable that secret_env names"
+        )
+    return secret
+
+
+def _secret(settings: Settings, given: str, variable: str, setting: str) -> str:
+    """Return a secret from the setting or the environment.
+
+    Raises UsageError if the variable is empty.
+    """
+    if given or not variable:
+        return given
+    found = settings.keys.get(variable, "")
+    if not found:
+        raise UsageError(f"{setting} names the variable {variable}, which is not set or empty")
+    return found

@@ -1,0 +1,135 @@
+"""Short sentences that report a turn, the same in a terminal and on stderr."""
+
+import json
+import shlex
+from typing import Any, Final
+
+from stenolog.agent.turn_events import Answer, Noticed, NotSaved, SavedAfterAll
+from stenolog.cli.output import error_sentence, one_line, printable
+from stenolog.context.summarize import Compaction
+from stenolog.errors import NoSuchSession
+
+PROMPT: Final = "> "
+"""Text before the user's input."""
+_VALUE: Final = 40
+_CALL: Final = 100
+
+
+def short_call(name: str, arguments: str) -> str:
+    """Return a tool call in one line: `recall(question="the bike")`."""
+    try:
+        given = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        given = None
+    if isinstance(given, dict):
+        inside = ", ".join(f"{key}={_short(value)}" for key, value in given.items())
+    else:
+        inside = _cut(one_line(printable(arguments)), _VALUE)
+    return _cut(one_line(printable(f"{name}({inside})")), _CALL)
+
+
+def _short(value: Any) -> str:
+    return _cut(json.dumps(value, ensure_ascii=False), _VALUE)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short_time(seconds: float) -> str:
+    """Return a duration: `0.3 s`, `12 s`, `3 min 5 s`."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def first_line(text: str) -> str:
+    """Return the first non-empty line of a text, and the number of further ones."""
+    lines = [line.strip() for line in printable(text).split("\n") if line.strip()]
+    if not lines:
+        return ""
+    more = f" (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+    return _cut(one_line(lines[0]), 160) + more
+
+
+def words_of_compaction(compaction: Compaction) -> str:
+    """Describe a summary that was made, and how to undo it."""
+    done = str(compaction).removesuffix("; undo brings them back")
+    return f"{done}. /undo brings them back."
+
+
+class Unsaved:
+    """Reports about unsaved messages: once in full, and a short one at the end of the turn."""
+
+    def __init__(self) -> None:
+        self._why = ""
+        self._told = 0
+        self._count = 0
+
+    def words(self, event: NotSaved) -> str:
+        """Return the problem, its cause and the remedy; empty if it was already reported."""
+        self._count = event.count
+        if event.words == self._why:
+            return ""
+        self._why, self._told = event.words, event.count
+        return f"{self._how_many()} {error_sentence(event.words)}"
+
+    def saved(self) -> None:
+        """Reset, because all messages are saved now."""
+        self._why, self._told, self._count = "", 0, 0
+
+    def at_the_end(self) -> str:
+        """Return the number of unsaved messages, unless it was already reported."""
+        if self._count == self._told:
+            return ""
+        self._told = self._count
+        return self._how_many()
+
+    def _how_many(self) -> str:
+        what = "1 message is" if self._count == 1 else f"{self._count:,} messages are"
+        return f"Not saved: {what} in memory only."
+
+
+def words_of_saved(event: SavedAfterAll) -> str:
+    """Return a sentence that all messages are saved now."""
+    what = "the message that was" if event.count == 1 else f"all {event.count:,} messages that were"
+    return f"Saved: {what} in memory only."
+
+
+def is_break_off(event: Noticed) -> bool:
+    """Whether the event reports that the answer broke off, so it need not be reported again."""
+    return "what was said is kept" in event.words
+
+
+def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) -> str:
+    """Describe the end of a turn; empty after a success.
+
+    `told` means that the broken-off answer was already reported. `once` means that no further input
+    is possible, so commands are not suggested.
+    """
+    chat = f"`steno chat {shlex.quote(one_line(answer.key))}`"
+    match answer.outcome:
+        case "interrupted" if told:
+            return f"{chat} goes on." if once and answer.saved else ""
+        case "interrupted" if not answer.saved:
+            return "Stopped." if once else "Stopped. /retry asks for another answer."
+        case "interrupted" if once:
+            return f"Stopped. What was said is kept; {chat} goes on."
+        case "interrupted":
+            return "Stopped. What was said is kept; /retry asks for another answer."
+        case "failed" if isinstance(answer.error, NoSuchSession):
+            return "This session was deleted meanwhile, and your message with it."
+        case "failed" if not answer.saved:
+            again = "Your question was not saved; ask again." if once else "/retry asks again."
+            return f"{error_sentence(answer.text)} {again}"
+        case "failed" if once:
+            return f"{error_sentence(answer.text)} Your question is kept: {chat} has it answered."
+        case "failed":
+            return f"{error_sentence(answer.text)} Your message is kept; /retry asks again."
+        case "again":
+            return "This was answered before."
+        case "elsewhere" if not answer.text:
+            return "Another process has the turn in this session; the answer comes there."
+        case _:
+            return ""

@@ -1,0 +1,208 @@
+"""`steno delete` and `steno restore`: move sessions to the trash and back."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from stenolog.cli.completion import complete_deleted, complete_key
+from stenolog.cli.edit import dry_run_option, open_to_change
+from stenolog.cli.output import (
+    NOT_ALL,
+    age,
+    count,
+    emit,
+    error_sentence,
+    json_text,
+    moment,
+    one_line,
+    print_table,
+    say,
+    table_console,
+)
+from stenolog.cli.show import info_of
+from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.errors import NoSuchSession, StenologError
+from stenolog.records import Trashed
+
+_NAMED: Final = 20
+"""Maximum number of sessions listed before the question."""
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON object for each session."
+)
+
+
+def check_somebody(yes: bool, what: str) -> None:
+    """Raise UsageError if a confirmation is needed and there is no terminal to ask in."""
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise click.UsageError(f"{what}; add --yes where nobody can be asked.")
+
+
+# --- delete ----------------------------------------------------------------------------------
+
+
+@click.command("delete")
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True, shell_complete=complete_key)
+@yes_option
+@dry_run_option
+@json_option
+@where_options
+@click.pass_context
+def delete_command(
+    ctx: click.Context,
+    keys: tuple[str, ...],
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Put sessions into the trash.
+
+    `steno restore` brings them back, whole; `steno purge` deletes for good. Where nobody can be
+    asked, --yes is needed.
+
+    Exit code: 0 done, 1 it could not be done or was not meant, 2 wrong usage, 3 some could not be
+    deleted; stderr says which.
+    """
+    with (open_to_read if dry_run else open_to_change)(where) as store:
+        infos = list({(info := info_of(store, key)).key: info for key in keys}.values())
+        lines = [f"{one_line(info.key)}: {count(info.count, 'message')}" for info in infos]
+        if dry_run:
+            for info in infos:
+                if as_json:
+                    click.echo(json_text(_deleted(info.key, info.uid, info.count)))
+            list_lines("Would be put into the trash:", lines)
+            return
+        if not yes:
+            check_somebody(yes, "This puts sessions into the trash")
+            list_lines("To the trash, from which `steno restore` brings them back:", lines)
+            click.confirm(f"Delete {count(len(infos), 'session')}?", abort=True, err=True)
+        failed = False
+        for info in infos:
+            try:
+                gone = store.delete(info.key)
+            except StenologError as error:
+                if len(infos) == 1:
+                    raise
+                failed = True
+                say(error_sentence(error))
+                continue
+            back = one_line(f"`steno restore {shlex.quote(info.key)}`")
+            words = f"{one_line(info.key)} is in the trash; {back} brings it back."
+            emit(_deleted(info.key, gone.uid, gone.count, gone), words, as_json=as_json)
+    ctx.exit(NOT_ALL if failed else 0)
+
+
+def _deleted(key: str, uid: str, messages: int, gone: Trashed | None = None) -> dict[str, Any]:
+    return {
+        "key": key,
+        "uid": uid,
+        "messages": messages,
+        "deleted": None if gone is None else moment(gone.deleted),
+        "dry_run": gone is None,
+    }
+
+
+def list_lines(head: str, lines: Sequence[str]) -> None:
+    """List the first sessions, and the number of further ones."""
+    say(head)
+    for line in lines[:_NAMED]:
+        say(f"  {line}")
+    if len(lines) > _NAMED:
+        say(f"  … and {len(lines) - _NAMED:,} more")
+
+
+# --- restore ---------------------------------------------------------------------------------
+
+
+@click.command("restore")
+@click.argument("key", metavar="[KEY]", required=False, shell_complete=complete_deleted)
+@click.option("--list", "listing", is_flag=True, help="List what is in the trash.")
+@click.option("--uid", metavar="UID", help="Of several that had this key, the one with this uid.")
+@click.option("--as", "as_key", metavar="KEY", help="Bring it back under this key.")
+@json_option
+@where_options
+@click.pass_context
+def restore_command(
+    ctx: click.Context,
+    key: str | None,
+    listing: bool,
+    uid: str | None,
+    as_key: str | None,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Bring the session KEY back from the trash.
+
+    It is whole: messages, summary, archives, undo steps. Of several that had this key, it is the
+    one that was deleted last, or the one that --uid names.
+
+    With --list, one line for each deleted session, with tabs between: the key, the uid, how many
+    messages it has, and when it was deleted; the last deleted first. In a terminal it is a table.
+
+    Exit code: 0 done, 1 it could not be done, as where the key is taken, 2 wrong usage.
+    """
+    if listing:
+        if uid is not None or as_key is not None:
+            raise click.UsageError("--list goes with a KEY alone, or with nothing.")
+        _print_trash(key, as_json=as_json, where=where, color=ctx.color is not False)
+        return
+    if key is None:
+        raise click.UsageError("Name a session; --list shows what is in the trash.")
+    with open_to_change(where) as store:
+        try:
+            store.restore(key, uid=uid, as_key=as_key)
+        except NoSuchSession:
+            raise click.ClickException(
+                f"There is no deleted session {one_line(key)!r}"
+                + (f" with the uid {one_line(uid)}" if uid is not None else "")
+                + "; `steno restore --list` shows the trash."
+            ) from None
+        info = store.info(as_key or key)
+    fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
+    words = f"{one_line(info.key)} is back, with {count(info.count, 'message')}."
+    emit(fields, words, as_json=as_json)
+
+
+def _print_trash(key: str | None, *, as_json: bool, where: Where, color: bool) -> None:
+    with open_to_read(where) as store:
+        found = [one for one in store.list_trash() if key in (None, one.key)]
+    if found and not as_json and sys.stdout.isatty():
+        _print_table(found, color=color)
+        return
+    for one in found:
+        if as_json:
+            fields = {
+                "key": one.key,
+                "uid": one.uid,
+                "messages": one.count,
+                "deleted": moment(one.deleted),
+            }
+            click.echo(json_text(fields))
+        else:
+            click.echo("\t".join((one_line(one.key), one.uid, str(one.count), moment(one.deleted))))
+    if not found:
+        say("The trash is empty." if key is None else f"The trash has no {one_line(key)!r}.")
+
+
+def _print_table(found: Sequence[Trashed], *, color: bool) -> None:
+    console = table_console(color=color)
+    number = {"justify": "right", "no_wrap": True}
+    # Users copy key and uid: both are wrapped, never shortened.
+    columns = {
+        "key": {"overflow": "fold", "max_width": max(10, console.width // 2)},
+        "uid": {"overflow": "fold", "min_width": 16},
+        "messages": number,
+        "deleted": number,
+    }
+    now = datetime.now(UTC)
+    rows = (
+        ((one_line(one.key), "cyan"), one.uid, f"{one.count:,}", (age(one.deleted, now), "dim"))
+        for one in found
+    )
+    print_table(console, columns, rows)

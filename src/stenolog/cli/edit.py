@@ -1,0 +1,499 @@
+"""Commands that change a session: `steno rename`, `tag`, `fork`, `undo`, `compact`, `archive`."""
+
+import asyncio
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from msgspec.structs import asdict
+
+from stenolog.cli.completion import complete_key
+from stenolog.cli.config import Options, agent_options
+from stenolog.cli.output import (
+    NOT_ALL,
+    count,
+    emit,
+    error_sentence,
+    json_text,
+    one_line,
+    progress_bar,
+    say,
+    sentence,
+)
+from stenolog.cli.show import info_of, messages_are
+from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
+from stenolog.errors import StenologError, UsageError
+from stenolog.records import SessionInfo, Undone
+from stenolog.sessions.undoing import undo
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.jsonl.scan import part_of
+from stenolog.stores.open_store import address, open_store
+
+if TYPE_CHECKING:
+    from stenolog.cli.agents import Opened
+    from stenolog.context.plan import Plan
+    from stenolog.context.summarize import Compaction
+
+
+_OPERATIONS: Final = {
+    "truncate": "messages were hidden",
+    "clear": "everything was hidden",
+    "hide": "messages were hidden",
+    "replace": "messages were replaced",
+    "checkpoint": "messages became a summary",
+    "summary": "the summary was changed",
+}
+"""Effect of each store operation, as `steno undo` describes it."""
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Say what would be done, and do nothing."
+)
+key_argument = click.argument("key", shell_complete=complete_key)
+
+
+def open_to_change(where: Where) -> Store:
+    """Open an existing store for writing. Raises UsageError, StoreUnavailable.
+
+    It never creates a store.
+    """
+    _check_place(where.workspace)
+    place = where.place
+    in_folder = address(place.where).engine == "jsonl"
+    if in_folder and not Path(place.where, place.namespace).exists():
+        # Nothing was ever stored here: an empty store behaves the same and creates no files.
+        return InMemoryStore()
+    return open_store(place.where, namespace=place.namespace)
+
+
+def _check_place(workspace: str) -> None:
+    """Raise UsageError if the store does not exist: a typing error must not create one."""
+    check_there(workspace)
+    found = address(workspace)
+    if found.engine == "sqlite" and not Path(found.path).is_file():
+        raise UsageError(f"there is no database at {found.path}; is the name right?")
+
+
+# --- names -----------------------------------------------------------------------------------
+
+
+@click.command("rename")
+@key_argument
+@click.argument("title")
+@json_option
+@where_options
+def rename_command(key: str, title: str, as_json: bool, where: Where) -> None:
+    """Give the session KEY a title.
+
+    It stands in lists instead of the first prompt, and nothing but another rename changes it. An
+    empty TITLE takes it away. The key stays as it is.
+
+    Exit code: 0 done, 1 it could not be done, 2 wrong usage.
+    """
+    name = " ".join(title.split())
+    with open_to_change(where) as store:
+        info = info_of(store, key)
+        store.set_meta(info.key, title=name or None)
+    was = info.meta.get("title")
+    if as_json:
+        before = was if isinstance(was, str) else None
+        click.echo(json_text({"key": info.key, "title": name or None, "was": before}))
+    elif name:
+        say(f"{one_line(info.key)} is called “{name}” now.")
+    else:
+        say(f"{one_line(info.key)} has no title of its own now.")
+
+
+_TAKEN_AWAY: Final = "\0"
+"""Prefix added to a -TAG so that click does not read it as options."""
+
+
+class _TagCommand(click.Command):
+    """A command that accepts -TAG as a tag.
+
+    Click would read it as one-letter options, of which w is the workspace.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises UsageError."""
+        end = args.index("--") if "--" in args else len(args)
+        known = {name for param in self.get_params(ctx) for name in param.opts}
+        given = [
+            f"{_TAKEN_AWAY}{word}" if _is_taken_away(word) and word not in known else word
+            for word in args[:end]
+        ]
+        return super().parse_args(ctx, given + args[end:])
+
+
+def _is_taken_away(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and word[1] != "-"
+
+
+@click.command("tag", cls=_TagCommand)
+@key_argument
+@click.argument("changes", metavar="[+TAG|-TAG]...", nargs=-1)
+@json_option
+@where_options
+def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Where) -> None:
+    """Give tags to the session KEY, or take them away.
+
+    Without any, its tags are listed, one a line. +TAG gives it one, -TAG takes it away;
+    `steno list --tag TAG` and `steno search --tag TAG` go by them. A tag of one letter that is an
+    option is taken away behind --, as in: steno tag KEY -- -w
+
+    Exit code: 0 done, 1 it could not be done, 2 wrong usage.
+    """
+    asked = [_tag_change(word.removeprefix(_TAKEN_AWAY)) for word in changes]
+    # Listing the tags must not need permission to write.
+    with (open_to_change if asked else open_to_read)(where) as store:
+        info = info_of(store, key)
+        before = tags_of(info)
+        after = _changed(before, asked)
+        if after != before:
+            store.set_meta(info.key, tags=after or None)
+    if as_json:
+        click.echo(json_text({"key": info.key, "tags": after, "was": before}))
+    elif not asked:
+        for tag in after:
+            click.echo(one_line(tag))
+        if not after:
+            say(f"{one_line(info.key)} has no tags.")
+    else:
+        told = ", ".join(map(one_line, after)) if after else "none"
+        say(f"The tags of {one_line(info.key)}: {told}.")
+
+
+def _tag_change(word: str) -> tuple[str, str]:
+    """Return the sign and the tag of a change. Raises UsageError."""
+    sign, tag = word[:1], word[1:].strip()
+    if sign not in ("+", "-") or not tag:
+        raise click.UsageError(f"{one_line(word)!r}: write +TAG, or -TAG to take it away.")
+    return sign, tag
+
+
+def _changed(tags: Sequence[str], asked: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the tags after applying the changes in order."""
+    after = list(tags)
+    for sign, tag in asked:
+        if sign == "-":
+            after = [one for one in after if one != tag]
+        elif tag not in after:
+            after.append(tag)
+    return after
+
+
+def tags_of(info: SessionInfo) -> list[str]:
+    """Return the tags in a session's meta."""
+    tags = info.meta.get("tags")
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+
+# --- visibility ------------------------------------------------------------------------------
+
+
+@click.command("fork")
+@key_argument
+@click.argument("new_key")
+@click.option(
+    "--at", metavar="SEQ", type=click.IntRange(min=1), help="Only up to this message; it included."
+)
+@json_option
+@where_options
+def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: Where) -> None:
+    """Make a session NEW_KEY of what is in sight in the session KEY.
+
+    It has the same messages, seqs, times, summary, title and tags, and goes its own way from
+    there. KEY stays as it is.
+
+    Exit code: 0 done, 1 it could not be done, as where NEW_KEY is taken, 2 wrong usage.
+    """
+    with open_to_change(where) as store:
+        source = info_of(store, key)
+        store.fork(source.key, new_key, at=at)
+        made = store.info(new_key)
+    fields = {
+        "key": made.key,
+        "uid": made.uid,
+        "forked_from": source.key,
+        "at": made.last_seq,
+        "messages": made.visible,
+    }
+    said = f"{one_line(new_key)} has {count(made.visible, 'message')} of {one_line(source.key)}"
+    emit(fields, f"{said}, up to seq {made.last_seq}.", as_json=as_json)
+
+
+@click.command("undo")
+@key_argument
+@json_option
+@where_options
+def undo_command(key: str, as_json: bool, where: Where) -> None:
+    """Take back the last thing that hid messages of the session KEY.
+
+    That is a compaction, /clear, /retry and the like, or another summary. Messages that were said
+    since stay. Up to eight steps can be taken back, one after the other; there is no redo.
+
+    Exit code: 0 taken back, 1 there was nothing to take back, 2 wrong usage.
+    """
+    with open_to_change(where) as store:
+        own = info_of(store, key).key
+        done = undo(store, own)
+        left = store.info(own).undoable
+    more = count(left, "more step") if left else "No more steps"
+    fields = {"key": own, **asdict(done), "left": left}
+    emit(fields, f"{_undone(done)} {more} can be taken back.", as_json=as_json)
+
+
+def _undone(done: Undone) -> str:
+    what = [f"{messages_are(done.shown)} in sight again"] if done.shown else []
+    what += [f"{messages_are(done.hid)} hidden"] if done.hid else []
+    what += ["the summary is as before"] if done.summary_restored else []
+    had = _OPERATIONS.get(done.op, one_line(done.op))
+    return f"Taken back that {had}: {', '.join(what) or 'nothing looks different'}."
+
+
+# --- compact ---------------------------------------------------------------------------------
+
+
+@click.command("compact")
+@key_argument
+@dry_run_option
+@json_option
+@agent_options
+@click.pass_context
+def compact_command(
+    ctx: click.Context, key: str, dry_run: bool, as_json: bool, options: Options
+) -> None:
+    """Make a summary of all but the last turns of the session KEY.
+
+    The model writes it, as in a chat with /compact. From then on it is sent the summary instead of
+    these messages. Nothing is deleted: `steno show --all` shows them, `steno undo` brings them
+    back. What an agent does by itself when a conversation grows long is the same.
+
+    Exit code: 0 done, or there was nothing to make shorter, 1 it could not be done, 2 wrong usage.
+    """
+    fields, words, code = asyncio.run(_compact(options, key, dry_run=dry_run))
+    emit(fields, words, as_json=as_json)
+    ctx.exit(code)
+
+
+async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
+    """Summarize a session and return the result as fields, as a sentence, and as an exit code."""
+    # Imported late: slow, and not needed for --help.
+    from stenolog.agent.scheduler import Busy
+    from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
+    from stenolog.cli.config import settings_of
+
+    settings = settings_of(options.config)
+    of_agent = settings.agents.get(options.agent or "", settings.agent)
+    _check_place(options.workspace or of_agent.sessions)
+    opened = open_agent(options, model_of_session=True, only_look=dry_run)
+    signals = Signals()
+    try:
+        store = opened.agent.store
+        own = info_of(store, key).key
+        if dry_run:
+            plan = await opened.loop.run(_planned, opened, own)
+            fields, words = _of_plan(own, plan)
+        else:
+            session_model(opened, own)
+            done = await signals.unless_asked(_compacted(opened, own))
+            fields, words = _of_compaction(own, done)
+    except Busy:
+        raise click.ClickException(
+            f"An answer is being written in {one_line(key)}; try again when it is done."
+        ) from None
+    finally:
+        code = await close_agent(opened, signals, say)
+    return fields, words, code
+
+
+async def _compacted(opened: "Opened", key: str) -> "Compaction | None":
+    async def change(_: object) -> "Compaction | None":
+        model = await opened.loop.run(opened.agent.model_of, key)
+        return await opened.loop.ask(opened.agent.context(model).compact, key)
+
+    return await opened.loop.change(key, change, agent=opened.agent.id)
+
+
+def _planned(opened: "Opened", key: str) -> "Plan | None":
+    """Return the plan of a summary made now, or None if there is nothing to summarize."""
+    from stenolog.context.plan import plan_compaction
+    from stenolog.context.summarize import look
+
+    agent = opened.agent
+    context = agent.context(agent.model_of(key))
+    tokens, seen = context.tokens, look(context.store, key)
+    system = {"role": "system", "content": f"{agent.spec.system}\n\n"}
+    return plan_compaction(
+        seen.history,
+        summary=seen.summary,
+        floor=seen.floor,
+        uid=seen.uid,
+        fixed=tokens.tools(agent.definitions) + tokens.message(system),
+        limits=context.limits,
+        needs=agent.spec.needs,
+        tokens=tokens,
+        asked="manual",
+        undone=seen.undone,
+        keep_from=seen.unanswered_from,
+    )
+
+
+_NOTHING: Final = "There is nothing that could be made shorter."
+
+
+def _of_plan(key: str, plan: "Plan | None") -> tuple[dict[str, Any], str]:
+    if plan is None:
+        return _compact_fields(key, dry_run=True), _NOTHING
+    first, hidden = plan.messages[0].seq, len(plan.messages)
+    fields = _compact_fields(
+        key,
+        dry_run=True,
+        hidden=hidden,
+        first=first,
+        last=plan.upto,
+        tokens_before=plan.tokens_before,
+    )
+    words = (
+        f"{count(hidden, 'message')} (seq {first}–{plan.upto}) would become a summary, "
+        f"{count(plan.kept, 'message')} would stay in sight; "
+        f"about {plan.tokens_before:,} tokens are sent now."
+    )
+    return fields, words
+
+
+def _of_compaction(key: str, done: "Compaction | None") -> tuple[dict[str, Any], str]:
+    if done is None:
+        return _compact_fields(key, dry_run=False), _NOTHING
+    fields = _compact_fields(
+        key,
+        dry_run=False,
+        hidden=done.count,
+        first=done.first,
+        last=done.last,
+        tokens_before=done.tokens_before,
+        tokens_after=done.tokens_after,
+        fallback=done.fallback or None,
+    )
+    words = str(done).removesuffix("; undo brings them back")
+    why = f" {error_sentence(done.fallback)}" if done.fallback else ""
+    back = one_line(f"`steno undo {shlex.quote(key)}`")
+    return fields, f"{words}. {back} brings them back.{why}"
+
+
+def _compact_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) -> dict[str, Any]:
+    names = ("first", "last", "tokens_before", "tokens_after", "fallback")
+    told = {name: more.get(name) for name in names}
+    return {"key": key, "hidden": hidden, **told, "dry_run": dry_run}
+
+
+# --- archive ---------------------------------------------------------------------------------
+
+
+@click.command("archive")
+@click.argument("key", metavar="[KEY]", required=False, shell_complete=complete_key)
+@click.option("--all", "every", is_flag=True, help="Every session.")
+@dry_run_option
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
+@where_options
+@click.pass_context
+def archive_command(
+    ctx: click.Context,
+    key: str | None,
+    every: bool,
+    dry_run: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Put what a compaction has hidden in the session KEY into its archive.
+
+    The live storage becomes smaller, and nothing is deleted: `steno show --all` reads archives
+    too, and `steno undo` works as before.
+
+    One line for each session of which something was archived, with tabs between: the key, how many
+    messages, and the bytes before and after. stderr has the sum.
+
+    Exit code: 0 done, or there was nothing to do, 1 it could not be done, 2 wrong usage, 3 it
+    could not be done for some sessions; stderr says why.
+    """
+    if (key is not None) == every:
+        raise click.UsageError("Name a session, or --all.")
+    with open_to_change(where) as store:
+        keys = [info_of(store, key).key] if key is not None else store.list_sessions()
+        done: list[dict[str, Any]] = []
+        with progress("Archiving", len(keys), shown=every) as step:
+            for one in keys:
+                done.append(_archived(store, one, dry_run=dry_run, alone=not every))
+                step()
+    for fields in done:
+        if as_json:
+            click.echo(json_text(fields))
+        elif fields["archived"]:
+            row = (fields[name] for name in ("key", "archived", "bytes_before", "bytes_after"))
+            click.echo("\t".join("-" if one is None else one_line(str(one)) for one in row))
+    for words in _archive_words(done, dry_run=dry_run):
+        say(words)
+    ctx.exit(NOT_ALL if any(fields["problem"] for fields in done) else 0)
+
+
+def _archived(store: Store, key: str, *, dry_run: bool, alone: bool) -> dict[str, Any]:
+    fields = {"key": key, "archived": 0, "bytes_before": None, "bytes_after": None}
+    problem = None
+    try:
+        if dry_run:
+            fields["archived"] = _to_archive(store, key)
+        else:
+            done = store.compact(key)
+            fields |= {
+                "archived": done.archived,
+                "bytes_before": done.bytes_before,
+                "bytes_after": done.bytes_after,
+            }
+    except StenologError as error:
+        if alone:
+            raise
+        # A damaged session must not prevent archiving the others.
+        problem = str(error)
+    return {**fields, "dry_run": dry_run, "problem": problem}
+
+
+def _to_archive(store: Store, key: str) -> int:
+    info = store.info(key)
+    if info.floor <= info.archived:
+        return 0
+    every = store.get_history(key, after=info.archived, full=True)
+    below = [message for message in every if message.seq <= info.floor]
+    # A batch is archived completely or not at all.
+    while below and (part := part_of(below[-1])) is not None and part[0] != part[1]:
+        below.pop()
+    return len(below)
+
+
+def _archive_words(done: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator[str]:
+    for fields in done:
+        if fields["problem"]:
+            yield f"{one_line(fields['key'])}: {sentence(fields['problem'])}"
+    messages = sum(fields["archived"] for fields in done)
+    sessions = sum(bool(fields["archived"]) for fields in done)
+    if not messages:
+        yield "There is nothing to archive."
+    elif dry_run:
+        yield f"{count(messages, 'message')} of {count(sessions, 'session')} would be archived."
+    else:
+        yield f"{count(messages, 'message')} of {count(sessions, 'session')} archived."
+
+
+@contextmanager
+def progress(what: str, total: int, *, shown: bool = True) -> "Iterator[Any]":
+    """Yield a function to call after each step. Shows a progress bar if stderr is a terminal."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with progress_bar() as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,409 @@
+"""`steno import`: import sessions of other programs, and report problems."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from msgspec.structs import replace
+
+from stenolog.cli.output import (
+    NOT_ALL,
+    count,
+    json_text,
+    one_line,
+    print_table,
+    sentence,
+    table_console,
+)
+from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.errors import UsageError
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.json_file import META_SUFFIX
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.open_store import address, open_store
+from stenolog.transfer.importers.key_map import KeyMap, pair_of, pairs_of
+from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT, Layout
+from stenolog.transfer.importers.log_pairs import LOG_SUFFIX
+from stenolog.transfer.migration import Migrated, Progress, Taken, take_in
+
+LONG: Final = 1024 * 1024
+"""Size in bytes from which a progress bar is shown."""
+FEW: Final = 5
+"""Maximum number of keys listed if a key was not found."""
+_STORE: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
+_OWN: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
+"""Folders of a stenolog store, which may be next to the files to import."""
+
+
+FROM: Final[dict[str, frozenset[Layout]]] = {
+    "picoclaw": frozenset({"picoclaw", "picoclaw-legacy"}),
+    "zeroclaw": frozenset({"zeroclaw"}),
+    "nanobot": frozenset({"nanobot"}),
+    "openai-agents": frozenset({"openai-agents"}),
+    "langchain": frozenset({"langchain"}),
+    "strands": frozenset({"strands"}),
+    "adk": frozenset({"adk"}),
+    "plain": frozenset({"plain"}),
+}
+"""Layouts for each value of `--from`."""
+
+
+class _Source(click.Path):
+    """A file or folder of another program. Addresses of stenolog stores are rejected."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if _STORE.match(str(value)):
+            self.fail("that is a store of stenolog: `steno copy SRC DST` copies it.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+@click.command("import")
+@click.argument("source", type=_Source())
+@click.option(
+    "--from",
+    "program",
+    type=click.Choice(list(FROM)),
+    help="Which program kept them, where that is not to be found out.",
+)
+@click.option(
+    "--map",
+    "pairs",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="The key here for a key there; one * in both stands for the same text. Repeatable.",
+)
+@click.option(
+    "--map-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file of such pairs, one a line.",
+)
+@click.option(
+    "--aliases/--no-aliases",
+    default=None,
+    help="Accept other keys that SOURCE names for its sessions. [default: ask in a terminal]",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
+@where_options
+@click.pass_context
+def import_command(
+    ctx: click.Context,
+    source: Path,
+    program: str | None,
+    pairs: tuple[str, ...],
+    map_file: Path | None,
+    aliases: bool | None,
+    dry_run: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Take in the sessions that another program kept in SOURCE, a folder or one file.
+
+    \b
+    It knows by itself, or by --from:
+      picoclaw       .jsonl with .meta.json, and the older .json
+      zeroclaw       .jsonl
+      nanobot        .jsonl, also in the folders of its workspaces
+      openai-agents  a SQLite file of SQLiteSession or SQLAlchemySession
+      langchain      .json of FileChatMessageHistory, or a SQLite file
+                     of SQLChatMessageHistory
+      strands        the folders of FileSessionManager
+      adk            a SQLite file of SqliteSessionService or
+                     DatabaseSessionService
+      plain          [{"role": ...}, ...] as .json, or one message a line
+
+    They are copied, and SOURCE stays as it is. Importing again adds what has come since, and
+    nothing twice. Only where SOURCE is the workspace's own folder of sessions, the files are
+    renamed to .migrated, because they stand where the new ones go. Of a folder, its files are
+    looked at, or those of the folder sessions in it, and no other folders further down.
+
+    Imported messages are data: they are never answered, and answers to them are never sent to a
+    chat app. A file may name other keys for a session (aliases). Messages to these keys would go
+    into that session from then on, so they are listed, and accepted only if you say so.
+
+    One line for each session, with tabs between: its key here, how many messages were added, how
+    many there are in the file, the layout, and the file. In a terminal it is a table.
+
+    Exit code: 0 all is in, now or since an earlier import, 1 there is nothing to take in or it
+    could not be done, 2 wrong usage, 3 something could not be carried, now or then; stderr says
+    what and why.
+    """  # noqa: D301 -- click knows a block by this character
+    folder, only = _place_of(source)
+    layouts = EVERY_LAYOUT if program is None else FROM[program]
+    look = partial(take_in, folder, only=only, layouts=layouts)
+    keys = _key_map(pairs, map_file, look)
+    migrated = Migrated()
+    is_there = _is_there(where)
+    if not is_there:
+        # Create a workspace only if there is a session to import.
+        migrated = look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=keys)
+    if is_there or migrated.taken:
+        with (_open_to_look if dry_run else _open_to_write)(where) as store:
+            in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
+            with _bar(folder, only, shown=not dry_run) as progress:
+                migrated = look(
+                    store=store,
+                    renaming=in_place,
+                    own=in_place,
+                    aliases=bool(aliases),
+                    dry_run=dry_run,
+                    renamed=keys,
+                    progress=progress,
+                )
+            if _accepts(migrated, aliases, dry_run=dry_run):
+                named = look(store=store, renaming=False, aliases=True, renamed=keys)
+                migrated = _with_aliases(migrated, named)
+    if as_json:
+        for one in migrated.taken:
+            click.echo(json_text({**_fields(one), "dry_run": dry_run}))
+    elif sys.stdout.isatty() and migrated.taken:
+        _print_table(migrated, color=ctx.color is not False)
+    else:
+        for one in migrated.taken:
+            click.echo("\t".join(_row(one)))
+    problems = list(_problems(migrated))
+    for words in (
+        *problems,
+        *_aliases_in_words(migrated, dry_run=dry_run),
+        *_in_words(migrated, source, program, dry_run=dry_run),
+    ):
+        click.echo(words, err=True)
+    if not migrated.taken and not migrated.migrated:
+        ctx.exit(1)
+    ctx.exit(NOT_ALL if problems else 0)
+
+
+def _accepts(migrated: Migrated, aliases: bool | None, *, dry_run: bool) -> bool:
+    """Ask in a terminal whether to accept the aliases that were found."""
+    found = [one for one in migrated.taken if one.aliases_left]
+    if not found or aliases is not None or dry_run or not sys.stdin.isatty():
+        return False
+    for one in found:
+        click.echo(_alias_line(one.key, one.aliases_left), err=True)
+    return click.confirm("Accept these other keys?", err=True)
+
+
+def _with_aliases(migrated: Migrated, named: Migrated) -> Migrated:
+    """Return the first report with the aliases that the second run has added."""
+    given = {(one.file, one.key): one for one in named.taken}
+    taken = []
+    for one in migrated.taken:
+        again = given.get((one.file, one.key))
+        if again is not None and one.aliases_left:
+            problems = tuple(dict.fromkeys((*one.problems, *again.problems)))
+            one = replace(one, aliases=again.aliases, aliases_left=(), problems=problems)
+        taken.append(one)
+    return replace(migrated, taken=tuple(taken))
+
+
+def _aliases_in_words(migrated: Migrated, *, dry_run: bool) -> Iterator[str]:
+    for one in migrated.taken:
+        if one.aliases:
+            would = "would open" if dry_run else "open"
+            yield f"{_alias_names(one.aliases)} {would} {one_line(one.key)} from now on."
+    left = [one for one in migrated.taken if one.aliases_left]
+    for one in left:
+        yield _alias_line(one.key, one.aliases_left)
+    if left:
+        yield "These other keys are not accepted; import again with --aliases to accept them."
+
+
+def _alias_line(key: str, names: Sequence[str]) -> str:
+    return f"The file names other keys for {one_line(key)}: {_alias_names(names)}."
+
+
+def _alias_names(names: Sequence[str]) -> str:
+    return ", ".join(map(one_line, names))
+
+
+def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Migrated]) -> KeyMap:
+    """Return the mapping from old to new keys. Raises UsageError for pairs that make no sense."""
+    try:
+        given = KeyMap(tuple(map(pair_of, pairs)))
+        text = "" if file is None else file.read_text("utf-8-sig")
+        keys = KeyMap(given.pairs + pairs_of(text))
+    except UsageError as error:
+        raise click.UsageError(f"--map: {one_line(str(error))}") from error
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--map-file: it cannot be read: {error}") from error
+    if not keys.pairs:
+        return keys
+    found: list[str] = []
+
+    def told(key: str) -> str:
+        found.append(key)
+        return key
+
+    # Check before anything is written: a typing error would create sessions with wrong names.
+    look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=told)
+    for pair in given.unused(found):
+        there = ", ".join(map(one_line, found[:FEW])) + (", …" if len(found) > FEW else "")
+        has = f"; the {'key' if len(found) == 1 else 'keys'} there: {there}" if found else ""
+        raise click.UsageError(f"--map {one_line(str(pair))}: no session there has that key{has}")
+    for key in keys.shared(found):
+        raise click.UsageError(f"--map: several sessions would be {one_line(key)} here")
+    return keys
+
+
+def _fields(one: Taken) -> dict[str, Any]:
+    return {
+        "key": one.key,
+        "added": one.added,
+        "messages": one.messages,
+        "dropped": one.dropped,
+        "layout": one.layout,
+        "file": one.file,
+        "problems": list(one.problems),
+        "aliases": list(one.aliases),
+        "aliases_left": list(one.aliases_left),
+    }
+
+
+def _row(one: Taken) -> Sequence[str]:
+    cells = (one.key, one.added, one.messages, one.layout, one.file)
+    return [one_line(str(cell)) for cell in cells]
+
+
+_NEEDS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
+"""Minimum width of the terminal for each column after the key."""
+
+
+def _print_table(migrated: Migrated, *, color: bool) -> None:
+    console = table_console(color=color)
+    shown = [name for name, width in _NEEDS.items() if console.width >= width]
+    columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
+    for name in shown:
+        justify = "right" if name in ("added", "messages") else "left"
+        columns[name] = {"no_wrap": name != "file", "overflow": "fold", "justify": justify}
+    rows = []
+    for one in migrated.taken:
+        key, *others = _row(one)
+        cells: dict[str, Any] = dict(zip(_NEEDS, others, strict=True))
+        cells["file"] = one_line(Path(one.file).name), "dim"
+        rows.append([(key, "cyan"), *(cells[name] for name in shown)])
+    print_table(console, columns, rows)
+
+
+def _place_of(source: Path) -> tuple[Path, str | None]:
+    """Return the folder to search, and the file name if SOURCE is a file."""
+    if source.is_dir():
+        inside = source / "sessions"
+        return (inside if inside.is_dir() else source), None
+    name = source.name
+    if name.endswith(META_SUFFIX):
+        name = name.removesuffix(META_SUFFIX) + LOG_SUFFIX
+    return source.parent, name
+
+
+def _is_there(where: Where) -> bool:
+    place = where.place
+    found = address(place.where)
+    if found.engine == "postgresql":
+        return True
+    path = Path(found.path)
+    return (path / place.namespace if found.engine == "jsonl" else path).exists()
+
+
+def _open_to_write(where: Where) -> Store:
+    place = where.place
+    return open_store(place.where, namespace=place.namespace)
+
+
+def _open_to_look(where: Where) -> Store:
+    """Open the store read-only; return an empty one if it does not exist yet."""
+    found = address(where.workspace)
+    is_there = found.engine == "postgresql" or Path(found.path).exists()
+    return open_to_read(where) if is_there else InMemoryStore()
+
+
+@contextmanager
+def _bar(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | None]:
+    """Show a progress bar in a terminal if the import is large."""
+    files = [folder / only] if only is not None else _files(folder)
+    size = sum(path.stat().st_size for path in files if path.is_file())
+    if not shown or size < LONG or not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=size, label="Taking in", file=sys.stderr) as bar:
+        done = 0.0
+
+        def progress(step: float) -> None:
+            nonlocal done
+            done += step
+            bar.update(int(done) - bar.pos)
+
+        yield progress
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield all files that the import reads."""
+    for path in folder.iterdir():
+        if not path.is_dir():
+            yield path
+        elif _is_looked_into(path):
+            yield from path.rglob("*")
+
+
+def _is_looked_into(folder: Path) -> bool:
+    # Imported late: loads SQLite, which no other command needs.
+    from stenolog.transfer.importers.sources import is_looked_into
+
+    return is_looked_into(folder)
+
+
+def _problems(migrated: Migrated) -> Iterator[str]:
+    for one in migrated.taken:
+        for words in one.problems:
+            yield f"{one_line(one.file)}: {sentence(words)}"
+    for left in migrated.left:
+        yield f"{one_line(left.file)} is left out: {sentence(left.reason)}"
+
+
+def _in_words(
+    migrated: Migrated, source: Path, program: str | None, *, dry_run: bool
+) -> Iterator[str]:
+    if migrated.migrated and not migrated.taken:
+        yield f"Already taken in: {count(migrated.migrated, 'file')} *.migrated."
+    if migrated.taken or migrated.left:
+        yield _sum(migrated, dry_run=dry_run)
+    if not (migrated.taken or migrated.migrated or migrated.left):
+        of = "of a program that is known here" if program is None else f"of {program}"
+        place = one_line(str(source))
+        yield f"There is no session {of} in {place}; `steno import --help` lists the programs."
+    entries = source.iterdir() if source.is_dir() else ()
+    folders = sum(
+        path.is_dir() and path.name not in _OWN and not _is_looked_into(path) for path in entries
+    )
+    if folders:
+        them = "The folder in it was" if folders == 1 else f"The {folders:,} folders in it were"
+        yield f"{them} not looked into; name {'it' if folders == 1 else 'one of them'}."
+
+
+def _sum(migrated: Migrated, *, dry_run: bool) -> str:
+    would = "would be " if dry_run else ""
+    words = [
+        f"{count(migrated.sessions, 'session')} {would}taken in, "
+        f"{count(migrated.messages, 'message')}"
+    ]
+    known = [one for one in migrated.taken if one.known]
+    never = sum(one.dropped for one in known)
+    if known:
+        words.append(f"{len(known):,} had been taken in before")
+    if never:
+        were = "was" if never == 1 else "were"
+        of = "it" if len(known) == 1 else "them"
+        words[-1] += f", and {count(never, 'message')} of {of} {were} never carried"
+    if migrated.left:
+        words.append(f"{count(len(migrated.left), 'file')} left out")
+    if migrated.dropped > never:
+        words.append(f"{count(migrated.dropped - never, 'message')} could not be carried")
+    return f"{'; '.join(words)}."

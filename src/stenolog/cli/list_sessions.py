@@ -1,0 +1,327 @@
+"""`steno list`: list the sessions of a workspace."""
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from msgspec.structs import replace
+
+from stenolog.catalog import Catalog, open_catalog
+from stenolog.catalog.entries import Entry, Page, State
+from stenolog.cli.output import (
+    age,
+    json_text,
+    moment,
+    one_line,
+    print_table,
+    printable,
+    progress_bar,
+    sentence,
+    table_console,
+)
+from stenolog.cli.show import damage_words
+from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
+from stenolog.errors import StoreUnavailable
+from stenolog.sessions.folders import Others, Place, others_in
+from stenolog.stores.jsonl.log_names import SUFFIX
+from stenolog.stores.open_store import address, open_store
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from stenolog.stores.base import Store
+    from stenolog.transfer.importers.folder import Source
+
+
+# --- catalog --------------------------------------------------------------------------------------
+# The catalog of a workspace for list and search, with a progress bar while it is updated.
+
+
+_SOON: Final = 0.5
+"""Seconds before the progress bar appears."""
+
+
+class Meter:
+    """Progress bar on stderr that appears if updating the catalog takes long."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._bar: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how many changed sessions are indexed."""
+        if self._bar is None:
+            if time.monotonic() - self._begun < _SOON or not sys.stderr.isatty():
+                return
+            self._bar = progress_bar()
+            self._bar.start()
+            self._bar.add_task("Indexing sessions")
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def catalog_of(where: Where) -> Iterator[tuple[Catalog, Meter]]:
+    """Open the catalog of a workspace. Sessions are only read; the catalog is updated."""
+    place = where.place
+    with open_to_read(where) as store:
+        if address(place.where).engine != "postgresql":
+            with _opened(open_catalog(store, keep=True)) as found:
+                yield found
+            return
+        kept = _to_be_indexed(store, place)
+        if kept is None:
+            with _opened(open_catalog(store, keep=False)) as found:
+                yield found
+            return
+    with kept, _opened(open_catalog(kept)) as found:
+        yield found
+
+
+def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
+    """Open a PostgreSQL database for writing, because it contains the catalog to update.
+
+    Return None if that is not possible, or if it would migrate older tables: a read-only command
+    must not lock out an older program that uses the database.
+    """
+    # Imported late: only needed for PostgreSQL.
+    from stenolog.stores.postgres import PostgresStore
+
+    if isinstance(store, PostgresStore) and store.database.outdated:
+        return None
+    try:
+        return open_store(place.where, namespace=place.namespace)
+    except StoreUnavailable:
+        return None
+
+
+@contextmanager
+def _opened(catalog: Catalog) -> Iterator[tuple[Catalog, Meter]]:
+    meter = Meter()
+    with catalog:
+        try:
+            yield catalog, meter
+        finally:
+            meter.close()
+            for problem in catalog.problems:
+                click.echo(one_line(f"{problem}."), err=True)
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+_A_PAGE: Final = 50
+"""Default number of sessions listed in a terminal."""
+_ALL: Final = 1 << 62
+"""A limit larger than any number of sessions."""
+_OLD_SUFFIX: Final = ".json"
+"""Suffix of session files of other programs."""
+_NAMED: Final = 8
+"""Maximum number of other agents or namespaces listed."""
+
+
+@click.command("list")
+@click.argument("directory", metavar="[DIR]", required=False)
+@click.option("--prefix", metavar="TEXT", default="", help="Only sessions whose key begins so.")
+@click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
+@click.option(
+    "--state",
+    type=click.Choice(["idle", "running", "interrupted"]),
+    help="Only sessions in this state.",
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="How many to list; in a terminal 50, where nothing is said.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
+@where_options
+@click.pass_context
+def list_command(
+    ctx: click.Context,
+    directory: str | None,
+    prefix: str,
+    tag: str | None,
+    state: State | None,
+    limit: int | None,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """List the sessions of a workspace, the last changed first.
+
+    One line each, with tabs between: the key, how many messages are visible, how many there are,
+    when it last changed, its state, and its title. In a terminal it is a table.
+
+    A session is running while somebody has the turn, and interrupted where the agent did not
+    have the last word.
+
+    Exit code: 0 listed, 1 it could not be done, 2 wrong usage.
+    """
+    where = replace(where, workspace=chosen(ctx, directory, where.workspace))
+    in_table = sys.stdout.isatty() and not as_json
+    wanted = limit or (_A_PAGE if in_table else _ALL)
+    with catalog_of(where) as (catalog, meter):
+        page = catalog.list(prefix=prefix, tag=tag, state=state, limit=wanted, progress=meter)
+    if as_json:
+        for entry in page.entries:
+            click.echo(json_text(_fields(entry)))
+    elif in_table and page.entries:
+        _print_table(page.entries, color=ctx.color is not False)
+    else:
+        for entry in page.entries:
+            click.echo("\t".join(_row(entry)))
+    for words in _remarks(page, where, whole=not (prefix or tag or state)):
+        click.echo(words, err=True)
+    ctx.exit(1 if any(entry.problem is not None for entry in page.entries) else 0)
+
+
+def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
+    """Yield remarks about a list: its limits, unreadable sessions, other files and agents."""
+    place = where.workspace
+    if page.after is not None:
+        yield f"These are the newest {len(page.entries):,}; --limit shows more."
+    elif not page.entries:
+        yield f"There are no sessions {_whose(where)} yet." if whole else "No session matches."
+    for entry in page.entries:
+        if entry.problem is not None:
+            yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
+        yield from damage_words(entry, place)
+    if whole and page.after is None:
+        yield from _of_files(where, listed=len(page.entries))
+    if whole and (not page.entries or (where.agent is None and where.namespace is None)):
+        yield from _of_others(others_in(place))
+
+
+def _whose(where: Where) -> str:
+    if where.agent is not None:
+        return f"of the agent {one_line(where.agent)} in {where.shown}"
+    if where.namespace is not None:
+        return f"in the namespace {one_line(where.namespace)} of {where.shown}"
+    return f"in {where.shown}"
+
+
+def _of_others(others: Others) -> Iterator[str]:
+    """Yield the other agents and namespaces that have sessions, and the option to list them."""
+    for names, what in ((others.agents, "agent"), (others.namespaces, "namespace")):
+        ways = ", ".join(f"--{what} {shlex.quote(one_line(name))}" for name in names[:_NAMED])
+        more = " …" if len(names) > _NAMED else ""
+        if len(names) == 1:
+            yield f"1 {what} has sessions of its own: {ways}"
+        elif names:
+            yield f"{len(names):,} {what}s have sessions of their own: {ways}{more}"
+
+
+def _of_files(where: Where, *, listed: int) -> Iterator[str]:
+    """Yield remarks about files in the session folder that were not listed."""
+    place = where.place
+    in_folder = address(place.where).engine == "jsonl"
+    folder = Path(place.where, place.namespace) if in_folder else place.old
+    names = [path.name for path in folder.iterdir()] if folder and folder.is_dir() else []
+    more = sum(name.endswith(SUFFIX) for name in names) - (listed if in_folder else 0)
+    if more <= 0 and not any(name.endswith(_OLD_SUFFIX) for name in names):
+        return  # all files are listed sessions; there is no need to read them
+    old = [] if where.namespace is not None else _old(place)
+    if old:
+        source = shlex.quote(one_line(str(place.old)))
+        workspace = shlex.quote(one_line(where.shown))
+        agent = "" if where.agent is None else f" --agent {shlex.quote(one_line(where.agent))}"
+        yield (
+            f"{_files_are(len(old))} not of stenolog; `steno import {source} -w {workspace}{agent}`"
+            " takes in what it knows of other programs."
+        )
+    unreadable = more - sum(one.body == one.name and one.name.endswith(SUFFIX) for one in old)
+    if in_folder and unreadable > 0:
+        yield (
+            f"{_files_are(unreadable)} no session that can be read; "
+            f"steno doctor {where.shown} says more."
+        )
+
+
+def _old(place: Place) -> "list[Source]":
+    """Return the sessions of other programs in the place where they are imported from."""
+    # Imported late: only needed if there are other files.
+    from stenolog.transfer.importers.folder import Folder
+
+    if place.old is not None:
+        with suppress(OSError), Folder(place.old) as folder:
+            return folder.sources(thorough=False)
+    return []
+
+
+def _files_are(count: int) -> str:
+    return f"{count:,} of the files there {'is' if count == 1 else 'are'}"
+
+
+def _row(entry: Entry) -> Sequence[str]:
+    if entry.problem is not None:
+        return (one_line(entry.key), "-", "-", "-", "-", "")
+    updated = moment(entry.updated) if entry.updated is not None else "-"
+    counts = (str(entry.visible), str(entry.count))
+    return (one_line(entry.key), *counts, updated, entry.state, _title(entry))
+
+
+def _title(entry: Entry) -> str:
+    return one_line(printable(entry.title))
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    return {
+        "key": entry.key,
+        "uid": entry.uid,
+        "title": entry.title,
+        "state": entry.state,
+        "visible": entry.visible,
+        "count": entry.count,
+        "tokens": entry.tokens,
+        "created": moment(entry.created) if entry.created is not None else None,
+        "updated": moment(entry.updated) if entry.updated is not None else None,
+        "tags": entry.tags,
+        "agent": entry.agent,
+        "channel": entry.channel,
+        "prompt": entry.prompt,
+        "problem": entry.problem,
+    }
+
+
+_NEEDS: Final = {"state": 70, "messages": 80, "age": 50}
+"""Minimum width of the terminal for each optional column."""
+_STYLES: Final = {"idle": "dim", "running": "green", "interrupted": "yellow"}
+
+
+def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
+    console = table_console(color=color)
+    shown = ("key", "title", *(name for name, width in _NEEDS.items() if console.width >= width))
+    # Users copy the key: it is wrapped, never shortened. The title gets the remaining width.
+    room = console.width // 2 if console.width >= 100 else 2 * console.width // 5
+    columns: dict[str, dict[str, Any]] = {
+        "key": {"overflow": "fold", "max_width": room},
+        "title": {"ratio": 1, "no_wrap": True, "overflow": "ellipsis", "min_width": 12},
+    }
+    for name in shown[2:]:
+        columns[name] = {"no_wrap": True, "justify": "left" if name == "state" else "right"}
+    now = datetime.now(UTC)
+
+    def cells(entry: Entry) -> dict[str, Any]:
+        said = f"{entry.visible:,}" + ("" if entry.visible == entry.count else f"/{entry.count:,}")
+        readable = entry.problem is None and entry.updated is not None
+        return {
+            "key": (one_line(entry.key), "cyan"),
+            "title": _title(entry),
+            "state": (entry.state if readable else "unreadable", _STYLES[entry.state]),
+            "messages": said if readable else "-",
+            "age": (age(entry.updated, now) if entry.updated is not None else "-", "dim"),
+        }
+
+    rows = ([cells(entry)[name] for name in shown] for entry in entries)
+    print_table(console, columns, rows, expand=True)

@@ -1,0 +1,443 @@
+"""`steno show` and `steno tail`: print the messages of a session."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, Final
+
+import click
+
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.message_metadata import FIELD, interruption, model_of, seconds_of
+from stenolog.cli.completion import complete_key
+from stenolog.cli.output import json_text, moment, one_line, printable
+from stenolog.cli.workspace import Where, open_to_read, shown, where_options
+from stenolog.errors import NoSuchSession
+from stenolog.records import Message, SessionInfo
+from stenolog.sessions.aliases import Aliases
+from stenolog.stores.base import Store
+
+_INTERRUPTED: Final = "[interrupted]"
+"""Text that marks an interrupted answer for the model."""
+_AROUND: Final = 5
+"""Number of messages shown before and after the requested one."""
+_TOOL_LINES: Final = 12
+"""Maximum number of lines of a tool result in a terminal."""
+_VALUE: Final = 400
+"""Maximum number of characters of any other field."""
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+"""Fields in which providers return the model's thinking."""
+_NOT_FOR_READING: Final = ("tool_call_id", "tool_calls", FIELD)
+_COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
+
+
+@click.command("show")
+@click.argument("key", shell_complete=complete_key)
+@click.option("--all", "full", is_flag=True, help="Hidden and archived messages too, marked.")
+@click.option("--at", metavar="SEQ", type=click.IntRange(min=1), help="Only around this message.")
+@click.option("--tools", is_flag=True, help="In a terminal too, all that tools were told and said.")
+@click.option("--no-pager", is_flag=True, help="In a terminal, write all of it at once.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@where_options
+@click.pass_context
+def show_command(
+    ctx: click.Context,
+    key: str,
+    full: bool,
+    at: int | None,
+    tools: bool,
+    no_pager: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Show what was said in the session KEY, for reading.
+
+    KEY may be KEY:SEQ, as `steno search` names a message: then it is --at SEQ, which shows that
+    message with those around it, hidden ones too.
+
+    In a terminal Markdown is laid out, tools are cut short, and what is longer than the screen is
+    paged ($PAGER, else less). Elsewhere it is plain text. Control characters are left out;
+    `steno export` has the messages as they are.
+
+    Exit code: 0 shown, 1 there is no such session or message, 2 wrong usage.
+    """
+    with open_to_read(where) as store:
+        info, at = _meant(store, key, at)
+        whole = at is None
+        messages = (
+            store.get_history(info.key, full=full) if at is None else _around(store, info, at)
+        )
+        if as_json:
+            click.echo(json_text(_fields(info, messages)))
+        elif sys.stdout.isatty():
+            page = _Page(color=ctx.color is not False, tools=tools)
+            lines = page.lines(info.summary if whole else "", messages, at)
+            earlier = [message for message in messages if at is not None and message.seq < at]
+            start = len(list(page.lines("", earlier, None)))
+            _print_lines(lines, paged=not no_pager, color=page.color, start=start)
+        else:
+            if info.summary and whole:
+                click.secho("Summary", bold=True)
+                click.echo(f"{printable(info.summary)}\n")
+            for message in messages:
+                print_message(message)
+        hidden = info.count - info.visible
+        if hidden and whole and not full:
+            click.echo(f"{messages_are(hidden)} hidden; --all shows them too.", err=True)
+        # Read again: reading all messages may have discovered damage.
+        for words in damage_words(info_of(store, info.key), where.workspace):
+            click.echo(words, err=True)
+
+
+# --- selection -------------------------------------------------------------------------------
+
+
+def info_of(store: Store, name: str) -> SessionInfo:
+    """Return the session with this key or alias. Raises ClickException if there is none."""
+    found = _find(store, name)
+    if found is None:
+        raise click.ClickException(
+            f"There is no session {one_line(name)!r} here; `steno list` shows the keys there are."
+        )
+    return found
+
+
+def _find(store: Store, name: str) -> SessionInfo | None:
+    try:
+        return store.info(Aliases(store).own_key(name))
+    except NoSuchSession:
+        return None
+
+
+def _meant(store: Store, name: str, at: int | None) -> tuple[SessionInfo, int | None]:
+    """Return the session and the seq of the message.
+
+    An existing key takes precedence over KEY:SEQ.
+    """
+    key, _, seq = name.rpartition(":")
+    if at is None and key and seq.isascii() and seq.isdecimal() and _find(store, name) is None:
+        found = _find(store, key)
+        if found is not None:
+            return found, int(seq)
+    return info_of(store, name), at
+
+
+def _around(store: Store, info: SessionInfo, at: int) -> list[Message]:
+    """Return a message and its neighbours. Raises ClickException if it does not exist."""
+    every = store.get_history(info.key, after=max(0, at - 1 - 4 * _AROUND), full=True)
+    before = [message for message in every if message.seq < at][-_AROUND:]
+    found = [message for message in every if message.seq >= at][: _AROUND + 1]
+    if not found or found[0].seq != at:
+        raise click.ClickException(
+            f"There is no message {at} in {one_line(info.key)}; the last one is {info.last_seq}."
+        )
+    return [*before, *found]
+
+
+def _fields(info: SessionInfo, messages: Iterable[Message]) -> dict[str, Any]:
+    title = info.meta.get("title")
+    return {
+        "key": info.key,
+        "uid": info.uid,
+        "title": title if isinstance(title, str) else None,
+        "created": moment(info.created),
+        "updated": moment(info.updated),
+        "summary": info.summary,
+        "visible": info.visible,
+        "count": info.count,
+        "messages": [message_fields(message) for message in messages],
+    }
+
+
+def message_fields(message: Message) -> dict[str, Any]:
+    """Return a message as a JSON object: its position, and the object exactly as stored."""
+    return {
+        "seq": message.seq,
+        "at": moment(message.at),
+        "hidden": message.hidden,
+        "message": message.to_dict(),
+    }
+
+
+def damage_words(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
+    """Yield a sentence if the session is damaged."""
+    if info.lost or info.damaged:
+        cost = f"{messages_are(info.lost)} lost" if info.lost else "no message is lost"
+        yield (
+            f"{one_line(info.key)} is damaged: {cost}, as far as was read; "
+            f"`steno doctor {shown(workspace)}` says more."
+        )
+
+
+def messages_are(count: int) -> str:
+    """Return the number of messages with the verb."""
+    return "1 message is" if count == 1 else f"{count:,} messages are"
+
+
+# --- plain text ------------------------------------------------------------------------------
+
+
+def print_message(message: Message) -> None:
+    """Print a message for reading, without the metadata for the agent loop."""
+    fields = message.to_dict()
+    why = interruption(fields)
+    fields.pop(FIELD, None)
+    click.secho(_head(message, fields.pop("role", "message")), bold=True, nl=False)
+    click.secho(f" · {_place(message)}", dim=True, nl=True)
+    for text in _texts(fields.pop("content", None)):
+        click.echo(printable(_in_words(text, why) if why else text))
+    for name, value in fields.items():
+        click.echo(printable(f"{name}: {_as_json(value)}"))
+    click.echo()
+
+
+def _head(message: Message, role: Any) -> str:
+    return printable(f"[{message.seq}] {role if isinstance(role, str) else json.dumps(role)}")
+
+
+def _place(message: Message) -> str:
+    return f"{moment(message.at)}{' · hidden' if message.hidden else ''}"
+
+
+def _in_words(text: str, why: str) -> str:
+    if not text.endswith(_INTERRUPTED):
+        return text
+    reason = "" if why == "stopped" else f": {why}"
+    return f"{text.removesuffix(_INTERRUPTED)}(interrupted{reason})"
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """Yield the content in paragraphs: text unchanged, other parts as JSON."""
+    if content is None:
+        return
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) else part
+        yield text if isinstance(text, str) else _as_json(part)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# --- in a terminal ---------------------------------------------------------------------------
+
+
+def painter(*, color: bool) -> "_Page":
+    """Return a renderer of single messages for a terminal."""
+    return _Page(color=color, tools=False)
+
+
+class _Page:
+    """Renderer of messages for a terminal: Markdown laid out, tool calls shortened."""
+
+    def __init__(self, *, color: bool, tools: bool) -> None:
+        """Create a renderer. `tools` shows tool calls and results completely."""
+        # Imported late: slow, and only needed in a terminal.
+        from rich.console import Console
+
+        self.color = color
+        self._console = Console(
+            color_system="auto" if color else None, highlight=False, emoji=False, markup=False
+        )
+        self._tools = tools
+
+    def lines(self, summary: str, messages: Iterable[Message], at: int | None) -> Iterator[str]:
+        """Yield the lines of summary and messages; the message `at` is highlighted."""
+        if summary:
+            yield from self._styled("Summary", "bold")
+            yield from self._markdown(summary)
+            yield ""
+        for message in messages:
+            yield from self.message(message, marked=message.seq == at)
+
+    def message(self, message: Message, *, marked: bool = False) -> Iterator[str]:
+        """Yield the lines of one message, and an empty line."""
+        fields = message.to_dict()
+        why = interruption(fields)
+        told = {"model": model_of(fields), "seconds": seconds_of(fields)}
+        role = fields.pop("role", "message")
+        yield from self._head(message, role, told, marked=marked)
+        for name in _THOUGHTS:
+            thought = fields.pop(name, None)
+            if isinstance(thought, str) and thought.strip():
+                yield from self._styled(thought.strip(), "dim italic")
+        for text in _texts(fields.pop("content", None)):
+            words = _in_words(text, why) if why else text
+            yield from self._cut(words) if role == "tool" else self._content(words)
+        yield from self._calls(fields.get("tool_calls"))
+        for name, value in fields.items():
+            if name not in _NOT_FOR_READING:
+                yield from self._styled(f"{name}: {self._short(_as_json(value))}", "dim")
+        yield ""
+
+    def _head(
+        self, message: Message, role: Any, told: Mapping[str, Any], *, marked: bool
+    ) -> list[str]:
+        from rich.text import Text
+
+        colour = _COLOURS.get(role, "") if isinstance(role, str) else ""
+        head = Text(
+            _head(message, role), style=f"bold {colour}{' reverse' if marked else ''}".strip()
+        )
+        head.append(f" · {_place(message)}", style="not bold not reverse dim default")
+        if told.get("model"):
+            head.append(f" · {one_line(told['model'])}", style="not bold not reverse dim default")
+        if told.get("seconds") is not None:
+            spent = f" · {told['seconds']:.1f} s"
+            head.append(spent, style="not bold not reverse dim default")
+        return self._printed(head)
+
+    def _content(self, text: str) -> list[str]:
+        # Parts that are not text, such as images, are JSON and may be long.
+        is_json = text[:1] == "{" and text[-1:] == "}"
+        return self._styled(self._short(text), "dim") if is_json else self._markdown(text)
+
+    def _markdown(self, text: str) -> list[str]:
+        from stenolog.cli.terminal_markdown import Stream, painted
+        from stenolog.transfer.export.code_blocks import ColourBudget
+
+        stream = Stream()
+        blocks = [*stream.add(text), *stream.end()]
+        budget = ColourBudget()
+        return [line for one in blocks for line in painted(one, self._console, budget=budget)]
+
+    def _calls(self, calls: Any) -> Iterator[str]:
+        """Yield one line for each tool call."""
+        # Imported late: slow, and only needed for tool calls.
+        from stenolog.cli.chat_messages import short_call
+
+        for call in calls if isinstance(calls, list) else ():
+            asked = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
+                yield from self._styled(f"→ {self._short(_as_json(call))}", "yellow")
+                continue
+            given = asked.get("arguments", "")
+            given = given if isinstance(given, str) else _as_json(given)
+            words = f"{asked['name']}({given})" if self._tools else short_call(asked["name"], given)
+            yield from self._styled(f"→ {words}", "yellow")
+
+    def _cut(self, text: str) -> Iterator[str]:
+        """Yield the first lines of a tool result."""
+        lines = printable(text).rstrip("\n").split("\n")
+        most = len(lines) if self._tools or len(lines) <= _TOOL_LINES else _TOOL_LINES - 1
+        for line in lines[:most]:
+            yield from self._styled(line if self._tools else self._short(line), "dim")
+        if most < len(lines):
+            more = f"… {len(lines) - most:,} more lines; --tools shows them"
+            yield from self._styled(more, "dim italic")
+
+    def _short(self, text: str) -> str:
+        whole = self._tools or len(text) <= _VALUE
+        return text if whole else f"{text[: _VALUE - 1]}…"
+
+    def _styled(self, text: str, style: str) -> list[str]:
+        from rich.text import Text
+
+        return self._printed(Text(printable(text), style=style))  # guard: tool-output-printable
+
+    def _printed(self, text: Any) -> list[str]:
+        with self._console.capture() as captured:
+            self._console.print(text, overflow="fold")
+        return captured.get().removesuffix("\n").split("\n")
+
+
+def _print_lines(lines: Iterator[str], *, paged: bool, color: bool, start: int) -> None:
+    """Print lines, through a pager if they do not fit on the screen.
+
+    If the pager is less, it starts after `start` lines.
+    """
+    first = list(islice(lines, max(1, shutil.get_terminal_size().lines - 1))) if paged else []
+    longer = next(lines, None) if paged else None
+    if longer is None:
+        for line in chain(first, lines):
+            click.echo(line, color=color)
+        return
+    rest = chain(first, [longer], lines)
+    if start:
+        os.environ["LESS"] = f"{os.environ.get('LESS', '-R')} +{start + 1}g"
+    click.echo_via_pager((f"{line}\n" for line in rest), color=None if color else False)
+
+
+# --- tail -----------------------------------------------------------------------------------------
+# `steno tail`: print the end of a session, and new messages as any process stores them.
+
+
+_STOPPED: Final = 128 + 2
+"""Exit code of a program that was ended with Ctrl-C."""
+
+
+@click.command("tail")
+@click.argument("key", shell_complete=complete_key)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is said, until Ctrl-C.")
+@click.option(
+    "-n",
+    "--last",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many messages to begin with.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each message.")
+@where_options
+@click.pass_context
+def tail_command(
+    ctx: click.Context, key: str, follow: bool, last: int, as_json: bool, where: Where
+) -> None:
+    """Show the last messages of the session KEY, and with -f those that follow.
+
+    With -f, each message is shown as soon as it is stored, whichever process wrote it. It ends
+    with Ctrl-C, or when the session is deleted.
+
+    Exit code: 0 shown, 1 there is no such session, or it was deleted meanwhile, 2 wrong usage,
+    130 ended with Ctrl-C.
+    """
+    show = _printer(ctx, as_json=as_json)
+    try:
+        with open_to_read(where) as store:
+            info, messages, seen = _end_of(store, key, last)
+            for message in messages:
+                show(message)
+            for words in damage_words(info, where.workspace):
+                click.echo(words, err=True)
+            if not follow:
+                return
+            if sys.stderr.isatty():
+                click.echo(f"Following {one_line(info.key)}; Ctrl-C ends it.", err=True)
+            for message in store.follow(info.key, after=seen, uid=info.uid):
+                show(message)
+    except KeyboardInterrupt:
+        ctx.exit(_STOPPED)
+
+
+def _end_of(store: Store, key: str, last: int) -> tuple[SessionInfo, list[Message], int]:
+    """Return a session, its last visible messages, and the seq to follow from.
+
+    Reads again if the session was deleted and created again in between.
+    """
+    while True:
+        info = info_of(store, key)
+        messages = store.get_history(info.key, last=last)
+        now = info_of(store, info.key)
+        if now.uid == info.uid:
+            # Messages hidden in between are not shown, and none is shown twice.
+            seen = max([info.last_seq, *(message.seq for message in messages)])
+            return now, messages, seen
+
+
+def _printer(ctx: click.Context, *, as_json: bool) -> Callable[[Message], None]:
+    """Return a function that prints one message to stdout."""
+    if as_json:
+        return lambda message: click.echo(json_text(message_fields(message)))
+    if not sys.stdout.isatty():
+        return print_message
+    page = painter(color=ctx.color is not False)
+
+    def painted(message: Message) -> None:
+        for line in page.message(message):
+            click.echo(line, color=page.color)
+
+    return painted

@@ -1,0 +1,363 @@
+"""Messages in the form that providers accept: every call has its result, and ids are unique.
+
+The main idea: each result is written directly after its call, in the order of the calls, and
+nowhere else. So messages between them move after the results, orphaned and duplicate results are
+dropped, and a call without a result gets one that says so.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.catalog.message_metadata import seen_by
+from stenolog.context.message_parts import (
+    REASONING,
+    THINKING_PARTS,
+    Body,
+    Call,
+    Result,
+    as_json,
+    body_of,
+    calls_of,
+    pair,
+    results_of,
+    role_of,
+    seq_of,
+    speaks,
+)
+from stenolog.context.turn_boundaries import Turn, turns_of
+from stenolog.records import Message
+
+INTERRUPTED: Final = "[interrupted]"
+"""The result sent for a call that never got one."""
+EMPTY: Final = "[no text]"
+"""Content sent for an empty user message or tool result: providers reject messages without
+content."""
+GOES_ON: Final = "[the conversation goes on]"
+_FIRST: Final = ("system", "developer")
+"""Roles whose messages come before the conversation."""
+_TEXTS: Final = ("text", "input_text", "output_text")
+"""Types of parts that contain only text. In parts of other types, an empty `text` is allowed."""
+
+
+class Needs(Struct, frozen=True, kw_only=True):
+    """Requirements of a provider. The defaults suit OpenAI-compatible servers."""
+
+    merge_user: bool = False
+    """Merge consecutive user messages."""
+    user_first: bool = False
+    """The first message after the system prompt must be a user message."""
+    reasoning: Literal["none", "newest", "all"] = "none"
+    """Messages whose reasoning fields are sent back: none, those of the newest turn, or all."""
+    keep_fields: tuple[str, ...] = ()
+    """Additional fields to send. Others are dropped, because many servers reject unknown fields."""
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A message in the form in which it is sent, with its origin."""
+
+    body: Body
+    seqs: tuple[int | None, ...]
+    """Seq of the message, or of each result if results share one message. None: not stored, or
+    added here."""
+    turn: int
+    """Index of the turn in the history."""
+
+    @property
+    def seq(self) -> int | None:
+        """The first seq."""
+        return self.seqs[0]
+
+
+def arrange(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Body]:
+    """Return all messages in a form that a provider accepts. The input is not changed."""
+    return finish([entry.body for entry in entries_of(messages, needs)], needs)
+
+
+def entries_of(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Entry]:
+    """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
+    said = _as_said([(body_of(message), seq_of(message)) for message in messages])
+    return _Arrangement([body for body, _ in said], [seq for _, seq in said], needs).entries()
+
+
+def _as_said(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
+    """Move user messages that an answer has not seen after that answer.
+
+    They were stored while the answer was being written, so the log has them before it, and a model
+    would consider them answered.
+    """
+    said: list[tuple[Body, int | None]] = []
+    for body, seq in stored:
+        at = len(said)
+        if seq is not None and role_of(body) == "assistant" and not calls_of(body):
+            seen = seen_by(body, seq)
+            while at and speaks(said[at - 1][0]) and (said[at - 1][1] or 0) > seen:
+                at -= 1
+        said.insert(at, (body, seq))
+    return said
+
+
+def finish(bodies: Iterable[Body], needs: Needs) -> list[Body]:
+    """Merge user messages and insert a first user message where `needs` requires it.
+
+    This is the last step, because it depends on which messages are sent.
+    """
+    finished: list[Body] = []
+    for body in bodies:
+        before = finished[-1] if finished else None
+        if needs.merge_user and before and before["role"] == body["role"] == "user":
+            finished[-1] = _merged(before, body)
+        else:
+            finished.append(body)
+    talk = next((at for at, body in enumerate(finished) if body["role"] not in _FIRST), None)
+    if needs.user_first and talk is not None and finished[talk]["role"] != "user":
+        finished.insert(talk, {"role": "user", "content": GOES_ON})
+    return finished
+
+
+class _Arrangement:
+    """One pass over the messages, which assigns unique call ids."""
+
+    def __init__(self, bodies: Sequence[Body], seqs: Sequence[int | None], needs: Needs) -> None:
+        self._bodies = bodies
+        self._seqs = seqs
+        self._needs = needs
+        self._answers = pair(bodies)
+        self._taken: set[str] = set()
+        self._times: dict[str, int] = {}
+        self._fields = frozenset(needs.keep_fields)
+
+    def entries(self) -> list[Entry]:
+        turns = turns_of(self._bodies, self._answers)
+        found: list[Entry] = []
+        for number, turn in enumerate(turns):
+            keep = self._needs.reasoning == "all" or (
+                self._needs.reasoning == "newest" and number == len(turns) - 1
+            )
+            found += self._turn(turn, number, keep_reasoning=keep)
+        return found
+
+    def _turn(self, turn: Turn, number: int, *, keep_reasoning: bool) -> list[Entry]:
+        found: list[Entry] = []
+        for index in range(turn.first, turn.end):
+            body = self._bodies[index]
+            calls = calls_of(body)
+            ids = [self._free(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)]
+            made = self._clean(body, calls, ids, keep_reasoning=keep_reasoning)
+            if made is not None:
+                found.append(Entry(body=made, seqs=(self._seqs[index],), turn=number))
+            found += self._results(index, calls, ids, number)
+        return found
+
+    def _free(self, wanted: str) -> str:
+        """Return `wanted`, or a similar id that no other call of the request has."""
+        free = wanted
+        while free in self._taken:
+            # Continues at the last number: a model may use the same id for all its calls.
+            self._times[wanted] = self._times.get(wanted, 1) + 1
+            free = f"{wanted}_{self._times[wanted]}"
+        self._taken.add(free)
+        return free
+
+    def _results(
+        self, index: int, calls: Sequence[Call], ids: Sequence[str], number: int
+    ) -> list[Entry]:
+        found: list[Entry] = []
+        for place, call in enumerate(calls):
+            where = self._answers.get((index, place))
+            seq = None if where is None else self._seqs[where[0]]
+            result = None if where is None else results_of(self._bodies[where[0]])[where[1]]
+            body = self._result(call, ids[place], result)
+            if call.in_content and found:
+                # Providers of this format want all results of a message in one message.
+                both = [*found[-1].body["content"], *body["content"]]
+                found[-1] = Entry(
+                    body={"role": "user", "content": both},
+                    seqs=(*found[-1].seqs, seq),
+                    turn=number,
+                )
+            else:
+                found.append(Entry(body=body, seqs=(seq,), turn=number))
+        return found
+
+    def _result(self, call: Call, id: str, result: Result | None) -> Body:
+        content = INTERRUPTED if result is None else _content(result.content) or EMPTY
+        if call.in_content:
+            part: Body = {"type": "tool_result", "tool_use_id": id, "content": content}
+            if result is not None and result.part.get("is_error") is True:
+                part["is_error"] = True
+            return _sendable({"role": "user", "content": [part]})
+        body: Body = {"role": "tool", "tool_call_id": id, "content": content}
+        if result is not None and not result.in_content:
+            body |= self._further(result.part)
+        return _sendable(body)
+
+    def _clean(
+        self,
+        body: Body,
+        calls: Sequence[Call],
+        ids: Sequence[str],
+        *,
+        keep_reasoning: bool,
+    ) -> Body | None:
+        """Return the message without parts that providers reject, or None if it becomes empty."""
+        role = role_of(body)
+        if role in ("", "tool") or (role == "user" and not speaks(body)):
+            return None
+        content = _content(
+            body.get("content"), without=_unwanted(role, keep_reasoning=keep_reasoning)
+        )
+        made: Body = {"role": role, "content": content}
+        if role == "assistant":
+            if content is None and isinstance(body.get("refusal"), str):
+                made["content"] = _content(body["refusal"])
+            made |= _called(made["content"], calls, ids)
+            if keep_reasoning:
+                made |= {name: body[name] for name in REASONING if body.get(name)}
+            if not made["content"] and not calls:
+                return None
+        elif not content:
+            if role != "user":
+                return None
+            made["content"] = EMPTY
+        return _sendable(made | self._further(body))
+
+    def _further(self, body: Mapping[str, Any]) -> Body:
+        return {
+            name: value
+            for name, value in body.items()
+            if (name in self._fields and name not in ("role", "content", "tool_calls"))
+            or (name == "name" and isinstance(value, str) and value)
+        }
+
+
+def _unwanted(role: str, *, keep_reasoning: bool) -> frozenset[str]:
+    if role == "user":
+        return frozenset({"tool_result", "tool_use"})
+    return frozenset() if keep_reasoning else THINKING_PARTS
+
+
+def _called(content: Any, calls: Sequence[Call], ids: Sequence[str]) -> Body:
+    """Return the content and the calls of an assistant message."""
+    if not calls:
+        return {"content": _without_calls(content)}
+    if not calls[0].in_content:
+        listed = [_listed(call, id) for call, id in zip(calls, ids, strict=True)]
+        return {"content": _without_calls(content), "tool_calls": listed}
+    renamed = iter(zip(calls, ids, strict=True))
+    parts = []
+    for part in content:
+        if part.get("type") == "tool_use":
+            call, id = next(renamed)
+            given = call.arguments if isinstance(call.arguments, Mapping) else {}
+            part = {name: value for name, value in part.items() if name != "text"}
+            parts.append({**part, "id": id, "name": call.name, "input": given})
+        elif part.get("type") != "tool_result":
+            parts.append(part)
+    return {"content": parts}
+
+
+def _without_calls(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    kept = [part for part in content if part.get("type") not in ("tool_use", "tool_result")]
+    return kept or None
+
+
+def _listed(call: Call, id: str) -> Body:
+    custom = call.part.get("custom")
+    if call.part.get("type") == "custom" and isinstance(custom, Mapping):
+        return {**call.part, "id": id}
+    function = call.part.get("function")
+    given = dict(function) if isinstance(function, Mapping) else {}
+    given |= {"name": call.name, "arguments": _arguments(call.arguments)}
+    return {**call.part, "id": id, "type": "function", "function": given}
+
+
+def _arguments(value: Any) -> str:
+    """Return the arguments as the text of a JSON object.
+
+    Servers that parse them reject anything else.
+    """
+    text = "" if value is None else value if isinstance(value, str) else as_json(value)
+    if not text.strip():
+        return "{}"
+    try:
+        whole = isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        whole = False
+    return text if whole else as_json({"unreadable": text})
+
+
+def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
+    """Return text, a list of parts, or None if the content is empty."""
+    if value is None or isinstance(value, str):
+        return value if value and value.strip() else None
+    if not isinstance(value, list):
+        return as_json(value)
+    parts: list[Mapping[str, Any]] = []
+    for part in value:
+        if isinstance(part, Mapping) and isinstance(part.get("type"), str):
+            if part["type"] not in without and (kept := _kept(part)) is not None:
+                parts.append(kept)
+        elif part is not None:
+            text = part if isinstance(part, str) else as_json(part)
+            if text.strip():
+                parts.append({"type": "text", "text": text})
+    return parts or None
+
+
+def _kept(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the part, or None for an empty text, which strict providers reject."""
+    if part["type"] not in _TEXTS:
+        return part
+    text = part.get("text")
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        return {**part, "text": as_json(text)}
+    return part if text.strip() else None
+
+
+def _merged(first: Body, second: Body) -> Body:
+    one, two = first["content"], second["content"]
+    if isinstance(one, str) and isinstance(two, str):
+        return {**first, "content": f"{one}\n\n{two}"}
+    return {**first, "content": [*_as_parts(one), *_as_parts(two)]}
+
+
+def _as_parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _sendable(body: Body) -> Body:
+    """Return the body unchanged if JSON can represent it.
+
+    Otherwise replace what JSON cannot represent.
+    """
+    try:
+        msgspec.json.encode(body)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        made = {name: _written(value, depth=0) for name, value in body.items()}
+        return {str(name): value for name, value in made.items()}
+    return body
+
+
+def _written(value: Any, *, depth: int) -> Any:
+    if isinstance(value, str):
+        # A lone surrogate cannot be sent in a request.
+        return value.encode("utf-8", "replace").decode()
+    if depth > 50:
+        return "[too deep]"
+    if isinstance(value, Mapping):
+        return {
+            _written(str(name), depth=depth): _written(inner, depth=depth + 1)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_written(inner, depth=depth + 1) for inner in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return as_json(value)

@@ -1,0 +1,285 @@
+"""Shortening of a turn that is too long: old tool results first, the newest messages last.
+
+Nothing is lost: each elided text is replaced by a pointer to its seq in the log.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stenolog.context.message_parts import (
+    REASONING,
+    THINKING_PARTS,
+    Body,
+    as_json,
+    calls_of,
+    results_of,
+    text_of,
+)
+from stenolog.context.request_messages import INTERRUPTED, Entry
+from stenolog.tokens import Tokens
+
+
+class Shortened(Struct, frozen=True, kw_only=True):
+    """A turn that fits the budget."""
+
+    entries: list[Entry]
+    elided: int
+    """Number of shortened messages."""
+    left_out: tuple[int | None, ...]
+    """Seqs of the messages that were left out."""
+
+
+def pointer(text: str, seq: int | None, tokens: Tokens) -> str:
+    """Return the replacement for an elided text: its length and its seq."""
+    where = "" if seq is None else f"; full text at seq {seq}"
+    return f"[… elided: {tokens.text(text):,} tokens{where}]"
+
+
+def cut(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
+    """Return the start and the end of a text around `mark`, about `keep` tokens in total."""
+    share = keep / max(tokens.text(text), 1)
+    while share > 0.01:
+        kept = int(len(text) * share)
+        tail = kept // 3
+        short = f"{text[: kept - tail]}\n{mark}\n{text[len(text) - tail :] if tail else ''}"
+        if tokens.text(short) <= keep:
+            return short.rstrip("\n")
+        share *= 0.8
+    return mark
+
+
+class _Shortening:
+    """A turn that is shortened step by step until it fits."""
+
+    def __init__(self, entries: Sequence[Entry], tokens: Tokens) -> None:
+        self.entries = list(entries)
+        self.tokens = tokens
+        self.costs = [tokens.message(entry.body) for entry in entries]
+        self.elided: set[int] = set()
+        self.left_out: list[int] = []
+        users = [at for at, entry in enumerate(entries) if _is_user(entry)]
+        self.newest_user = users[-1] if users else -1
+        self.last_step = _last_step(entries)
+
+    def fits(self, budget: int) -> bool:
+        return sum(self.costs) <= budget
+
+    def shorten(self, budget: int) -> None:
+        """Shorten the turn until it fits, or as far as possible."""
+        olds = range(self.last_step)
+        news = range(self.last_step, len(self.entries))
+        steps: list[Callable[[], None]] = [
+            partial(self._results, olds, budget),
+            partial(self._share, news, budget, least=budget // 4),
+            partial(self._said, olds, budget),
+            partial(self._share, news, budget, least=0),
+            partial(self._said, news, budget),
+            partial(self._leave_out, budget),
+            partial(self._thoughts, budget),
+        ]
+        for step in steps:
+            if self.fits(budget):
+                return
+            step()
+
+    def _results(self, places: Sequence[int], budget: int) -> None:
+        for at in places:
+            if self.fits(budget):
+                return
+            if _is_result(self.entries[at]):
+                self._replace(at, _elided_results(self.entries[at], 0, self.tokens))
+
+    def _share(self, places: Sequence[int], budget: int, *, least: int) -> None:
+        """Cut the results of the newest step to equal shares of the tokens that the rest leaves."""
+        results = [at for at in places if _is_result(self.entries[at])]
+        others = sum(self.costs) - sum(self.costs[at] for at in results)
+        left = max(budget - others, least)
+        for done, at in enumerate(sorted(results, key=lambda at: self.costs[at])):
+            share = left // (len(results) - done)
+            if self.costs[at] > share:
+                self._cut_to(at, share)
+            left -= self.costs[at]
+
+    def _cut_to(self, at: int, share: int) -> None:
+        whole = self.entries[at]
+        overhead = self.tokens.message({**whole.body, "content": ""})
+        for keep in (share - overhead, (share - overhead) // 2, 0):
+            self._replace(at, _elided_results(whole, max(keep, 0), self.tokens))
+            if self.costs[at] <= share:
+                return
+
+    def _said(self, places: Sequence[int], budget: int) -> None:
+        for at in places:
+            if self.fits(budget):
+                return
+            if self.entries[at].body["role"] == "assistant":
+                self._replace(at, _elided_speech(self.entries[at], self.tokens))
+
+    def _leave_out(self, budget: int) -> None:
+        """Leave out complete steps, oldest first; the first message of the turn goes last."""
+        first = 1 if self.entries and _is_user(self.entries[0]) else 0
+        gone: set[int] = set()
+        for step in [*_steps(self.entries, first), *([[0]] if first else [])]:
+            if sum(self.costs) - sum(self.costs[at] for at in gone) <= budget:
+                break
+            keeps = self.newest_user in step or len(self.entries) - 1 in step
+            if not keeps:
+                gone.update(step)
+        self.left_out = sorted(gone)
+        for at in gone:
+            self.costs[at] = 0
+
+    def _thoughts(self, budget: int) -> None:
+        """Remove thinking, oldest first. It cannot be replaced by a pointer."""
+        for at in range(len(self.entries)):
+            if self.fits(budget):
+                return
+            if at not in self.left_out:
+                self._replace(at, _without_thoughts(self.entries[at].body))
+
+    def _replace(self, at: int, body: Body) -> None:
+        cost = self.tokens.message(body)
+        if cost < self.costs[at]:
+            self.entries[at] = replace(self.entries[at], body=body)
+            self.costs[at] = cost
+            self.elided.add(at)
+
+    def result(self) -> Shortened:
+        gone = set(self.left_out)
+        return Shortened(
+            entries=[entry for at, entry in enumerate(self.entries) if at not in gone],
+            elided=len(self.elided - gone),
+            left_out=tuple(self.entries[at].seq for at in self.left_out),
+        )
+
+
+def _is_result(entry: Entry) -> bool:
+    return bool(results_of(entry.body))
+
+
+def _is_user(entry: Entry) -> bool:
+    return entry.body["role"] == "user" and not _is_result(entry)
+
+
+def _last_step(entries: Sequence[Entry]) -> int:
+    """Return the index of the newest message with tool calls, if only results follow it.
+
+    Otherwise return the number of entries.
+    """
+    for at in range(len(entries) - 1, -1, -1):
+        if calls_of(entries[at].body):
+            return at
+        if not _is_result(entries[at]):
+            break
+    return len(entries)
+
+
+def _steps(entries: Sequence[Entry], first: int) -> list[list[int]]:
+    """Group messages that belong together: a call with its results. Others are alone."""
+    steps: list[list[int]] = []
+    for at in range(first, len(entries)):
+        if _is_result(entries[at]) and steps:
+            steps[-1].append(at)
+        else:
+            steps.append([at])
+    return steps
+
+
+def _elided_results(entry: Entry, keep: int, tokens: Tokens) -> Body:
+    body = entry.body
+    if body["role"] == "tool":
+        return {**body, "content": _short(body["content"], entry.seq, keep, tokens)}
+    each = keep // len(entry.seqs)
+    return {
+        **body,
+        "content": [
+            {**part, "content": _short(part["content"], seq, each, tokens)}
+            for part, seq in zip(body["content"], entry.seqs, strict=True)
+        ],
+    }
+
+
+def _without_thoughts(body: Body) -> Body:
+    made = {name: value for name, value in body.items() if name not in REASONING}
+    if isinstance(content := made["content"], list):
+        said = [part for part in content if part.get("type") not in THINKING_PARTS]
+        made["content"] = said or content
+    return made
+
+
+def _elided_speech(entry: Entry, tokens: Tokens) -> Body:
+    body = dict(entry.body)
+    content = body.get("content")
+    if isinstance(content, str) and content:
+        body["content"] = _shorter(content, entry.seq, tokens)
+    elif isinstance(content, list):
+        body["content"] = [_elided_part(part, entry.seq, tokens) for part in content]
+    if body.get("tool_calls"):
+        body["tool_calls"] = [_elided_call(call, entry.seq, tokens) for call in body["tool_calls"]]
+    return body
+
+
+def _elided_part(part: Mapping[str, Any], seq: int | None, tokens: Tokens) -> Mapping[str, Any]:
+    if isinstance(part.get("text"), str):
+        return {**part, "text": _shorter(part["text"], seq, tokens)}
+    if part.get("type") == "tool_use":
+        short = _elided_arguments(part["input"], seq, tokens)
+        return {**part, "input": short} if short is not None else part
+    return part
+
+
+def _elided_call(call: Body, seq: int | None, tokens: Tokens) -> Body:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        return call
+    short = _elided_arguments(function.get("arguments"), seq, tokens)
+    if short is None:
+        return call
+    return {**call, "function": {**function, "arguments": as_json(short)}}
+
+
+def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body | None:
+    """Return arguments that point to the full ones, or None if that is not shorter."""
+    text = arguments if isinstance(arguments, str) else as_json(arguments)
+    short = {"elided": pointer(text, seq, tokens)}
+    return short if tokens.text(as_json(short)) < tokens.text(text) else None
+
+
+def _short(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
+    """Return a result of about `keep` tokens, or a pointer; unchanged if that is not shorter."""
+    text = text_of(content)
+    taken = _taken(content, tokens)
+    if text == INTERRUPTED or taken <= keep:
+        return content
+    mark = pointer(text, seq, tokens)
+    short = cut(text, keep, tokens, mark=mark) if keep > 0 else mark
+    return short if _taken(short, tokens) < taken else content
+
+
+def _taken(content: Any, tokens: Tokens) -> int:
+    """Return the tokens of a content, including parts that are not text."""
+    return tokens.message({"content": content}) - tokens.message({})
+
+
+def _shorter(text: str, seq: int | None, tokens: Tokens) -> str:
+    mark = pointer(text, seq, tokens)
+    return mark if tokens.text(mark) < tokens.text(text) else text
+
+
+def shorten_turn(entries: Sequence[Entry], budget: int, tokens: Tokens) -> Shortened | None:
+    """Return the turn within the budget, or None if even its minimum is too long."""
+    turn = _Shortening(entries, tokens)
+    turn.shorten(budget)
+    return turn.result() if turn.fits(budget) else None
+
+
+def skeleton(entries: Sequence[Entry], tokens: Tokens) -> tuple[int, int]:
+    """Return the tokens of the newest user message, and of the minimum rest of its turn."""
+    turn = _Shortening(entries, tokens)
+    newest = turn.costs[turn.newest_user] if turn.newest_user >= 0 else 0
+    turn.shorten(0)
+    return newest, sum(turn.costs) - newest

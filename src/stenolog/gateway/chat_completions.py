@@ -1,0 +1,480 @@
+"""The OpenAI-compatible endpoints `POST /v1/chat/completions` and `GET /v1/models`.
+
+A turn runs to its end even if its client disconnects. Its answer is stored, and a retry of the
+request returns it.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from stenolog.agent.commands import new_key
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.shielded_wait import ended
+from stenolog.agent.turn_events import Answer, Asked, Counted, Event, Noticed, Said, Tell, Thought
+from stenolog.agent.turn_options import Manner
+from stenolog.codec import MAX_TOKEN_BYTES, check_key, encode_object
+from stenolog.context.window import build_window
+from stenolog.errors import ContextTooSmall, ModelRefused, StenologError, UsageError
+from stenolog.gateway.api_types import failure, sse_data
+from stenolog.gateway.chat_turns import Wanted, answered, note_response, text_told
+from stenolog.gateway.error_responses import INTERNAL, failed, without_secrets
+from stenolog.gateway.history_matching import BETWEEN
+from stenolog.gateway.limits import Held, Place
+from stenolog.gateway.live_stream import StreamEvent, event_stream
+from stenolog.gateway.openai_types import (
+    ChatRequest,
+    Head,
+    Usage,
+    calls_delta,
+    checked,
+    chunk,
+    completion,
+    finish_of,
+    head,
+    manner_of,
+    session_of,
+    talk_of,
+    usage_chunk,
+    wants_new_session,
+    without_effect,
+)
+from stenolog.gateway.openapi import Endpoint
+from stenolog.gateway.requests import body_of
+from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.providers.chat_model import Reply
+
+# --- proxying -------------------------------------------------------------------------------------
+# A chat without a session: it is answered, but nothing is stored or remembered.
+
+
+async def answered_only(
+    loop: AgentLoop,
+    instance: AgentInstance,
+    talk: Sequence[Mapping[str, Any]],
+    manner: Manner,
+    tell: Tell,
+) -> Answer:
+    """Return the model's answer to as many of the messages as fit, without the agent's tools.
+
+    Errors of the model's server are in the returned Answer. Raises UsageError.
+    """
+    model = await loop.run(instance.model_for, manner.model)
+    context = await loop.run(instance.context, model)
+    reply = Reply()
+    try:
+        window = await loop.run(
+            build_window,
+            talk,
+            "",
+            system=manner.system if manner.system is not None else "",
+            tools=manner.tools,
+            limits=context.limits,
+            needs=instance.spec.needs,
+            tokens=context.tokens,
+        )
+        stream = model.stream(
+            window.messages, tools=manner.tools, schema=manner.schema, max_tokens=manner.max_tokens
+        )
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                reply.add(delta)
+                if delta.notice:
+                    tell(Noticed(words=delta.notice))
+                if delta.reasoning:
+                    tell(Thought(text=delta.reasoning))
+                if delta.text:
+                    tell(Said(text=delta.text))
+    except StenologError as error:
+        return Answer(key="", text=str(error), outcome="failed", error=error)
+    if reply.usage is not None:
+        tell(Counted(usage=reply.usage))
+    calls = tuple(reply.calls)
+    return Answer(
+        key="",
+        text=reply.text,
+        outcome="calls" if calls else "answered",
+        calls=calls,
+        finish=reply.finish,
+        saved=False,
+    )
+
+
+# --- chat -----------------------------------------------------------------------------------------
+
+
+MAIN: Final = "main"
+_CHANNEL: Final = "api"
+_SOON: Final = 5.0
+"""Seconds to wait for an early failure, which can still be reported with the HTTP status."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST_NAMED: Final = 20
+_DONE: Final = "[DONE]"
+_RETRY_COUNT: Final = "x-stainless-retry-count"
+
+_logger = logging.getLogger("stenolog")
+
+
+class _Chat(Struct, frozen=True, kw_only=True):
+    """One request, parsed and checked."""
+
+    request: ChatRequest
+    agent: AgentInstance
+    answer: Callable[[Tell], Awaitable[Answer]]
+    head: Head
+    headers: dict[str, str]
+    kept: bool
+    """Whether the request belongs to a session."""
+    retries: bool
+    """Whether the client marks its retries."""
+    key: str
+    """Key of the session, given by the client or generated; empty if there is none."""
+
+
+class _Heard:
+    """Buffer for the text of a turn: read in pieces by a stream, or at the end."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.usage = Usage()
+        self._unread: list[dict[str, str]] = []
+        self._news = asyncio.Event()
+        self._asked = False
+
+    def tell(self, event: Event) -> None:
+        """Add an event."""
+        match event:
+            case Asked():
+                self._asked = bool(self.text)
+            case Said(text=text):
+                # The client sees all texts of a turn as one message.
+                piece = f"{BETWEEN}{text}" if self._asked else text
+                self._asked = False
+                self.text += piece
+                self._put("content", piece)
+            case Thought(text=text):
+                self._put("reasoning_content", text)
+            case Counted(usage=usage):
+                self.usage.prompt_tokens += usage.prompt
+                self.usage.completion_tokens += usage.answer
+                self.usage.total_tokens += usage.prompt + usage.answer
+
+    def _put(self, field: str, piece: str) -> None:
+        # For a slow reader, pieces grow instead of accumulating.
+        if self._unread and field in self._unread[-1]:
+            self._unread[-1][field] += piece
+        else:
+            self._unread.append({field: piece})
+        self._news.set()
+
+    def unread(self) -> list[dict[str, str]]:
+        """Return and remove the pieces that are not read yet."""
+        pieces, self._unread = self._unread, []
+        self._news.clear()
+        return pieces
+
+    async def news(self, running: "asyncio.Task[Answer]", *, within: float | None = None) -> None:
+        """Wait for a piece or the end of the turn, for at most `within` seconds."""
+        heard = asyncio.create_task(self._news.wait())
+        both: set[asyncio.Task[Any]] = {heard, running}
+        try:
+            await asyncio.wait(both, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if await ended([heard]):
+                raise asyncio.CancelledError
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a chat request."""
+    gateway = gateway_of(request)
+    with contextlib.ExitStack() as places:
+        # Before the request is read, so that a rejected request costs nothing.
+        turn = gateway.turns.admit()
+        places.callback(turn.give_back)
+        chat = await _read(gateway, request)
+        stream = gateway.streams.admit() if chat.request.stream else None
+        places.pop_all()
+        if stream is not None:
+            places.callback(stream.give_back)
+        heard = _Heard()
+        running = gateway.keep(asyncio.create_task(_run(gateway, chat, heard, turn)))
+        if stream is not None:
+            await heard.news(running, within=_SOON)
+            if not running.done() or running.result().outcome != "failed":
+                places.pop_all()
+                return Held(_streamed(gateway, chat, heard, running), stream)
+    # If the client disconnects, only this wait is cancelled, not the turn.
+    answer = await asyncio.shield(running)
+    if answer.outcome == "failed":
+        return await _told(request, gateway, answer)
+    text = heard.text or await _text(gateway, chat, answer)
+    body = completion(chat.head, answer, text, heard.usage)
+    headers = _headers(chat, answer.key)
+    if chat.kept and not answer.saved:
+        headers["X-Steno-Not-Saved"] = "true"
+    encoded = encode_object(msgspec.to_builtins(body))
+    # A client that has disconnected has not received the answer and may ask for it again.
+    gone = await request.is_disconnected()
+    sent = None if gone else BackgroundTask(_note, gateway, chat, answer)
+    return Response(encoded, headers=headers, media_type="application/json", background=sent)
+
+
+async def _note(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
+    """Store that the client has received this answer: its next request is a new message."""
+    if chat.retries and answer.seq is not None:
+        await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
+
+
+async def _run(gateway: Gateway, chat: _Chat, heard: _Heard, place: Place) -> Answer:
+    with place:
+        try:
+            return await chat.answer(heard.tell)
+        except StenologError as error:
+            return Answer(key="", text=str(error), outcome="failed", error=error)
+        except Exception as error:
+            if not gateway.closing.is_set():
+                _logger.exception("a chat request failed")
+            return Answer(key="", text=f"{INTERNAL} ({type(error).__name__})", outcome="failed")
+
+
+async def _read(gateway: Gateway, request: Request) -> _Chat:
+    """Parse and check a request. Raise UsageError and HTTPException."""
+    wanted = await body_of(request, ChatRequest)
+    checked(wanted)
+    fields = _fields(await request.body())
+    agent, model = agent_for(gateway, wanted.model)
+    manner = manner_of(wanted, model=model)
+    talk = talk_of(wanted)
+    key = session_of(wanted, _key(request))
+    if key is None and gateway.settings.gateway.store_anonymous:
+        key = new_key(_CHANNEL, "anonymous")
+    headers = {}
+    if ignored := without_effect(wanted, fields):
+        # A field can have any name, but a header accepts only some characters.
+        told = [name for name in ignored if _NAME.fullmatch(name)][:_MOST_NAMED]
+        headers["X-Steno-Without-Effect"] = ", ".join(told) or "unknown fields"
+    retries = _RETRY_COUNT in request.headers
+    answer: Callable[[Tell], Awaitable[Answer]]
+    if key is None:
+        answer = partial(answered_only, gateway.loop, agent, talk, manner)
+    else:
+        check_key(key)
+        said = Wanted(
+            key=key,
+            talk=talk,
+            agent=agent.id,
+            manner=manner,
+            once=_once(request),
+            asked_again=_asked_again(request),
+            retries=retries,
+            new_session=wants_new_session(wanted, request.headers.get("x-session-new")),
+        )
+        answer = partial(answered, gateway.loop, said)
+    return _Chat(
+        request=wanted,
+        agent=agent,
+        answer=answer,
+        head=head(wanted.model or MAIN),
+        headers=headers,
+        kept=key is not None,
+        retries=retries and key is not None,
+        key=key or "",
+    )
+
+
+def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
+    """Return the agent and the model that a model name selects. Raise HTTPException.
+
+    A name is an agent's, or that of a model that users of the main agent may choose.
+    """
+    for agent in gateway.loop.registry:
+        if name == (agent.id or MAIN):
+            return agent, ""
+    main = gateway.agent(None)
+    if name in ("", "default", main.model.name, main.spec.model):
+        return main, ""
+    if name in main.spec.models:
+        return main, name
+    known = ", ".join(_names(gateway))
+    raise HTTPException(404, f"there is no model {name!r} here; there are: {known}")
+
+
+def _fields(body: bytes) -> set[str]:
+    """Return the names of the non-null fields of a request that was decoded before."""
+    try:
+        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        # Only the standard library decodes lone surrogates.
+        return {name for name, value in json.loads(body).items() if value is not None}
+    return {name for name, value in raw.items() if bytes(value) != b"null"}
+
+
+def _names(gateway: Gateway) -> list[str]:
+    agents = [agent.id or MAIN for agent in gateway.loop.registry]
+    return list(dict.fromkeys([*agents, *gateway.agent(None).spec.models]))
+
+
+def _key(request: Request) -> str | None:
+    """Return the session key in the header; None if there is none."""
+    given = request.headers.get("x-session-key")
+    if not given:
+        return None
+    try:
+        return given.encode("latin-1").decode()
+    except UnicodeError:
+        return given
+
+
+def _once(request: Request) -> str:
+    token = request.headers.get("idempotency-key", "")
+    if len(token.encode("latin-1")) > MAX_TOKEN_BYTES:
+        raise UsageError(f"Idempotency-Key: at most {MAX_TOKEN_BYTES} bytes are taken")
+    return token
+
+
+def _asked_again(request: Request) -> bool:
+    """Return whether the client marks this request as a retry, as OpenAI's libraries do."""
+    return request.headers.get(_RETRY_COUNT, "0") not in ("0", "")
+
+
+# --- the response ----------------------------------------------------------------------------
+
+
+async def _told(request: Request, gateway: Gateway, answer: Answer) -> Response:
+    """Return the response to a failed turn: the user's message is stored but not answered."""
+    if isinstance(answer.error, ModelRefused | ContextTooSmall):
+        words = without_secrets(answer.text, gateway.settings)
+        return failure(400, words, code="model_refused")
+    if answer.error is not None:
+        return await failed(request, answer.error)
+    return failure(503, without_secrets(answer.text, gateway.settings), code="not_answered")
+
+
+async def _text(gateway: Gateway, chat: _Chat, answer: Answer) -> str:
+    """Return the text for the client of an answer that it has not received in pieces."""
+    if not chat.kept:
+        return answer.text
+    return await gateway.loop.run(text_told, chat.agent.sessions, answer)
+
+
+def _headers(chat: _Chat, key: str) -> dict[str, str]:
+    return {**chat.headers, **({"X-Session-Key": key} if _fits_a_header(key) else {})}
+
+
+def _fits_a_header(key: str) -> bool:
+    """Return whether a key can be sent in a header; the body contains it anyway."""
+    return bool(key) and key.isascii() and key.isprintable() and key == key.strip()
+
+
+def _streamed(
+    gateway: Gateway, chat: _Chat, heard: _Heard, running: "asyncio.Task[Answer]"
+) -> Response:
+    pieces = _pieces(gateway, chat, heard, running)
+    return event_stream(pieces, headers=_headers(chat, chat.key))
+
+
+async def _pieces(
+    gateway: Gateway, chat: _Chat, heard: _Heard, running: "asyncio.Task[Answer]"
+) -> AsyncIterator[StreamEvent]:
+    top = chat.head
+    yield _event(chunk(top, {"role": "assistant", "content": ""}))
+    while True:
+        for piece in heard.unread():
+            yield _event(chunk(top, piece))
+        if running.done():
+            break
+        await heard.news(running)
+    answer = running.result()
+    if answer.outcome == "failed":
+        words = without_secrets(answer.text, gateway.settings)
+        error = {"message": words, "type": "server_error", "code": "not_answered"}
+        yield _event({"error": error})
+        return
+    if not heard.text and (text := await _text(gateway, chat, answer)):
+        yield _event(chunk(top, {"content": text}))
+    if answer.calls:
+        yield _event(chunk(top, calls_delta(answer.calls)))
+    last = chunk(top, {}, finish=finish_of(answer))
+    yield _event({**last, "session": answer.key, "seq": answer.seq, "saved": answer.saved})
+    options = chat.request.stream_options
+    if options is not None and options.include_usage:
+        yield _event(usage_chunk(top, heard.usage))
+    yield StreamEvent(data=_DONE)
+    await _note(gateway, chat, answer)
+
+
+def _event(body: dict[str, Any]) -> StreamEvent:
+    return StreamEvent(data=sse_data(encode_object(msgspec.to_builtins(body))))
+
+
+# --- the models ------------------------------------------------------------------------------
+
+
+async def models(request: Request) -> Response:
+    """List the agents and the models that clients may choose."""
+    gateway = gateway_of(request)
+    listed = [
+        {"id": name, "object": "model", "created": 0, "owned_by": "stenolog"}
+        for name in _names(gateway)
+    ]
+    return JSONResponse({"object": "list", "data": listed})
+
+
+_OBJECT: Final = {"type": "object"}
+CHAT: Final[tuple[Endpoint, ...]] = (
+    Endpoint(
+        method="POST",
+        path="/v1/chat/completions",
+        name="chat",
+        summary="An answer in OpenAI's shape; with a session, it is kept and remembered.",
+        raw=chat_completions,
+        query=None,
+        body_schema={
+            "type": "object",
+            "required": ["messages"],
+            "properties": {
+                "messages": {"type": "array", "minItems": 1, "items": _OBJECT},
+                "model": {"type": "string"},
+                "stream": {"type": "boolean"},
+                "metadata": {
+                    "type": "object",
+                    "properties": {
+                        "session": {"type": "string", "minLength": 1},
+                        "new_session": {
+                            "enum": [True, False, "true", "false"],
+                            "description": "Start a new session if the one with this key was "
+                            "deleted. The header X-Session-New: true does the same.",
+                        },
+                    },
+                },
+            },
+        },
+        response_schema=_OBJECT,
+        media=("application/json", "text/event-stream"),
+        statuses=(409, 410, 502),
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/models",
+        name="models",
+        summary="The agents, and the models that may be chosen, as OpenAI lists models.",
+        raw=models,
+        query=None,
+        response_schema=_OBJECT,
+    ),
+)
+"""The OpenAI-compatible endpoints."""

@@ -1,0 +1,233 @@
+"""Requests and responses of OpenAI's chat API, as pure functions and values."""
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.agent.turn_events import Answer
+from stenolog.agent.turn_options import Manner, tool_name
+from stenolog.catalog.message_metadata import for_client, without_marks
+from stenolog.context.message_parts import calls_of, text_of
+from stenolog.errors import UsageError
+from stenolog.gateway.history_matching import is_of_system
+
+MOST_MESSAGES: Final = 10_000
+_SPEAKERS: Final = ("system", "developer", "user", "assistant", "tool")
+_HONOURED: Final = frozenset(
+    {
+        "model", "messages", "stream", "stream_options", "tools", "tool_choice", "metadata",
+        "max_tokens", "max_completion_tokens", "response_format", "n", "modalities",
+    }
+)  # fmt: skip
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    """Options of a streamed response."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(Struct, frozen=True, kw_only=True):
+    """The body of a chat request. Fields that are not listed are accepted and have no effect."""
+
+    messages: list[dict[str, Any]]
+    model: str = ""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    n: int | None = None
+    modalities: list[str] | None = None
+
+
+class Usage(Struct, kw_only=True):
+    """Token counts of the provider, summed over all requests of a turn."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+def checked(request: ChatRequest) -> None:
+    """Raise UsageError if the request cannot be answered."""
+    if request.n not in (None, 1):
+        raise UsageError("n: one answer is given to a request, not several")
+    if request.modalities is not None and request.modalities != ["text"]:
+        raise UsageError("modalities: answers are text")
+    if len(request.messages) > MOST_MESSAGES:
+        raise UsageError(f"messages: at most {MOST_MESSAGES:,} are taken; send what is new")
+    talk = talk_of(request)
+    if not talk:
+        raise UsageError("messages: at least one of a user is wanted")
+    for index, body in enumerate(request.messages):
+        if body.get("role") not in _SPEAKERS:
+            known = ", ".join(_SPEAKERS)
+            raise UsageError(f"messages[{index}].role: one of {known} is wanted")
+        if body.get("role") == "tool" and not isinstance(body.get("tool_call_id"), str):
+            raise UsageError(f"messages[{index}].tool_call_id: the id of the call is wanted")
+        if body.get("role") in ("user", "tool") and not _is_content(body.get("content")):
+            raise UsageError(f"messages[{index}].content: text, or a list of parts, is wanted")
+    if talk[-1].get("role") == "assistant":
+        raise UsageError("messages: the last one must be a user's, or the result of a tool")
+    for index, tool in enumerate(request.tools or ()):
+        if not tool_name(tool):
+            raise UsageError(f"tools[{index}].function.name: a name is wanted")
+
+
+def _is_content(content: Any) -> bool:
+    if isinstance(content, list):
+        return bool(content) and all(isinstance(part, dict) for part in content)
+    return isinstance(content, str)
+
+
+def talk_of(request: ChatRequest) -> list[dict[str, Any]]:
+    """Return the messages without system messages."""
+    return [_own(body) for body in request.messages if not is_of_system(body)]
+
+
+def _own(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's message without stenolog's marks, which only agents may set.
+
+    Tool calls in it are marked as the client's; otherwise they would count as the agent's.
+    """
+    plain = without_marks(body)  # guard: client-field-dropped
+    return for_client(plain, [call.id for call in calls_of(plain) if call.id])
+
+
+def manner_of(request: ChatRequest, *, model: str) -> Manner:
+    """Return the turn options of a request. `model`: one of the agent's; empty: the default."""
+    instructions = [
+        words
+        for body in request.messages
+        if is_of_system(body) and (words := text_of(body.get("content")).strip())
+    ]
+    off = request.tool_choice == "none"
+    return Manner(
+        system="\n\n".join(instructions) or None,
+        tools=() if off else tuple(request.tools or ()),
+        own_tools=not off,
+        model=model,
+        schema=_schema(request.response_format),
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+    )
+
+
+def _schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    match wanted:
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_object"}:
+            return {"type": "object"}
+    return None
+
+
+def without_effect(request: ChatRequest, fields: Iterable[str]) -> list[str]:
+    """Return the fields of a request that are ignored, to be reported to the client."""
+    found = set(fields) - _HONOURED
+    if request.tool_choice not in (None, "none", "auto"):
+        found.add("tool_choice")
+    wanted = request.response_format
+    if wanted is not None and wanted.get("type") != "text" and _schema(wanted) is None:
+        found.add("response_format")
+    return sorted(found)
+
+
+def session_of(request: ChatRequest, header: str | None) -> str | None:
+    """Return the session key in a request, or None. Raise UsageError if it names two sessions."""
+    named = (request.metadata or {}).get("session")
+    if named is not None and not isinstance(named, str):
+        raise UsageError("metadata.session: the key of a session is text")
+    if named and header and named != header:
+        raise UsageError("X-Session-Key and metadata.session name two different sessions")
+    return named or header or None
+
+
+def wants_new_session(request: ChatRequest, header: str | None) -> bool:
+    """Return whether to start a new session if the one with this key was deleted.
+
+    Raises UsageError for a value that is neither true nor false.
+    """
+    named = (request.metadata or {}).get("new_session")
+    for name, value in {"metadata.new_session": named, "X-Session-New": header}.items():
+        if value not in (None, True, False, "true", "false"):
+            raise UsageError(f"{name} must be true or false, not {value!r}")
+    return "true" in (named, header) or named is True
+
+
+# --- the response ----------------------------------------------------------------------------
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    """Fields that all chunks of one response share."""
+
+    id: str
+    created: int
+    model: str
+
+
+def head(model: str) -> Head:
+    """Return the shared fields of a new response."""
+    id = f"chatcmpl-{secrets.token_hex(12)}"
+    return Head(id=id, created=int(time.time()), model=model)
+
+
+def finish_of(answer: Answer) -> str:
+    """Return OpenAI's finish reason for an answer."""
+    if answer.calls:
+        return "tool_calls"
+    return "length" if answer.finish == "length" else "stop"
+
+
+def completion(head: Head, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
+    """Return a complete response body."""
+    message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None}
+    if answer.calls:
+        message["tool_calls"] = [dict(call) for call in answer.calls]
+    elif not text:
+        message["content"] = ""
+    return {
+        "id": head.id,
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": None,
+                "finish_reason": finish_of(answer),
+            }
+        ],
+        "usage": usage,
+        "session": answer.key,
+        "seq": answer.seq,
+        "saved": answer.saved,
+    }
+
+
+def chunk(head: Head, delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str, Any]:
+    """Return one chunk of a streamed response."""
+    return {
+        "id": head.id,
+        "object": "chat.completion.chunk",
+        "created": head.created,
+        "model": head.model,
+        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
+    }
+
+
+def calls_delta(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return tool calls for the client as the delta of a chunk."""
+    return {"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]}
+
+
+def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+    """Return the last chunk, with the token counts."""
+    return {**chunk(head, {}), "choices": [], "usage": usage}

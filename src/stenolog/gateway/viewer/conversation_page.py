@@ -1,0 +1,338 @@
+"""Conversation page: a part of a session's messages, with markers for hidden and damaged ones.
+
+If the store supports it, only the shown messages are read: the end of a long session appears at
+once, and older messages are loaded on request.
+"""
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenolog.agent.commands import key_beside
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.searchable_text import tags_from
+from stenolog.context.message_parts import results_of
+from stenolog.errors import StenologError, UsageError
+from stenolog.gateway.api_types import HIGHEST, OfAgent
+from stenolog.gateway.requests import key_of, query_of
+from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.viewer.formatting import damage
+from stenolog.gateway.viewer.hidden_messages import Gap, Sight, look
+from stenolog.gateway.viewer.message_views import Shown, shown
+from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.records import Message, SessionInfo, Span
+from stenolog.settings.secrets import without_password
+from stenolog.stores import spans
+from stenolog.stores.base import Store
+from stenolog.stores.snapshots import LifeMark, WholeStore
+
+SIZE: Final = 50
+"""Number of messages on a new page, and of each further part."""
+_MOST: Final = 400
+"""Maximum number of messages in one part, when a whole range is requested."""
+_RESULTS: Final = 50
+"""Number of additional messages read to find the results of the last calls."""
+_IN_VAIN: Final = 2_000
+"""Maximum number of messages that are read and discarded.
+
+If more would be discarded, the session is opened separately, so that reading stops early.
+"""
+
+Seq = Annotated[int, Meta(ge=0, le=HIGHEST)]
+
+
+class TalkQuery(OfAgent, frozen=True, kw_only=True):
+    """Query of the conversation page."""
+
+    at: Seq = 0
+    """Seq of the message to show in the middle. 0 shows the end."""
+    full: bool = False
+    """Include hidden messages."""
+
+
+class PartQuery(OfAgent, frozen=True, kw_only=True):
+    """Query of a part for a page that is already open."""
+
+    before: Seq = 0
+    after: Seq | None = None
+    first: Seq = 0
+    """With `last`: return this whole range, including hidden messages."""
+    last: Seq = 0
+    full: bool = False
+
+
+class Item(Struct, frozen=True, kw_only=True):
+    """One row of the page: a message, a gap of hidden messages, or a range of damaged ones."""
+
+    message: Shown | None = None
+    gap: Gap | None = None
+    lost: Span | None = None
+    """First and last seq of damaged messages."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Consecutive rows of a conversation."""
+
+    items: Sequence[Item]
+    first: int
+    """Seq of the first message, or 0 if the part has none."""
+    last: int
+    older: bool
+    """Whether there are messages before this part."""
+    newer: bool
+    sight: str
+    """Digest of the hidden and damaged messages. If it changes, an open page is out of date."""
+
+
+class Talk(Struct, frozen=True, kw_only=True):
+    """A session and a part of its messages."""
+
+    info: SessionInfo
+    title: str
+    tags: tuple[str, ...]
+    entry: Entry | None
+    part: Part
+    fork_key: str
+    damage: str
+    """Description of the damage; empty if the session is intact."""
+
+
+async def conversation(request: Request) -> Response:
+    """Serve the page of a session."""
+    gateway = gateway_of(request)
+    query = query_of(request, TalkQuery)
+    agent = agent_of(gateway, query.agent)
+    key = key_of(request)
+    entry = await entry_of(gateway, agent, key)
+    talk = await gateway.loop.run(_talk, agent, key, query, entry)
+    return page("conversation.html", talk=talk, part=talk.part, agent=query.agent, query=query)
+
+
+async def fragment(request: Request) -> Response:
+    """Serve more messages for a page that is already open."""
+    gateway = gateway_of(request)
+    query = query_of(request, PartQuery)
+    agent = agent_of(gateway, query.agent)
+    key = key_of(request)
+    # A page that shows the end also displays the current state of the session.
+    entry = await entry_of(gateway, agent, key) if query.after is not None else None
+    info, part = await gateway.loop.run(_more, agent, key, query)
+    return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def _talk(agent: AgentInstance, key: str, query: TalkQuery, entry: Entry | None) -> Talk:
+    store = agent.store
+    own = agent.own_key(key)
+
+    def read(info: SessionInfo) -> Part:
+        if query.at:
+            return around(store, info, query.at, full=query.full)
+        return newest(store, info, full=query.full)
+
+    info, part = as_met(store, own, read)
+    return Talk(
+        info=info,
+        title=title_of(entry, info),
+        tags=tags_from(info.meta),
+        entry=entry,
+        part=part,
+        fork_key=_fork_key(own),
+        damage=damage(info.lost, info.damaged, without_password(agent.spec.sessions)),
+    )
+
+
+def as_met(store: Store, key: str, read: Callable[[SessionInfo], Part]) -> tuple[SessionInfo, Part]:
+    """Read a session, and read it again if the first read discovered damage."""
+    before = store.info(key)
+    part = read(before)
+    info = store.info(key)
+    if (info.lost, info.damaged) == (before.lost, before.damaged):
+        return before, part
+    return info, read(info)
+
+
+def _fork_key(key: str) -> str:
+    try:
+        return key_beside(key)
+    except UsageError:
+        return f"{key}-fork"
+
+
+def _more(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, Part]:
+    store = agent.store
+    return as_met(store, agent.own_key(key), lambda info: _wanted(store, info, query))
+
+
+def _wanted(store: Store, info: SessionInfo, query: PartQuery) -> Part:
+    sight = look(store, info)
+    if query.last:
+        first = max(query.first, query.last - _MOST + 1)
+        return _between(store, info, sight, first, query.last, full=True)
+    runs = sight.present if query.full else info.in_sight
+    if query.before:
+        start = _back(runs, query.before, SIZE)
+        return _between(store, info, sight, start, query.before - 1, full=query.full)
+    after = query.after or 0
+    end = _forward(runs, after, _MOST)
+    return _between(store, info, sight, after + 1, end, full=query.full)
+
+
+def newest(store: Store, info: SessionInfo, *, full: bool) -> Part:
+    """Return the end of a session."""
+    history = store.get_history(info.key, last=SIZE + _RESULTS, full=full)
+    start = max(0, len(history) - SIZE)
+    while start > 0 and results_of(history[start].to_dict()):
+        start -= 1
+    sight = look(store, info)
+    return _part(info, sight, history[start:], full=full, older=start > 0, newer=False)
+
+
+def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> Part:
+    """Return the messages around `at`. If that one is hidden, include all hidden messages."""
+    at = min(at, info.last_seq)
+    full = full or not spans.contains(info.in_sight, at)
+    sight = look(store, info)
+    runs = sight.present if full else info.in_sight
+    start = _back(runs, at, SIZE // 2)
+    end = _forward(runs, at, SIZE // 2)
+    return _between(store, info, sight, start, end, full=full)
+
+
+def _between(
+    store: Store, info: SessionInfo, sight: Sight, first: int, last: int, *, full: bool
+) -> Part:
+    runs = sight.present if full else info.in_sight
+    end = _forward(runs, last, _RESULTS)
+    history = _read(store, info, runs, max(1, first), end)
+    found = [one for one in history if one.seq <= last]
+    later = history[len(found) :]
+    older = _back(runs, first, 1) < first
+    return _part(info, sight, found, later, full=full, older=older, newer=bool(later))
+
+
+def _read(
+    store: Store, info: SessionInfo, runs: Sequence[Span], first: int, last: int
+) -> list[Message]:
+    """Return the messages of `runs` with seqs from `first` to `last`."""
+    behind = spans.size(spans.clipped(runs, last + 1, info.last_seq))
+    if isinstance(store, WholeStore) and behind > max(_IN_VAIN, last - first):
+        try:
+            history = _read_up_to(store, info, first, last)
+        except StenologError:
+            # The session is damaged or was replaced again and again: use the ordinary read.
+            history = store.get_history(info.key, after=first - 1, full=True)
+    else:
+        full = tuple(runs) != info.in_sight
+        history = store.get_history(info.key, after=first - 1, full=full)
+    return [one for one in history if one.seq <= last and spans.contains(runs, one.seq)]
+
+
+def _read_up_to(store: WholeStore, info: SessionInfo, first: int, last: int) -> list[Message]:
+    """Return all messages from `first` to `last`, visible or hidden, without reading later ones."""
+    mark = LifeMark(key=info.key, uid=info.uid, stamp="")
+    made: list[Message] = []
+    with store.read_life(mark, after=first - 1) as reading:
+        for one in reading.messages:
+            if one.seq > last:
+                break
+            made.append(replace(one, hidden=not spans.contains(info.in_sight, one.seq)))
+    return made
+
+
+def _part(
+    info: SessionInfo,
+    sight: Sight,
+    history: Sequence[Message],
+    later: Sequence[Message] = (),
+    *,
+    full: bool,
+    older: bool,
+    newer: bool,
+) -> Part:
+    runs = sight.gaps
+    first = history[0].seq if history else 0
+    # A gap is placed before the next message. Gaps before the first message of all count too.
+    told = _seen_before(info.in_sight, first) if first else 0
+    above = _seen_before(sight.present, first) if full and first else told
+    items: list[Item] = []
+    for message in shown(history, later):
+        if full:
+            # All messages are shown; mark only the point from which the model sees them.
+            here = [run for run in runs if run.told and told <= run.last < message.seq]
+        else:
+            here = [run for run in runs if told < run.first and run.last < message.seq]
+        items += [Item(gap=run) for run in here]
+        items += _lost_items(sight, above, message.seq)
+        items.append(Item(message=message))
+        told = above = message.seq
+    if not newer and not full:
+        items += [Item(gap=run) for run in runs if run.first > told]
+    elif not newer:
+        items += [Item(gap=run) for run in runs if run.told and run.last >= told > 0]
+    if not newer:
+        items += _lost_items(sight, above, info.last_seq + 1)
+    return Part(
+        items=items,
+        first=first,
+        last=history[-1].seq if history else 0,
+        older=older,
+        newer=newer,
+        sight=_mark(info, sight),
+    )
+
+
+def _lost_items(sight: Sight, after: int, before: int) -> list[Item]:
+    return [Item(lost=run) for run in spans.clipped(sight.lost, after + 1, before - 1)]
+
+
+def _mark(info: SessionInfo, sight: Sight) -> str:
+    """Return a digest of summary, gaps and damage. Appending messages does not change it."""
+    told = ascii((info.uid, info.summary, list(sight.gaps)))
+    told += ascii((list(sight.lost), info.damaged))
+    return blake2b(told.encode(), digest_size=8).hexdigest()
+
+
+# --- seq arithmetic --------------------------------------------------------------------------
+
+
+def _seen_before(in_sight: Sequence[Span], seq: int) -> int:
+    """Return the last seq of these ranges before `seq`, or 0."""
+    before = [min(end, seq - 1) for first, end in in_sight if first < seq]
+    return before[-1] if before else 0
+
+
+def _back(runs: Sequence[Span], seq: int, count: int) -> int:
+    """Return the seq at which the last `count` messages of `runs` before `seq` start."""
+    left = count
+    for first, end in reversed(runs):
+        last = min(end, seq - 1)
+        if last < first:
+            continue
+        if last - first + 1 >= left:
+            return last - left + 1
+        left -= last - first + 1
+        seq = first
+    return seq
+
+
+def _forward(runs: Sequence[Span], seq: int, count: int) -> int:
+    """Return the seq at which the first `count` messages of `runs` after `seq` end."""
+    left = count
+    for first, end in runs:
+        start = max(first, seq + 1)
+        if start > end:
+            continue
+        if end - start + 1 >= left:
+            return start + left - 1
+        left -= end - start + 1
+        seq = end
+    return seq

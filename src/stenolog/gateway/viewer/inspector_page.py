@@ -1,0 +1,185 @@
+"""Context inspector: page that shows the next request to the model and its size in tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from markupsafe import Markup
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.searchable_text import tags_from
+from stenolog.context.message_parts import role_of, speaks, words_of
+from stenolog.errors import ContextTooSmall
+from stenolog.gateway.api_types import OfAgent
+from stenolog.gateway.requests import key_of, query_of
+from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE
+from stenolog.gateway.viewer.message_views import one_line, pretty
+from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.records import SessionInfo
+from stenolog.transfer.export.code_blocks import ColourBudget
+
+WIDTH: Final = 1_000.0
+"""Width of the bar, in the units of its SVG drawing."""
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """One segment of the bar that shows how the model's context is used."""
+
+    name: str
+    kind: str
+    tokens: int
+    x: float
+    width: float
+
+
+class Sent(Struct, frozen=True, kw_only=True):
+    """One message of the request to the model."""
+
+    role: str
+    line: str
+    tokens: int
+    exact: Markup
+
+
+class Inspected(Struct, frozen=True, kw_only=True):
+    """The data of the inspector page: the next request to the model, and its parts in tokens."""
+
+    info: SessionInfo
+    title: str
+    tags: tuple[str, ...]
+    entry: Entry | None
+    model: str
+    room: int
+    """Maximum number of tokens of the request."""
+    total: int
+    """Maximum number of tokens of request and answer together."""
+    tokens: int = 0
+    left_out: int = 0
+    elided: int = 0
+    sent: Sequence[Share] = ()
+    """Segments of the request alone."""
+    shares: Sequence[Share] = ()
+    """Segments of the whole context: request, free tokens, and tokens reserved for the answer."""
+    messages: Sequence[Sent] = ()
+    tools: Markup | None = None
+    tools_tokens: int = 0
+    recalled: Sequence[str] = ()
+    problem: str = ""
+
+
+async def context(request: Request) -> Response:
+    """Serve the inspector page."""
+    gateway = gateway_of(request)
+    query = query_of(request, OfAgent)
+    agent = agent_of(gateway, query.agent)
+    key = key_of(request)
+    entry = await entry_of(gateway, agent, key)
+    found = await gateway.loop.run(inspect, agent, key, entry)
+    return page("context.html", found=found, agent=query.agent)
+
+
+def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspected:
+    """Return the request that the session's model would receive now. Raises NoSuchSession."""
+    own = agent.own_key(key)
+    info = agent.store.info(own)
+    model = agent.model_of(own)
+    context = agent.context(model)
+    tokens = context.tokens
+    limits = context.limits
+    plain: dict[str, Any] = {
+        "info": info,
+        "title": title_of(entry, info),
+        "tags": tags_from(info.meta),
+        "entry": entry,
+        "model": model.name,
+        "room": limits.room,
+        "total": limits.max_context_tokens,
+    }
+    history = agent.sessions.get_history(own)
+    bodies = (message.to_dict() for message in reversed(history))
+    said = next((words_of(body) for body in bodies if speaks(body)), "")
+    recalled = agent.recall(said, own, sender=None)
+    try:
+        window = context.window(own, memory=recalled.block)
+    except ContextTooSmall as error:
+        return Inspected(**plain, problem=str(error))
+    counts = [tokens.message(body) for body in window.messages]
+    has_head = bool(window.messages) and role_of(window.messages[0]) == "system"
+    head = counts[0] if has_head else 0
+    parts = divided(
+        head,
+        memory=0 if window.memory_left_out else tokens.text(recalled.block),
+        system=tokens.text(agent.spec.system),
+        summary=bool(agent.sessions.get_summary(own)),
+    )
+    parts["tools"] = window.tokens - sum(counts)
+    parts["history"] = sum(counts) - head
+    sent = shares(parts)
+    parts["free"] = limits.room - window.tokens
+    parts["reserve"] = limits.answer
+    budget = ColourBudget(MAX_COLOURED_ON_PAGE)
+    return Inspected(
+        **plain,
+        tokens=window.tokens,
+        left_out=window.left_out,
+        elided=window.elided,
+        sent=sent,
+        shares=shares(parts),
+        messages=[
+            Sent(
+                role=role_of(body) or "?",
+                line=one_line(words_of(body)),
+                tokens=count,
+                exact=_exact(body, budget),
+            )
+            for body, count in zip(window.messages, counts, strict=True)
+        ],
+        tools=pretty(agent.definitions, budget) if agent.definitions else None,
+        tools_tokens=parts["tools"],
+        recalled=[one.text for one in recalled.found],
+    )
+
+
+def divided(head: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
+    """Divide the tokens of the system message by source; the parts add up to `head`.
+
+    Joined texts take more or fewer tokens than separate ones, and a long summary is cut. Therefore
+    the remainder counts as summary, or as system prompt if the session has no summary.
+    """
+    memory = min(memory, head)
+    own = min(system, head - memory) if summary else head - memory
+    return {"system": own, "tools": 0, "memory": memory, "summary": head - memory - own}
+
+
+def _exact(body: Mapping[str, Any], budget: ColourBudget) -> Markup:
+    """Return the content of a message with only role and text, and any other message as JSON."""
+    if set(body) == {"role", "content"} and isinstance(body["content"], str):
+        return Markup("{}").format(body["content"])
+    return pretty(body, budget)
+
+
+_NAMES: Final = {
+    "system": "system prompt",
+    "tools": "tools",
+    "memory": "memory",
+    "summary": "summary",
+    "history": "messages",
+    "free": "free",
+    "reserve": "kept for the answer",
+}
+
+
+def shares(parts: dict[str, int]) -> list[Share]:
+    """Return the segments of the bar, side by side; together they have the width WIDTH."""
+    whole = sum(parts.values()) or 1
+    made: list[Share] = []
+    x = 0.0
+    for kind, tokens in parts.items():
+        width = tokens / whole * WIDTH
+        made.append(Share(name=_NAMES[kind], kind=kind, tokens=tokens, x=x, width=width))
+        x += width
+    return made

@@ -1,0 +1,164 @@
+"""Start page: the list of sessions, page by page, and search in titles, keys, tags and messages."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Final
+
+from markupsafe import Markup
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stenolog.agent.commands import new_key
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog import Catalog
+from stenolog.catalog.entries import Entry, Hit, Page, State
+from stenolog.catalog.index import place_of
+from stenolog.errors import StenologError
+from stenolog.gateway.api_types import OfAgent
+from stenolog.gateway.requests import query_of
+from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.viewer.hidden_messages import HIDDEN, Sight, look
+from stenolog.gateway.viewer.pages import agent_of, page
+from stenolog.stores.base import Store
+
+SIZE: Final = 50
+"""Number of sessions on one page."""
+_HITS: Final = 20
+_LOOKED_AT: Final = 5_000
+"""Maximum number of sessions that one query reads to find matching ones."""
+
+
+class HomeQuery(OfAgent, frozen=True, kw_only=True):
+    """Query of the session list: search words, filters and position."""
+
+    q: Annotated[str, Meta(max_length=1_000)] = ""
+    tag: Annotated[str, Meta(max_length=1_000)] = ""
+    channel: Annotated[str, Meta(max_length=1_000)] = ""
+    state: str = ""
+    after: Annotated[str, Meta(max_length=2_000)] = ""
+    part: bool = False
+    """Return only the rows, for a page that is already open."""
+
+
+class Listed(Struct, frozen=True, kw_only=True):
+    """One page of the session list, and the messages that match the search."""
+
+    entries: Sequence[Entry]
+    after: str | None
+    hits: Sequence[Hit] = ()
+    count: int = 0
+    exact: bool = True
+    whys: Mapping[tuple[str, int], str] = {}
+    """Reason why a hit is hidden, by key and seq. Visible hits are not in it."""
+
+
+async def home(request: Request) -> Response:
+    """Serve the list of sessions, or only the next rows of it."""
+    gateway = gateway_of(request)
+    query = query_of(request, HomeQuery)
+    agent = agent_of(gateway, query.agent)
+    found = await gateway.loop.run(listed, agent, query)
+    agents = [one.id or "main" for one in gateway.loop.registry]
+    return page(
+        "rows.html" if query.part else "home.html",
+        found=found,
+        query=query,
+        agent=query.agent,
+        agents=agents,
+        marked=marked,
+        new_key=new_key(),
+    )
+
+
+def listed(agent: AgentInstance, query: HomeQuery) -> Listed:
+    """Return the requested sessions; a search also returns the matching messages."""
+    catalog = agent.catalog
+    if not query.q.strip():
+        found = _chosen(catalog, query, SIZE, query.after or None)
+        return Listed(entries=found.entries, after=found.after)
+    fits, after = those_that_fit(catalog, query)
+    if query.after:
+        return Listed(entries=fits, after=after)
+    hits = catalog.search(query.q, tag=query.tag or None, limit=_HITS)
+    return Listed(
+        entries=fits,
+        after=after,
+        hits=hits.hits,
+        count=hits.count,
+        exact=hits.exact,
+        whys=_whys(agent.store, hits.hits),
+    )
+
+
+def those_that_fit(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], str | None]:
+    """Return one page of the sessions that match the words, and the position of the next page."""
+    fits: list[Entry] = []
+    after: str | None = query.after or None
+    size = SIZE
+    while len(fits) < SIZE:
+        more = _chosen(catalog, query, size, after)
+        fits += fitting(more.entries, query.q)
+        after = more.after
+        if after is None:
+            break
+        # Start with few: the wanted session is often recent, and often many sessions match.
+        size = min(2 * size, _LOOKED_AT)
+    if len(fits) > SIZE:
+        # Sessions beyond this page are read again when the next page is requested.
+        return fits[:SIZE], place_of(fits[SIZE - 1])
+    return fits, after
+
+
+def _chosen(catalog: Catalog, query: HomeQuery, limit: int, after: str | None) -> Page:
+    return catalog.list(
+        tag=query.tag or None,
+        channel=query.channel or None,
+        state=_STATES.get(query.state),
+        limit=limit,
+        after=after,
+    )
+
+
+def _whys(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], str]:
+    sights: dict[str, Sight | None] = {}
+    made = {}
+    for hit in hits:
+        if not hit.hidden:
+            continue
+        if hit.key not in sights:
+            try:
+                sights[hit.key] = look(store, store.info(hit.key))
+            except StenologError:
+                sights[hit.key] = (
+                    None  # deleted since the search, or damaged; the hit is still listed
+                )
+        sight = sights[hit.key]
+        made[hit.key, hit.seq] = HIDDEN if sight is None else sight.why(hit.seq)
+    return made
+
+
+def fitting(entries: Iterable[Entry], words: str) -> list[Entry]:
+    """Return the sessions that contain all these words in title, key or tags, ignoring case."""
+    wanted = words.casefold().split()
+    return [
+        one
+        for one in entries
+        if all(word in "\n".join((one.title, one.key, *one.tags)).casefold() for word in wanted)
+    ]
+
+
+def marked(hit: Hit) -> Markup:
+    """Return the snippet of a hit as HTML with the matches marked; all other text is escaped."""
+    made = Markup()
+    end = 0
+    for first, last in hit.marks:
+        made += Markup("{}<mark>{}</mark>").format(hit.snippet[end:first], hit.snippet[first:last])
+        end = last
+    return made + hit.snippet[end:]  # guard: snippet-escaped
+
+
+_STATES: Final[dict[str, State]] = {
+    "idle": "idle",
+    "running": "running",
+    "interrupted": "interrupted",
+}

@@ -1,0 +1,162 @@
+"""Convert Markdown from messages to safe HTML with coloured code.
+
+Three independent defences: the Markdown parser treats HTML as text; nh3 removes all tags and
+attributes that are not on a list; and the content security policy of the pages blocks foreign
+scripts and addresses.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import nh3
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+
+from stenolog.transfer.export.code_blocks import (
+    MAX_COLOURED_IN_MESSAGE,
+    ColourBudget,
+    colour_language,
+)
+
+LONGEST: Final = 100_000
+"""Maximum number of characters that are rendered. Longer text is shown as plain text and cut."""
+_LONGEST_KEPT: Final = 20_000
+MAX_COLOURED_ON_PAGE: Final = 50_000
+"""Maximum number of characters of code that are coloured on one page."""
+
+_PICTURE: Final = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
+_ADDRESS: Final = re.compile(r"(?:https?://|mailto:)[^\s\x00-\x1f]+", re.IGNORECASE)
+_TAGS: Final = {
+    *("a", "blockquote", "br", "code", "del", "em", "hr", "img", "li", "ol", "p", "pre", "s"),
+    *("h1", "h2", "h3", "h4", "h5", "h6", "span", "strong", "ul"),
+    *("table", "tbody", "td", "th", "thead", "tr"),
+}
+_ATTRIBUTES: Final = {
+    "a": {"href", "title"},
+    "code": {"class"},
+    "img": {"src", "alt", "title"},
+    "ol": {"start"},
+    "span": {"class"},
+}
+_CLASS: Final = re.compile(r"[A-Za-z0-9_+#. -]{1,60}")
+
+
+def is_picture(address: object) -> bool:
+    """Return whether an address is a data URL of a picture. Other pictures are never loaded."""
+    return isinstance(address, str) and _PICTURE.fullmatch(address) is not None
+
+
+def is_address(address: object) -> bool:
+    """Return whether an address may be used as a link."""
+    return isinstance(address, str) and _ADDRESS.fullmatch(address) is not None
+
+
+def to_html(text: str, page: ColourBudget | None = None) -> Markup:
+    """Return Markdown as safe HTML.
+
+    `page` is the remaining colour budget of the page that shows the text.
+    """
+    # Lone surrogates cannot be encoded as UTF-8.
+    text = text.encode(errors="replace").decode()
+    if len(text) > LONGEST:
+        return _plain(text)
+    page = page or ColourBudget()
+    most = min(page.left, MAX_COLOURED_IN_MESSAGE)  # guard: colour-page
+    made, used = (_kept if len(text) <= _LONGEST_KEPT else _made)(text, most)
+    page.left -= used
+    return made
+
+
+def coloured(code: str, language: str, page: ColourBudget | None = None) -> Markup:
+    """Return code as HTML, coloured if `colour_language` and the page's budget allow it."""
+    if page is not None and colour_language(language, code) and not page.take(code):
+        language = ""
+    return Markup(_coloured(code, language, ""))
+
+
+@lru_cache(maxsize=2_048)
+def _kept(text: str, most: int) -> tuple[Markup, int]:
+    return _made(text, most)
+
+
+def _made(text: str, most: int) -> tuple[Markup, int]:
+    """Return the HTML and the number of coloured characters of code, at most `most`."""
+    try:
+        tokens = _PARSER.parse(text)
+        budget = ColourBudget(most)
+        for token in tokens:
+            if colour_language(token.info, token.content) and not budget.take(token.content):
+                token.info = ""
+        made: str = _PARSER.renderer.render(tokens, _PARSER.options, {})
+    except RecursionError:
+        return _plain(text), 0
+    cleaned = nh3.clean(
+        made,
+        tags=_TAGS,
+        attributes=_ATTRIBUTES,
+        attribute_filter=_checked,
+        url_schemes={"http", "https", "mailto", "data"},
+        link_rel="noopener noreferrer nofollow",
+    )
+    return Markup(cleaned), most - budget.left
+
+
+def _plain(text: str) -> Markup:
+    cut = text[:LONGEST]
+    left = len(text) - len(cut)
+    more = Markup('<p class="cut">{:,} more characters are not shown here.</p>').format(left)
+    return Markup('<pre class="plain">{}</pre>').format(cut) + (more if left else "")
+
+
+def _checked(tag: str, attribute: str, value: str) -> str | None:
+    """Return the value of an attribute, or None if the attribute must be removed."""
+    match tag, attribute:
+        case "a", "href":
+            return value if is_address(value) else None
+        case "img", "src":
+            return value if is_picture(value) else None
+        case _, "class":
+            return value if _CLASS.fullmatch(value) else None
+    return value
+
+
+def _coloured(code: str, language: str, attributes: str) -> str:
+    """Return the inside of a code block; called by the Markdown parser."""
+    del attributes
+    lexer = colour_language(language, code)
+    if not lexer:
+        return str(escape(code))
+    return str(highlight(code, get_lexer_by_name(lexer), _FORMATTER))
+
+
+def _image(
+    self: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
+) -> str:
+    """Render an embedded picture as an image, and any other picture only as a link."""
+    token = tokens[index]
+    source = str(token.attrGet("src") or "")
+    words = self.renderInlineAsText(token.children, options, env)
+    if is_picture(source):  # guard: no-remote-images
+        return str(Markup('<img src="{}" alt="{}">').format(source, words))
+    shown = words or source
+    return str(Markup('<a href="{}">🖼 {}</a>').format(source, shown))
+
+
+def _parser() -> MarkdownIt:
+    # guard: markdown-no-html
+    made = MarkdownIt("commonmark", {"html": False, "highlight": _coloured, "breaks": True})
+    made.enable(["table", "strikethrough"])
+    made.add_render_rule("image", _image)
+    return made
+
+
+_FORMATTER: Final[Any] = HtmlFormatter(nowrap=True)
+_PARSER: Final = _parser()

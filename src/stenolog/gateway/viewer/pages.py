@@ -1,0 +1,311 @@
+"""Shared parts of all pages: templates, static files, headers, session titles, error pages."""
+
+import asyncio
+import hashlib
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.catalog.entries import Entry
+from stenolog.catalog.searchable_text import title_from
+from stenolog.errors import StenologError, UsageError
+from stenolog.gateway.error_responses import status_of, without_secrets
+from stenolog.gateway.login import LOGIN
+from stenolog.gateway.openapi import VERSION
+from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.viewer import formatting as words
+from stenolog.gateway.viewer.markdown_html import to_html
+from stenolog.records import SessionInfo
+
+POLICY: Final = (  # guard: content-security-policy
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Content security policy of the pages. Only our scripts run; nothing loads from other hosts."""
+
+_HERE: Final = Path(__file__).parent
+_TYPES: Final = {
+    "viewer.css": "text/css; charset=utf-8",
+    "viewer.js": "text/javascript; charset=utf-8",
+    "theme.js": "text/javascript; charset=utf-8",
+    "turns.js": "text/javascript; charset=utf-8",
+    "uPlot.iife.min.js": "text/javascript; charset=utf-8",
+    "uPlot.min.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+"""Media types of the static files. No other file is served, whatever name a request contains."""
+
+_HEADLINES: Final = {
+    401: "Sign in",
+    403: "This is not allowed",
+    404: "There is nothing here",
+    421: "This is another host",
+    503: "Not just now",
+}
+
+Answering = Callable[[Request], Awaitable[Response]]
+
+
+def rendered(template: str, **values: Any) -> bytes:
+    """Render a template. Values are escaped where the template inserts them."""
+    text = _environment().get_template(template).render(**values)
+    # Lone surrogates cannot be encoded as UTF-8.
+    return text.encode(errors="replace")
+
+
+def page(template: str, *, status: int = 200, **values: Any) -> Response:
+    """Return a rendered template, a full page or a part of one, as a response."""
+    return Response(
+        rendered(template, **values),
+        status_code=status,
+        media_type="text/html; charset=utf-8",
+        headers={"Content-Security-Policy": POLICY},
+    )
+
+
+def compile_templates() -> None:
+    """Compile every template, so that the first request does not wait for it."""
+    environment = _environment()
+    for name in ("conversation.html", *environment.list_templates()):
+        environment.get_template(name)
+
+
+def told_as_page(answer: Answering) -> Answering:
+    """Wrap a handler so that its errors are returned as HTML pages."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except HTTPException as error:
+            return _failed(request, error.status_code, error.detail)
+        except StenologError as error:
+            status = status_of(error)
+            if status is None or status == 500:
+                raise  # so that the error is logged
+            return _failed(request, status, str(error))
+
+    return answered
+
+
+def _failed(request: Request, status: int, detail: str) -> Response:
+    told = without_secrets(detail, gateway_of(request).settings)
+    return page(
+        "failed.html",
+        status=status,
+        agent="main",
+        code=status,
+        headline=headline(status),
+        told=told[:1].upper() + told[1:],
+        sign_in=False,
+    )
+
+
+def headline(status: int) -> str:
+    """Return the headline of an error page."""
+    return _HEADLINES.get(status, "That did not work" if status < 500 else "Something went wrong")
+
+
+def agent_of(gateway: Gateway, name: str) -> AgentInstance:
+    """Return the agent with this name. Raises HTTPException 404 if it does not exist."""
+    try:
+        return gateway.agent(name)
+    except UsageError as error:
+        raise HTTPException(404, str(error)) from None
+
+
+async def static(request: Request) -> Response:
+    """Serve a static file.
+
+    Its address contains a hash of its content, so browsers may cache it forever.
+    """
+    name = request.path_params["name"]
+    if name not in _TYPES:  # guard: static-files-listed
+        raise HTTPException(404, "there is no such file")
+    headers = {"Cache-Control": "private, max-age=31536000, immutable"}
+    return Response(file(name), media_type=_TYPES[name], headers=headers)
+
+
+def address(name: str) -> str:
+    """Return the address of a static file. It changes with the content of the file."""
+    return f"/static/{name}?v={hashlib.sha256(file(name)).hexdigest()[:12]}"
+
+
+@cache
+def file(name: str) -> bytes:
+    """Return the content of a static file."""
+    return (_HERE / "static" / name).read_bytes()
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(  # guard: templates-escape
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        age=words.age,
+        clock=words.clock,
+        dollars=words.dollars,
+        moment=words.moment_of,
+        short=words.short,
+        seconds=words.seconds,
+        segment=words.segment,
+    )
+    made.globals.update(
+        to_html=to_html,
+        plural=words.plural,
+        in_sight=words.in_sight,
+        unreadable=words.unreadable,
+        static={name: address(name) for name in _TYPES},
+        version=VERSION,
+    )
+    return made
+
+
+# --- entries --------------------------------------------------------------------------------------
+# The catalog entry of a session, for the header of its pages.
+
+
+PATIENCE: Final = 0.25
+"""Seconds a page waits for a catalog that is being built.
+
+Indexing a long session takes longer, and the page is readable without the entry.
+"""
+
+
+async def entry_of(gateway: Gateway, agent: AgentInstance, key: str) -> Entry | None:
+    """Return the catalog entry of a session; None if the catalog does not answer in time."""
+    asked = gateway.keep(asyncio.create_task(gateway.loop.run(_listed, agent, key)))
+    await asyncio.wait({asked}, timeout=PATIENCE)
+    if asked.done():
+        return asked.result()
+    # Nothing waits for it any more; the next request reports the error.
+    asked.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return None
+
+
+def title_of(entry: Entry | None, info: SessionInfo) -> str:
+    """Return the title of a session."""
+    return (entry.title if entry is not None else title_from(info.meta, "")) or info.key
+
+
+def _listed(agent: AgentInstance, key: str) -> Entry | None:
+    return agent.catalog.entry(agent.own_key(key))
+
+
+# --- sign in --------------------------------------------------------------------------------------
+# Error pages for browsers: the sign-in page without a valid cookie, and pages for other errors.
+#
+# A browser without a valid cookie gets no other file, not even the style sheet. Therefore the page
+# contains the style sheet, and the page's policy allows it by its hash.
+
+
+_USED: Final = "A link works once, and for a minute."
+_UNKNOWN: Final = "This gateway does not know this browser, or no longer does."
+
+
+class SignInPage:
+    """Layer that turns errors into pages for browsers: the sign-in page, or the error."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Only error responses are changed."""
+        if scope["type"] != "http" or not _wants_a_page(scope):
+            await self._app(scope, receive, send)
+            return
+        begun: Message | None = None
+        body = b""
+
+        async def told(message: Message) -> None:
+            nonlocal begun, body
+            if message["type"] == "http.response.start" and _is_bare(message):
+                begun = message
+            elif begun is None or message["type"] != "http.response.body":
+                await send(message)
+            else:
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    made = _page(begun["status"], scope["path"], body)
+                    _head(begun, made)
+                    await send(begun)
+                    # The page replaces the body, once.
+                    await send({**message, "body": b"" if scope["method"] == "HEAD" else made})
+
+        await self._app(scope, receive, told)
+
+
+def _wants_a_page(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "text/html" in headers.get("accept", "") and "authorization" not in headers
+
+
+def _is_bare(start: Message) -> bool:
+    """Return whether this starts an error response that is not a page."""
+    told = Headers(raw=start["headers"]).get("content-type", "")
+    return bool(start["status"] >= 400 and not told.startswith("text/html"))
+
+
+def _head(start: Message, made: bytes) -> None:
+    headers = MutableHeaders(scope=start)
+    headers["Content-Type"] = "text/html; charset=utf-8"
+    headers["Content-Length"] = str(len(made))
+    headers["Content-Security-Policy"] = (
+        f"default-src 'none'; style-src '{_style_hash()}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _page(status: int, path: str, body: bytes) -> bytes:
+    is_link = status == 403 and path == LOGIN
+    words = _USED if is_link else _UNKNOWN if status == 401 else _words(body)
+    return rendered(
+        "outside.html",
+        headline="This link does not work any more" if is_link else headline(status),
+        told=words,
+        code=status,
+        sign_in=is_link or status == 401,
+        style=_style(),
+        picture="data:image/svg+xml;base64," + b64encode(file("icon.svg")).decode(),
+    )
+
+
+def _words(body: bytes) -> str:
+    """Return the message of an error response, in JSON or plain text."""
+    try:
+        said = msgspec.json.decode(body, type=_Failure).error.message
+    except msgspec.MsgspecError:
+        said = body.decode(errors="replace")
+    return said[:1].upper() + said[1:]
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+def _style() -> str:
+    return file("viewer.css").decode()
+
+
+@cache
+def _style_hash() -> str:
+    return f"sha256-{b64encode(hashlib.sha256(_style().encode()).digest()).decode()}"

@@ -1,0 +1,1 @@
+"""Maintenance of a workspace: the doctor, its repairs, and retention rules."""

@@ -1,0 +1,299 @@
+"""Checks of the doctor around the sessions: disk space, catalog, versions, unfinished turns.
+
+Problems that will cause failures are findings. The rest are notes, which do not change the doctor's
+exit code. Nothing is written.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from shlex import quote
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.catalog import Entry, State, open_catalog
+from stenolog.catalog.catalog_database import Broken, Unusable
+from stenolog.catalog.catalog_files import FileDatabase
+from stenolog.catalog.index import database_of
+from stenolog.catalog.indexing import NotIndexable, Reading, SessionReader
+from stenolog.errors import StenologError
+from stenolog.sessions.folders import NAMESPACE, Place, find_place, others_in
+from stenolog.stores.base import Store
+from stenolog.stores.catalog_file import CatalogFileStore
+from stenolog.stores.filesystems import kind_at, network_kind
+from stenolog.stores.findings import Finding
+from stenolog.stores.jsonl.directory import LOW_DISK
+from stenolog.stores.jsonl.log_names import file_name
+from stenolog.stores.open_store import address, open_store
+from stenolog.transfer.fallback import purged_since
+
+_MOUNTS: Final = "/proc/self/mounts"
+_NAMED: Final = 5
+"""Maximum number of sessions that a note names."""
+_FLEETING: Final = {
+    "tmpfs": "in the memory of this machine: a restart or a power cut takes all of it",
+    "ramfs": "in the memory of this machine: a restart or a power cut takes all of it",
+    "overlay": "in a layer of a container: it goes when the container is removed",
+}
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """Useful information that is not a fault."""
+
+    kind: str
+    """disk, index, version, interrupted turns, turns under way."""
+    meaning: str
+    advice: str = ""
+
+
+# --- findings --------------------------------------------------------------------------------
+
+
+def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
+    """Return a finding if fewer than `least` bytes are free on the disk."""
+    folder = _folder(workspace)
+    if folder is None:
+        return []
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return []  # the examination reports a folder that cannot be read
+    free = room.f_bavail * room.f_frsize
+    if free >= least:
+        return []
+    return [
+        Finding(
+            kind="low disk space",
+            path=str(folder),
+            meaning=f"Only {free:,} bytes are free there. When they are used up, messages are "
+            "refused.",
+            advice="Make room. `steno archive --all` packs what was compacted.",
+        )
+    ]
+
+
+def _folder(workspace: str) -> Path | None:
+    """Return the folder that contains the sessions; None if they are not in files."""
+    found = address(workspace)
+    if found.engine == "jsonl":
+        return Path(found.path)
+    return Path(found.path).absolute().parent if found.engine == "sqlite" else None
+
+
+def not_indexed(workspace: str) -> list[Finding]:
+    """Return a finding for each session that the catalog cannot index."""
+    findings: list[Finding] = []
+    with suppress(StenologError):  # the examination reports why a store cannot be read
+        for agent in (None, *others_in(workspace).agents):
+            findings += _not_indexed_of(workspace, agent)
+    return findings
+
+
+def purged_text(workspace: str) -> list[Finding]:
+    """Return a finding for each purged session that the fallback store still contains."""
+    findings: list[Finding] = []
+    with suppress(StenologError):  # the examination reports why a store cannot be read
+        for agent in (None, *others_in(workspace).agents):
+            place = find_place(workspace, agent)
+            if place.fallback is None or not place.fallback.is_dir():
+                continue
+            with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+                findings += [
+                    Finding(
+                        kind="purged text",
+                        key=key,
+                        path=str(place.fallback.absolute() / NAMESPACE),
+                        meaning="The session was purged, but the fallback folder still has its "
+                        "messages.",
+                        advice=f"Run `steno purge {quote(key)} -w {quote(str(place.fallback))}`.",
+                    )
+                    for key in purged_since(place, store)
+                ]
+    return findings
+
+
+def _not_indexed_of(workspace: str, agent: str | None) -> Iterator[Finding]:
+    place = find_place(workspace, agent)
+    in_folder = address(place.where).engine == "jsonl"
+    if in_folder and not Path(place.where, place.namespace).is_dir():
+        return
+    with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+        for key, error in not_indexable(store):
+            whose = "" if agent is None else f" --agent {quote(agent)}"
+            yield Finding(
+                kind="not indexed",
+                key=key,
+                path=_path_of(workspace, place, key) if in_folder else str(workspace),
+                meaning=f"List and search leave its messages out: {error}.",
+                advice=f"Save it with `steno export {quote(key)}{whose} --all` and report this "
+                "as a defect of stenolog. All other sessions work; deleting this one also ends "
+                "the problem.",
+            )
+
+
+def _path_of(workspace: str, place: Place, key: str) -> str:
+    log = Path(place.where, place.namespace, file_name(key))
+    return str(log.relative_to(address(workspace).path))
+
+
+# --- notes -----------------------------------------------------------------------------------
+
+
+def notes_of(workspace: str, *, mounts: str = _MOUNTS) -> list[Note]:
+    """Return the notes on a workspace or a database.
+
+    `mounts`: the file in which the system lists its file systems.
+    """
+    notes = list(_of_the_disk(workspace, mounts))
+    try:
+        agents = others_in(workspace).agents
+    except StenologError:
+        return notes  # the examination reports why it cannot be read
+    for agent in (None, *agents):
+        try:
+            notes += _of_sessions(workspace, agent)
+        except StenologError:
+            continue
+    return [*notes, *_of_versions(workspace)]
+
+
+def _of_the_disk(workspace: str, mounts: str) -> Iterator[Note]:
+    folder = _folder(workspace)
+    if folder is None:
+        return
+    try:
+        network = network_kind(folder)
+        table = Path(mounts).read_text(encoding="utf-8", errors="replace")
+        kind = kind_at(str(folder.resolve()), table)
+    except OSError:
+        return  # only Linux has this file
+    if network:
+        yield Note(
+            kind="disk",
+            meaning=f"{folder} is on a network file system ({network}), whose locks and syncs "
+            "cannot be relied on.",
+            advice="Use a local disk, or PostgreSQL for many machines.",
+        )
+    elif kind in _FLEETING:
+        yield Note(
+            kind="disk",
+            meaning=f"{folder} is {_FLEETING[kind]}.",
+            advice="Keep what is to last on a disk or a volume.",
+        )
+
+
+def _of_sessions(workspace: str, agent: str | None) -> Iterator[Note]:
+    place = find_place(workspace, agent)
+    in_folder = address(place.where).engine == "jsonl"
+    if in_folder and not Path(place.where, place.namespace).is_dir():
+        return
+    whose = "" if agent is None else f" of the agent {agent}"
+    with open_store(place.where, namespace=place.namespace, read_only=True) as store:
+        if isinstance(store, CatalogFileStore) and (path := store.catalog_file()) is not None:
+            yield from _of_the_catalog(path)
+        interrupted = _in_state(store, "interrupted")
+        if interrupted:
+            yield Note(
+                kind="interrupted turns",
+                meaning=f"{_sessions(interrupted)}{whose} where the agent did not have the last "
+                f"word: {_keys(interrupted)}.",
+                advice="What an agent had begun, it ends when it is started again. "
+                "`steno list --state interrupted` shows them.",
+            )
+        running = _in_state(store, "running")
+        if running:
+            yield Note(
+                kind="turns under way",
+                meaning=f"{_sessions(running)}{whose} in which somebody has the turn: "
+                f"{_keys(running)}.",
+            )
+
+
+def _of_the_catalog(path: Path) -> Iterator[Note]:
+    if not path.exists():
+        return
+    database = FileDatabase(path, writable=False)
+    try:
+        with database.read():
+            pass
+    except (Broken, Unusable) as error:
+        yield Note(
+            kind="index",
+            meaning=f"The index of the sessions is not used: {error}. No message is in it alone.",
+            advice="The next `steno list` makes it anew.",
+        )
+    finally:
+        database.close()
+
+
+def _in_state(store: Store, state: State) -> list[Entry]:
+    # If the catalog is out of date, it is updated in memory: the doctor writes nothing.
+    with open_catalog(store, keep=False) as catalog:
+        return list(catalog.list(state=state, limit=1 << 62).entries)
+
+
+def _sessions(found: list[Entry]) -> str:
+    return "There is 1 session" if len(found) == 1 else f"There are {len(found):,} sessions"
+
+
+def _keys(found: list[Entry]) -> str:
+    more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+    return ", ".join(entry.key for entry in found[:_NAMED]) + more
+
+
+def _of_versions(workspace: str) -> Iterator[Note]:
+    engine = address(workspace).engine
+    if engine == "jsonl":
+        yield Note(kind="version", meaning=f"SQLite {sqlite3.sqlite_version}, for the index.")
+    elif engine == "sqlite":
+        # The driver is optional, and installed if a store of this engine was opened.
+        import apsw
+
+        version = f"SQLite {apsw.sqlite_lib_version()}, with apsw {apsw.apsw_version()}."
+        yield Note(kind="version", meaning=version)
+    elif engine == "postgresql":
+        with open_store(workspace, read_only=True) as store:
+            from stenolog.stores.postgres import PostgresStore
+
+            assert isinstance(store, PostgresStore), "it is the engine of this place"
+            with store.database.read() as transaction:
+                [(version,)] = transaction.execute("SELECT current_setting('server_version')")
+        yield Note(kind="version", meaning=f"PostgreSQL {version}.")
+
+
+# --- checking -------------------------------------------------------------------------------------
+# Sessions that the catalog cannot index. Nothing is written.
+
+
+def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
+    """Yield the key of each session that cannot be indexed, and the reason.
+
+    Sessions that the catalog already holds, unchanged and without a problem, are not read again.
+    Sessions that the store itself cannot read are skipped.
+    """
+    indexed = _indexed(store)
+    reader = SessionReader(store, Reading())
+    for key, stamp in store.stamps().items():
+        if indexed.get(key) == stamp:
+            continue
+        try:
+            for _ in reader.steps(key, stamp, None):
+                pass
+        except NotIndexable as error:
+            yield key, error
+        except StenologError:
+            continue
+
+
+def _indexed(store: Store) -> dict[str, str]:
+    """Return the stamps of the sessions that the catalog holds without a problem."""
+    database = database_of(store, keep=False)
+    try:
+        with suppress(Broken, Unusable), database.read() as transaction:
+            return {key: stamp for key, stamp in transaction.execute(database.sql["sound"])}  # noqa: C416 - rows have any length
+    finally:
+        database.close()
+    return {}

@@ -1,0 +1,350 @@
+"""Repairs of the doctor. Nothing is deleted: bytes are marked void, or files are moved.
+
+Every step checks again under the lock of the log before it acts: another process may have repaired
+the finding, or the finding may have been a write in progress.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from stenolog.codec import control_line, parse_line, plain_line, plain_message, re_sign
+from stenolog.errors import StenologError
+from stenolog.maintenance.log_damage import ASIDE, Kind, judge
+from stenolog.maintenance.log_files import (
+    BUSY_TIMEOUT,
+    archives_standing_still,
+    read_whole,
+    spare_archives,
+    standing_still,
+    trash_of,
+)
+from stenolog.maintenance.workspace_check import LEFTOVER, examine, examine_folder, sqlite_doctor
+from stenolog.records import Message, Record, Span, StateRecord, VoidRecord, timestamp
+from stenolog.sessions.folders import check_workspace, log_folders
+from stenolog.stores import spans
+from stenolog.stores.disk import sync_file, sync_folder, write_all
+from stenolog.stores.findings import Finding, RepairResult
+from stenolog.stores.jsonl import rewrite, scan, trash, writer
+from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.open_logs import Logs
+from stenolog.stores.open_store import address, open_store
+from stenolog.stores.state import copy
+
+_GONE = "it was settled meanwhile"
+
+
+def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
+    """Examine a workspace or database and repair the repairable findings. Raises as examine."""
+    found = address(workspace)
+    if found.engine == "sqlite":
+        file = Path(found.path)
+        return _at(sqlite_doctor().repair(file), path=file.name)
+    if found.engine == "postgresql":
+        return _repair_server(workspace)
+    return _each(
+        workspace, lambda found: [finding for finding in found if finding.repairable], _repair
+    )
+
+
+def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
+    if not any(finding.repairable for finding in examine(where).findings):
+        return []
+    with open_store(where) as store:
+        # The driver is optional, and installed if a store of this engine was opened.
+        from stenolog.stores.postgres import PostgresStore, table_check
+
+        assert isinstance(store, PostgresStore), "it is the engine of this place"
+        return _at(table_check.repair(store.database), path=store.database.place)
+
+
+def _at(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
+    return [replace(one, finding=replace(one.finding, path=path)) for one in results]
+
+
+def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
+    """Accept the current hand edits; the previous log is kept in `aside`. Raises as examine.
+
+    All edits of a log are accepted together, with one result.
+    """
+    return _each(workspace, _edits, _accept)
+
+
+def _edits(found: Iterable[Finding]) -> list[Finding]:
+    live = [f for f in found if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
+    return list({f.key: f for f in live if f.key is not None}.values())
+
+
+class _Folder(msgspec.Struct, frozen=True):
+    """A folder of logs that is being repaired."""
+
+    path: str
+    """Path below the workspace, as in findings."""
+    directory: Directory
+
+
+def _each(
+    workspace: str | os.PathLike[str],
+    choose: Callable[[Iterable[Finding]], list[Finding]],
+    settle: Callable[[_Folder, Finding], str],
+) -> list[RepairResult]:
+    found = address(workspace)
+    if found.engine != "jsonl":
+        return []  # databases are repaired elsewhere
+    place = Path(found.path)
+    check_workspace(place)
+    settled: list[RepairResult] = []
+    for path in log_folders(place):
+        findings = choose(examine_folder(place, path).findings)
+        if findings:
+            directory = Directory(place / path, read_only=False)
+            try:
+                folder = _Folder(path, directory)
+                settled += [_attempt(folder, finding, settle) for finding in findings]
+            finally:
+                directory.close()
+    return settled
+
+
+def _attempt(
+    folder: _Folder, finding: Finding, settle: Callable[[_Folder, Finding], str]
+) -> RepairResult:
+    try:
+        return RepairResult(finding=finding, done=True, words=settle(folder, finding))
+    except StenologError as error:
+        return RepairResult(finding=finding, done=False, words=str(error))
+    except OSError as error:
+        words = str(explained(error, f"settling {finding.path}"))
+        return RepairResult(finding=finding, done=False, words=words)
+
+
+# --- repairing -------------------------------------------------------------------------------
+
+
+def _repair(folder: _Folder, finding: Finding) -> str:
+    directory = folder.directory
+    *below, name = finding.path.removeprefix(f"{folder.path}/").split("/")
+    if below == [trash.FOLDER]:
+        return _move_trashed(folder, name)
+    if below:
+        return _move_archive(folder, below[-1], name, finding.key)
+    leftover = LEFTOVER.fullmatch(name)
+    if leftover is not None:
+        with standing_still(directory, leftover[1]):
+            return _move(folder, directory.descriptor, name)
+    with standing_still(directory, name) as descriptor:
+        if descriptor is None:
+            return _GONE
+        judged = judge(read_whole(descriptor), name)
+        if judged.state is None:
+            if any(found.repairable for found in judged.findings):
+                return _move(folder, directory.descriptor, name)
+            return _GONE
+    return _mark_void(directory, judged.state.key)
+
+
+def _move_trashed(folder: _Folder, name: str) -> str:
+    """Move a file in the trash that is not a session."""
+    leftover = LEFTOVER.fullmatch(name)
+    with trash_of(folder.directory) as deleted:
+        if deleted is None:
+            return _GONE
+        with standing_still(deleted, leftover[1] if leftover is not None else name) as descriptor:
+            if leftover is None:
+                if descriptor is None:
+                    return _GONE
+                judged = judge(read_whole(descriptor), name, deleted=True)
+                if judged.state is not None or not any(f.repairable for f in judged.findings):
+                    return _GONE
+            return _move(folder, deleted.descriptor, name)
+
+
+def _mark_void(directory: Directory, key: str) -> str:
+    """Let the store's writer mark the bad tail void, as it would before the next message."""
+    with _locked(directory, key) as log:
+        if log is None:
+            return _GONE
+        with log.mutex:
+            has_bad_tail = log.tail is not None
+        if not has_bad_tail:
+            return _GONE
+        _, outcome = writer.append(log, [])
+        if outcome.error is not None:
+            raise outcome.failure(f"marking the tail of {key!r} as void")
+    return "marked as void; its bytes stay in the file"
+
+
+@contextmanager
+def _locked(directory: Directory, key: str) -> Iterator[Log | None]:
+    logs = Logs(directory, busy_timeout=BUSY_TIMEOUT, cache_bytes=0)
+    try:
+        yield logs.lock(key, create=False)
+    finally:
+        logs.unlock(key)
+        logs.close()
+
+
+def _move_archive(folder: _Folder, uid: str, name: str, key: str | None) -> str:
+    with archives_standing_still(folder.directory, uid) as archives:
+        if archives is None or name not in spare_archives(folder.directory, archives, uid, key):
+            return _GONE
+        return _move(folder, archives, name, prefix=f"{uid}-")
+
+
+def _move(folder: _Folder, source: int, name: str, *, prefix: str = "") -> str:
+    """Move a file into the folder `aside`, durably."""
+    with _aside(folder.directory) as aside:
+        target = f"{prefix}{name.lstrip('.')}.{_stamp()}"
+        try:
+            os.rename(name, target, src_dir_fd=source, dst_dir_fd=aside)
+        except FileNotFoundError:
+            return _GONE
+        sync_folder(aside)
+        sync_folder(source)
+    return f"moved to {folder.path}/{ASIDE}/{target}"
+
+
+@contextmanager
+def _aside(directory: Directory) -> Iterator[int]:
+    folder = directory.subfolder(ASIDE, create=True)
+    if folder is None:
+        raise FileNotFoundError(directory.path / ASIDE)
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def _stamp() -> str:
+    """Return the current time in microseconds, so that file names in `aside` are unique."""
+    return writer.now().replace(":", "")
+
+
+# --- accepting -------------------------------------------------------------------------------
+
+
+def _accept(folder: _Folder, finding: Finding) -> str:
+    if finding.key is None:
+        return _GONE
+    with _locked(folder.directory, finding.key) as log:
+        if log is None:
+            return _GONE
+        with log.mutex:
+            size, known = log.size, copy(log.known_state())
+        text = log.read(0, size)
+        signed = accepted(text, last=0 if known.archive is None else known.archive.last)
+        if signed is None:
+            return _GONE
+        kept = _copy(folder.directory, log.name, text)
+        found = rewrite.replay(signed, known)
+        whole = rewrite.composed(
+            found.head,
+            found.state,
+            signed,
+            writer.now(),
+            first_seq=found.first_seq,
+            next_seq=found.next_seq,
+            tail=found.tail,
+        )
+        rewrite.swap(log, whole)
+    return f"taken in; the log as it was is {folder.path}/{ASIDE}/{kept}"
+
+
+def _copy(directory: Directory, name: str, text: bytes) -> str:
+    """Write these bytes into the folder `aside`, durably, and return the file name."""
+    target = f"{name}.{_stamp()}"
+    with _aside(directory) as aside:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(target, flags, 0o600, dir_fd=aside)
+        try:
+            write_all(descriptor, text)
+            sync_file(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(aside)
+    return target
+
+
+def accepted(text: bytes, *, last: int = 0) -> bytes | None:
+    """Return the log with each hand edit signed, and each plain message as a record.
+
+    Records that call one of them lost are changed. None if there is no hand edit. `last`: the seq
+    before the first message of the log.
+    """
+    lines = text.split(b"\n")
+    records = [parse_line(line) if line else None for line in lines]
+    upcoming = _next_seqs(records)
+    at = ""
+    back: list[Span] = []
+    for index, line in enumerate(lines):
+        if line and records[index] is None:
+            signed = re_sign(line) or _as_record(line, last + 1, upcoming[index], at)
+            if signed is not None:
+                lines[index] = signed
+                records[index] = parse_line(signed)
+                back += _brought_back(records[index])
+        record = records[index]
+        at = at if record is None else _time_of(record)
+        last = record.seq if isinstance(record, Message) else last
+    if b"\n".join(lines) == text:
+        return None
+    if lines[-1] and records[-1] is not None:
+        lines.append(b"")  # the line end was missing
+    for index, line in enumerate(lines):
+        record = parse_line(line)
+        if isinstance(record, StateRecord | VoidRecord):
+            lines[index] = _without(record, spans.union(back)) or line
+    return b"\n".join(lines)
+
+
+def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
+    """Return for each line the seq of the first message after it; None after the last one."""
+    found: list[int | None] = []
+    upcoming: int | None = None
+    for record in reversed(records):
+        found.append(upcoming)
+        upcoming = record.seq if isinstance(record, Message) else upcoming
+    return found[::-1]
+
+
+def _as_record(line: bytes, seq: int, upcoming: int | None, at: str) -> bytes | None:
+    """Return the record of a message in plain JSON; None if it is none, or its seq is taken."""
+    payload = plain_message(line)
+    if payload is None or not at or (upcoming is not None and seq >= upcoming):
+        return None
+    return plain_line(seq, at, payload).removesuffix(b"\n")
+
+
+def _time_of(record: Record) -> str:
+    return timestamp(record.at) if isinstance(record, Message) else record.at
+
+
+def _brought_back(record: Record | None) -> list[Span]:
+    """Return the seqs that this record makes readable again: its own and those of its batch."""
+    if not isinstance(record, Message):
+        return []
+    index, count = scan.part_of(record) or (1, 1)
+    return [(max(1, record.seq - index + 1), record.seq + count - index)]
+
+
+def _without(record: StateRecord | VoidRecord, back: list[Span]) -> bytes | None:
+    """Return the line of this record with these seqs no longer lost; None if nothing changes."""
+    body: msgspec.Struct
+    if isinstance(record, StateRecord):
+        lost = spans.minus(record.body.lost, back)
+        if lost == record.body.lost:
+            return None
+        body = replace(record.body, lost=lost)
+    else:
+        lost = spans.minus(record.body.lost, back)
+        if lost == record.body.lost:
+            return None
+        body = replace(record.body, lost=lost, changes=record.body.changes if lost else [])
+    kind = "state" if isinstance(record, StateRecord) else "void"
+    line = control_line(kind, record.seq, record.at, body, joined=record.joined, part=record.part)
+    return line.removesuffix(b"\n")

@@ -1,0 +1,313 @@
+"""The memory of an agent: makes notes of finished turns and recalls notes and past messages."""
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, tzinfo
+from typing import Final, Literal, Self, overload
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from stenolog.catalog import Catalog, open_catalog
+from stenolog.errors import StoreClosed, UsageError
+from stenolog.memory.consolidation import MOST_CALLS, Consolidated, Consolidation
+from stenolog.memory.facts import about_the_same, subject
+from stenolog.memory.notes import Draft, Kind, Note, Notes, PurgedNote
+from stenolog.memory.recall import Recalled, recall
+from stenolog.memory.scopes import Scope, scope_of
+from stenolog.providers.chat_model import Ask, check_ask
+from stenolog.redaction.redact import redact
+from stenolog.sessions.aliases import Aliases
+from stenolog.sessions.folders import NOTES, find_place
+from stenolog.stores.arguments import check_store
+from stenolog.stores.base import Store
+from stenolog.stores.open_store import open_store
+from stenolog.tokens import Tokens
+
+AGENT: Final = "main"
+"""Name of the default agent of a workspace."""
+
+HALF_LIFE_DAYS: Final = 30.0
+RECALL_TOKENS: Final = 1_500
+
+
+class Memory:
+    """The memory of an agent about its users. A context manager. Thread-safe.
+
+    `key` (a session's key or an alias) or `scope` selects the memory. Each session has a separate
+    memory. With `threads`, sessions in which every user message has the same verified sender
+    (`Inbound.sender`) share the memory of that sender. The form of a key never joins sessions.
+    """
+
+    def __init__(
+        self,
+        sessions: Store,
+        notes: Store,
+        *,
+        agent: str = AGENT,
+        threads: bool = False,
+        ask: Ask | None = None,
+        consolidation: bool = True,
+        half_life_days: float = HALF_LIFE_DAYS,
+        tokens: Tokens | None = None,
+        zone: tzinfo | str = UTC,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        """Use two open stores. `close` does not close them.
+
+        `tokens`: the token counter of the model. `zone`: the users' time zone for dates and words
+        such as "yesterday", as a tzinfo or a name such as "Europe/Zurich". Raises UsageError if an
+        argument is not a store, model or time zone.
+        """
+        check_store(sessions, "sessions=")
+        check_store(notes, "notes=")
+        if ask is not None:
+            check_ask(ask)
+        self.agent = agent
+        self.notes = Notes(notes)
+        """The notes of all scopes."""
+        self._sessions = sessions
+        self._aliases = Aliases(sessions)
+        self._threads = threads
+        self._tokens = tokens
+        self._zone = _zone_of(zone)
+        self._half_life_days = half_life_days
+        self._clock = clock or (lambda: datetime.now(UTC))
+        self._consolidation = (
+            Consolidation(
+                sessions,
+                self.notes,
+                ask,
+                agent=agent,
+                scope_of=self._scope_of,
+                tokens=tokens,
+                clock=self._clock,
+            )
+            if consolidation
+            else None
+        )
+        self._mutex = threading.Lock()
+        self._catalog: Catalog | None = None
+        self._closed = False
+        self._closes: tuple[Store, ...] = ()
+        """Stores that `open_memory` opened and `close` closes."""
+
+    def __repr__(self) -> str:
+        return f"Memory({self._sessions!r}, {self.notes.store!r}, agent={self.agent!r})"
+
+    def consolidate(self, key: str, *, most_calls: int = MOST_CALLS) -> Consolidated:
+        """Make notes of the finished turns of a session that are not consolidated yet.
+
+        Calls the model, at most `most_calls` times, so run it in a thread after a turn. `waiting`
+        in the result is the number of turns left for the next call. If consolidation is disabled,
+        it does nothing; the turns are consolidated when it is enabled again. Raises errors of the
+        stores, and UsageError if `most_calls` is less than 1.
+        """
+        if self._consolidation is None:
+            return Consolidated()
+        return self._consolidation.run(self._aliases.own_key(key), most_calls=most_calls)
+
+    def waiting(self) -> list[str]:
+        """Return the keys of the sessions with finished turns that are not consolidated yet.
+
+        Returns an empty list if consolidation is disabled. Reads no messages of a session that is
+        up to date, so an agent can call it at the start and from time to time.
+        """
+        return [] if self._consolidation is None else self._consolidation.waiting()
+
+    def skip(self, key: str) -> None:
+        """Exclude all current messages of a session from consolidation, permanently."""
+        if self._consolidation is not None:
+            self._consolidation.skip(self._aliases.own_key(key))
+
+    def recall(
+        self,
+        question: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        budget: int = RECALL_TOKENS,
+        asking: str | None = None,
+    ) -> Recalled:
+        """Return notes and past messages of one scope that match a question, as one marked block.
+
+        `key`: the session that asks; its visible messages are left out. `asking`: the same key, not
+        an alias, for callers that pass `scope`.
+        """
+        own = asking if key is None else self._aliases.own_key(key)
+        return recall(
+            question,
+            scope=self.scope(key=key, scope=scope),
+            notes=self.notes,
+            catalog=self._index(),
+            budget=budget,
+            half_life_days=self._half_life_days,
+            now=self._clock().astimezone(self._zone),
+            exclude_session=own,
+            tokens=self._tokens,
+        )
+
+    def remember(
+        self,
+        text: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        about: str = "",
+        kind: Kind = "core",
+    ) -> Note:
+        """Add a note by hand, without its secrets. Raises UsageError if the text is empty.
+
+        A core note supersedes core notes with the same `about`.
+        """
+        whose = self.scope(key=key, scope=scope)
+        named = subject(redact(about).text)
+        known = self.notes.list(whose, kind="core") if kind == "core" and named else []
+        draft = Draft(
+            kind=kind,
+            text=redact(text).text,
+            about=named,
+            supersedes=tuple(note.id for note in about_the_same(named, known)),
+        )
+        [note] = self.notes.add(whose, [draft])
+        return note
+
+    @overload
+    def forget(
+        self,
+        id: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        purge: Literal[False] = False,
+    ) -> Note: ...
+
+    @overload
+    def forget(
+        self,
+        id: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        purge: Literal[True],
+    ) -> PurgedNote: ...
+
+    def forget(
+        self,
+        id: str,
+        *,
+        key: str | None = None,
+        scope: Scope | None = None,
+        purge: bool = False,
+    ) -> Note | PurgedNote:
+        """Hide a note. Raises NoSuchNote.
+
+        `purge`: delete its text permanently. The result lists where its content may still be found.
+        """
+        whose = self.scope(key=key, scope=scope)
+        return self.notes.purge(whose, id) if purge else self.notes.forget(whose, id)
+
+    def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
+        """Return the scope of a session, or the given scope. Raises UsageError without arguments.
+
+        If both are given, the scope must be that of the session or of its sender.
+        """
+        if scope is not None and key is None:
+            return scope
+        if key is None:
+            raise UsageError("whose memory? give the key of a session, or a scope")
+        own_key = self._aliases.own_key(key)
+        own = self._scope_of(own_key)
+        if scope is None or scope == own:
+            return own
+        if scope != scope_of(own_key, agent=self.agent):
+            raise UsageError(f"the session {key!r} is of {own.name!r}, not of {scope.name!r}")
+        return scope
+
+    def _scope_of(self, key: str) -> Scope:
+        """Return the scope of the sender of a session, or that of the session alone."""
+        sender = self._index().sender(key) if self._threads else ""
+        if sender:
+            return Scope(agent=self.agent, who=sender, of="sender")
+        return scope_of(key, agent=self.agent)
+
+    def close(self) -> None:
+        """Close the catalog and the stores that `open_memory` opened. Idempotent."""
+        with self._mutex:
+            catalog, self._catalog, self._closed = self._catalog, None, True
+        if catalog is not None:
+            catalog.close()
+        for store in self._closes:
+            store.close()
+
+    def _index(self) -> Catalog:
+        # Opened on first use, because consolidation may not need it.
+        with self._mutex:
+            if self._closed:
+                raise StoreClosed("the memory was closed before this call")
+            if self._catalog is None:
+                self._catalog = open_catalog(self._sessions)
+            return self._catalog
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def open_memory(
+    where: str | os.PathLike[str],
+    *,
+    agent: str = AGENT,
+    threads: bool = False,
+    ask: Ask | None = None,
+    consolidation: bool = True,
+    half_life_days: float = HALF_LIFE_DAYS,
+    tokens: Tokens | None = None,
+    zone: tzinfo | str = UTC,
+    sessions: Store | None = None,
+) -> Memory:
+    """Open the memory of an agent. `where` is a place as for `open_store`.
+
+    `sessions`: an open store of sessions, which `close` does not close. [default: the sessions of
+    `agent` at `where`] `ask`: the model for consolidation; a small one is sufficient.
+    `consolidation`: False disables it. The other options are those of `Memory`. Raises the errors
+    of `open_store` and `Memory`.
+    """
+    opened: list[Store] = []
+    try:
+        if sessions is None:
+            place = find_place(where, None if agent == AGENT else agent)
+            sessions = open_store(place.where, namespace=place.namespace)
+            opened.append(sessions)
+        notes = open_store(where, namespace=NOTES)
+        opened.append(notes)
+        memory = Memory(
+            sessions,
+            notes,
+            agent=agent,
+            threads=threads,
+            ask=ask,
+            consolidation=consolidation,
+            half_life_days=half_life_days,
+            tokens=tokens,
+            zone=zone,
+        )
+    except BaseException:
+        for store in opened:
+            store.close()
+        raise
+    memory._closes = tuple(opened)
+    return memory
+
+
+def _zone_of(zone: object) -> tzinfo:
+    if isinstance(zone, tzinfo):
+        return zone
+    try:
+        if isinstance(zone, str):
+            return ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        words = "this system knows no such time zone; pip install tzdata if it knows none"
+        raise UsageError(f"zone={zone!r}: {words}") from error
+    raise UsageError(f'zone={zone!r}: a tzinfo is wanted, or a name such as "Europe/Zurich"')

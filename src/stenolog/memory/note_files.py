@@ -1,0 +1,148 @@
+"""Export the notes of a scope as a page, and import the changes that a person made to it.
+
+A changed text becomes a new note that supersedes the old one. A deleted item is forgotten. An added
+item becomes a new note. Changes to notes since the export are never overwritten, but reported.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from msgspec import Struct
+
+from stenolog.errors import UsageError
+from stenolog.memory.note_pages import Item, Page, from_markdown, to_markdown
+from stenolog.memory.note_records import Draft, Note, batch_name
+from stenolog.memory.notes import Notes
+from stenolog.memory.scopes import Scope
+
+
+class Edits(Struct, frozen=True, kw_only=True):
+    """The changes of an edited page."""
+
+    scope: Scope
+    added: tuple[Draft, ...] = ()
+    changed: tuple[Draft, ...] = ()
+    """Each draft names the note that it supersedes."""
+    forgotten: tuple[Note, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    """Edits that were not imported because the note changed since the export, one sentence each."""
+
+    @property
+    def count(self) -> int:
+        """Number of notes that are added, changed or forgotten."""
+        return len(self.added) + len(self.changed) + len(self.forgotten)
+
+
+def export_notes(notes: Notes, scope: Scope) -> str:
+    """Return the notes in force of a scope as a page for reading and editing."""
+    return to_markdown(scope, notes.list(scope), export=os.urandom(6).hex())
+
+
+def import_notes(
+    notes: Notes, text: str, *, scope: Scope | None = None, dry_run: bool = False
+) -> Edits:
+    """Import an edited page and return its changes. Importing it again changes nothing.
+
+    A page that does not name its scope needs `scope`. Raises UsageError if the page cannot be
+    parsed or belongs to another scope; nothing is changed then.
+    """
+    page = from_markdown(text)
+    whose = _whose(page, scope)
+    edits = plan_edits(page, whose, notes.list(whose, full=True))
+    if dry_run:
+        return edits
+    for draft in (*edits.changed, *edits.added):
+        notes.add(whose, [draft], once=_token(page, draft))
+    notes.forget_all(whose, [note.id for note in edits.forgotten])
+    return edits
+
+
+def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> Edits:
+    """Return the changes of a page. `notes`: all notes of the scope, in force or not. Pure."""
+    known = {note.id: note for note in notes}
+    in_force = {_said(note) for note in notes if note.in_force}
+    added: dict[_Said, Draft] = {}
+    changed: list[Draft] = []
+    conflicts: list[str] = []
+    for item in page.items:
+        draft = _draft(item)
+        if _is_in(page, draft, known) or _said(item) == _said_now(item.id, known):
+            continue
+        note = known.get(item.id)
+        if not item.id:
+            if _said(item) not in in_force:
+                added[_said(item)] = draft
+        elif note is not None and note.in_force:
+            changed.append(draft)
+        elif note is None or _said(item) != _said(note):
+            conflicts.append(f"line {item.line}: {_fate(item.id, note)}; the change is left out")
+    left = {item.id for item in page.items}
+    deleted = [note for note in notes if note.id in page.exported and note.id not in left]
+    conflicts += [
+        f"{note.id} was deleted from the page: {_fate(note.id, note)}; the newer one stays"
+        for note in deleted
+        if note.superseded is not None and not note.forgotten
+    ]
+    return Edits(
+        scope=scope,
+        added=tuple(added.values()),
+        changed=tuple(changed),
+        forgotten=tuple(note for note in deleted if note.in_force),
+        conflicts=tuple(conflicts),
+    )
+
+
+_Said = tuple[str, str, str]
+
+
+def _said(thing: Item | Note) -> _Said:
+    return thing.kind, thing.about, thing.text
+
+
+def _said_now(id: str, known: Mapping[str, Note]) -> _Said | None:
+    """Return the content of the note that supersedes this one, or None if none is in force."""
+    note = known.get(id)
+    while note is not None and note.superseded_by:
+        note = known.get(note.superseded_by)
+    return _said(note) if note is not None and note.in_force else None
+
+
+def _draft(item: Item) -> Draft:
+    older = (item.id,) if item.id else ()
+    return Draft(kind=item.kind, text=item.text, about=item.about, supersedes=older)
+
+
+def _is_in(page: Page, draft: Draft, known: Mapping[str, Note]) -> bool:
+    """Whether this edit of this page was imported before, even if the note changed since."""
+    token = _token(page, draft)
+    return token is not None and batch_name(token) in known
+
+
+def _token(page: Page, draft: Draft) -> str | None:
+    """Return the idempotency key of an edit, or None if the page is not an export."""
+    if not page.export:
+        return None
+    told = repr((draft.kind, draft.about, draft.text, draft.supersedes))
+    return f"{page.export}:{sha256(told.encode()).hexdigest()}"
+
+
+def _fate(id: str, note: Note | None) -> str:
+    """Say why a note is not in force."""
+    if note is None:
+        return f"there is no note {id} here"
+    if note.forgotten:
+        return f"the note {id} was forgotten meanwhile"
+    return f"the note {id} was superseded by {note.superseded_by} meanwhile"
+
+
+def _whose(page: Page, scope: Scope | None) -> Scope:
+    whose = page.scope or scope
+    if whose is None:
+        raise UsageError("the page does not say whose notes they are; name the user")
+    if scope is not None and scope != whose:
+        raise UsageError(
+            f"the page has the notes of {whose.who!r} (agent {whose.agent!r}), and not those of "
+            f"{scope.who!r} (agent {scope.agent!r}); nothing was changed"
+        )
+    return whose

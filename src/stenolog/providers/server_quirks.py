@@ -1,0 +1,281 @@
+"""Requests to OpenAI-compatible servers, and changes that some servers need.
+
+Some servers reject what others require. Each known difference is a change of the request; it is
+applied from the first rejection on whose message names the cause.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final
+
+from msgspec import Struct
+
+from stenolog.errors import UsageError
+from stenolog.providers.request_errors import Failure
+
+# --- requests -------------------------------------------------------------------------------------
+# The request as a value, and advice for rejected requests.
+
+
+Body = dict[str, Any]
+
+
+def request_body(
+    model: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    schema: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+) -> Body:
+    """Return the request for a streamed answer with token counts at the end."""
+    body: Body = {
+        "model": model,
+        "messages": [dict(message) for message in messages],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if tools:
+        body["tools"] = [dict(tool) for tool in tools]
+    if schema is not None:
+        shape = {"name": "answer", "schema": dict(schema), "strict": _is_strict(schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": shape}
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    return body
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """Encode the request. Raises UsageError if JSON cannot represent it."""
+    try:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"the request cannot be written as JSON: {error}") from error
+    # A lone surrogate cannot be sent in a request.
+    return text.encode("utf-8", "replace")
+
+
+def hint(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
+    """Return advice for a known failure, or empty text."""
+    if "request too large" in failure.what.lower():
+        return "Set agent.max_context_tokens below what the account may send in a minute."
+    key = f"the key in {key_name}" if key_name else "the API key"
+    match failure.status:
+        case 401:
+            return f"Check {key}."
+        case 402:
+            return "The account behind the key has no credit left."
+        case 403:
+            return f"Check whether {key} may use this model."
+        case 404:
+            return f"Check the name of the model ({model}) and base_url ({base_url})."
+    return ""
+
+
+def _is_strict(schema: Any) -> bool:
+    """Whether the schema suits strict mode: all properties required, no others allowed."""
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return all(map(_is_strict, schema))
+    if not isinstance(schema, Mapping):
+        return True
+    if isinstance(properties := schema.get("properties"), Mapping):
+        required = schema.get("required")
+        if schema.get("additionalProperties") is not False or not isinstance(required, Sequence):
+            return False
+        if set(required) != set(properties):
+            return False
+    return all(map(_is_strict, schema.values()))
+
+
+# --- fallbacks ------------------------------------------------------------------------------------
+
+
+NO_TOOLS: Final = "this model takes no tools; it answers without them"
+_REFUSED: Final = frozenset({400, 404, 415, 422, 501})
+_OF_CALL: Final = ("id", "type", "function", "custom")
+
+
+class Fallbacks:
+    """The changes that a server needs, as far as known from its errors."""
+
+    def __init__(self) -> None:
+        self._learnt: dict[str, _Way] = {}
+
+    def applied(self, body: Mapping[str, Any]) -> Body:
+        """Return the request with all learned changes."""
+        made = dict(body)
+        for way in self._learnt.values():
+            made = way.change(made)
+        return made
+
+    def learn(self, sent: Mapping[str, Any], failure: Failure) -> str | None:
+        """Learn a change from a failure, and return its note for the user, which may be empty.
+
+        Return None if no known change matches the failure and changes the request.
+        """
+        for name, way in _WAYS.items():
+            if (
+                name not in self._learnt
+                and failure.status in way.statuses
+                and way.words.search(failure.what)
+                and way.change(dict(sent)) != sent
+            ):
+                self._learnt[name] = way
+                return way.notice
+        return None
+
+
+class _Way(Struct, frozen=True, kw_only=True):
+    words: re.Pattern[str]
+    """Pattern of the server messages for this rejection."""
+    change: Callable[[Body], Body]
+    statuses: frozenset[int] = _REFUSED
+    notice: str = ""
+
+
+def _without(name: str, body: Body) -> Body:
+    return {other: value for other, value in body.items() if other != name}
+
+
+def _with_newer_limit(body: Body) -> Body:
+    """Replace `max_tokens` by the field that newer models of OpenAI require."""
+    if "max_tokens" not in body:
+        return body
+    made = _without("max_tokens", body)
+    return {**made, "max_completion_tokens": body["max_tokens"]}
+
+
+def _without_tools(body: Body) -> Body:
+    """Remove tools, and rewrite earlier calls and results as text, which any model can read."""
+    unwanted = ("tools", "tool_choice", "parallel_tool_calls")
+    made = {name: value for name, value in body.items() if name not in unwanted}
+    told: list[Mapping[str, Any]] = []
+    before = ""
+    for message in body["messages"]:
+        role = message.get("role")
+        if role == "tool":
+            said = f"[the tool answered: {_text(message.get('content'))}]"
+            if before == "tool":
+                # Many chat templates require user and assistant messages to alternate.
+                said = f"{told.pop()['content']}\n{said}"
+            told.append({"role": "user", "content": said})
+        elif calls := _calls(message):
+            words = [_text(message.get("content")), *map(_call_in_words, calls)]
+            told.append({"role": role, "content": "\n".join(filter(None, words))})
+        else:
+            told.append(message)
+        before = role
+    return {**made, "messages": told}
+
+
+def _call_in_words(call: Mapping[str, Any]) -> str:
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    return f"[called the tool {function.get('name')} with {function.get('arguments')}]"
+
+
+def _with_plain_calls(body: Body) -> Body:
+    """Remove fields of calls that only the server that made them knows."""
+
+    def plain(call: Mapping[str, Any]) -> Body:
+        return {name: value for name, value in call.items() if name in _OF_CALL}
+
+    return _with_calls(body, plain)
+
+
+def _with_short_ids(body: Body) -> Body:
+    """Replace ids by nine letters and digits.
+
+    The same id gives the same result in every request.
+    """
+
+    def short(call: Mapping[str, Any]) -> Body:
+        return {**call, "id": _short_id(call.get("id"))}
+
+    made = _with_calls(body, short)
+    messages = [
+        {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+        if "tool_call_id" in message
+        else message
+        for message in made["messages"]
+    ]
+    return {**made, "messages": messages}
+
+
+def _short_id(id: Any) -> str:
+    given = str(id)
+    if re.fullmatch(r"[A-Za-z0-9]{9}", given):
+        return given
+    return sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _with_calls(body: Body, change: Callable[[Mapping[str, Any]], Body]) -> Body:
+    messages = [
+        {**message, "tool_calls": [change(call) for call in calls]}
+        if (calls := _calls(message))
+        else message
+        for message in body["messages"]
+    ]
+    return {**body, "messages": messages}
+
+
+def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, list) and all(isinstance(c, Mapping) for c in calls) else ()
+
+
+def _text(content: Any) -> str:
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    return "\n".join(str(part["text"]) for part in content if _is_text(part))
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and "text" in part
+
+
+_NOT_KNOWN: Final = r"(?:unknown|unrecogni|unexpected|unsupported|additional|extra|not permitted)"
+_WAYS: Final = {
+    "stream_options": _Way(
+        words=re.compile(r"stream.?options|include_usage", re.I),
+        change=partial(_without, "stream_options"),
+    ),
+    "response_format": _Way(
+        words=re.compile(r"response.?format|json.?schema|structured.?output", re.I),
+        change=partial(_without, "response_format"),
+    ),
+    "max_tokens": _Way(
+        words=re.compile(r"max_tokens.{0,20} (?:is|are) not supported", re.I),
+        change=_with_newer_limit,
+    ),
+    "tools": _Way(
+        words=re.compile(
+            r"(?:not|n't) support (?:\w+ ){0,2}(?:tools\b|tool.?(?:use|call)|function.?call)"
+            r"|no endpoints found that support tool"
+            r"|tool choice requires --enable-auto-tool-choice"
+            r"|tools param requires --jinja"
+            r"|(?:tools|tool.?(?:use|call)\w*|function.?call\w*)\W{0,3}(?:is|are) not "
+            r"(?:supported|enabled)"
+            r"|argument supplied: tools\b",
+            re.I,
+        ),
+        change=_without_tools,
+        # llama.cpp reports it with status 500. Other errors with 500 are retried.
+        statuses=_REFUSED | {500},
+        notice=NO_TOOLS,
+    ),
+    "call fields": _Way(
+        words=re.compile(
+            rf"extra_content|{_NOT_KNOWN}.{{0,80}}tool_calls|tool_calls.{{0,80}}{_NOT_KNOWN}",
+            re.I | re.S,
+        ),
+        change=_with_plain_calls,
+    ),
+    "call ids": _Way(
+        words=re.compile(r"tool.?call.?id.{0,100}length of 9", re.I | re.S), change=_with_short_ids
+    ),
+}
+"""By the rejected part of the request."""

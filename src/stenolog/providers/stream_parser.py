@@ -1,0 +1,251 @@
+"""Parser of the stream of an OpenAI-compatible server. It does no I/O.
+
+Servers differ in how they send tool calls, reasoning and usage. All known differences are handled
+here, so that readers of deltas see one format.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from stenolog.providers.chat_model import CallPart, Delta, Pieces, Usage
+from stenolog.providers.request_errors import Failure, Trouble, failure_of
+
+DONE: Final = "[DONE]"
+_SHOWN: Final = 12
+"""Characters of malformed data that an error shows: enough to recognize it, too few for sentences.
+Text of an answer must not be mistaken for a server message, such as that the request was too
+long."""
+_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+_OF_CALL: Final = ("index", "id", "type", "function")
+_HIGH: Final = ("\ud800", "\udbff")
+
+
+class ChunkReader:
+    """The parser of one streamed answer.
+
+    `new_id` makes ids for calls without one. Raises Trouble for a malformed chunk, and for an error
+    that the server sends instead of a chunk.
+    """
+
+    def __init__(self, *, new_id: Callable[[], str]) -> None:
+        self.done = False
+        """Whether the server sent `[DONE]` or a complete answer."""
+        self.finished = False
+        """Whether the server sent a finish reason."""
+        self._usage: Usage | None = None
+        self._calls = _Calls(new_id)
+        self._half = ""
+
+    def read(self, data: str) -> Delta | None:
+        """Parse one event; return None if it adds nothing to the answer."""
+        if data.strip() == DONE:
+            self.done = True
+            return None
+        if not data.strip():
+            return None
+        chunk = decoded(data, "chunk")
+        if (failure := failure_of(chunk)) is not None:
+            raise Trouble(failure)
+        return self._delta(chunk, "delta", data)
+
+    def whole(self, body: str) -> Delta | None:
+        """Parse a complete answer that a server sent although a stream was requested."""
+        answer = decoded(body, "answer")
+        if (failure := failure_of(answer)) is not None:
+            raise Trouble(failure)
+        if not isinstance(answer, dict) or not answer.get("choices"):
+            raise _malformed("answer", body)
+        self.done = True
+        return self._delta(answer, "message", body)
+
+    def rest(self) -> Delta | None:
+        """Return the parts known only at the end: the usage, and an incomplete last character."""
+        text = "\ufffd" if self._half else ""
+        self._half = ""
+        return Delta(text=text, usage=self._usage) if text or self._usage else None
+
+    def _delta(self, chunk: Any, field: str, data: str) -> Delta | None:
+        if not isinstance(chunk, dict):
+            raise _malformed("chunk", data)
+        # Some servers send running totals in every chunk; the last one is valid.
+        self._usage = _usage(chunk.get("usage")) or self._usage
+        choices = chunk.get("choices") or []
+        if not isinstance(choices, list):
+            raise _malformed("chunk", data)
+        for choice in choices:
+            if not isinstance(choice, dict):
+                raise _malformed("chunk", data)
+            if choice.get("index") in (0, None):
+                return self._choice(choice, field, data)
+        return None
+
+    def _choice(self, choice: Mapping[str, Any], field: str, data: str) -> Delta | None:
+        said = choice.get(field) or {}
+        if not isinstance(said, dict):
+            raise _malformed("chunk", data)
+        listed = said.get("tool_calls") or []
+        if not isinstance(listed, list) or not all(isinstance(call, dict) for call in listed):
+            raise _malformed("chunk", data)
+        text, thought = _words(said.get("content"))
+        if isinstance(said.get("refusal"), str):
+            text += said["refusal"]
+        thoughts = (said.get(name) for name in _THOUGHTS)
+        reasoning = next((one for one in thoughts if isinstance(one, str) and one), thought)
+        finish = choice.get("finish_reason")
+        ended = "" if self.finished or not isinstance(finish, str) else finish
+        self.finished = self.finished or bool(ended)
+        delta = Delta(
+            text=self._whole_characters(text),
+            reasoning=_mended(reasoning),
+            details=_details(said.get("reasoning_details")),
+            calls=tuple(self._calls.part(call) for call in listed),
+            finish=ended,
+        )
+        return delta if delta != _NOTHING else None
+
+    def _whole_characters(self, text: str) -> str:
+        """Return the text, keeping half a surrogate pair at its end for the next piece."""
+        if not text:
+            return ""
+        text = self._half + text
+        self._half = text[-1] if _HIGH[0] <= text[-1] <= _HIGH[1] else ""
+        return _mended(text[:-1] if self._half else text)
+
+
+_NOTHING: Final = Delta()
+
+
+class _Calls:
+    """Assignment of parts to calls. Servers send an index, an id, or neither."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self._ids: list[str] = []
+        """The server's id, or empty text, by our index."""
+        self._arguments: list[Pieces] = []
+        self._named: dict[str, int] = {}
+        """Our index by the server's id."""
+        self._places: dict[int, int] = {}
+        """Our index by the server's index."""
+
+    def part(self, call: Mapping[str, Any]) -> CallPart:
+        function = call.get("function")
+        function = function if isinstance(function, dict) else {}
+        id, name = _text(call.get("id")), _text(function.get("name"))
+        given = function.get("arguments")
+        arguments = given if isinstance(given, str) else "" if given is None else json.dumps(given)
+        number = call.get("index")
+        number = number if isinstance(number, int) and not isinstance(number, bool) else None
+        place = self._place(number, id=id, name=name, arguments=arguments)
+        if place is None:
+            place = len(self._ids)
+            self._ids.append(id)
+            self._named.setdefault(id, place)
+            self._arguments.append(Pieces())
+            if number is not None:
+                self._places[number] = place
+            id = id or self._new_id()
+        self._arguments[place].add(arguments)
+        extra = {
+            field: value
+            for field, value in call.items()
+            if field not in _OF_CALL and value is not None
+        }
+        return CallPart(
+            index=place, id=id, name=name, arguments=_mended(arguments), extra=_storable(extra)
+        )
+
+    def _place(self, number: int | None, *, id: str, name: str, arguments: str) -> int | None:
+        """Return the index of the call that a part belongs to, or None if it starts a new call."""
+        if number is None:
+            if id:
+                return self._named.get(id)
+            return None if name or not self._ids else len(self._ids) - 1
+        place = self._places.get(number)
+        if place is None or not id or not self._ids[place]:
+            # Complete calls without ids that all have index 0 are distinguished by their JSON.
+            again = place is not None and name and not id and arguments.startswith("{")
+            return None if again and _is_whole(self._arguments[place or 0].text) else place
+        # Some servers use index 0 for every call.
+        return place if self._ids[place] == id else None
+
+
+def decoded(data: str, what: str) -> Any:
+    """Decode the JSON of a chunk or an answer. Raises Trouble with the start of the text."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise _malformed(what, data) from None
+
+
+def _malformed(what: str, data: str) -> Trouble:
+    shown = data if len(data) <= _SHOWN else f"{data[:_SHOWN]}…"
+    return Trouble(Failure(f"sent a malformed {what} of {len(data):,} characters: {shown!r}"))
+
+
+def _words(content: Any) -> tuple[str, str]:
+    """Return the text and the reasoning of a content, which may be a list of parts."""
+    if isinstance(content, str):
+        return content, ""
+    text = thought = ""
+    for part in content if isinstance(content, list) else ():
+        if not isinstance(part, dict):
+            continue
+        if part.get("type") == "thinking":
+            inner = part.get("thinking")
+            thought += inner if isinstance(inner, str) else _words(inner)[0]
+        else:
+            text += _text(part.get("text"))
+    return text, thought
+
+
+def _details(told: Any) -> tuple[dict[str, Any], ...]:
+    listed = told if isinstance(told, list) else ()
+    return tuple(_storable(detail) for detail in listed if isinstance(detail, dict))
+
+
+def _usage(told: Any) -> Usage | None:
+    if not isinstance(told, dict):
+        return None
+    details = told.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    found = Usage(
+        prompt=_count(told.get("prompt_tokens")),
+        answer=_count(told.get("completion_tokens")),
+        cached=_count(cached) or _count(told.get("prompt_cache_hit_tokens")),
+    )
+    return found if found != Usage() else None
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _mended(text: str) -> str:
+    """Join surrogate pairs and replace lone surrogates, which stores reject."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _storable(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the value without parts that stores reject; empty if it cannot be encoded."""
+    try:
+        written = json.dumps(value, ensure_ascii=False)
+        made = json.loads(_mended(written), parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return {}
+    return made if isinstance(made, dict) else {}

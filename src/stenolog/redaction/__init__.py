@@ -1,0 +1,1 @@
+"""Redaction: finds secrets in text and JSON, and removes them."""

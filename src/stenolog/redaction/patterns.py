@@ -1,0 +1,428 @@
+"""Patterns of secrets: keys by their prefix, passwords by the words before them, card numbers.
+
+Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers. Each takes
+linear time on any text: it starts only at the start of a run of its characters, uses possessive
+quantifiers, and has short matches if code checks them.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from msgspec import Struct
+
+from stenolog.redaction.secret_fields import is_value, kind_of
+
+
+class Secret(Struct, frozen=True):
+    """A kind of secret, and how to find it."""
+
+    name: str
+    pattern: re.Pattern[str]
+    """Pattern of the secret. A group `quoted`, `bare` or `value` is the secret, else all of it."""
+    hints: tuple[str, ...]
+    """A text without any of these (in lower case) has no such secret."""
+    check: Callable[[re.Match[str]], bool] = bool
+
+    def is_hinted(self, small: str) -> bool:
+        """Whether a text (in lower case) may have such a secret."""
+        return any(hint in small for hint in self.hints)
+
+
+def _key(name: str, hint: str, pattern: str) -> Secret:
+    """Return the pattern of a key that does not continue a longer word."""
+    return Secret(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), (hint,))
+
+
+_LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
+"""Longer than any part of words such as `sk-learn-compatible-api`."""
+
+
+def _is_random(found: re.Match[str]) -> bool:
+    return _LONG_RUN.search(found[0]) is not None
+
+
+_CHANGE: Final = re.compile("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
+"""Changes between kinds of characters: many in random keys, few in words with hyphens."""
+
+
+def _is_mixed(found: re.Match[str]) -> bool:
+    return len(_CHANGE.findall(found[0])) > 2
+
+
+def _is_credential(found: re.Match[str]) -> bool:
+    """Whether the text after `bearer` is a credential and not a word of the sentence."""
+    value = found["value"]
+    return any(map(str.isdigit, value)) or _LONG_RUN.search(value) is not None
+
+
+PRIVATE_KEY: Final = Secret(
+    "private key",
+    # A truncated key extends to the end of the text. The group is not possessive: before Python
+    # 3.11.3 a possessive one matched one character too many.
+    re.compile(
+        r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
+        r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
+    ),
+    ("private key",),
+)
+
+_PUTTY: Final = Secret(
+    "private key",
+    # Lines of base64; the next line, Private-MAC, has a hyphen.
+    re.compile(
+        r"Private-Lines:[ \t]{0,4}[0-9]{1,4}(?:\r?\n|\\n)"
+        r"(?P<value>(?:[A-Za-z0-9+/=]{1,120}(?:\r?\n|\\n|\Z)){1,400})"
+    ),
+    ("private-lines:",),
+)
+
+_KEYS: Final = (
+    _key("api key", "sk-ant-", r"sk-ant-[A-Za-z0-9_-]{20,}+"),
+    _key("api key", "sk-", r"sk-(?:proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20,}+"),
+    Secret(
+        "api key", re.compile(r"(?<![A-Za-z0-9_-])sk-[A-Za-z0-9_-]{20,}+"), ("sk-",), _is_random
+    ),
+    _key("api key", "aiza", r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    _key("api key", "hf_", r"hf_[A-Za-z0-9]{30,}+"),
+    _key("api key", "gsk_", r"gsk_[A-Za-z0-9]{40,}+"),
+    _key("api key", "xai-", r"xai-[A-Za-z0-9]{40,}+"),
+    _key("api key", "k_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}+"),
+    _key("api key", "whsec_", r"whsec_[A-Za-z0-9+/=]{24,}+"),
+    _key("api key", "sg.", r"SG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"),
+    _key("access key", "ia", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _key("private key", "age-secret-key-1", r"AGE-SECRET-KEY-1[A-Z0-9]{50,}+"),
+    _key("token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,}+"),
+    _key("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
+    _key("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
+    # GitLab: runners, deploy tokens and others. GLRT is also a test in statistics.
+    Secret(
+        "token",
+        re.compile(r"(?<![A-Za-z0-9_-])gl(?:rt|dt|ptt|cbt|ft|soat|imt|agent)-[A-Za-z0-9_-]{20,}+"),
+        ("glrt-", "gldt-", "glptt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-"),
+        _is_mixed,
+    ),
+    _key("token", "shp", r"shp(?:at|ca|pa|ss)_[A-Za-z0-9]{32,}+"),  # Shopify
+    _key("token", "dapi", r"dapi[a-f0-9]{32}(?:-[0-9]{1,2})?(?![A-Za-z0-9])"),  # Databricks
+    Secret(  # HashiCorp Vault
+        "token",
+        re.compile(r"(?<![A-Za-z0-9_.-])hv[sbr]\.[A-Za-z0-9_-]{20,}+"),
+        ("hvs.", "hvb.", "hvr."),
+        _is_mixed,
+    ),
+    _key("token", "atatt3x", r"ATATT3x[A-Za-z0-9_=-]{20,}+"),  # Atlassian
+    _key("api key", "pmak-", r"PMAK-[A-Za-z0-9]{20,}+(?:-[A-Za-z0-9]{20,}+)?"),  # Postman
+    _key("token", "ntn_", r"ntn_[A-Za-z0-9]{30,}+"),  # Notion
+    _key("api key", "lin_api_", r"lin_api_[A-Za-z0-9]{30,}+"),  # Linear
+    _key("token", "sbp_", r"sbp_[A-Za-z0-9]{32,}+"),  # Supabase
+    _key("token", "dp.", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9._-]{30,}+"),  # Doppler
+    _key("api key", "pplx-", r"pplx-[A-Za-z0-9]{32,}+"),  # Perplexity
+    _key("token", "r8_", r"r8_[A-Za-z0-9]{30,}+"),  # Replicate
+    _key("token", "dckr_", r"dckr_[po]at_[A-Za-z0-9_-]{20,}+"),  # Docker
+    _key("api key", "rubygems_", r"rubygems_[A-Za-z0-9]{40,}+"),
+    _key("token", "sntry", r"sntry[su]_[A-Za-z0-9_+/=-]{40,}+"),  # Sentry
+    _key("api key", "nrak-", r"NRAK-[A-Za-z0-9]{20,}+"),  # New Relic
+    Secret(  # Discord bot: id in base64, time, signature
+        "token",
+        re.compile(
+            r"(?<![A-Za-z0-9_.-])[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+"
+        ),
+        (".",),
+        _is_mixed,
+    ),
+    _key(
+        "token",
+        "/api/webhooks/",
+        r"discord(?:app)?\.com/api/webhooks/(?P<value>[0-9]{15,20}/[A-Za-z0-9_-]{30,}+)",
+    ),
+    _key(
+        "token",
+        "webhook.office.com",
+        r"webhook\.office\.com/webhookb2/(?P<value>[A-Za-z0-9@/._-]{30,}+)",
+    ),
+    # Azure shared access signature.
+    Secret("token", re.compile(r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"), ("sig=",)),
+    # The gateway's cookie and login links.
+    _key("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
+    Secret("token", re.compile(r"/login\?code=(?P<value>[\w.-]{8,}+)"), ("/login?code=",)),
+    _key("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
+    _key("token", "xapp-", r"xapp-[0-9]-[A-Za-z0-9-]{20,}+"),
+    _key("token", "hooks.slack.com", r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,}+"),
+    _key("token", "ya29.", r"ya29\.[A-Za-z0-9_-]{20,}+"),
+    _key("token", "gocspx-", r"GOCSPX-[A-Za-z0-9_-]{20,}+"),
+    _key("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
+    _key("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
+    _key("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
+    # Telegram bot; in URLs it follows `bot`.
+    _key("token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"),
+    # JSON web token: a header and a body that are both JSON objects.
+    _key("token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"),
+)
+
+_HEADERS: Final = (
+    Secret(
+        "token",
+        re.compile(r"(?i)\bbearer:?[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)"),
+        ("bearer",),
+        _is_credential,
+    ),
+    Secret(
+        "password",
+        re.compile(r"(?i)\bauthorization:[ \t]{0,4}basic[ \t]{1,4}(?P<value>[a-z0-9+/=]{8,}+)"),
+        ("basic",),
+    ),
+    Secret(
+        "token",
+        re.compile(
+            r"(?i)\bauthorization:[ \t]{0,4}(?:token|apikey|key)[ \t]{1,4}"
+            r"(?:token=)?[\"']?(?P<value>[\w.~+/=-]{8,}+)"
+        ),
+        ("authorization",),
+        _is_credential,
+    ),
+    Secret(
+        "cookie",
+        re.compile(
+            r"(?i)(?<![\w-])set-cookie:[ \t]{0,4}[^\s=;,\"']{1,64}="
+            r"(?P<value>(?!\[redacted)[^\s;,\"'\\]{1,4096}+)"
+        ),
+        ("set-cookie",),
+    ),
+    Secret(
+        "cookie",
+        re.compile(
+            r"(?i)(?<![\w-])cookie:[ \t]{0,4}(?P<value>[^\s=;,\"']{1,64}=(?!\[redacted)[^\s\"'\\]"
+            r"[^\r\n\"'\\]{0,4096}+)"
+        ),
+        ("cookie",),
+    ),
+    # In URLs: scheme://user:password@host. The password may contain an @ or a slash, so it extends
+    # to the last @. Text that starts with a port number is not a password.
+    Secret(
+        "password",
+        re.compile(
+            r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted|[0-9]{1,5}(?:[/?#]|\Z))\S{1,256})@"
+        ),
+        ("://",),
+    ),
+)
+
+_GIVEN: Final = (
+    r"(?:(?P<quote>[\"'])(?P<quoted>[^\"'\n]{1,256})(?P=quote)|(?P<value>[^\s\"'`\\]{3,1024}+))"
+)
+
+
+def _is_given(found: re.Match[str]) -> bool:
+    """Whether the text after an option is its value and not the rest of a sentence."""
+    value = found["quoted"] or found["value"].rstrip(".,;:!?)]}")
+    if value.startswith("-") or _NO_VALUE.match(value) or value.startswith("$"):
+        return False
+    letters = value.replace("_", "").replace("-", "")
+    return not (letters.isalpha() and (letters.islower() or letters.isupper()))
+
+
+def _is_glued(found: re.Match[str]) -> bool:
+    """Whether the text directly after `-p` is a password and not a placeholder."""
+    value = found["quoted"] or found["value"]
+    return not (_NO_VALUE.match(value) or value[0] in "$%<-" or value.isupper())
+
+
+def _is_after_curl(found: re.Match[str]) -> bool:
+    before = found.string[max(0, found.start() - 300) : found.start()]
+    return "curl" in before.rpartition("\n\n")[2] and not _NO_VALUE.match(found["value"])
+
+
+_COMMANDS: Final = (
+    Secret(
+        "secret",
+        re.compile(
+            r"(?i)(?<![\w-])--(?:[a-z]{1,20}-){0,3}(?:password|passwd|passphrase|token|secret"
+            rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_GIVEN}"
+        ),
+        ("--",),
+        _is_given,
+    ),
+    Secret(
+        "password",
+        re.compile(rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_GIVEN}"),
+        ("sshpass",),
+        _is_given,
+    ),
+    Secret(
+        "password",
+        re.compile(rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_GIVEN}"),
+        ("mysql",),
+        _is_glued,
+    ),
+    Secret(
+        "password",
+        re.compile(
+            r"(?<![\w-])(?:-u|--user)[ \t=]{0,4}[\"']?[^\s:\"'/]{1,64}:"
+            r"(?P<value>[^\s\"'`\\]{1,256}+)"
+        ),
+        ("curl",),
+        _is_after_curl,
+    ),
+    Secret(
+        "password",
+        re.compile(
+            r"\bmachine\s{1,8}\S{1,128}+\s{1,8}login\s{1,8}\S{1,128}+"
+            r"\s{1,8}password\s{1,8}(?P<value>(?!\[redacted)\S{1,256}+)"
+        ),
+        ("login",),
+    ),
+    Secret(
+        "access key",
+        re.compile(r"(?i)\b(?:account|sharedaccess)key=(?P<value>[a-z0-9+/=]{20,}+)"),
+        ("accountkey=", "sharedaccesskey="),
+    ),
+)
+
+_ELEMENT: Final = re.compile(
+    r"<(?P<tag>[\w:.-]{1,64})(?:\s[^<>]{0,200})?>(?P<value>[^<>]{1,256})</(?P=tag)\s{0,4}>"
+)
+
+
+def _is_secret_element(found: re.Match[str]) -> bool:
+    kind = kind_of(found["tag"])
+    return kind is not None and is_value(kind, found["value"])
+
+
+# --- secrets introduced by words -------------------------------------------------------------
+
+_VALUE: Final = r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P<bare>\S{1,256}+))"
+
+_SAID: Final = re.compile(
+    r"(?i)(?:password|passwd|passphrase|passcode|pwd)"
+    r"(?:(?<!redacted: password)\]|%5d|\*\*|__)?(?P<closed>[\"'`]?)"
+    r"(?:\s{1,4}(?:for|of|on|to)(?:\s{1,4}[\w'.-]{1,24}){1,4}?)?"
+    r"(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}"
+    r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
+    rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
+)
+# Starts with the possible first letters, so that the rest is tried only there: this pattern takes
+# most of the time.
+_ASSIGNED: Final = re.compile(
+    r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
+    r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
+    r"|(?<=п)ароль|(?<=密)码|(?<=パ)スワード)"
+    r")[\"'`]?(?P<sep>\s{0,4}(?:=>|:=|=|:|\uff1a)\s{0,4}|\s{1,4}(?i:is|ist|es|est)\s{1,4})"
+    rf"{_VALUE}"
+)
+_ASSIGNED_HINTS: Final = (
+    *("secret", "key", "token", "passwort", "kennwort", "contrase", "mot de passe", "senha"),
+    *("пароль", "密码", "パスワード"),
+)
+_OF_A_KEY: Final = re.compile(
+    r"(?i)(?:api|access|private|secret|signing|encryption|fernet|master|hmac|jwt|aes)[_ -]?\Z"
+)
+_OF_A_TOKEN: Final = re.compile(r"(?i)(?:access|auth|refresh|api|bot|session|id)[_ -]?\Z")
+_PIN: Final = re.compile(
+    r"(?i)(?<![^\W_])pin(?:[ _-](?:code|number))?[\"'`]?"
+    r"(?:\s{0,4}[=:]\s{0,4}|\s{1,4}is(?:\s{0,4}:\s{0,4}|\s{1,4}))[\"'`]?(?P<value>[0-9]{4,8})\b"
+)
+
+_ASSIGNS: Final = ("=", ":", ":=", "=>")
+
+_NO_VALUE: Final = re.compile(
+    # Placeholders and references instead of a secret.
+    r"(?i)\[(?:redacted|hidden|removed|masked|filtered|your|\.)|\*\*|••|\.\.\.|…|<[^<>\s]{1,40}>|<your\b"
+    r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
+    r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
+)
+_NUMBER: Final = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,4})?")
+_INSTEAD: Final = """
+    any bool boolean bytes changeme char false int nil none null number object optional passwd
+    password pwd secret secretstr str string text true undefined varchar
+"""
+_PLACEHOLDERS: Final = frozenset(_INSTEAD.split())
+
+_SAID_OF_ONE: Final = """
+    a about again all also always an another any as at bad based been being but by case-sensitive
+    complex correct different easy empty enough fine for from good gone hard here hers his
+    important impossible in incorrect invalid it its just kept known less long lost mandatory mine
+    missing more my necessary never new no none not now of off ok okay old on one only optional or
+    our out over password passwords private public quite rather really required right safe same
+    secret secure set short simple so something sound still strong sure temporary that the their
+    theirs there this to too unique unknown unsafe up valid very weak what where which with without
+    wrong your yours
+"""
+_GOES_ON: Final = frozenset(_SAID_OF_ONE.split())
+"""Words that continue a sentence about a password."""
+
+
+def _is_password(found: re.Match[str]) -> bool:
+    """Whether the text after `password` is a password and not the rest of the sentence."""
+    value = _plain(found)
+    if len(value) < 3 or _NO_VALUE.match(value) or value.lower() in _PLACEHOLDERS:
+        return False
+    if found["closed"] and _NUMBER.fullmatch(value):
+        return False  # a field, which `secret_fields` has checked
+    if found["quoted"] is not None or "=" in found["sep"]:
+        return True
+    if not value.isalpha() and value.lower() not in _GOES_ON:
+        return "to" not in found["sep"].lower() or any(map(str.isdigit, value))
+    ends = found["bare"][-1] in ".,;!?)" or found["next"].strip().lower() in ("", "and", "but")
+    word = value.lower()
+    said = word in _GOES_ON or word.endswith(("ed", "ing", "en", "ly"))
+    return ends and not said and "to" not in found["sep"].lower()
+
+
+def _is_assigned(found: re.Match[str]) -> bool:
+    """Whether the text after `api key` or similar words is a key: long, and not a word."""
+    before = found.string[max(0, found.start() - 12) : found.start()]
+    if found["key"] and not _OF_A_KEY.search(before):
+        return False
+    if found["token"] and not _OF_A_TOKEN.search(before):
+        alone = not before[-1:].isascii() or not before[-1:].isalnum()
+        if not alone or found["sep"].strip()[:1] not in ("=", ":"):
+            return False
+    value = _plain(found)
+    if len(value) < (4 if found["password"] else 8) or _NO_VALUE.match(value):
+        return False
+    if any(map(str.isdigit, value)):
+        return any(map(str.isalpha, value))
+    return found["sep"].strip() in _ASSIGNS and _LONG_RUN.search(value) is not None
+
+
+def _plain(found: re.Match[str]) -> str:
+    return found["quoted"] or found["bare"].strip("\"'`").rstrip(".,;:!?)]}")
+
+
+# --- card numbers ----------------------------------------------------------------------------
+
+_BETWEEN: Final = "[ \u00a0\u2009\u202f]{1,2}|[-.\u2010-\u2015]"
+"""Separators between the groups of a card number: spaces, hyphens, dashes or dots."""
+_CARD: Final = re.compile(
+    rf"(?<![\w+-])(?<![0-9]\.)(?:[0-9]{{14,19}}|[0-9]{{4}}({_BETWEEN})[0-9]{{4}}\1[0-9]{{4}}\1[0-9]{{4}}"
+    rf"|3[0-9]{{3}}({_BETWEEN})[0-9]{{6}}\2[0-9]{{4,5}})(?!\w|\.[0-9]|-\w)"
+)
+_ISSUED: Final = re.compile(
+    r"4[0-9]{15}|(?:5[1-5]|2[2-7])[0-9]{14}|3[47][0-9]{13}|3(?:0[0-5]|[68][0-9])[0-9]{11}"
+    r"|(?:35|65|62)[0-9]{14}|6(?:011|4[4-9][0-9])[0-9]{12}|62[0-9]{17}"
+)
+
+
+def _is_card(found: re.Match[str]) -> bool:
+    """Whether a known issuer uses such numbers and the check digit (Luhn) is correct."""
+    digits = re.sub("[^0-9]", "", found[0])
+    if not _ISSUED.fullmatch(digits):
+        return False
+    doubled = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]
+    return sum(value - 9 * (value > 9) for value in doubled) % 10 == 0
+
+
+SECRETS: Final = (  # guard: keys-redacted
+    PRIVATE_KEY,
+    _PUTTY,
+    *_KEYS,
+    *_HEADERS,
+    *_COMMANDS,
+    Secret("secret", _ELEMENT, ("</",), _is_secret_element),
+    Secret("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
+    Secret("pin", _PIN, ("pin",)),
+    Secret("card number", _CARD, tuple("3456"), _is_card),
+    # Last, because the decision on a word depends on the text after it, which may be a secret.
+    Secret("password", _SAID, ("pass", "pwd"), _is_password),
+)
+"""All kinds in search order: the most specific first."""

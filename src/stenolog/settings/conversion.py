@@ -1,0 +1,121 @@
+"""Conversion of settings to the values that agents and models are made of."""
+
+from pathlib import Path
+from typing import Final
+
+from stenolog.agent.spec import SYSTEM, AgentSpec, Route
+from stenolog.context.budget import Limits
+from stenolog.context.request_messages import Needs
+from stenolog.errors import UsageError
+from stenolog.providers.chat_model import ChatModel
+from stenolog.settings.model_selection import (
+    NoModel,
+    find_model,
+    ollama_address,
+    open_model,
+    probe_ollama,
+)
+from stenolog.settings.secrets import has_user
+from stenolog.settings.values import AgentSettings, ModelSettings, Settings
+
+CLI: Final = "cli"
+"""Name of the channel for terminals."""
+MAIN: Final = "main"
+"""The agent that `[agent]` describes."""
+NOWHERE: Final = "memory:"
+
+
+def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
+    """Return the spec of the agent `[agent]` or `[agents.NAME]`.
+
+    Raises UsageError for an unknown name. `channel`: the channel for which it is opened. If
+    channels are not persistent, their sessions are in memory.
+    """
+    name = None if name == MAIN else name
+    if name is not None and name not in settings.agents:
+        raise UsageError(f"there is no agent {name!r}; [agents.{name}] makes one")
+    agent = settings.agent if name is None else settings.agents[name]
+    kept = channel == CLI or settings.channels.session_persistence
+    memory = settings.memory
+    return AgentSpec(
+        sessions=agent.sessions if kept else NOWHERE,
+        id=name,
+        model=agent.model,
+        models=tuple(dict.fromkeys((*settings.models, *agent.models))),
+        system=agent.system or SYSTEM,
+        limits=limits_of(agent),
+        needs=needs_of(agent),
+        max_iterations=agent.max_iterations,
+        tools=agent.tools,
+        tool_timeout=agent.tool_timeout,
+        tool_output_limit=agent.tool_output_limit,
+        consolidation=memory.consolidation,
+        recall_tokens=memory.recall_tokens,
+        half_life_days=memory.half_life_days,
+        zone=memory.zone,
+        routes=tuple(map(_route, agent.routes)),
+    )
+
+
+def specs_of(settings: Settings, *, channel: str = CLI) -> list[AgentSpec]:
+    """Return the specs of all agents, the default one first."""
+    names = (None, *settings.agents)
+    return [spec_of(settings, name, channel=channel) for name in names]
+
+
+def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
+    """Return the model of this name, or find one if it is empty. Raises UsageError."""
+    if has_user(wanted):
+        # The address becomes the name of the model: it would be shown, and stored with messages.
+        raise UsageError("no user or password may stand in the address of a model")
+    told = settings.models.get(wanted) or ModelSettings(model=wanted)
+    found = find_model(
+        told.model,
+        environment=settings.keys,
+        base_url=told.base_url,
+        key_name=told.key_env,
+        ollama=lambda: probe_ollama(ollama_address(settings.keys)),
+        weights=_weights,
+    )
+    if isinstance(found, NoModel):
+        return found
+    return open_model(
+        found,
+        environment=settings.keys,
+        key=told.key,
+        timeout=told.timeout,
+        first_byte_timeout=told.first_byte_timeout,
+        retries=told.retries,
+        headers=told.headers,
+    )
+
+
+def limits_of(agent: AgentSettings) -> Limits:
+    """Return the limits of a request of this agent."""
+    return Limits(
+        max_context_tokens=agent.max_context_tokens,
+        max_history_messages=agent.max_history_messages,
+        reserve=agent.context.reserve or None,
+    )
+
+
+def needs_of(agent: AgentSettings) -> Needs:
+    """Return the requirements of this agent's provider."""
+    return Needs(
+        merge_user=agent.context.merge_user,
+        user_first=agent.context.user_first,
+        reasoning=agent.context.reasoning,
+        keep_fields=agent.context.keep_fields,
+    )
+
+
+def _route(text: str) -> Route:
+    channel, _, sender = text.partition(":")
+    return Route(channel=channel, sender=sender)
+
+
+def _weights() -> Path | None:
+    # Its client is slow to import and rarely needed.
+    from stenolog.providers.local_model import find_weights, is_installed
+
+    return find_weights() if is_installed() else None

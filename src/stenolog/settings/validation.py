@@ -1,0 +1,232 @@
+"""Checks of single values, and the error texts for wrong ones."""
+
+import difflib
+import math
+import re
+import zoneinfo
+from collections.abc import Callable, Mapping
+from typing import Any, Final, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import inspect
+
+from stenolog.errors import UsageError
+from stenolog.settings.environment import half_characters
+from stenolog.settings.fields import Field, literal
+from stenolog.settings.secrets import has_password, has_user
+from stenolog.stores.open_store import address
+
+_LONGEST: Final = 60
+"""Maximum characters of a wrong value that are shown."""
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NO_USER: Final = (
+    "no user or password may stand in the address of a server; key_env names the variable that "
+    "holds a key"
+)
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
+LEAST_SECRET: Final = 16
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+class Wrong(Exception):
+    """A value that the field does not accept. The text says what it accepts."""
+
+
+def checked(field: Field, value: object) -> Any:
+    """Return the value in the type of the field. Raises Wrong."""
+    if isinstance(value, str) and half_characters(value):
+        raise Wrong("this is no UTF-8 text")
+    try:
+        found = msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        raise Wrong(f"{wanted(field)} is wanted{_instead_of(field, value)}") from error
+    further = _FURTHER.get(field.path)
+    if further is not None and found:
+        further(found)
+    return found
+
+
+def wanted(field: Field) -> str:
+    """Describe the values that a field accepts: `a whole number of at least 1`."""
+    match inspect.type_info(field.type):
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType() as kind:
+            return f"a whole number {_from_to(kind)}"
+        case inspect.FloatType() as kind:
+            return f"a number {_from_to(kind)}"
+        case inspect.LiteralType():
+            # Not from `kind`, whose values are not in order.
+            return "one of " + ", ".join(literal(choice) for choice in get_args(field.type))
+        case inspect.VarTupleType():
+            return "a list of texts"
+        case inspect.DictType():
+            return "a table of texts"
+    return "text"
+
+
+def _from_to(kind: inspect.IntType | inspect.FloatType) -> str:
+    least = f"of at least {kind.ge:,}" if kind.ge is not None else f"above {kind.gt:,}"
+    return f"{least} and at most {kind.le:,}"
+
+
+def _instead_of(field: Field, value: object) -> str:
+    # A misplaced secret must not appear in a log.
+    if field.secret or isinstance(value, Mapping):  # guard: settings-error-redacted
+        return ""
+    if field.address or field.type is str:
+        # A wrong value may contain a password or a key.
+        return f", not {_kind(value)}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f", not {value}"
+    try:
+        shown = literal(value)
+    except TypeError:
+        shown = str(value)
+    except ValueError:
+        # Python does not convert integers of this length to text.
+        return f", not {_kind(value)}"
+    return f", not {shown if len(shown) <= _LONGEST else shown[:_LONGEST] + '…'}"
+
+
+def _kind(value: object) -> str:
+    match value:
+        case str():
+            return "text"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case list() | tuple():
+            return "such a list"
+    return "a date or a time"
+
+
+# --- checks beyond types ---------------------------------------------------------------------
+
+
+def _is_a_place(value: str) -> None:
+    try:
+        address(value)
+    except UsageError as error:
+        # Even an unknown kind of address may contain a password.
+        words = "this is no folder, sqlite:FILE, postgresql:// or memory:"
+        raise Wrong(words if "@" in value or has_password(value) else str(error)) from error
+
+
+def _is_a_model(value: str) -> None:
+    if has_user(value):
+        raise Wrong(_NO_USER)
+
+
+def _are_models(value: tuple[str, ...]) -> None:
+    for name in value:
+        if not name.strip():
+            raise Wrong("one of the models has no name")
+        _is_a_model(name)
+
+
+def _is_a_zone(value: str) -> None:
+    try:
+        zoneinfo.ZoneInfo(value)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        names = zoneinfo.available_timezones()
+        if not names:
+            raise Wrong("this machine knows no time zones; install tzdata") from error
+        near = difflib.get_close_matches(value, sorted(names), n=1)
+        advice = f"; {near[0]}?" if near else ", such as Europe/Zurich"
+        raise Wrong(f"the name of a time zone is wanted{advice}") from error
+
+
+def _is_a_server(value: str) -> None:
+    _is_a_model(value)
+    try:
+        parts = urlsplit(value)
+        right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        right = False
+    if not right or any(each.isspace() or not each.isprintable() for each in value):
+        raise Wrong("the address of a server is wanted, as in http://localhost:8080/v1")
+
+
+def _is_a_key(value: str) -> None:
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise Wrong("a key has no spaces, line ends or letters beyond ASCII")
+
+
+def _is_a_variable(value: str) -> None:
+    # Not shown, because it may be the key itself by mistake.
+    if not _VARIABLE.fullmatch(value):
+        raise Wrong("the name of an environment variable is wanted, as in OPENAI_API_KEY")
+
+
+def _are_headers(value: Mapping[str, str]) -> None:
+    for name, text in value.items():
+        if not _HEADER.fullmatch(name):
+            raise Wrong(f"{literal(name)} is no name of a header")
+        if not text.isprintable():
+            raise Wrong(f"the value of {name} has a line end or another control character")
+
+
+def _is_a_secret(value: str) -> None:
+    if len(value) < LEAST_SECRET:
+        raise Wrong(f"a secret has at least {LEAST_SECRET} characters")
+
+
+def _is_a_host(value: str) -> None:
+    if not _HOST.fullmatch(value):
+        raise Wrong("a name or an address is wanted, as in 127.0.0.1, without http:// or a port")
+
+
+def _are_hosts(value: tuple[str, ...]) -> None:
+    for host in value:
+        _is_a_host(host)
+
+
+def _are_origins(value: tuple[str, ...]) -> None:
+    for origin in value:
+        try:
+            parts = urlsplit(origin)
+            right = f"{parts.scheme}://{parts.netloc}" == origin and bool(parts.hostname)
+            right = right and parts.port != 0 and "@" not in origin
+        except ValueError:
+            right = False
+        if not right or parts.scheme not in ("http", "https"):
+            raise Wrong("an origin is wanted, as in https://chat.example.org, without a path")
+
+
+def _are_routes(value: tuple[str, ...]) -> None:
+    for route in value:
+        channel, colon, sender = route.partition(":")
+        if not channel or (colon and not sender) or route != route.strip():
+            raise Wrong(
+                "a route is a channel, as in telegram, or a sender in it, as in telegram:123, "
+                f"not {literal(route)}"
+            )
+
+
+_FURTHER: Final[Mapping[tuple[str, ...], Callable[[Any], None]]] = {
+    ("agent", "sessions"): _is_a_place,
+    ("agent", "model"): _is_a_model,
+    ("agent", "models"): _are_models,
+    ("agents", "NAME", "sessions"): _is_a_place,
+    ("agents", "NAME", "model"): _is_a_model,
+    ("agents", "NAME", "models"): _are_models,
+    ("agents", "NAME", "routes"): _are_routes,
+    ("memory", "zone"): _is_a_zone,
+    ("models", "NAME", "base_url"): _is_a_server,
+    ("models", "NAME", "model"): _is_a_model,
+    ("models", "NAME", "key"): _is_a_key,
+    ("models", "NAME", "key_env"): _is_a_variable,
+    ("models", "NAME", "headers"): _are_headers,
+    ("channels", "telegram", "token"): _is_a_key,
+    ("channels", "telegram", "token_env"): _is_a_variable,
+    ("channels", "telegram", "base_url"): _is_a_server,
+    ("webhooks", "NAME", "secret"): _is_a_secret,
+    ("webhooks", "NAME", "secret_env"): _is_a_variable,
+    ("webhooks", "NAME", "reply_url"): _is_a_server,
+    ("gateway", "host"): _is_a_host,
+    ("gateway", "hosts"): _are_hosts,
+    ("gateway", "origins"): _are_origins,
+}

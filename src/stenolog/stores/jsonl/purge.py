@@ -1,0 +1,382 @@
+"""Purge: delete sessions, or the first messages of a session, permanently.
+
+A purge deletes a file that refers to others only after those others, so that an interrupted purge
+can simply be repeated.
+
+Lock order: archive folder (as in a compaction) → gate → flock of the live file → flock of a file in
+the trash → mutex.
+"""
+
+import os
+import re
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from stenolog.errors import (
+    DamagedStore,
+    ForeignLog,
+    MaybeStored,
+    NoSuchSession,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+)
+from stenolog.records import Purged, Span, Trashed, Undo
+from stenolog.stores import catalog_file, spans
+from stenolog.stores.base import Deleted
+from stenolog.stores.catalog_file import delete_catalog
+from stenolog.stores.disk import sync_folder
+from stenolog.stores.jsonl import archive, leases, log_names, purge_rewrite, trash, writer
+from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.jsonl.lifecycle import exists, failure, locked
+from stenolog.stores.jsonl.log import Log
+from stenolog.stores.jsonl.open_logs import Logs, flock
+from stenolog.stores.jsonl.write_queue import WriteQueue, clear_away
+from stenolog.stores.state import copy, not_reached, present
+
+ASIDE: Final = "aside"
+"""Folder for files that `steno doctor` moves out of the way."""
+
+_ASIDE_STAMP: Final = r"(\.new)?\.\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z"
+
+
+class Purging:
+    """Purges of one store."""
+
+    def __init__(self, logs: Logs, queue: WriteQueue, *, busy_timeout: float) -> None:
+        self._logs = logs
+        self._queue = queue
+        self._directory = logs.directory
+        self._busy_timeout = busy_timeout
+
+    # --- whole sessions ----------------------------------------------------------------------
+
+    def purge(self, key: str) -> Purged:
+        """As Store.purge, for the whole session."""
+        self._queue.alone(key, lambda: self._hide(key))
+        with _under_way(key):
+            hidden = trash.keys(self._directory, purged=True)
+            purged = [entry for entry, found in hidden if found == key]
+            # The process that hid them may have been killed before its sync. Nothing is deleted
+            # of a session that a power cut could make visible again.
+            trash.settle(self._directory)  # guard: purge-settles-trash
+        if not purged:
+            raise NoSuchSession(key)
+        return self._destroyed(key, purged, alone=True)
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """As PurgingStore.purge_trash."""
+        with _reading(key):
+            every = [entry for entry, found in trash.keys(self._directory) if found == key]
+        meant = [entry for entry in every if (entry.uid, entry.deleted) in lives]
+        if not meant or len(meant) != len(set(lives)):
+            raise NoSuchSession(key, "the trash has not what is to be purged")
+        with _under_way(key):
+            hidden = [self._hide_deleted(entry) for entry in meant]
+            trash.settle(self._directory)
+        # An entry that is None was restored before it could be hidden.
+        return self._destroyed(key, [entry for entry in hidden if entry is not None], alone=False)
+
+    def unfinished(self) -> list[Trashed]:
+        """As PurgingStore.unfinished_purges."""
+        left = []
+        for entry, key in trash.keys(self._directory, purged=True):
+            told = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
+            with suppress(DamagedStore), trash.opened(self._directory, entry) as log:
+                told = told if log is None else trash.told(log, entry)
+            left.append(told)
+        return left
+
+    def finish(self, uid: str) -> Purged:
+        """As PurgingStore.finish_purge."""
+        for entry, key in trash.keys(self._directory, purged=True):
+            if entry.uid == uid:
+                return self._destroyed(key, [entry], alone=False)
+        raise NoSuchSession(uid, "no purge of it was interrupted")
+
+    def _destroyed(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
+        """Delete hidden sessions; with `alone`, also files that are only known by the key."""
+        with _under_way(key):
+            alone = alone or self._is_vacant(key)
+            lives = [self._destroy(key, entry, alone=alone) for entry in purged]
+            gone = [found for found in lives if found is not None]
+            forks, unread = self._forks(key)
+            told = (*not_reached(key, forks=forks), *unread, *self._nameless(key))
+        return Purged(
+            messages=sum(map(spans.size, gone)),
+            first=min((found[0][0] for found in gone if found), default=0),
+            last=max((found[-1][1] for found in gone if found), default=0),
+            not_reached=told,
+        )
+
+    def _hide(self, key: str) -> None:
+        """Hide each session of the key in one step. After that, only deletions remain."""
+        with self._standing_still(key) as log, _reading(key):
+            live = log if log is not None and exists(log) else None
+            if live is not None:
+                with live.mutex:
+                    live.check_known()
+            every = trash.keys(self._directory)
+            deleted = [entry for entry, found in every if found == key]
+            with _under_way(key) if deleted else _reading(key):
+                for entry in deleted:
+                    self._hide_deleted(entry)
+                # After all steps that may fail: a turn continues if the purge fails early.
+                # And before the log is removed: a write of that turn would recreate the session.
+                if live is not None or log is None or log.file_size() == 0:
+                    leases.end(self._directory, key)
+            if live is not None:
+                with _under_way(key):
+                    trash.put(live, writer.now(), purged=True)  # guard: purged-not-restorable
+                    _unlink(self._directory.descriptor, f".{live.name}.new")
+
+    def _is_vacant(self, key: str) -> bool:
+        """Return whether no session has the key; if so, end the lease of an earlier one."""
+        if self._size(key):
+            return False
+        vacant: list[bool] = []
+
+        def work() -> None:
+            with self._standing_still(key) as log:
+                vacant.append(log is None or log.file_size() == 0)
+                if vacant[0]:
+                    leases.end(self._directory, key)
+
+        self._queue.alone(key, work)
+        return vacant[0]
+
+    def _size(self, key: str) -> int:
+        found = self._directory.stat(log_names.file_name(key))
+        return 0 if found is None else found.st_size
+
+    @contextmanager
+    def _standing_still(self, key: str) -> Iterator[Log | None]:
+        """Lock the live log, or an empty one: no session of the key can begin, end or be restored.
+
+        Yields None if no session can be created, because another program's log has the name.
+        """
+        try:
+            log = self._logs.lock(key, create=True)
+        except ForeignLog:
+            if self._size(key):
+                raise
+            yield None
+            return
+        try:
+            yield log
+        finally:
+            if log is not None:
+                clear_away(log)
+                self._logs.discard(log)
+
+    def _hide_deleted(self, entry: trash.Entry) -> trash.Entry | None:
+        """Return the renamed entry; None if it is no longer in the trash."""
+        with trash.opened(self._directory, entry, until=self._deadline()) as log:
+            return None if log is None else trash.hide(self._directory, entry)
+
+    def _destroy(self, key: str, entry: trash.Entry, *, alone: bool) -> list[Span] | None:
+        """Delete all files of a session, and last the log, which leads to the others.
+
+        Return the seqs of its messages; None if another process has deleted it already.
+        """
+        with (
+            self._archives(entry.uid, create=False) as archives,
+            trash.opened(self._directory, entry, until=self._deadline()) as log,
+        ):
+            if log is None:
+                return None
+            found = _present(log)
+            if archives is not None:
+                purge_rewrite.remove_archives(self._directory, archives, entry.uid)
+            name = re.escape(log_names.file_name(key))
+            of_key = rf"{name}{_ASIDE_STAMP}|" if alone else ""
+            copies = re.compile(rf"{of_key}{entry.uid}[.-].*")
+            with trash.opened_folder(self._directory, ASIDE) as aside:
+                _unlink(aside, *filter(copies.fullmatch, trash.names_in(aside)))
+            self._delete_catalog()
+            with trash.opened_folder(self._directory, trash.FOLDER) as folder:
+                unfinished = f".{entry.name.removesuffix(trash.PURGED)}.new"
+                _unlink(folder, unfinished, entry.name)
+            return found
+
+    # --- the first messages ------------------------------------------------------------------
+
+    def purge_before(self, key: str, before: int) -> Purged:
+        """As Store.purge, for the messages below this seq."""
+        gone, summary = self._purge_before(key, before)
+        with _under_way(key):
+            self._delete_catalog()
+            deleted = sum(found == key for _, found in trash.keys(self._directory))
+            forks, unread = self._forks(key)
+            told = not_reached(key, forks=forks, summary=summary, trashed=deleted)
+            told = (*told, *unread, *self._copies(key), *self._nameless(key))
+        return Purged(
+            messages=spans.size(gone),
+            first=gone[0][0] if gone else 0,
+            last=gone[-1][1] if gone else 0,
+            not_reached=told,
+        )
+
+    def _purge_before(self, key: str, before: int) -> tuple[list[Span], str]:
+        for _ in self._attempts(key):
+            state = self._logs.read(key, lambda log: copy(log.known_state()))
+            if state is None:
+                break
+            if before <= 1:
+                return [], state.summary
+            with _reading(key), self._archives(state.uid, create=True) as folder:
+                done = self._purge_before_once(key, state.uid, folder, before)
+            if done is not None:
+                return done
+        trash.settle(self._directory)
+        raise NoSuchSession(key)
+
+    def _purge_before_once(
+        self, key: str, uid: str, folder: int | None, before: int
+    ) -> tuple[list[Span], str] | None:
+        """Purge once; return None if the session was replaced. The archive folder is locked."""
+        state = self._logs.read(key, lambda log: copy(log.known_state()))
+        if state is None or state.uid != uid or folder is None:
+            return None
+        prepared = purge_rewrite.prepare(self._directory, folder, state, before)
+        done: list[tuple[list[Span], str]] = []
+
+        def work() -> None:
+            log = locked(self._logs, key)
+            with log.mutex:
+                state = copy(log.known_state())
+            if state.uid != uid:
+                return
+            try:
+                gone = purge_rewrite.finish(
+                    log, prepared, before, lambda entry: self._whole(log, entry), writer.now()
+                )
+                if gone is not None:
+                    done.append((gone, state.summary))
+            except OSError as error:
+                raise failure(error, log, f"purging {key!r}") from error
+            finally:
+                self._logs.discard(log)
+
+        self._queue.alone(key, work)
+        if not done:
+            return None
+        # Only after the log is replaced: until then it names the old archives.
+        with _under_way(key):
+            purge_rewrite.sweep(folder, prepared.names)  # guard: purge-sweeps-archives
+        return done[0]
+
+    def _whole(self, log: Log, entry: Undo) -> Undo:
+        """Return a complete undo step; a damaged one becomes a step that the purge drops."""
+        try:
+            with log.mutex:
+                return log.undo_step(entry)
+        except DamagedStore:
+            return Undo(number=entry.number, op=entry.op, newly=[(1, 1)])
+
+    # --- copies that a purge does not reach --------------------------------------------------
+
+    def _copies(self, key: str) -> Iterator[str]:
+        name = re.escape(log_names.file_name(key))
+        with trash.opened_folder(self._directory, ASIDE) as folder:
+            for found in trash.names_in(folder):
+                if re.fullmatch(rf"{name}{_ASIDE_STAMP}", found):
+                    yield f"{ASIDE}/{found} is a copy of {key!r} that doctor put there; remove it"
+
+    def _forks(self, key: str) -> tuple[list[str], list[str]]:
+        """Return the keys of all forks of this session, including deleted ones.
+
+        The second list describes the logs that may be forks but cannot be read.
+        """
+        here, forks, unread = self._directory, list[str](), list[str]()
+        with trash.opened_folder(here, trash.FOLDER) as folder:
+            logs: list[tuple[int | None, str, str]] = [
+                *((here.descriptor, name, name) for name in here.names()),
+                *((folder, name, f"{trash.FOLDER}/{name}") for name in trash.names_in(folder)),
+            ]
+            for place, name, path in sorted(logs, key=lambda log: log[2]):
+                if not name.endswith(log_names.SUFFIX):
+                    continue
+                try:
+                    head = trash.head_at(here, place, name, path)
+                except StenologError as error:
+                    unread.append(f"{path} may be a fork of {key!r}: {error}")
+                else:
+                    forks += [head.key] if head is not None and head.forked_from == key else []
+        return forks, unread
+
+    def _nameless(self, key: str) -> Iterator[str]:
+        for entry in trash.nameless(self._directory):
+            yield (
+                f"{trash.FOLDER}/{entry.name} may have been a session of {key!r}: it is too "
+                f"damaged to tell whose it is; look into it, and purge {entry.uid} or remove it"
+            )
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._busy_timeout
+
+    def _attempts(self, key: str) -> Iterator[None]:
+        """Yield until the deadline, for retries while other processes replace the session."""
+        deadline = self._deadline()
+        while True:
+            yield
+            if time.monotonic() > deadline:
+                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+
+    def _delete_catalog(self) -> None:
+        """Delete the catalog, which quotes purged messages. Raises OSError, StoreBusy."""
+        path = self._directory.path / catalog_file.NAME
+        delete_catalog(self._directory.descriptor, path, seconds=self._busy_timeout)
+
+    @contextmanager
+    def _archives(self, uid: str, *, create: bool) -> Iterator[int | None]:
+        """Lock the folder of a session's archives, so that no other process changes it."""
+        folder = self._directory.subfolder(archive.FOLDER, uid, create=create)
+        if folder is None:
+            yield None
+            return
+        try:
+            flock(folder, self._deadline(), f"the folder of the archives of {uid}")
+            yield folder
+        finally:
+            folder.release()
+
+
+@contextmanager
+def _reading(key: str) -> Iterator[None]:
+    """Translate errors before the first effect. Raises StoreUnavailable, DamagedStore."""
+    try:
+        yield
+    except OSError as error:
+        raise explained(error, f"purging {key!r}") from error
+
+
+@contextmanager
+def _under_way(key: str) -> Iterator[None]:
+    """Translate errors after the first effect: part is done, and a repeated call does the rest."""
+    try:
+        yield
+    except OSError as error:
+        reason = explained(error, f"purging {key!r}")
+        raise MaybeStored(f"{reason}. It is under way: make the call again") from error
+    except StoreUnavailable as error:
+        raise MaybeStored(f"{error}. The purge is under way: make the call again") from error
+
+
+def _present(log: Log) -> list[Span]:
+    with log.mutex:
+        return present(*log.settled())
+
+
+def _unlink(folder: int | None, *files: str) -> None:
+    """Delete the files that exist, durably. Raises OSError."""
+    if folder is None or not files:
+        return
+    for name in files:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+    sync_folder(folder)

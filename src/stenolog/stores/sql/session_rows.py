@@ -1,0 +1,136 @@
+"""Session rows: find, create, list. sql/rows.py defines the values of a row."""
+
+import operator
+
+from stenolog.records import State
+from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.sql.dialect import Transaction
+from stenolog.stores.sql.rows import NO_END, Session, damaged, encode, past, read_state
+
+
+def text(value: str | bytes) -> str:
+    """Return a text column as str. Raises UnicodeDecodeError."""
+    return value if isinstance(value, str) else value.decode()
+
+
+def shown(value: str | bytes | None) -> str:
+    """Return a text column as str, with escapes for bytes that are not UTF-8."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else value.decode(errors="backslashreplace")
+
+
+def raw(value: str | bytes) -> bytes:
+    """Return a JSON column as bytes."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def find(
+    transaction: Transaction, namespace: str, key: str, *, lock: bool = False
+) -> Session | None:
+    """Return the session with this key. Raises NewerFormat, DamagedStore.
+
+    `lock`: prevent other writers from changing it until the transaction ends.
+    """
+    name = "lock_session" if lock else "find_session"
+    try:
+        for row in transaction.run(name, namespace, transaction.key(key)):
+            number, uid, created, updated, last_seq, size, fork_of, body, version = row
+            transaction.check_row_format(version)
+            state = session_state(transaction, number, key, uid=uid, body=body)
+            state.uid, state.created = uid, created
+            state.forked_from = None if fork_of is None else text(fork_of)
+            return Session(number, updated, operator.index(last_seq), size, state)
+    except (UnicodeDecodeError, TypeError) as error:
+        raise damaged(key, error) from error
+    return None
+
+
+def find_life(transaction: Transaction, namespace: str, key: str) -> tuple[str, int] | None:
+    """Return uid and last seq of the session with this key, without its state.
+
+    Raises NewerFormat.
+    """
+    for uid, last_seq, version in transaction.run("find_life", namespace, transaction.key(key)):
+        transaction.check_row_format(version)
+        return uid, last_seq
+    return None
+
+
+def create(transaction: Transaction, namespace: str, state: State, last_seq: int, size: int) -> int:
+    """Create a session and return its id; 0 if another writer has just created it.
+
+    Raises NewerFormat.
+    """
+    fork_of = state.forked_from
+    for (session,) in transaction.run(
+        "add_session",
+        namespace,
+        transaction.key(state.key),
+        state.uid,
+        state.created,
+        last_seq,
+        size,
+        None if fork_of is None else transaction.key(fork_of),
+        transaction.body(encode(state)),
+        transaction.format,
+    ):
+        return int(session)
+    transaction.check_format()
+    return 0
+
+
+def session_state(
+    transaction: Transaction, session: int, key: str, *, uid: str, body: str | bytes | None
+) -> State:
+    """Return the state of a session; if it is damaged, rebuild it from the changes."""
+    return read_state(
+        None if body is None else raw(body),
+        key,
+        uid=uid,
+        changes=lambda: recorded_changes(transaction, session),
+    )
+
+
+def recorded_changes(transaction: Transaction, session: int) -> list[tuple[int, bytes]]:
+    """Return number and body of each change, by number."""
+    return [(number, raw(body)) for number, body in transaction.run("changes", session)]
+
+
+def keys(
+    transaction: Transaction,
+    namespace: str,
+    damage: Damage,
+    *,
+    prefix: str,
+    limit: int | None,
+    after: str | None,
+) -> list[str]:
+    """Return a page of keys in byte order."""
+    end = past(prefix)
+    found = transaction.run(
+        "list_keys",
+        namespace,
+        transaction.key(prefix),
+        transaction.key(after or ""),
+        None if end is None else transaction.key(end),
+        NO_END if limit is None else min(limit, NO_END),
+    )
+    try:
+        return [key.decode() for (key,) in found]
+    except UnicodeDecodeError:
+        # A damaged key must not hide the others.
+        readable = stamps(transaction, namespace, damage)
+        listed = sorted(key for key in readable if key.startswith(prefix) and key > (after or ""))
+        return listed[:limit]
+
+
+def stamps(transaction: Transaction, namespace: str, damage: Damage) -> dict[str, str]:
+    """Return a stamp for each session. It differs after every change."""
+    found: dict[str, str] = {}
+    for key, stamp in transaction.run("stamps", namespace):
+        try:
+            found[key.decode()] = shown(stamp)
+        except UnicodeDecodeError:
+            damage.tell(f"the session with the key {key!r}")
+    return found

@@ -1,0 +1,185 @@
+"""Location of a database: its folder, its file modes, and whether the file is ours.
+
+This module never opens the database with its own descriptor: closing one would release the locks
+that SQLite holds on the file in this process. SQLite's file layer takes care of that.
+"""
+
+import os
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable, UsageError
+from stenolog.stores import log_reports
+from stenolog.stores.catalog_file import catalogs_beside
+from stenolog.stores.disk import open_descriptor, replace_file
+from stenolog.stores.filesystems import network_kind
+from stenolog.stores.sqlite.sqlite_errors import read_failure
+
+APPLICATION_ID: Final = 0x53544E4F  # "STNO"
+LOW_DISK: Final = 64 * 1024 * 1024
+"""Free bytes below which `health` reports a problem, before writes fail."""
+BESIDE: Final = ("-wal", "-shm", "-gate", "-next")
+"""Suffixes of the files next to the database."""
+
+_MAGIC: Final = b"SQLite format 3\0"
+
+
+def resolved(file: str | os.PathLike[str]) -> Path:
+    """Return the path without symlinks; its last part is not followed."""
+    path = Path(file)
+    if path.name in ("", "..") or "\0" in str(path):
+        raise UsageError(f"{os.fspath(file)!r} is not the name of a file")
+    try:
+        found = path.parent.resolve() / path.name
+        str(found).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{os.fspath(file)!r} is not a path in UTF-8, and SQLite takes no other; rename the "
+            "folder, or use the folder itself as a workspace"
+        ) from None
+    except (OSError, RuntimeError) as error:
+        raise StoreUnavailable(f"opening {path}: {error}") from error
+    return found
+
+
+def version_in(header: bytes, file: Path, newest: int) -> int:
+    """Return the schema number in a header. Raises ForeignLog, NewerFormat."""
+    # guard: sqlite-foreign-database
+    if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+        raise ForeignLog(
+            f"{file} was not written by stenolog and is left as it is; name another file, into "
+            "which `steno import` takes them, if that program kept sessions there"
+        )
+    version = int.from_bytes(header[60:64], "big")
+    check_version(version, file, newest)
+    return version
+
+
+def check_version(version: int, file: Path, newest: int) -> None:
+    """Raise NewerFormat if this code does not know the schema."""
+    if version > newest:
+        raise NewerFormat(
+            f"{file} has schema {version}, written by a newer stenolog; this one knows {newest}: "
+            "upgrade it"
+        )
+
+
+def read_header(file: Path) -> bytes | None:
+    """Return the first bytes of the database (none if it is empty); None if there is no file.
+
+    Raises DamagedStore, StoreUnavailable, UsageError.
+    """
+    try:
+        mode = file.lstat().st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise read_failure(error, f"opening {file}") from error
+    if stat.S_ISLNK(mode):
+        raise DamagedStore(f"opening {file}: it is a symbolic link, and none is followed here")
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{file} is a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        raise DamagedStore(f"opening {file}: it is not a regular file")
+    try:
+        flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
+        opened = apsw.VFSFile("", str(file), flags)
+        try:
+            return opened.xRead(min(100, opened.xFileSize()), 0)
+        finally:
+            opened.xClose()
+    except apsw.Error as error:
+        raise read_failure(error, f"opening {file}") from error
+
+
+def set_log_aside(file: Path) -> None:
+    """Rename the log of a database that was removed: it would damage the new database.
+
+    The caller holds the gate. Raises OSError.
+    """
+    log = file.with_name(f"{file.name}-wal")
+    if log.exists():
+        aside = file.with_name(f"{log.name}.left-{time.time_ns()}")
+        log.rename(aside)
+        log_reports.warning("%s is the log of a database that is not there; see %s", log, aside)
+    file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
+
+
+def create(file: Path, image: bytes) -> None:
+    """Create a new database, complete and synced, if there is none or an empty file.
+
+    The caller holds the gate. Raises OSError.
+    """
+    folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        replace_file(folder, file.name, image)
+    finally:
+        folder.close()
+
+
+class Place:
+    """A path, and the identity of the file that was first found there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._name = str(path)
+        self._found: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Raise StoreUnavailable if the path is another file now, OSError if there is none.
+
+        Writes to the removed file would be lost, and the log next to the new file belongs to the
+        old one.
+        """
+        now = os.lstat(self._name)
+        if self._found is None:
+            self._found = now.st_dev, now.st_ino
+        elif self._found != (now.st_dev, now.st_ino):
+            raise StoreUnavailable(
+                f"{self.path}: another file was put in its place; close the store, remove "
+                f"{self.path.name}-wal and {self.path.name}-shm, and open it anew"
+            )
+
+
+# --- warnings --------------------------------------------------------------------------------
+
+
+def problems(file: Path) -> list[str]:
+    """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
+    return [*_open_to_others(file), *_on_network(file)]
+
+
+def _open_to_others(file: Path) -> list[str]:
+    # The folder may be shared, for example a project folder; only our files must be private.
+    found = []
+    beside = [file.with_name(file.name + end) for end in BESIDE]
+    for path in (file, *beside, *catalogs_beside(file)):
+        with suppress(FileNotFoundError):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & 0o077:
+                found.append(
+                    f"{path} has mode {mode:04o}, so others may read your sessions; "
+                    f"chmod 600 {path}"
+                )
+    return found
+
+
+def _on_network(file: Path) -> list[str]:
+    kind = network_kind(file.parent)
+    if not kind:
+        return []
+    return [
+        f"{file} is on a network file system ({kind}): SQLite's log does not work there; use a "
+        "local disk, or PostgreSQL for many machines"
+    ]
+
+
+def free_bytes(file: Path) -> int:
+    """Return the free space in bytes. Raises OSError."""
+    room = os.statvfs(file.parent)
+    return room.f_bavail * room.f_frsize

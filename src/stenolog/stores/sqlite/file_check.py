@@ -1,0 +1,100 @@
+"""Finding and repairing damage in a database file, for `steno doctor`."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
+from stenolog.stores.disk import refusal
+from stenolog.stores.findings import Finding, RepairResult, Report
+from stenolog.stores.sql.verification import examine_sessions, repair_sessions
+from stenolog.stores.sqlite import database_file
+from stenolog.stores.sqlite.connections import Settings
+from stenolog.stores.sqlite.database import Database
+from stenolog.stores.sqlite.dialect import SQLiteDialect
+from stenolog.stores.sqlite.sqlite_versions import known_bugs
+from stenolog.stores.sqlite.transactions import Transaction
+
+_MOST_COMPLAINTS: Final = 20
+_BACKUP: Final = "Put the file back from a backup, or save what can be read with `steno export`."
+
+
+def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) -> Report:
+    """Examine the database. Raises StoreUnavailable if it cannot be opened.
+
+    `sqlite_version`: version to check for known bugs [default: the linked library's].
+    """
+    version = apsw.sqlite_lib_version() if sqlite_version is None else sqlite_version
+    try:
+        database = Database(file, Settings(read_only=True, sqlite_version=version))
+    except DamagedStore as error:
+        return Report(sessions=0, findings=(_unopened(error),))
+    try:
+        with database.read() as transaction:
+            found = list(_of_the_file(database.file, transaction, version))
+            sessions, damaged = examine_sessions(transaction, advice=_BACKUP)
+        return Report(sessions=sessions, findings=(*found, *damaged))
+    except DamagedStore as error:
+        return Report(sessions=0, findings=(_damaged(str(error)),))
+    finally:
+        database.close()
+
+
+def repair(file: str | os.PathLike[str]) -> list[RepairResult]:
+    """Examine the database, store rebuilt states and remove damaged undo steps.
+
+    Raises StoreUnavailable.
+    """
+    repairable = [finding for finding in examine(file).findings if finding.repairable]
+    if not repairable:
+        return []
+    database = Database(file, Settings())
+    try:
+        return repair_sessions(SQLiteDialect(database).change, repairable)
+    finally:
+        database.close()
+
+
+def _unopened(error: DamagedStore) -> Finding:
+    match error:
+        case ForeignLog():
+            kind, advice = "foreign file", "Name another file."
+        case NewerFormat():
+            kind, advice = "newer format", "Upgrade stenolog."
+        case _:
+            return _damaged(str(error))
+    return Finding(kind=kind, meaning=str(error), advice=advice)
+
+
+def _of_the_file(file: Path, transaction: Transaction, version: str) -> Iterator[Finding]:
+    for meaning in known_bugs(version):
+        yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
+    for meaning in database_file.problems(file):
+        yield Finding(kind="wide permissions", meaning=meaning, advice="Do as it says.")
+    cannot = refusal(file)
+    if cannot is not None:
+        meaning = "What is there can be read, but every message from now on is lost."
+        yield Finding(kind="not writable", meaning=meaning, advice=f"{cannot}.")
+    for (complaint,) in transaction.execute(f"PRAGMA integrity_check({_MOST_COMPLAINTS})"):
+        if complaint != "ok":
+            yield _damaged(complaint)
+    for table, row, parent, _ in transaction.execute("PRAGMA foreign_key_check"):
+        yield Finding(
+            kind="stray row",
+            where=f"{table}, row {row}",
+            meaning=f"It belongs to a row of {parent} that is not there.",
+            advice=_BACKUP,
+        )
+    if transaction.unfinished_purges():
+        yield Finding(
+            kind="unfinished purge",
+            meaning="A purge was interrupted; bytes of what was purged may still be in the file.",
+            advice="Purge anything again, also what is gone already: it finishes the first.",
+        )
+
+
+def _damaged(complaint: str) -> Finding:
+    return Finding(kind="damaged database", meaning=f"SQLite says: {complaint}", advice=_BACKUP)

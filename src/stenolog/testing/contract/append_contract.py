@@ -1,0 +1,312 @@
+"""Appends: results, rejected messages, unknown keys (P1, P2, P8) and idempotency keys (P12)."""
+
+# ruff: noqa: D102 - the name of a test describes it
+
+from datetime import UTC, datetime, timedelta, timezone
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from stenolog.errors import NoSuchSession, NothingToUndo, OnceConflict, RefusedMessage, UsageError
+from stenolog.stores.base import Store
+from stenolog.testing.contract.open_store_base import Opened, everything, say, shown, user
+from stenolog.testing.store_calls import Call
+from stenolog.testing.strategies import NASTY_TEXTS
+
+
+class Appends(Opened):
+    """Appending messages."""
+
+    def test_p1_seqs_count_up_from_one_in_each_session(self, store: Store) -> None:
+        assert say(store, "a", "one", "two") == [1, 2]
+        assert store.add_messages("a", [user("three"), user("four")]) == [3, 4]
+        assert store.add_full_message("a", user("five")) == 5
+        assert say(store, "b", "another session") == [1]
+        assert shown(store, "a") == ["one", "two", "three", "four", "five"]
+
+    def test_p1_a_message_carries_what_was_given_and_its_place(self, store: Store) -> None:
+        call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        given = {"role": "assistant", "content": None, "tool_calls": [call], "seq": "mine"}
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        store.add_full_message("a", given)
+        [message] = store.get_history("a")
+        assert message.to_dict() == given
+        assert (message.seq, message.hidden, message.role) == (1, False, "assistant")
+        assert message.content is None
+        assert message.tool_calls == [call]
+        assert message.at.utcoffset() == timedelta(0)
+        assert before <= message.at <= datetime.now(UTC) + timedelta(seconds=1)
+        with pytest.raises(AttributeError, match="name"):
+            _ = message.name
+
+    def test_a_message_cannot_be_changed_and_its_dict_is_a_fresh_copy(self, store: Store) -> None:
+        store.add_full_message("a", {"role": "user", "content": ["x"]})
+        [message] = store.get_history("a")
+        message.to_dict()["content"].append("y")
+        assert message.to_dict() == {"role": "user", "content": ["x"]}
+        with pytest.raises(AttributeError):
+            message.seq = 2  # type: ignore[misc]
+        [again] = store.get_history("a")
+        assert again.to_dict() == {"role": "user", "content": ["x"]}
+
+    def test_what_the_caller_does_with_its_object_later_changes_nothing(self, store: Store) -> None:
+        given: dict[str, Any] = {"role": "user", "content": ["x"]}
+        store.add_full_message("a", given)
+        given["content"].append("y")
+        assert shown(store, "a") == [["x"]]
+
+    def test_any_mapping_and_any_message_of_a_store_can_be_added(self, store: Store) -> None:
+        store.add_full_message("a", MappingProxyType(user("x")))
+        [message] = store.get_history("a")
+        store.add_full_message("b", message)
+        store.add_messages("b", [message, user("y")])
+        assert shown(store, "b") == ["x", "x", "y"]
+        assert [m.seq for m in store.get_history("b")] == [1, 2, 3]
+
+    def test_p2_a_batch_with_one_refused_message_is_refused_whole(self, store: Store) -> None:
+        say(store, "a", "before")
+        with pytest.raises(RefusedMessage):
+            store.add_messages("a", [user("x"), {"role": "user", "content": float("nan")}])
+        with pytest.raises(RefusedMessage):
+            store.set_history("a", [user("x"), {"role": "user", "content": b"bytes"}])
+        assert everything(store, "a") == [(1, "before", False)]
+        assert say(store, "a", "after") == [2]
+
+    def test_an_empty_batch_is_no_message(self, store: Store) -> None:
+        assert store.add_messages("a", []) == []
+        assert store.list_sessions() == []
+        say(store, "a", "x")
+        assert store.add_messages("a", []) == []
+        assert shown(store, "a") == ["x"]
+
+    def test_messages_keep_the_times_they_are_given(self, store: Store) -> None:
+        then = datetime(2019, 12, 31, 23, 59, 59, 123456, tzinfo=timezone(timedelta(hours=-7)))
+        times = [then, datetime(1, 2, 3, tzinfo=UTC), datetime(9999, 12, 31, 23, tzinfo=UTC)]
+        assert store.add_messages("a", [user("x"), user("y"), user("z")], at=times) == [1, 2, 3]
+        found = [message.at for message in store.get_history("a")]
+        assert found == times
+        assert {moment.utcoffset() for moment in found} == {timedelta(0)}
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        store.add_messages("a", [user("now")])
+        [newest] = store.get_history("a", last=1)
+        assert before <= newest.at <= datetime.now(UTC) + timedelta(seconds=1)
+        info = store.info("a")
+        assert info.created <= info.updated
+
+    def test_times_are_not_what_a_token_stands_for(self, store: Store) -> None:
+        [first, second] = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2)]
+        assert store.add_messages("a", [user("x")], once="t", at=[first]) == [1]
+        assert store.add_messages("a", [user("x")], once="t", at=[second]) == [1]
+        assert [message.at for message in store.get_history("a")] == [first]
+
+    @pytest.mark.parametrize(
+        "times",
+        [
+            [],
+            [datetime(2020, 1, 1, tzinfo=UTC)],
+            [datetime(2020, 1, 1, tzinfo=UTC)] * 3,
+            [datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1)],  # noqa: DTZ001 - rejected
+            [datetime(2020, 1, 1, tzinfo=UTC), "2020-01-01T00:00:00Z"],
+            [datetime(2020, 1, 1, tzinfo=UTC), None],
+            [
+                datetime(2020, 1, 1, tzinfo=UTC),
+                datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1))),
+            ],
+        ],
+        ids=str,
+    )
+    def test_p8_each_message_has_one_time_that_knows_its_offset(
+        self, store: Store, times: Any
+    ) -> None:
+        with pytest.raises(UsageError):
+            store.add_messages("a", [user("x"), user("y")], at=times)
+        assert store.list_sessions() == []
+
+
+_NO_EFFECT = [
+    Call("get_history"),
+    Call("get_history", (), {"full": True, "last": 3, "after": 1}),
+    Call("get_summary"),
+    Call("truncate_history", (3,)),
+    Call("truncate_history", (0,)),
+    Call("clear"),
+    Call("hide", (1, 3)),
+    Call("pop"),
+    Call("compact"),
+    Call("add_messages", ([],)),
+]
+
+_CREATES = [
+    Call("add_message", ("user", "x")),
+    Call("add_full_message", (user("x"),)),
+    Call("add_messages", ([user("x"), user("y")],)),
+    Call("set_summary", ("text",)),
+    Call("set_history", ([user("x")],)),
+    Call("set_meta", (), {"title": "x"}),
+    Call("checkpoint", (), {"summary": "text", "upto": 0}),
+]
+
+
+class UnknownKeys(Opened):
+    """A key that was never used."""
+
+    def test_reads_of_an_unknown_key_find_nothing(self, store: Store) -> None:
+        assert store.get_history("nobody") == []
+        assert store.get_history("nobody", full=True) == []
+        assert store.get_summary("nobody") == ""
+        assert store.pop("nobody") is None
+        assert store.compact("nobody").archived == 0
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            Call("delete"),
+            Call("restore"),
+            Call("fork", ("new",)),
+            Call("purge"),
+            Call("purge", (), {"before": 2}),
+            Call("lease", (), {"ttl": 60}),
+        ],
+        ids=str,
+    )
+    def test_p8_the_end_of_an_unknown_key_is_refused(self, store: Store, call: Call) -> None:
+        with pytest.raises(NoSuchSession) as raised:
+            call.make(store, "nobody")
+        assert raised.value.key == "nobody"
+        assert (store.list_sessions(), store.list_trash(), store.stamps()) == ([], [], {})
+
+    def test_p8_info_and_undo_of_an_unknown_key_say_so(self, store: Store) -> None:
+        with pytest.raises(NoSuchSession) as raised:
+            store.info("nobody")
+        assert raised.value.key == "nobody"
+        with pytest.raises(NothingToUndo):
+            store.undo("nobody")
+        assert store.list_sessions() == []
+
+    @pytest.mark.parametrize("call", _NO_EFFECT, ids=str)
+    def test_nothing_is_created_where_there_is_nothing_to_do(
+        self, store: Store, call: Call
+    ) -> None:
+        call.make(store, "nobody")
+        assert list(store.follow("nobody", timeout=0)) == []
+        assert store.list_sessions() == []
+        with pytest.raises(NoSuchSession):
+            store.info("nobody")
+
+    @pytest.mark.parametrize("call", _CREATES, ids=str)
+    def test_what_stores_something_creates_the_session(self, store: Store, call: Call) -> None:
+        call.make(store, "new")
+        assert store.list_sessions() == ["new"]
+        assert store.info("new").key == "new"
+
+    def test_a_refused_call_creates_nothing(self, store: Store) -> None:
+        with pytest.raises(RefusedMessage):
+            store.add_message("new", "user", float("inf"))
+        with pytest.raises(RefusedMessage):
+            store.set_history("new", [{"content": {1, 2}}])
+        with pytest.raises(UsageError):
+            store.checkpoint("new", summary="x", upto=1)
+        with pytest.raises(UsageError):
+            store.set_meta("new", blob=b"bytes")
+        assert store.list_sessions() == []
+
+
+class Tokens(Opened):
+    """`once=`."""
+
+    def test_p12_a_repeated_token_gives_the_first_seq_and_stores_nothing(
+        self, store: Store
+    ) -> None:
+        assert store.add_message("a", "user", "x", once="t1") == 1
+        say(store, "a", "between")
+        assert store.add_message("a", "user", "x", once="t1") == 1
+        assert store.add_full_message("a", user("x"), once="t1") == 1
+        assert store.add_messages("a", [user("x")], once="t1") == [1]
+        assert store.add_message("a", "user", "x", once="t2") == 3
+        assert shown(store, "a") == ["x", "between", "x"]
+
+    def test_p12_the_token_is_no_field_of_the_message(self, store: Store) -> None:
+        store.add_full_message("a", {"role": "user", "content": "x", "once": "mine"}, once="t1")
+        [message] = store.get_history("a")
+        assert message.to_dict() == {"role": "user", "content": "x", "once": "mine"}
+
+    def test_p12_a_repeated_batch_gives_the_first_seqs(self, store: Store) -> None:
+        say(store, "a", "before")
+        batch = [user("x"), user("y"), user("z")]
+        assert store.add_messages("a", batch, once="t1") == [2, 3, 4]
+        assert store.add_messages("a", batch, once="t1") == [2, 3, 4]
+        assert store.add_messages("a", batch) == [5, 6, 7]
+
+    def test_p12_the_same_token_with_other_content_is_a_conflict(self, store: Store) -> None:
+        say(store, "a", "before")
+        store.add_messages("a", [user("x"), user("y")], once="t1")
+        others = [[user("x")], [user("y"), user("x")], [user("x"), user("y"), user("z")]]
+        for other in others:
+            with pytest.raises(OnceConflict) as raised:
+                store.add_messages("a", other, once="t1")
+            conflict = raised.value
+            assert (conflict.key, conflict.token, conflict.seq) == ("a", "t1", 2)
+        assert shown(store, "a") == ["before", "x", "y"]
+
+    def test_p12_content_is_compared_as_it_stands_in_the_store(self, store: Store) -> None:
+        store.add_message("a", "user", 1, once="t1")
+        with pytest.raises(OnceConflict):
+            store.add_message("a", "user", True, once="t1")
+        with pytest.raises(OnceConflict):
+            store.add_message("a", "user", 1.0, once="t1")
+
+    def test_p12_each_session_has_its_own_tokens(self, store: Store) -> None:
+        assert store.add_message("a", "user", "x", once="t1") == 1
+        assert store.add_message("b", "user", "y", once="t1") == 1
+        assert shown(store, "b") == ["y"]
+
+    def test_p12_a_token_outlives_hiding_undo_and_compaction(self, store: Store) -> None:
+        store.add_message("a", "user", "x", once="t1")
+        store.add_messages("a", [user("y"), user("z")], once="t2")
+        store.clear("a")
+        assert store.add_message("a", "user", "x", once="t1") == 1
+        store.compact("a")
+        assert store.add_message("a", "user", "x", once="t1") == 1
+        assert store.add_messages("a", [user("y"), user("z")], once="t2") == [2, 3]
+        with pytest.raises(OnceConflict):
+            store.add_message("a", "user", "other", once="t1")
+        say(store, "a", "later")
+        store.clear("a")
+        store.compact("a")
+        assert store.add_message("a", "user", "x", once="t1") == 1
+        assert len(everything(store, "a")) == 4
+
+    def test_p12_the_tokens_of_the_last_thousand_messages_are_remembered(
+        self, store: Store
+    ) -> None:
+        for number in range(1000):
+            store.add_message("a", "user", f"x{number}", once=f"t{number}")
+        store.clear("a")
+        store.compact("a")
+        for number in (0, 1, 499, 998, 999):
+            assert store.add_message("a", "user", f"x{number}", once=f"t{number}") == number + 1
+        assert store.info("a").last_seq == 1000
+
+    def test_p12_a_refused_message_does_not_use_up_its_token(self, store: Store) -> None:
+        with pytest.raises(RefusedMessage):
+            store.add_message("a", "user", float("nan"), once="t1")
+        assert store.add_messages("a", [], once="t1") == []
+        assert store.add_message("a", "user", "x", once="t1") == 1
+
+    def test_p8_what_is_no_token_is_refused(self, store: Store) -> None:
+        for wrong in ("", "x" * 257, "\u00e9" * 129, 7, b"t"):
+            with pytest.raises(UsageError):
+                store.add_message("a", "user", "x", once=wrong)  # type: ignore[arg-type]
+        assert store.list_sessions() == []
+        assert store.add_message("a", "user", "x", once="x" * 256) == 1
+        assert store.add_message("a", "user", "x", once="\u00e9" * 128) == 2
+
+    def test_p10_any_text_is_a_token(self, store: Store) -> None:
+        tokens = [text for text in NASTY_TEXTS if text]
+        for seq, token in enumerate(tokens, start=1):
+            assert store.add_message("a", "user", "x", once=token) == seq
+        store.clear("a")
+        store.compact("a")
+        for seq, token in enumerate(tokens, start=1):
+            assert store.add_message("a", "user", "x", once=token) == seq

@@ -1,0 +1,295 @@
+"""P7: many threads that write, read, archive and follow one session."""
+
+# ruff: noqa: D102 - the name of a test describes it
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from threading import Barrier, Event, Semaphore, Thread
+from typing import Any
+
+import pytest
+
+from stenolog.errors import SessionDeleted, StaleCheckpoint, UsageError
+from stenolog.stores.base import Store
+from stenolog.testing.contract.open_store_base import Opened, hidden, say, shown, user
+
+THREADS = 64
+EACH = 40
+PATIENCE = 20
+"""Seconds after which a follower that yields nothing counts as hanging."""
+
+
+@contextmanager
+def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a thread pool with a very short switch interval."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            yield pool
+    finally:
+        sys.setswitchinterval(before)
+
+
+class Writers(Opened):
+    """Many concurrent callers."""
+
+    def test_p7_64_threads_lose_nothing_and_keep_their_order(self, store: Store) -> None:
+        start = Barrier(THREADS)
+
+        def write(writer: int) -> list[int]:
+            start.wait()
+            return [store.add_message("a", "user", [writer, number]) for number in range(EACH)]
+
+        with threads(THREADS) as pool:
+            seqs = list(pool.map(write, range(THREADS)))
+
+        by_seq = {message.seq: message.content for message in store.get_history("a")}
+        assert sorted(by_seq) == list(range(1, THREADS * EACH + 1))
+        for writer, own in enumerate(seqs):
+            assert own == sorted(own)
+            assert [by_seq[seq] for seq in own] == [[writer, number] for number in range(EACH)]
+
+    def test_p7_readers_see_whole_batches_in_order_while_others_write_and_compact(
+        self, store: Store
+    ) -> None:
+        done = Event()
+        writers = 8
+
+        def write(writer: int) -> None:
+            for number in range(20):
+                store.add_messages("a", [user(f"{writer}.{number}.{part}") for part in "abc"])
+
+        def read() -> int:
+            rounds = 0
+            while not done.is_set() or not rounds:
+                seqs = [message.seq for message in store.get_history("a", full=True)]
+                assert seqs == list(range(1, len(seqs) + 1))
+                assert len(seqs) % 3 == 0
+                rounds += 1
+            return rounds
+
+        def tidy() -> int:
+            rounds = 0
+            while not done.is_set() or not rounds:
+                end = len(store.get_history("a", full=True))
+                store.checkpoint("a", summary=f"up to {end}", upto=end)
+                store.compact("a")
+                rounds += 1
+            return rounds
+
+        with threads(writers + 3) as pool:
+            beside = [pool.submit(read), pool.submit(read), pool.submit(tidy)]
+            try:
+                list(pool.map(write, range(writers)))
+            finally:
+                done.set()
+            assert all(future.result() for future in beside)
+
+        found = [message.content for message in store.get_history("a", full=True)]
+        assert len(found) == writers * 20 * 3
+        for writer in range(writers):
+            own = [text for text in found if text.startswith(f"{writer}.")]
+            assert own == [f"{writer}.{number}.{part}" for number in range(20) for part in "abc"]
+
+    def test_p5_checkpoints_beside_writers_hide_only_what_they_name(self, store: Store) -> None:
+        done = Event()
+
+        def write(writer: int) -> None:
+            for number in range(25):
+                store.add_message("a", "user", f"{writer}.{number}")
+
+        def summarise() -> int:
+            floor = 0
+            while not done.is_set():
+                read = store.get_history("a")
+                if len(read) > 3:
+                    upto = read[-3].seq
+                    store.checkpoint("a", summary=f"to {upto}", upto=upto, expect_floor=floor)
+                    floor = upto
+                    assert store.get_history("a")[:2] == read[-2:]
+            return floor
+
+        with threads(5) as pool:
+            summariser = pool.submit(summarise)
+            try:
+                list(pool.map(write, range(4)))
+            finally:
+                done.set()
+            floor = summariser.result()
+
+        assert hidden(store, "a") == list(range(1, floor + 1))
+        assert store.info("a").count == 100
+        assert store.get_summary("a") == (f"to {floor}" if floor else "")
+
+    def test_p7_of_two_checkpoints_on_the_same_floor_one_wins(self, store: Store) -> None:
+        store.add_messages("a", [user(str(number)) for number in range(10)])
+        start = Barrier(8)
+
+        def checkpoint(upto: int) -> bool:
+            start.wait()
+            try:
+                store.checkpoint("a", summary=f"to {upto}", upto=upto, expect_floor=0)
+            except StaleCheckpoint:
+                return False
+            return True
+
+        with threads(8) as pool:
+            won = list(pool.map(checkpoint, range(1, 9)))
+        assert won.count(True) == 1
+        floor = won.index(True) + 1
+        assert store.info("a").floor == floor
+        assert store.get_summary("a") == f"to {floor}"
+
+    def test_p12_one_token_from_many_threads_is_stored_once(self, store: Store) -> None:
+        store.add_message("a", "user", "before")
+        start = Barrier(16)
+
+        def write(_: int) -> int:
+            start.wait()
+            return store.add_message("a", "user", "x", once="t")
+
+        with threads(16) as pool:
+            assert list(pool.map(write, range(16))) == [2] * 16
+        assert shown(store, "a") == ["before", "x"]
+
+    def test_p6_threads_on_different_sessions_do_not_meet(self, store: Store) -> None:
+        def write(number: int) -> None:
+            key = f"user:{number}"
+            for text in "abc":
+                store.add_message(key, "user", f"{text}{number}")
+            store.set_summary(key, f"about {number}")
+
+        with threads(32) as pool:
+            list(pool.map(write, range(64)))
+        for number in range(64):
+            assert shown(store, f"user:{number}") == [f"{text}{number}" for text in "abc"]
+            assert store.get_summary(f"user:{number}") == f"about {number}"
+        assert len(store.list_sessions(prefix="user:")) == 64
+
+
+class _Follower:
+    """A thread that reads messages until it has enough, or no more arrive.
+
+    It is a daemon, so that a hanging thread fails its test and not the complete run.
+    """
+
+    def __init__(self, store: Store, key: str, count: int | None = None, *, after: int = 0) -> None:
+        self._messages = store.follow(key, after=after)
+        self._seqs: list[int] = []
+        self._got = Semaphore(0)
+        self._thread = Thread(target=self._take, args=[count], daemon=True)
+        self._thread.start()
+
+    def _take(self, count: int | None) -> None:
+        for message in islice(self._messages, count):
+            self._seqs.append(message.seq)
+            self._got.release()
+
+    def has_got(self, count: int) -> None:
+        """Wait until it received `count` messages."""
+        for _ in range(count):
+            assert self._got.acquire(timeout=PATIENCE), "nothing came"
+
+    def seqs(self) -> list[int]:
+        """Return the received seqs, after it has ended."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it is still waiting"
+        return self._seqs
+
+
+class Following(Opened):
+    """`follow`."""
+
+    def test_it_begins_with_what_is_there_past_after(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        found = list(store.follow("a", timeout=0))
+        assert [(m.seq, m.content) for m in found] == [(1, "1"), (2, "2"), (3, "3")]
+        assert [m.seq for m in store.follow("a", after=2, timeout=0)] == [3]
+        assert list(store.follow("a", after=3, timeout=0)) == []
+
+    @pytest.mark.parametrize("after", [None, 1.5, "1", True])
+    def test_after_must_be_a_whole_number(self, store: Store, after: Any) -> None:
+        say(store, "a", "1")
+        with pytest.raises(UsageError, match="after="):
+            store.follow("a", after=after, timeout=0)
+
+    def test_hidden_and_archived_messages_are_included(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4", "5")
+        store.truncate_history("a", 3)
+        store.compact("a")
+        store.hide("a", 4, 4)
+        found = list(store.follow("a", timeout=0))
+        assert [(m.seq, m.content) for m in found] == [(n, str(n)) for n in range(1, 6)]
+        assert [m.seq for m in store.follow("a", after=1, timeout=0)] == [2, 3, 4, 5]
+
+    def test_it_ends_when_nothing_came_for_as_long_as_allowed(self, store: Store) -> None:
+        say(store, "a", "1")
+        assert [m.seq for m in store.follow("a", timeout=0.05)] == [1]
+        assert list(store.follow("nobody", timeout=0.05)) == []
+
+    def test_it_gives_what_others_append_while_it_waits(self, store: Store) -> None:
+        say(store, "a", "1")
+        follower = _Follower(store, "a", 4, after=1)
+        say(store, "a", "2")
+        store.add_messages("a", [user("3"), user("4")])
+        store.set_history("a", [user("5")])
+        assert follower.seqs() == [2, 3, 4, 5]
+
+    def test_a_missing_session_is_waited_for(self, store: Store) -> None:
+        follower = _Follower(store, "later", 1)
+        say(store, "other", "not this one")
+        say(store, "later", "1")
+        assert follower.seqs() == [1]
+
+    def test_a_session_without_messages_is_waited_for(self, store: Store) -> None:
+        store.set_summary("a", "nothing was said yet")
+        follower = _Follower(store, "a", 1)
+        say(store, "a", "1")
+        assert follower.seqs() == [1]
+
+    def test_with_a_uid_it_follows_only_that_session(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        uid = store.info("a").uid
+        assert [m.seq for m in store.follow("a", after=1, uid=uid, timeout=0)] == [2]
+        store.delete("a")
+        with pytest.raises(SessionDeleted, match=r"was deleted$"):
+            next(store.follow("a", after=1, uid=uid, timeout=0))
+        say(store, "a", "new 1", "new 2", "new 3")
+        with pytest.raises(SessionDeleted, match="another one has its key"):
+            next(store.follow("a", after=2, uid=uid, timeout=0))
+        assert [m.content for m in store.follow("a", timeout=0)] == ["new 1", "new 2", "new 3"]
+
+    def test_several_followers_get_everything(self, store: Store) -> None:
+        followers = [_Follower(store, "a", 3) for _ in range(3)]
+        say(store, "a", "1", "2", "3")
+        assert [follower.seqs() for follower in followers] == [[1, 2, 3]] * 3
+
+    def test_p7_each_message_comes_once_across_compaction(self, store: Store) -> None:
+        follower = _Follower(store, "a", 100)
+        for number in range(1, 101):
+            store.add_message("a", "user", number)
+            if number % 9 == 0:
+                store.truncate_history("a", 2)
+                store.compact("a")
+            if number % 25 == 0:
+                store.undo("a")
+        assert follower.seqs() == list(range(1, 101))
+
+    def test_close_ends_every_follow(self, store: Store) -> None:
+        say(store, "a", "1")
+        followers = [_Follower(store, "a", after=1), _Follower(store, "nobody")]
+        listening = _Follower(store, "a")
+        listening.has_got(1)
+        store.close()
+        assert [follower.seqs() for follower in followers] == [[], []]
+        assert listening.seqs() == [1]
+
+    def test_nothing_is_lost_by_a_reader_that_stops_half_way(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4")
+        first = [m.seq for m in islice(store.follow("a", timeout=0), 2)]
+        rest = [m.seq for m in store.follow("a", after=first[-1], timeout=0)]
+        assert first + rest == [1, 2, 3, 4]

@@ -1,0 +1,426 @@
+"""P4: the result of `get_history`, and visibility after hiding, replacing and checkpoints."""
+# ruff: noqa: D102 - the name of a test describes it
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stenolog.errors import StaleCheckpoint, StaleHistory, UsageError
+from stenolog.stores.base import Store
+from stenolog.testing.contract.open_store_base import Opened, everything, hidden, say, shown, user
+
+
+class Reading(Opened):
+    """`get_history`."""
+
+    def test_last_counts_from_the_end(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        for last, expected in [(0, []), (1, ["3"]), (2, ["2", "3"]), (3, ["1", "2", "3"])]:
+            assert [m.content for m in store.get_history("a", last=last)] == expected
+        assert len(store.get_history("a", last=99)) == 3
+
+    def test_after_is_a_seq_and_comes_before_last(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4")
+        assert [m.seq for m in store.get_history("a", after=2)] == [3, 4]
+        assert [m.seq for m in store.get_history("a", after=1, last=2)] == [3, 4]
+        assert [m.seq for m in store.get_history("a", after=3, last=2)] == [4]
+        assert [m.seq for m in store.get_history("a", after=0)] == [1, 2, 3, 4]
+        assert store.get_history("a", after=4) == []
+        assert store.get_history("a", after=99) == []
+
+    def test_p8_a_negative_last_is_refused(self, store: Store) -> None:
+        say(store, "a", "1")
+        with pytest.raises(UsageError):
+            store.get_history("a", last=-1)
+
+    def test_last_and_after_pass_over_what_is_hidden(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4", "5")
+        store.hide("a", 3, 4)
+        assert [m.seq for m in store.get_history("a", last=2)] == [2, 5]
+        assert [m.seq for m in store.get_history("a", after=2)] == [5]
+        assert [m.seq for m in store.get_history("a", after=3, last=1)] == [5]
+
+    def test_p4_full_shows_every_message_and_marks_the_hidden(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4")
+        store.truncate_history("a", 3)
+        store.hide("a", 3, 3)
+        store.set_history("a", [user("2"), user("new")])
+        assert shown(store, "a") == ["2", "new"]
+        assert everything(store, "a") == [
+            (1, "1", True),
+            (2, "2", False),
+            (3, "3", True),
+            (4, "4", True),
+            (5, "new", False),
+        ]
+        assert [m.seq for m in store.get_history("a", full=True, last=2)] == [4, 5]
+        assert [m.seq for m in store.get_history("a", full=True, after=3)] == [4, 5]
+        assert [m.seq for m in store.get_history("a", full=True, after=1, last=1)] == [5]
+
+    def test_hidden_is_as_of_the_read_that_returned_it(self, store: Store) -> None:
+        say(store, "a", "1")
+        [before] = store.get_history("a")
+        store.clear("a")
+        [after] = store.get_history("a", full=True)
+        assert (before.hidden, after.hidden) == (False, True)
+        store.undo("a")
+        assert after.hidden is True
+
+
+class Hiding(Opened):
+    """Truncate, clear, hide and pop."""
+
+    @pytest.mark.parametrize(
+        ("keep_last", "expected"),
+        [
+            (-7, []),
+            (0, []),
+            (1, ["3"]),
+            (2, ["2", "3"]),
+            (3, ["1", "2", "3"]),
+            (9, ["1", "2", "3"]),
+        ],
+    )
+    def test_truncate_keeps_the_last_visible_ones(
+        self, store: Store, keep_last: int, expected: list[str]
+    ) -> None:
+        say(store, "a", "1", "2", "3")
+        store.truncate_history("a", keep_last)
+        assert shown(store, "a") == expected
+        assert len(everything(store, "a")) == 3
+
+    def test_truncate_counts_only_what_is_visible(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4", "5")
+        store.hide("a", 4, 4)
+        store.truncate_history("a", 2)
+        assert shown(store, "a") == ["3", "5"]
+        store.truncate_history("a", 2)
+        assert shown(store, "a") == ["3", "5"]
+        assert store.info("a").floor == 2
+
+    def test_clear_hides_all_and_empties_the_summary(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.set_summary("a", "so far")
+        store.clear("a")
+        assert shown(store, "a") == []
+        assert store.get_summary("a") == ""
+        assert hidden(store, "a") == [1, 2]
+        assert store.info("a").floor == 2
+        assert say(store, "a", "3") == [3]
+        assert shown(store, "a") == ["3"]
+
+    def test_hide_takes_both_ends_and_only_what_is_there(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4", "5")
+        store.hide("a", 2, 3)
+        assert shown(store, "a") == ["1", "4", "5"]
+        store.hide("a", 5, 99)
+        assert hidden(store, "a") == [2, 3, 5]
+        assert say(store, "a", "6") == [6]
+        assert shown(store, "a") == ["1", "4", "6"]
+        store.hide("a", 50, 60)
+        store.hide("a", -5, 0)
+        assert shown(store, "a") == ["1", "4", "6"]
+
+    def test_p8_hide_from_after_its_end_is_refused(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        with pytest.raises(UsageError):
+            store.hide("a", 2, 1)
+        assert shown(store, "a") == ["1", "2"]
+
+    def test_a_hidden_range_that_touches_the_floor_becomes_the_floor(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4", "5", "6")
+        store.hide("a", 2, 3)
+        assert store.info("a").floor == 0
+        store.hide("a", 1, 1)
+        assert store.info("a").floor == 3
+        store.hide("a", 5, 5)
+        assert store.info("a").floor == 3
+        store.checkpoint("a", summary="", upto=4)
+        assert store.info("a").floor == 5
+        assert shown(store, "a") == ["6"]
+
+    def test_pop_hides_the_last_visible_message_and_returns_it(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.hide("a", 3, 3)
+        popped = store.pop("a")
+        assert popped is not None
+        assert (popped.seq, popped.content) == (2, "2")
+        assert shown(store, "a") == ["1"]
+        assert say(store, "a", "4") == [4]
+        assert [m and m.seq for m in (store.pop("a"), store.pop("a"))] == [4, 1]
+        assert store.pop("a") is None
+        assert hidden(store, "a") == [1, 2, 3, 4]
+
+    def test_more_than_a_thousand_hidden_ranges_are_refused(self, store: Store) -> None:
+        store.add_messages("a", [user(str(number)) for number in range(2003)])
+        for seq in range(2, 2002, 2):
+            store.hide("a", seq, seq)
+        with pytest.raises(UsageError):
+            store.hide("a", 2002, 2002)
+        assert store.info("a").visible == 1003
+        store.hide("a", 1, 1)
+        assert store.info("a").floor == 2
+        store.hide("a", 2002, 2002)
+        assert store.info("a").visible == 1001
+
+
+class Replacing(Opened):
+    """`set_history`."""
+
+    def test_the_common_prefix_stays_and_only_the_new_tail_is_appended(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.set_summary("a", "so far")
+        store.set_history("a", [user("1"), user("x"), user("3"), user("y")])
+        assert everything(store, "a") == [
+            (1, "1", False),
+            (2, "2", True),
+            (3, "3", True),
+            (4, "x", False),
+            (5, "3", False),
+            (6, "y", False),
+        ]
+        assert store.get_summary("a") == "so far"
+
+    def test_a_shorter_history_appends_nothing(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.set_history("a", [user("1")])
+        assert everything(store, "a") == [(1, "1", False), (2, "2", True), (3, "3", True)]
+
+    def test_a_history_that_extends_hides_nothing(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.set_history("a", [*store.get_history("a"), user("3"), user("4")])
+        assert [m.seq for m in store.get_history("a")] == [1, 2, 3, 4]
+        assert hidden(store, "a") == []
+        assert store.info("a").undoable == 1
+
+    def test_the_same_history_changes_nothing(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        before = store.info("a")
+        store.set_history("a", store.get_history("a"))
+        store.set_history("a", [user("1"), user("2")])
+        assert store.info("a") == before
+        assert hidden(store, "a") == []
+
+    def test_an_empty_history_hides_all_and_keeps_the_summary(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.set_summary("a", "so far")
+        store.set_history("a", [])
+        assert shown(store, "a") == []
+        assert hidden(store, "a") == [1, 2]
+        assert store.get_summary("a") == "so far"
+        assert store.info("a").floor == 2
+
+    def test_the_prefix_is_that_of_what_is_visible(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4")
+        store.hide("a", 1, 1)
+        store.hide("a", 3, 3)
+        store.set_history("a", [user("2"), user("4"), user("5")])
+        assert [m.seq for m in store.get_history("a")] == [2, 4, 5]
+        store.set_history("a", [user("1"), user("2")])
+        assert [m.seq for m in store.get_history("a")] == [6, 7]
+        assert store.info("a").floor == 5
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            (1, True),
+            (1, 1.0),
+            (0, -0.0),
+            ({"x": 1, "y": 2}, {"y": 2, "x": 1}),
+            ("e\u0301", "\u00e9"),
+        ],
+    )
+    def test_p10_objects_that_compare_equal_are_not_the_same(
+        self, store: Store, old: Any, new: Any
+    ) -> None:
+        store.add_message("a", "user", old)
+        store.set_history("a", [{"role": "user", "content": new}])
+        [message] = store.get_history("a")
+        assert message.seq == 2
+        assert repr(message.content) == repr(new)
+
+    def test_a_long_history_is_appended_in_order(self, store: Store) -> None:
+        say(store, "a", "old")
+        store.set_history("a", [user(str(number)) for number in range(500)])
+        assert shown(store, "a") == [str(number) for number in range(500)]
+        assert [m.seq for m in store.get_history("a")] == list(range(2, 502))
+
+
+class Checkpoints(Opened):
+    """Summaries, checkpoints, and P5: messages that arrive while a summary is written."""
+
+    def test_a_summary_replaces_the_one_before_and_nothing_else(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.set_summary("a", "first")
+        store.set_summary("a", "second")
+        assert store.get_summary("a") == "second"
+        assert store.info("a").summary == "second"
+        assert shown(store, "a") == ["1", "2"]
+        store.set_summary("a", "")
+        assert store.get_summary("a") == ""
+
+    def test_p8_a_summary_is_text(self, store: Store) -> None:
+        say(store, "a", "1")
+        for wrong in (None, 1, b"x", ["x"]):
+            with pytest.raises(UsageError):
+                store.set_summary("a", wrong)  # type: ignore[arg-type]
+            with pytest.raises(UsageError):
+                store.checkpoint("a", summary=wrong, upto=1)  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            store.set_summary("a", "a pair as two: \ud83d\ude00")
+        assert store.get_summary("a") == ""
+        assert shown(store, "a") == ["1"]
+
+    def test_a_checkpoint_moves_the_floor_and_replaces_the_summary(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.checkpoint("a", summary="one and two", upto=2)
+        assert shown(store, "a") == ["3"]
+        assert store.get_summary("a") == "one and two"
+        assert store.info("a").floor == 2
+        assert store.info("a").undoable == 1
+
+    def test_at_or_below_the_floor_only_the_summary_changes(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.checkpoint("a", summary="first", upto=2)
+        for upto in (2, 1, 0):
+            store.checkpoint("a", summary=f"again {upto}", upto=upto)
+            assert store.get_summary("a") == f"again {upto}"
+            assert shown(store, "a") == ["3"]
+            assert store.info("a").floor == 2
+
+    def test_p8_a_checkpoint_beyond_the_end_is_refused(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        with pytest.raises(UsageError):
+            store.checkpoint("a", summary="x", upto=3)
+        assert store.get_summary("a") == ""
+        assert shown(store, "a") == ["1", "2"]
+        with pytest.raises(UsageError):
+            store.checkpoint("nobody", summary="x", upto=1)
+
+    def test_p5_a_checkpoint_on_a_floor_that_moved_is_refused(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.checkpoint("a", summary="first", upto=1, expect_floor=0)
+        with pytest.raises(StaleCheckpoint) as raised:
+            store.checkpoint("a", summary="late", upto=2, expect_floor=0)
+        assert (raised.value.key, raised.value.expected, raised.value.found) == ("a", 0, 1)
+        assert store.get_summary("a") == "first"
+        assert shown(store, "a") == ["2", "3"]
+        store.checkpoint("a", summary="second", upto=2, expect_floor=1)
+        assert shown(store, "a") == ["3"]
+        with pytest.raises(StaleCheckpoint):
+            store.checkpoint("nobody", summary="x", upto=0, expect_floor=1)
+
+    def test_p5_clear_upto_keeps_later_messages_visible(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.set_summary("a", "before")
+        say(store, "a", "3")
+        store.clear("a", upto=2)
+        assert (shown(store, "a"), store.get_summary("a")) == (["3"], "")
+        assert store.undo("a").op == "clear"
+        assert (shown(store, "a"), store.get_summary("a")) == (["1", "2", "3"], "before")
+
+    def test_clear_upto_beyond_the_end_hides_all(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.clear("a", upto=3)
+        assert shown(store, "a") == []
+        store.clear("nobody", upto=3)
+        assert store.list_sessions() == ["a"]
+
+    def test_p5_set_history_is_refused_if_a_message_was_appended_since(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        kept = store.get_history("a")[:1]
+        say(store, "a", "3")
+        with pytest.raises(StaleHistory) as raised:
+            store.set_history("a", kept, expect_last=2)
+        assert (raised.value.key, raised.value.expected, raised.value.found) == ("a", 2, 3)
+        assert shown(store, "a") == ["1", "2", "3"]
+        assert store.info("a").undoable == 0
+        store.set_history("a", kept, expect_last=3)
+        assert shown(store, "a") == ["1"]
+
+    def test_p5_set_history_expects_the_last_seq_also_if_it_is_hidden(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.pop("a")
+        kept = store.get_history("a")
+        with pytest.raises(StaleHistory):
+            store.set_history("a", kept, expect_last=1)
+        store.set_history("a", [*kept, {"role": "user", "content": "new"}], expect_last=2)
+        assert shown(store, "a") == ["1", "new"]
+
+    def test_set_history_expects_0_if_there_is_no_session(self, store: Store) -> None:
+        new = [{"role": "user", "content": "new"}]
+        with pytest.raises(StaleHistory):
+            store.set_history("a", new, expect_last=1)
+        assert store.list_sessions() == []
+        store.set_history("a", new, expect_last=0)
+        assert shown(store, "a") == ["new"]
+
+    def test_set_history_of_no_messages_expects_0_if_there_is_no_session(
+        self, store: Store
+    ) -> None:
+        with pytest.raises(StaleHistory):
+            store.set_history("a", [], expect_last=1)
+        store.set_history("a", [], expect_last=0)
+        assert store.list_sessions() == []
+
+    def test_a_change_that_is_refused_creates_no_session(self, store: Store) -> None:
+        with pytest.raises(UsageError):
+            store.checkpoint("a", summary="of one", upto=1)
+        with pytest.raises(UsageError):
+            store.set_meta("a", long="x" * 65_537)
+        assert store.list_sessions() == []
+
+    def test_p5_a_late_checkpoint_hides_exactly_what_its_summary_covers(self, store: Store) -> None:
+        say(store, "a", *(f"old {number}" for number in range(10)))
+        read = store.get_history("a")
+        covered, kept = read[:-4], read[-4:]
+        say(store, "a", "new 1", "new 2", "new 3", "new 4")
+        store.checkpoint("a", summary="six of them", upto=covered[-1].seq, expect_floor=0)
+        assert store.get_history("a", last=8)[:4] == kept
+        assert shown(store, "a")[4:] == ["new 1", "new 2", "new 3", "new 4"]
+        assert hidden(store, "a") == [message.seq for message in covered]
+        assert store.get_summary("a") == "six of them"
+
+    def test_p5_summary_then_truncate_then_compact_loses_nothing(self, store: Store) -> None:
+        say(store, "a", *(f"old {number}" for number in range(10)))
+        store.set_summary("a", "all but the last four")
+        store.truncate_history("a", 4)
+        say(store, "a", "new 1", "new 2", "new 3", "new 4")
+        store.compact("a")
+        expected = [f"old {number}" for number in range(6, 10)] + [f"new {n}" for n in range(1, 5)]
+        assert shown(store, "a") == expected
+        assert store.get_summary("a") == "all but the last four"
+        assert hidden(store, "a") == [1, 2, 3, 4, 5, 6]
+
+    @pytest.mark.parametrize("number", [2.5, True, "3"])
+    def test_p8_a_number_that_is_not_whole_is_refused(self, store: Store, number: Any) -> None:
+        say(store, "a", "1", "2", "3")
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: store.get_history("a", last=number),
+            lambda: store.get_history("a", after=number),
+            lambda: store.truncate_history("a", number),
+            lambda: store.hide("a", number, 3),
+            lambda: store.hide("a", 1, number),
+            lambda: store.checkpoint("a", summary="s", upto=number),
+            lambda: store.checkpoint("a", summary="s", upto=1, expect_floor=number),
+            lambda: store.fork("a", "b", at=number),
+            lambda: store.purge("a", before=number),
+            lambda: store.list_sessions(limit=number),
+            lambda: next(store.follow("a", after=number, timeout=0)),
+        )
+        for call in calls:
+            with pytest.raises(UsageError, match="whole number"):
+                call()
+        assert shown(store, "a") == ["1", "2", "3"]
+
+    def test_p8_a_number_that_is_missing_is_refused(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        nothing: Any = None
+        with pytest.raises(UsageError, match="whole number"):
+            store.truncate_history("a", nothing)
+        with pytest.raises(UsageError, match="whole number"):
+            store.hide("a", nothing, 3)
+        with pytest.raises(UsageError, match="whole number"):
+            store.checkpoint("a", summary="s", upto=nothing)
+        assert shown(store, "a") == ["1", "2", "3"]

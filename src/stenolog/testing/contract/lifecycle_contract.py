@@ -1,0 +1,465 @@
+"""Lifecycle of a session: `fork`, and `delete`, `restore` and the trash (P4)."""
+
+# ruff: noqa: D102 - the name of a test describes it
+
+from datetime import UTC, datetime, timedelta
+from threading import Barrier, Thread
+
+import pytest
+
+from stenolog.errors import (
+    InvalidKey,
+    NoSuchSession,
+    NothingToUndo,
+    OnceConflict,
+    SessionDeleted,
+    SessionExists,
+    UsageError,
+)
+from stenolog.stores.base import FORKED_AT, Store
+from stenolog.testing.contract.open_store_base import (
+    Opened,
+    clock_set,
+    everything,
+    say,
+    shown,
+    talk,
+    user,
+)
+from stenolog.testing.store_calls import Call, picture, trash
+
+
+class Forks(Opened):
+    """`fork`."""
+
+    def test_a_fork_has_what_is_in_sight_with_the_same_seqs_and_times(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "b")
+        assert [(m.seq, m.content, m.at) for m in store.get_history("b")] == [
+            (m.seq, m.content, m.at) for m in store.get_history("a")
+        ]
+        assert [m.seq for m in store.get_history("b")] == [3, 5, 6, 7]
+        assert store.list_sessions() == ["a", "b"]
+
+    def test_a_fork_has_the_summary_the_meta_and_the_name_of_its_source(self, store: Store) -> None:
+        talk(store, "a")
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        store.fork("a", "b")
+        source, info = store.info("a"), store.info("b")
+        assert (info.summary, info.floor) == ("so far", 2)
+        assert info.meta == {**source.meta, FORKED_AT: source.last_seq}
+        assert (info.key, info.forked_from) == ("b", "a")
+        assert source.forked_from is None
+        assert info.uid != source.uid
+        assert before <= info.created <= info.updated
+
+    def test_fork_copies_messages_byte_for_byte_and_no_record_of_what_was_done_with_them(
+        self, store: Store
+    ) -> None:
+        mark = {"received": {"sender": "telegram:7"}, "origin": {"channel": "telegram", "chat": 7}}
+        question = {"role": "user", "content": "q", "stenolog": mark}
+        answer = {"role": "assistant", "content": "a", "stenolog": {"seen": 1, "model": "m"}}
+        store.add_full_message("a", question, once="update-1")
+        store.add_full_message("a", answer)
+        kept = {"title": "A talk", "tags": ["x"], "chat_model": "m", "own": {"delivery": 1}}
+        done = {
+            "delivery": {"seq": 2, "mark": "sent", "origin": {"channel": "telegram", "chat": 7}},
+            "goes_on_in": {"key": "c", "before": "a", "chat": "", "number": 1},
+            "last_response": 2,
+            "requests": [["job-1", 1]],
+            "tries": [1, 1],
+        }
+        store.set_meta("a", **kept, **done)
+        store.fork("a", "b")
+        assert store.info("b").meta == {**kept, FORKED_AT: 2}
+        assert store.info("a").meta == {**kept, **done}
+        assert [m.to_json() for m in store.get_history("b")] == [
+            m.to_json() for m in store.get_history("a")
+        ]
+        # The idempotency key is the source's: in the fork it stores a new message.
+        assert store.add_full_message("b", question, once="update-1") == 3
+        store.fork("b", "c", at=2)
+        assert store.info("c").meta == {**kept, FORKED_AT: 2}
+
+    def test_p4_what_a_fork_leaves_out_is_no_damage(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "b")
+        info = store.info("b")
+        assert (info.count, info.visible, info.last_seq) == (4, 4, 7)
+        assert (info.lost, info.damaged, info.void_bytes) == (0, 0, 0)
+        assert everything(store, "b") == [(n, str(n), False) for n in (3, 5, 6, 7)]
+        assert [m.seq for m in store.follow("b", timeout=0)] == [3, 5, 6, 7]
+        assert [m.seq for m in store.get_history("b", full=True, after=3, last=2)] == [6, 7]
+        assert [m.seq for m in store.get_history("b", after=4)] == [5, 6, 7]
+
+    def test_the_next_seq_is_the_one_of_the_source(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "b")
+        assert say(store, "b", "8") == [8]
+        assert say(store, "a", "another 8") == [8]
+
+    @pytest.mark.parametrize("at", [2, 3, 4, 5, 7])
+    def test_a_fork_at_a_seq_ends_there_and_goes_on_behind_it(self, store: Store, at: int) -> None:
+        talk(store, "a")
+        store.fork("a", "b", at=at)
+        kept = [seq for seq in (3, 5, 6, 7) if seq <= at]
+        assert everything(store, "b") == [(seq, str(seq), False) for seq in kept]
+        info = store.info("b")
+        assert (info.last_seq, info.count, info.lost, info.floor) == (at, len(kept), 0, 2)
+        assert store.get_summary("b") == "so far"
+        assert say(store, "b", "next") == [at + 1]
+
+    @pytest.mark.parametrize("at", [-1, 0, 1, 8, 99])
+    def test_a_fork_below_the_floor_or_beyond_the_end_is_refused(
+        self, store: Store, at: int
+    ) -> None:
+        talk(store, "a")
+        with pytest.raises(UsageError, match=str(at)):
+            store.fork("a", "b", at=at)
+        assert store.list_sessions() == ["a"]
+        with pytest.raises(NoSuchSession):
+            store.info("b")
+
+    def test_a_fork_of_nothing_said_is_a_session(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.fork("a", "b", at=0)
+        assert store.list_sessions() == ["a", "b"]
+        assert everything(store, "b") == []
+        assert store.info("b").forked_from == "a"
+        store.set_meta("empty", title="x")
+        store.fork("empty", "c")
+        assert store.info("c").meta == {"title": "x", FORKED_AT: 0}
+        assert say(store, "b", "one") == [1]
+        assert say(store, "c", "one") == [1]
+
+    def test_a_fork_shares_nothing_with_its_source(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "b")
+        forked = picture(store, "b")
+        say(store, "a", "more")
+        store.clear("a")
+        store.set_meta("a", title="changed")
+        store.compact("a")
+        assert picture(store, "b") == forked
+        source = picture(store, "a")
+        store.set_history("b", [user("other")])
+        store.set_summary("b", "changed")
+        store.set_meta("b", title=None)
+        store.compact("b")
+        assert picture(store, "a") == source
+        store.purge("a")
+        assert shown(store, "b") == ["other"]
+
+    def test_a_fork_has_no_tokens_and_no_undo_steps(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "b")
+        assert store.info("b").undoable == 0
+        with pytest.raises(NothingToUndo):
+            store.undo("b")
+        assert store.add_message("b", "user", "6", once="six") == 8
+        assert store.add_messages("b", [user("other")], once="batch") == [9]
+        assert store.add_message("a", "user", "6", once="six") == 6
+
+    def test_a_fork_can_be_changed_taken_back_and_compacted(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "b")
+        store.truncate_history("b", 1)
+        assert shown(store, "b") == ["7"]
+        store.compact("b")
+        assert everything(store, "b") == [(n, str(n), n < 7) for n in (3, 5, 6, 7)]
+        assert store.undo("b").shown == 3
+        assert shown(store, "b") == ["3", "5", "6", "7"]
+        store.hide("b", 1, 6)
+        assert (shown(store, "b"), store.info("b").floor) == (["7"], 6)
+        store.clear("b")
+        assert store.undo("b").shown == 1
+        assert store.info("b").lost == 0
+
+    def test_a_fork_of_what_undo_brought_back_from_an_archive(self, store: Store) -> None:
+        say(store, "a", *"12345")
+        store.truncate_history("a", 1)
+        store.compact("a")
+        store.undo("a")
+        store.fork("a", "b", at=4)
+        assert shown(store, "b") == ["1", "2", "3", "4"]
+
+    def test_a_fork_of_a_fork(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "b", at=6)
+        store.hide("b", 5, 5)
+        store.fork("b", "c")
+        assert everything(store, "c") == [(3, "3", False), (6, "6", False)]
+        info = store.info("c")
+        assert (info.forked_from, info.last_seq, info.lost) == ("b", 6, 0)
+
+    def test_p8_a_fork_needs_a_source_and_a_free_key(self, store: Store) -> None:
+        say(store, "a", "1")
+        say(store, "b", "taken")
+        with pytest.raises(NoSuchSession) as raised:
+            store.fork("nobody", "c")
+        assert raised.value.key == "nobody"
+        with pytest.raises(SessionExists) as taken:
+            store.fork("a", "b")
+        assert taken.value.key == "b"
+        with pytest.raises(SessionExists):
+            store.fork("a", "a")
+        with pytest.raises(InvalidKey):
+            store.fork("a", "")
+        assert (shown(store, "a"), shown(store, "b")) == (["1"], ["taken"])
+        assert store.list_sessions() == ["a", "b"]
+
+    def test_p7_of_many_who_fork_to_one_key_one_succeeds(self, store: Store) -> None:
+        for number in range(8):
+            say(store, f"a{number}", f"from {number}")
+        start, forked = Barrier(8), list[int]()
+
+        def fork(number: int) -> None:
+            start.wait()
+            try:
+                store.fork(f"a{number}", "b")
+            except SessionExists:
+                return
+            forked.append(number)
+
+        threads = [Thread(target=fork, args=[number]) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        [winner] = forked
+        assert shown(store, "b") == [f"from {winner}"]
+
+
+class Trash(Opened):
+    """`delete`, `restore` and `list_trash`."""
+
+    def test_a_deleted_session_is_gone_from_sight(self, store: Store) -> None:
+        talk(store, "a")
+        say(store, "b", "1")
+        store.delete("a")
+        assert store.list_sessions() == ["b"]
+        assert store.get_history("a") == store.get_history("a", full=True) == []
+        assert store.get_summary("a") == ""
+        with pytest.raises(NoSuchSession):
+            store.info("a")
+        assert shown(store, "b") == ["1"]
+
+    def test_delete_tells_what_it_put_into_the_trash(self, store: Store) -> None:
+        talk(store, "a")
+        uid, before = store.info("a").uid, datetime.now(UTC) - timedelta(seconds=1)
+        trashed = store.delete("a")
+        assert (trashed.key, trashed.uid, trashed.count) == ("a", uid, 7)
+        assert before <= trashed.deleted <= datetime.now(UTC) + timedelta(seconds=1)
+        assert trashed.deleted.utcoffset() == timedelta(0)
+        assert store.list_trash() == [trashed]
+
+    def test_the_trash_lists_the_last_deleted_first(self, store: Store) -> None:
+        assert store.list_trash() == []
+        for key in ("b", "a", "c"):
+            say(store, key, key)
+        deleted = [store.delete(key) for key in ("c", "b", "a")]
+        assert store.list_trash() == deleted[::-1]
+
+    def test_p4_restore_brings_everything_back(self, store: Store) -> None:
+        talk(store, "a")
+        before, info, whole = picture(store, "a"), store.info("a"), everything(store, "a")
+        times = [message.at for message in store.get_history("a", full=True)]
+        store.delete("a")
+        store.restore("a")
+        again = store.info("a")
+        assert picture(store, "a") == before
+        assert everything(store, "a") == whole
+        assert (again.uid, again.created, again.archived) == (
+            info.uid,
+            info.created,
+            info.archived,
+        )
+        assert [message.at for message in store.get_history("a", full=True)] == times
+        assert store.list_trash() == []
+        # Undo steps, idempotency keys and the next seq are restored as well.
+        assert store.add_message("a", "user", "6", once="six") == 6
+        assert store.add_messages("a", [*map(user, "345")], once="batch") == [3, 4, 5]
+        with pytest.raises(OnceConflict):
+            store.add_message("a", "user", "other", once="six")
+        assert store.undo("a").op == "hide"
+        assert store.undo("a").op == "checkpoint"
+        assert shown(store, "a") == [*"1234567"]
+        assert say(store, "a", "8") == [8]
+
+    def test_a_key_can_be_deleted_and_restored_again_and_again(self, store: Store) -> None:
+        talk(store, "a")
+        before = picture(store, "a")
+        for _ in range(3):
+            store.delete("a")
+            assert picture(store, "a") is None
+            assert trash(store) == [("a", 7)]
+            store.restore("a")
+            assert picture(store, "a") == before
+            assert trash(store) == []
+
+    def test_a_deleted_key_made_anew_is_another_session(self, store: Store) -> None:
+        talk(store, "a")
+        first = store.delete("a")
+        assert store.add_message("a", "user", "new", once="six") == 1
+        info = store.info("a")
+        assert info.uid != first.uid
+        assert (info.count, info.summary, info.meta, info.undoable) == (1, "", {}, 0)
+        second = store.delete("a")
+        assert second.uid == info.uid
+        assert [t.uid for t in store.list_trash()] == [second.uid, first.uid]
+
+    def test_restore_takes_the_last_deleted_or_the_one_of_this_uid(self, store: Store) -> None:
+        trashed = []
+        for text in ("first", "second", "third"):
+            say(store, "a", text)
+            trashed.append(store.delete("a"))
+        store.restore("a")
+        assert shown(store, "a") == ["third"]
+        store.delete("a")
+        store.restore("a", uid=trashed[0].uid)
+        assert shown(store, "a") == ["first"]
+        assert store.info("a").uid == trashed[0].uid
+        assert [t.uid for t in store.list_trash()] == [trashed[2].uid, trashed[1].uid]
+
+    def test_p4_restore_takes_the_last_deleted_whatever_the_clock_says(self, store: Store) -> None:
+        uids = []
+        for seconds in (0, 3600, -3600, -7200):
+            with clock_set(seconds):
+                say(store, "a", f"clock {seconds}")
+                uids.append(store.delete("a").uid)
+        assert [trashed.uid for trashed in store.list_trash()] == uids[::-1]
+        times = [trashed.deleted for trashed in store.list_trash()]
+        assert times == sorted(set(times), reverse=True)
+        store.restore("a")
+        assert shown(store, "a") == ["clock -7200"]
+        store.delete("a")
+        store.restore("a", uid=uids[1])
+        assert shown(store, "a") == ["clock 3600"]
+
+    def test_p8_restore_onto_a_living_key_is_refused(self, store: Store) -> None:
+        say(store, "a", "old")
+        store.delete("a")
+        say(store, "a", "new")
+        with pytest.raises(SessionExists) as raised:
+            store.restore("a")
+        assert raised.value.key == "a"
+        assert shown(store, "a") == ["new"]
+        assert trash(store) == [("a", 1)]
+        say(store, "b", "taken")
+        with pytest.raises(SessionExists):
+            store.restore("a", as_key="b")
+        assert (shown(store, "b"), trash(store)) == (["taken"], [("a", 1)])
+
+    def test_restore_under_another_key(self, store: Store) -> None:
+        talk(store, "a")
+        before, uid = picture(store, "a"), store.info("a").uid
+        store.delete("a")
+        say(store, "a", "new")
+        store.restore("a", as_key="b")
+        assert picture(store, "b") == before
+        info = store.info("b")
+        assert (info.key, info.uid) == ("b", uid)
+        assert store.list_sessions() == ["a", "b"]
+        assert shown(store, "a") == ["new"]
+        assert store.list_trash() == []
+        store.undo("b")
+        store.undo("b")
+        assert shown(store, "b") == [*"1234567"]
+        assert store.add_message("b", "user", "6", once="six") == 6
+        assert store.delete("b").key == "b"
+        assert [t.key for t in store.list_trash()] == ["b"]
+        store.restore("b")
+        assert store.info("b").uid == uid
+
+    def test_p8_what_is_not_in_the_trash_cannot_be_restored(self, store: Store) -> None:
+        say(store, "a", "1")
+        say(store, "b", "1")
+        uid = store.delete("b").uid
+        for call in (
+            Call("delete", ()),
+            Call("restore", ()),
+            Call("restore", (), {"as_key": "c"}),
+        ):
+            with pytest.raises(NoSuchSession):
+                call.make(store, "nobody")
+        with pytest.raises(NoSuchSession):
+            store.restore("a")
+        with pytest.raises(NoSuchSession):
+            store.restore("b", uid="0" * 16)
+        with pytest.raises(NoSuchSession):
+            store.restore("a", uid=uid, as_key="c")
+        with pytest.raises(InvalidKey):
+            store.restore("b", as_key="")
+        assert store.list_sessions() == ["a"]
+        assert trash(store) == [("b", 1)]
+
+    def test_a_deleted_session_cannot_be_deleted_or_forked(self, store: Store) -> None:
+        talk(store, "a")
+        store.delete("a")
+        for call in (Call("delete"), Call("fork", ("b",)), Call("purge", (), {"before": 3})):
+            with pytest.raises(NoSuchSession):
+                call.make(store, "a")
+        assert (store.list_sessions(), trash(store)) == ([], [("a", 7)])
+
+    def test_a_session_without_messages_can_be_deleted_and_restored(self, store: Store) -> None:
+        store.set_summary("a", "nothing was said yet")
+        assert store.delete("a").count == 0
+        store.restore("a")
+        assert store.get_summary("a") == "nothing was said yet"
+
+    def test_a_deleted_fork_comes_back_as_one(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "b", at=6)
+        before = picture(store, "b")
+        store.delete("b")
+        store.restore("b")
+        assert picture(store, "b") == before
+        assert store.info("b").lost == 0
+
+    def test_who_follows_a_session_is_told_when_it_is_deleted(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        following = store.follow("a", after=1)
+        assert next(following).content == "2"
+        store.delete("a")
+        with pytest.raises(SessionDeleted) as raised:
+            next(following)
+        assert raised.value.key == "a"
+
+    def test_who_follows_a_session_does_not_get_its_next_life(self, store: Store) -> None:
+        say(store, "a", "1")
+        following = store.follow("a")
+        assert next(following).content == "1"
+        store.delete("a")
+        say(store, "a", "new 1", "new 2")
+        with pytest.raises(SessionDeleted):
+            next(following)
+
+    def test_p7_messages_beside_a_delete_are_in_one_life_or_the_other(self, store: Store) -> None:
+        say(store, "a", "first")
+        start, told = Barrier(3), list[str]()
+
+        def write(name: str) -> None:
+            start.wait()
+            for number in range(20):
+                say(store, "a", f"{name}{number}")
+                told.append(f"{name}{number}")
+
+        threads = [Thread(target=write, args=[name]) for name in "xy"]
+        for thread in threads:
+            thread.start()
+        start.wait()
+        lives = 0
+        for _ in range(5):
+            try:
+                store.delete("a")
+            except NoSuchSession:
+                continue
+            lives += 1
+        for thread in threads:
+            thread.join()
+        found = shown(store, "a")
+        for trashed in store.list_trash():
+            store.restore("a", uid=trashed.uid, as_key=f"life {trashed.uid}")
+            found += shown(store, f"life {trashed.uid}")
+        assert sorted(found) == sorted([*told, "first"])
+        assert lives >= 1

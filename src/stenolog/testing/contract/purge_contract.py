@@ -1,0 +1,370 @@
+"""`purge`, the only call that destroys data, and what it leaves."""
+# ruff: noqa: D102 - the name of a test describes it
+
+from contextlib import suppress
+from threading import Barrier, Event, Thread
+
+import pytest
+
+from stenolog.errors import (
+    NoSuchSession,
+    NothingToUndo,
+    OnceConflict,
+    SessionDeleted,
+    StenologError,
+    UsageError,
+)
+from stenolog.stores.base import PurgingStore, Store
+from stenolog.testing.contract.open_store_base import (
+    Opened,
+    everything,
+    hidden,
+    say,
+    shown,
+    talk,
+    user,
+)
+from stenolog.testing.store_calls import Call, picture, trash
+
+
+class Purging(Opened):
+    """`purge`."""
+
+    def test_a_purged_session_is_gone_with_all_its_lives(self, store: Store) -> None:
+        talk(store, "a")
+        store.delete("a")
+        say(store, "a", "8", "9")
+        store.compact("a")
+        say(store, "b", "stays")
+        purged = store.purge("a")
+        assert (purged.messages, purged.first, purged.last) == (9, 1, 7)
+        assert purged.not_reached == ()
+        assert (store.list_sessions(), store.list_trash()) == (["b"], [])
+        assert store.get_history("a", full=True) == []
+        with pytest.raises(NoSuchSession):
+            store.restore("a")
+        with pytest.raises(NoSuchSession):
+            store.info("a")
+
+    def test_a_purged_key_begins_anew_and_knows_no_token(self, store: Store) -> None:
+        talk(store, "a")
+        uid = store.info("a").uid
+        store.purge("a")
+        assert store.add_message("a", "user", "other", once="six") == 1
+        info = store.info("a")
+        assert info.uid != uid
+        assert (info.count, info.summary, info.meta, info.archived) == (1, "", {}, 0)
+        assert everything(store, "a") == [(1, "other", False)]
+
+    def test_what_is_only_in_the_trash_can_be_purged(self, store: Store) -> None:
+        talk(store, "a")
+        say(store, "b", "1")
+        store.delete("a")
+        store.delete("b")
+        assert store.purge("a").messages == 7
+        assert trash(store) == [("b", 1)]
+        store.restore("b")
+        assert shown(store, "b") == ["1"]
+
+    def test_of_the_trash_exactly_what_was_decided_on_is_purged(self, store: Store) -> None:
+        if not isinstance(store, PurgingStore):
+            pytest.skip("it purges all that a key has, or nothing")
+        say(store, "a", "old", "older")
+        first = store.delete("a")
+        say(store, "a", "later")
+        second = store.delete("a")
+        say(store, "a", "in use")
+        lease = store.lease("a", ttl=60)
+        say(store, "b", "of another key")
+        other = store.delete("b")
+        gone = store.purge_trash("a", [(first.uid, first.deleted)])
+        assert (gone.messages, gone.first, gone.last) == (2, 1, 2)
+        assert [one.uid for one in store.list_trash()] == [other.uid, second.uid]
+        assert shown(store, "a") == ["in use"]
+        assert not lease.lost
+        lease.release()
+        assert store.unfinished_purges() == []
+
+    def test_what_is_not_in_the_trash_as_it_was_decided_on_is_not_purged(
+        self, store: Store
+    ) -> None:
+        if not isinstance(store, PurgingStore):
+            pytest.skip("it purges all that a key has, or nothing")
+        say(store, "a", "1")
+        live = store.info("a").uid
+        first = store.delete("a")
+        store.restore("a")
+        say(store, "a", "2")
+        second = store.delete("a")
+        assert first.uid == second.uid == live
+        now = [(second.uid, second.deleted)]
+        for meant in ([(first.uid, first.deleted)], [*now, ("00", second.deleted)], []):
+            with pytest.raises(NoSuchSession):
+                store.purge_trash("a", meant)
+        with pytest.raises(NoSuchSession):
+            store.purge_trash("b", now)
+        store.restore("a")
+        with pytest.raises(NoSuchSession):
+            store.purge_trash("a", now)
+        with pytest.raises(NoSuchSession):
+            store.finish_purge(live)
+        assert shown(store, "a") == ["1", "2"]
+
+    def test_p7_a_session_that_is_deleted_and_brought_back_meanwhile_is_purged(
+        self, store: Store
+    ) -> None:
+        for _ in range(5):
+            say(store, "a", "1")
+            store.delete("a")
+            say(store, "a", "2")
+            stop = Event()
+
+            def move(stop: Event = stop) -> None:
+                while not stop.is_set():
+                    for call in (store.delete, store.restore):
+                        with suppress(StenologError):
+                            call("a")
+
+            thread = Thread(target=move)
+            thread.start()
+            try:
+                assert store.purge("a").messages == 2
+            finally:
+                stop.set()
+                thread.join()
+            assert (store.list_sessions(), store.list_trash()) == ([], [])
+
+    def test_p8_there_must_be_something_to_purge(self, store: Store) -> None:
+        for options in ({}, {"before": 3}):
+            with pytest.raises(NoSuchSession) as raised:
+                Call("purge", (), options).make(store, "nobody")
+            assert raised.value.key == "nobody"
+        talk(store, "a")
+        store.purge("a")
+        with pytest.raises(NoSuchSession):
+            store.purge("a")
+        assert store.list_sessions() == []
+
+    def test_who_follows_a_session_is_told_when_it_is_purged(self, store: Store) -> None:
+        say(store, "a", "1")
+        following = store.follow("a")
+        assert next(following).content == "1"
+        store.purge("a")
+        with pytest.raises(SessionDeleted):
+            next(following)
+
+    def test_a_purge_names_the_forks_it_does_not_reach(self, store: Store) -> None:
+        talk(store, "a")
+        store.fork("a", "fork one")
+        store.fork("a", "fork two")
+        store.delete("fork two")
+        store.fork("fork one", "of the fork")
+        told = store.purge("a", before=3).not_reached
+        assert sum("fork one" in sentence for sentence in told) == 1
+        assert sum("fork two" in sentence for sentence in told) == 1
+        told = store.purge("a").not_reached
+        assert sorted(word for word in ("fork one", "fork two") for s in told if word in s) == [
+            "fork one",
+            "fork two",
+        ]
+        assert shown(store, "fork one") == ["3", "5", "6", "7"]
+
+    @pytest.mark.parametrize("before", [2, 3, 4, 5, 6, 7, 8])
+    def test_purge_before_a_seq_takes_what_is_below_it_and_nothing_else(
+        self, store: Store, before: int
+    ) -> None:
+        talk(store, "a")
+        whole = everything(store, "a")
+        purged = store.purge("a", before=before)
+        assert (purged.messages, purged.first, purged.last) == (before - 1, 1, before - 1)
+        assert everything(store, "a") == [found for found in whole if found[0] >= before]
+        info = store.info("a")
+        assert (info.count, info.last_seq) == (8 - before, 7)
+        assert (info.lost, info.damaged, info.void_bytes) == (0, 0, 0)
+        assert info.floor >= max(2, before - 1)
+        assert info.meta == {"title": "A talk", "tags": ["x"]}
+        assert shown(store, "a") == [str(seq) for seq in (3, 5, 6, 7) if seq >= before]
+        assert [m.seq for m in store.follow("a", timeout=0)] == list(range(before, 8))
+        assert say(store, "a", "8") == [8]
+
+    @pytest.mark.parametrize("before", [-1, 0, 1])
+    def test_purge_before_the_beginning_takes_nothing(self, store: Store, before: int) -> None:
+        talk(store, "a")
+        now = picture(store, "a")
+        purged = store.purge("a", before=before)
+        assert (purged.messages, purged.first, purged.last) == (0, 0, 0)
+        assert picture(store, "a") == now
+
+    def test_purge_before_a_seq_beyond_the_end_takes_all_messages(self, store: Store) -> None:
+        talk(store, "a")
+        assert store.purge("a", before=99).messages == 7
+        assert store.list_sessions() == ["a"]
+        info = store.info("a")
+        assert (info.count, info.visible, info.last_seq, info.floor) == (0, 0, 7, 7)
+        assert everything(store, "a") == []
+        assert say(store, "a", "8") == [8]
+        assert shown(store, "a") == ["8"]
+
+    def test_purging_again_takes_what_came_since(self, store: Store) -> None:
+        talk(store, "a")
+        assert store.purge("a", before=4).messages == 3
+        assert store.purge("a", before=4).messages == 0
+        purged = store.purge("a", before=6)
+        assert (purged.messages, purged.first, purged.last) == (2, 4, 5)
+        assert everything(store, "a") == [(6, "6", False), (7, "7", False)]
+        store.clear("a")
+        store.compact("a")
+        assert store.purge("a", before=7).messages == 1
+        assert everything(store, "a") == [(7, "7", True)]
+
+    def test_undo_never_goes_below_a_purge(self, store: Store) -> None:
+        say(store, "a", *"123456")
+        store.truncate_history("a", 4)
+        store.hide("a", 5, 5)
+        store.purge("a", before=2)
+        assert store.info("a").undoable == 1
+        assert store.undo("a").op == "hide"
+        with pytest.raises(NothingToUndo):
+            store.undo("a")
+        assert everything(store, "a") == [
+            (2, "2", True),
+            *((n, str(n), False) for n in (3, 4, 5, 6)),
+        ]
+        assert store.info("a").floor == 2
+
+    def test_steps_above_a_purge_can_still_be_taken_back(self, store: Store) -> None:
+        say(store, "a", *"123456")
+        store.clear("a")
+        store.undo("a")
+        store.hide("a", 4, 4)
+        store.set_history("a", [*store.get_history("a")[:4], user("x")])
+        store.purge("a", before=3)
+        assert shown(store, "a") == ["3", "5", "x"]
+        assert store.undo("a").op == "replace"
+        assert store.undo("a").op == "hide"
+        assert shown(store, "a") == ["3", "4", "5", "6"]
+        assert hidden(store, "a") == [7]
+
+    def test_steps_before_one_that_a_purge_took_are_gone_as_well(self, store: Store) -> None:
+        say(store, "a", *"123456")
+        store.hide("a", 5, 5)
+        store.truncate_history("a", 3)
+        store.hide("a", 6, 6)
+        store.purge("a", before=2)
+        assert store.info("a").undoable == 1
+        assert store.undo("a").shown == 1
+        with pytest.raises(NothingToUndo):
+            store.undo("a")
+        assert shown(store, "a") == ["3", "4", "6"]
+
+    def test_an_older_summary_does_not_come_back_after_a_purge(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.checkpoint("a", summary="the first told a secret", upto=1)
+        store.set_summary("a", "something else")
+        told = store.purge("a", before=2).not_reached
+        assert [sentence for sentence in told if "summary" in sentence]
+        assert store.get_summary("a") == "something else"
+        with pytest.raises(NothingToUndo):
+            store.undo("a")
+
+    def test_without_a_summary_nothing_is_said_of_one(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        assert store.purge("a", before=2).not_reached == ()
+
+    def test_deleted_sessions_of_the_key_are_named_by_purge_before(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.delete("a")
+        say(store, "a", "1", "2")
+        told = store.purge("a", before=2).not_reached
+        assert [sentence for sentence in told if "trash" in sentence]
+        assert trash(store) == [("a", 2)]
+
+    def test_p12_tokens_of_kept_messages_are_known_after_a_purge(self, store: Store) -> None:
+        talk(store, "a")
+        store.purge("a", before=3)
+        assert store.add_messages("a", [*map(user, "345")], once="batch") == [3, 4, 5]
+        assert store.add_message("a", "user", "6", once="six") == 6
+        store.purge("a", before=6)
+        assert store.add_message("a", "user", "6", once="six") == 6
+        with pytest.raises(OnceConflict):
+            store.add_message("a", "user", "other", once="six")
+        # The idempotency key of a purged message is gone as well.
+        assert store.add_messages("a", [user("new")], once="batch") == [8]
+
+    def test_p12_tokens_of_kept_archived_messages_are_known_after_a_purge(
+        self, store: Store
+    ) -> None:
+        for number in range(1, 7):
+            store.add_message("a", "user", str(number), once=f"t{number}")
+        store.truncate_history("a", 1)
+        store.compact("a")
+        store.purge("a", before=4)
+        assert store.add_message("a", "user", "5", once="t5") == 5
+        assert store.add_message("a", "user", "2", once="t2") == 7
+
+    def test_p2_a_batch_across_a_purge_keeps_its_rest(self, store: Store) -> None:
+        say(store, "a", "1")
+        store.add_messages("a", [*map(user, "2345")])
+        store.purge("a", before=4)
+        assert shown(store, "a") == ["4", "5"]
+        say(store, "a", "6")
+        store.truncate_history("a", 1)
+        store.compact("a")
+        store.undo("a")
+        assert shown(store, "a") == ["4", "5", "6"]
+        assert store.info("a").lost == 0
+
+    def test_purge_reaches_into_archives(self, store: Store) -> None:
+        for number in range(1, 13):
+            say(store, "a", str(number))
+            if number % 4 == 0:
+                store.truncate_history("a", 1)
+                store.compact("a")
+        assert store.purge("a", before=6).messages == 5
+        assert everything(store, "a") == [(n, str(n), n < 12) for n in range(6, 13)]
+        store.purge("a", before=12)
+        assert everything(store, "a") == [(12, "12", False)]
+        say(store, "a", "13")
+        store.truncate_history("a", 1)
+        assert store.compact("a").archived == 1
+        assert everything(store, "a") == [(12, "12", True), (13, "13", False)]
+        assert store.info("a").lost == 0
+
+    def test_a_purged_session_can_be_forked_deleted_and_restored(self, store: Store) -> None:
+        talk(store, "a")
+        store.purge("a", before=4)
+        now = picture(store, "a")
+        store.delete("a")
+        assert trash(store) == [("a", 4)]
+        store.restore("a")
+        assert picture(store, "a") == now
+        store.fork("a", "b")
+        assert shown(store, "b") == ["5", "6", "7"]
+        with pytest.raises(UsageError):
+            store.fork("a", "c", at=2)
+
+    def test_p7_a_purge_beside_writers_loses_nothing_of_theirs(self, store: Store) -> None:
+        say(store, "a", *"12345")
+        start, failed = Barrier(3), list[StenologError]()
+
+        def write(name: str) -> None:
+            start.wait()
+            try:
+                for number in range(25):
+                    say(store, "a", f"{name}{number}")
+            except StenologError as error:
+                failed.append(error)
+
+        threads = [Thread(target=write, args=[name]) for name in "xy"]
+        for thread in threads:
+            thread.start()
+        start.wait()
+        for before in range(2, 7):
+            store.purge("a", before=before)
+        for thread in threads:
+            thread.join()
+        assert not failed
+        found = shown(store, "a")
+        for name in "xy":
+            assert [text for text in found if text[0] == name] == [f"{name}{n}" for n in range(25)]
+        assert [m.seq for m in store.get_history("a", full=True)] == list(range(6, 56))

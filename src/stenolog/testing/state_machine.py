@@ -1,0 +1,330 @@
+"""A hypothesis state machine that makes the same random calls on a store and on a model.
+
+After every step the two are compared. Steps include reopening, crashes and torn writes. Run a
+subclass with `hypothesis.stateful.run_state_machine_as_test`.
+"""
+
+import os
+from abc import abstractmethod
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from stenolog.errors import NoSuchSession
+from stenolog.stores.base import SessionView, Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.testing.store_calls import Call, picture, trash
+from stenolog.testing.strategies import TOKENS, small_messages, summaries, texts
+
+KEYS = ("a", "A:b/\u00e9", "K" * 70)
+
+keys = st.sampled_from(KEYS)
+tokens = st.sampled_from([None, None, *TOKENS])
+places = st.integers(-1, 12)
+spoken = st.builds(lambda text: {"role": "user", "content": text}, texts())
+
+
+class _Model(InMemoryStore):
+    """The model, which can also skip seqs that an unfinished write used."""
+
+    def skip(self, key: str, seqs: int) -> None:
+        if key in self._sessions:
+            self._sessions[key].last_seq += seqs
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A comparison of a store with the model by equal calls. Subclasses implement `open`."""
+
+    persistent: ClassVar[bool] = True
+    """Whether data outlives the object, so that the store can be opened again."""
+    tears: ClassVar[bool] = False
+    """Whether `tear` is implemented."""
+    ran: ClassVar[Counter[str]]
+    """Number of runs of each rule, in all examples."""
+    lengths: ClassVar[list[int]]
+    """Number of steps of each example."""
+
+    def __init_subclass__(cls) -> None:
+        """Give each subclass its own counters."""
+        cls.ran = Counter()
+        cls.lengths = []
+
+    @abstractmethod
+    def open(self, path: Path) -> Store:
+        """Open the store in this folder."""
+
+    def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:  # noqa: ARG002 - a hook
+        """Leave what a killed writer may leave at the end of a session's storage.
+
+        Return how many seqs, from `next_seq` on, it used. `kind` and `cut` (0 to 1) select what and
+        how much, in any way that the subclass likes.
+        """
+        return 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths.append(0)
+        # On a memory file system if possible: these tests cannot show whether data was synced.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
+        self._folder = TemporaryDirectory(prefix="steno-", dir=memory)
+        self._path = Path(self._folder.name)
+        self._model = _Model()
+        self._views: dict[str, SessionView] = {}
+        """An older view of some sessions."""
+        self._opened: list[Store] = []
+        self._store = self._open()
+
+    def _open(self) -> Store:
+        self._opened.append(self.open(self._path))
+        return self._opened[-1]
+
+    def teardown(self) -> None:
+        """Compare everything once more, and clean up."""
+        try:
+            if self.persistent:
+                self._store = self._open()
+            self._compare(*KEYS)
+        finally:
+            for store in self._opened:
+                store.close()
+            self._folder.cleanup()
+
+    # --- one step ----------------------------------------------------------------------------
+
+    def _step(self, name: str) -> None:
+        self.ran[name] += 1
+        self.lengths[-1] += 1
+
+    def _both(self, key: str, call: Call) -> None:
+        self._step(call.name)
+        self._agree(key, call)
+
+    def _agree(self, key: str, call: Call) -> None:
+        expected = call.outcome(self._model, key)
+        found = call.outcome(self._store, key)
+        assert found == expected, f"{call} on {key!r} gave {found}, the model {expected}"
+        self._compare(key)
+
+    def _compare(self, *keys: str) -> None:
+        assert self._store.list_sessions() == self._model.list_sessions()
+        # A killed creator may leave a stamp without a session.
+        assert self._store.stamps().keys() >= set(self._model.list_sessions())
+        assert trash(self._store) == trash(self._model)
+        for key in keys:
+            expected = picture(self._model, key)
+            assert picture(self._store, key) == expected
+
+    # --- appending ---------------------------------------------------------------------------
+
+    @rule(key=keys, content=st.sampled_from(["x", "y", None, ["z"]]), once=tokens)
+    def add_message(self, key: str, content: Any, once: str | None) -> None:
+        """Append a message by role and content."""
+        self._both(key, Call("add_message", ("user", content), {"once": once}))
+
+    @rule(key=keys, message=st.one_of(small_messages(), spoken), once=tokens)
+    def add_full_message(self, key: str, message: dict[str, Any], once: str | None) -> None:
+        """Append a message of any shape."""
+        self._both(key, Call("add_full_message", (message,), {"once": once}))
+
+    @rule(key=keys, batch=st.lists(small_messages(), max_size=4), once=tokens)
+    def add_messages(self, key: str, batch: list[dict[str, Any]], once: str | None) -> None:
+        """Append a batch."""
+        self._both(key, Call("add_messages", (batch,), {"once": once}))
+
+    # --- changing visibility ------------------------------------------------------------------
+
+    @rule(
+        key=keys,
+        keep=st.integers(0, 6),
+        new=st.lists(small_messages(), max_size=3),
+        unseen=st.sampled_from([None, None, 0, 1]),
+    )
+    def set_history(
+        self, key: str, keep: int, new: list[dict[str, Any]], unseen: int | None
+    ) -> None:
+        """Set another history with the same start.
+
+        `unseen`: messages that the caller has not seen.
+        """
+        kept = self._model.get_history(key)[:keep]
+        options = {} if unseen is None else {"expect_last": max(self._end(key) - unseen, 0)}
+        self._both(key, Call("set_history", ([*kept, *new],), options))
+
+    @rule(key=keys, text=summaries())
+    def set_summary(self, key: str, text: str) -> None:
+        """Set a summary."""
+        self._both(key, Call("set_summary", (text,)))
+
+    @rule(key=keys, keep_last=places)
+    def truncate_history(self, key: str, keep_last: int) -> None:
+        """Hide all but the last messages."""
+        self._both(key, Call("truncate_history", (keep_last,)))
+
+    @rule(key=keys, back=st.none() | places)
+    def clear(self, key: str, back: int | None) -> None:
+        """Hide everything, or everything up to a seq counted back from the end."""
+        options = {} if back is None else {"upto": self._end(key) - back}
+        self._both(key, Call("clear", (), options))
+
+    @rule(key=keys, first=places, length=st.integers(-1, 5), from_end=st.booleans())
+    def hide(self, key: str, first: int, length: int, *, from_end: bool) -> None:
+        """Hide a range."""
+        if from_end:
+            first += max(self._end(key) - 6, 0)
+        self._both(key, Call("hide", (first, first + length)))
+
+    @rule(key=keys)
+    def pop(self, key: str) -> None:
+        """Hide the last message."""
+        self._both(key, Call("pop"))
+
+    @rule(key=keys, summary=summaries(), back=places, floor=st.sampled_from([None, 0, 0, 1]))
+    def checkpoint(self, key: str, summary: str, back: int, floor: int | None) -> None:
+        """Set summary and floor, counted back from the end. Some are stale or beyond the end."""
+        options: dict[str, Any] = {"summary": summary, "upto": self._end(key) - back}
+        if floor is not None and key in self._model.list_sessions():
+            options["expect_floor"] = self._model.info(key).floor + floor
+        self._both(key, Call("checkpoint", (), options))
+
+    @rule(key=keys, times=st.integers(1, 3))
+    def undo(self, key: str, times: int) -> None:
+        """Undo the newest steps."""
+        self._step("undo")
+        for _ in range(times):
+            self._agree(key, Call("undo"))
+
+    # --- lifecycle ----------------------------------------------------------------------------
+
+    @rule(key=keys, new_key=keys, back=st.none() | places)
+    def fork(self, key: str, new_key: str, back: int | None) -> None:
+        """Fork a session up to a seq counted back from the end. Some keys are in use."""
+        at = None if back is None else self._end(key) - back
+        self._both(key, Call("fork", (new_key,), {"at": at}))
+        self._compare(new_key)
+
+    @rule(key=keys)
+    def delete(self, key: str) -> None:
+        """Move a session to the trash."""
+        self._both(key, Call("delete"))
+
+    @rule(which=st.integers(0, 5), key=keys, as_key=st.none() | keys, by_uid=st.booleans())
+    def restore(self, which: int, key: str, as_key: str | None, *, by_uid: bool) -> None:
+        """Restore a session from the trash by its uid, or the last one of the key."""
+        self._step("restore")
+        deleted = self._model.list_trash()
+        place = which if by_uid and which < len(deleted) else None
+        if place is not None:
+            key = deleted[place].key
+        outcomes = []
+        for store in (self._model, self._store):
+            uid = store.list_trash()[place].uid if place is not None else None
+            call = Call("restore", (), {"uid": uid, "as_key": as_key})
+            outcomes.append(call.outcome(store, key))
+        assert outcomes[0] == outcomes[1], f"restore {key!r} gave {outcomes}"
+        self._compare(key, as_key or key)
+
+    @rule(key=keys, before=places, from_end=st.booleans())
+    def purge_before(self, key: str, before: int, *, from_end: bool) -> None:
+        """Purge the start of a session."""
+        if from_end:
+            before = self._end(key) - before
+        self._step("purge_before")
+        self._agree(key, Call("purge", (), {"before": before}))
+
+    @precondition(lambda self: self.lengths[-1] % 4 == 3)
+    @rule(key=keys)
+    def purge(self, key: str) -> None:
+        """Purge all sessions of a key; not too often, or no session ever grows."""
+        self._both(key, Call("purge"))
+
+    # --- everything else ---------------------------------------------------------------------
+
+    @rule(key=keys)
+    def compact(self, key: str) -> None:
+        """Archive the hidden start."""
+        self._both(key, Call("compact"))
+
+    @rule(
+        key=keys,
+        name=st.sampled_from(["title", "tags"]),
+        value=st.sampled_from([None, "x", ["\ud800"], {"a": 1}, "y" * 40_000]),
+    )
+    def set_meta(self, key: str, name: str, value: Any) -> None:
+        """Set a meta field."""
+        self._both(key, Call("set_meta", (), {name: value}))
+
+    @rule(key=keys, last=st.none() | places, after=st.none() | places, full=st.booleans())
+    def get_history(self, key: str, last: int | None, after: int | None, *, full: bool) -> None:
+        """Read a part of the history."""
+        self._both(key, Call("get_history", (), {"last": last, "after": after, "full": full}))
+
+    @rule(key=keys, last=st.none() | st.integers(1, 4), keep=st.booleans())
+    def refresh(self, key: str, last: int | None, *, keep: bool) -> None:
+        """An older view brought up to date is the view of now; then `keep` that one for later."""
+        self._step("refresh")
+        old = self._views.get(key)
+        try:
+            if old is not None:
+                assert old.merged(self._store.refresh(old)) == self._store.view(key, last=old.last)
+            if old is None or keep:
+                self._views[key] = self._store.view(key, last=last)
+        except NoSuchSession:
+            assert key not in self._model.list_sessions()
+
+    @rule(key=keys, after=places)
+    def follow(self, key: str, after: int) -> None:
+        """Compare what a follower gets."""
+        self._step("follow")
+        expected = list(self._model.follow(key, after=max(after, 0), timeout=0))
+        assert list(self._store.follow(key, after=max(after, 0), timeout=0)) == expected
+
+    # --- the end of a process ----------------------------------------------------------------
+
+    @precondition(lambda self: self.persistent)
+    @rule()
+    def reopen(self) -> None:
+        """Close the store and open it again."""
+        self._step("reopen")
+        self._opened.remove(self._store)
+        self._store.close()
+        self._store = self._open()
+        self._compare(*KEYS)
+
+    @precondition(lambda self: self.persistent)
+    @rule()
+    def crash(self) -> None:
+        """Open the store again without closing it. The old object is not used any more."""
+        self._step("crash")
+        self._store = self._open()
+        self._compare(*KEYS)
+
+    @precondition(lambda self: self.persistent)
+    @rule(which=st.integers(0, 3))
+    def switch(self, which: int) -> None:
+        """Continue with another open store on the same folder, as another process would."""
+        self._step("switch")
+        self._store = self._opened[which] if which < len(self._opened) else self._open()
+        self._compare(*KEYS)
+
+    @precondition(lambda self: self.persistent and self.tears)
+    @rule(key=keys, kind=st.integers(0, 9), cut=st.floats(0, 1))
+    def torn_crash(self, key: str, kind: int, cut: float) -> None:
+        """Crash in the middle of a write."""
+        self._step("torn_crash")
+        used = self.tear(self._path, key, next_seq=self._end(key) + 1, kind=kind, cut=cut)
+        self._model.skip(key, used)
+        self._store = self._open()
+        self._compare(*KEYS)
+
+    def _end(self, key: str) -> int:
+        return self._model.info(key).last_seq if key in self._model.list_sessions() else 0
+
+    @classmethod
+    def report(cls) -> str:
+        """Return the number of runs of each rule in one line."""
+        rules = ", ".join(f"{name} {times:,}" for name, times in sorted(cls.ran.items()))
+        return f"{cls.__name__}: {len(cls.lengths):,} examples, {sum(cls.lengths):,} steps: {rules}"

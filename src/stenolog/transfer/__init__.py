@@ -1,0 +1,1 @@
+"""Moving sessions: import from other programs, copies between stores, backups, export."""

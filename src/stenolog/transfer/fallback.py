@@ -1,0 +1,653 @@
+"""The fallback store: a JSONL folder that keeps the sessions while their store is unusable.
+
+It uses the ordinary JSONL engine, so every call works. Legacy sessions are copied into it first.
+The next successful start merges it into the store, session by session, like other old sessions:
+messages from legacy files are recognized by their content, messages added here by their token, or
+else by the uid of the session and their seq. Then the folder is renamed. The merge also repeats
+deletions and purges in the store; purges are noted next to the folder.
+
+Each process that uses the fallback store holds a shared lock. While any process holds it, a merge
+copies the current content and the folder keeps its name. A record of each merged session, also next
+to the folder, prevents later merges from adding messages that were purged in the store.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct, convert, to_builtins
+from msgspec.structs import replace
+
+from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreBusy, StoreUnavailable
+from stenolog.records import Health, Message, Purged, SessionInfo, timestamp
+from stenolog.sessions.folders import NAMESPACE, Place, log_folders
+from stenolog.stores import disk, spans, withdrawn_messages
+from stenolog.stores.base import FORKED_AT, NOT_FORKED, Deleted, PurgingStore, Store
+from stenolog.stores.file_names import escaped
+from stenolog.stores.json_file import KeptMessage, NotASession, time_of
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.jsonl.log_names import SUFFIX
+from stenolog.stores.snapshots import Life, LifeMark, WholeStore, token_of
+from stenolog.transfer import merge
+from stenolog.transfer.import_report import Migrated, Taken, report
+from stenolog.transfer.importers.legacy_session import Found, OldSession, Source
+from stenolog.transfer.migration import merge_from, take_in
+
+PATIENCE: Final = 60.0
+"""Seconds to wait for a process that merges the fallback store."""
+LOCK: Final = "fallback.lock"
+PURGES: Final = "purges"
+MERGED: Final = "merged"
+"""Folder of the records of merged sessions."""
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_POLL: Final = 0.05
+_NOT_MERGED: Final = NOT_FORKED | {
+    *("aliases", "compacted", "imported", "importing", FORKED_AT, withdrawn_messages.META)
+}
+"""Meta fields that refer to seqs of the fallback store, or belong to its import."""
+
+_logger = logging.getLogger("stenolog")
+
+
+class FallbackStore(JSONLStore):
+    """The open fallback store. Its health is never ok and gives the reason for its use."""
+
+    def __init__(self, workspace: Path, lock: disk.Descriptor, *, because: str) -> None:
+        super().__init__(workspace, namespace=NAMESPACE)
+        self.because = because
+        self._fallback_lock = lock
+        self._noted_purges = workspace / PURGES
+
+    def purge(self, key: str, *, before: int | None = None) -> Purged:
+        """Purge here, and in the store at the merge."""
+        uids = [one.uid for one in self.list_trash() if one.key == key] if before is None else []
+        with suppress(NoSuchSession, DamagedStore):
+            uids.append(self.info(key).uid)
+        with self._noted(self._purge_of(key, uids, before=before)):  # guard: fallback-purge-noted
+            return super().purge(key, before=before)
+
+    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+        """Purge these deleted sessions here, and at the merge messages imported from their files.
+
+        The store's session of this key has other messages too, and was not deleted here.
+        """
+        with self._noted(self._purge_of(key, [uid for uid, _ in lives], is_trash=True)):
+            return super().purge_trash(key, lives)
+
+    def health(self) -> Health:
+        """Return the health of the folder: never ok, because the sessions belong in the store."""
+        found = super().health()
+        words = (
+            f"sessions are kept in {self.folder} for this run, and merged when the store can be "
+            f"used again: {self.because}"
+        )
+        return Health(ok=False, free_bytes=found.free_bytes, problems=(words, *found.problems))
+
+    def close(self) -> None:
+        """Close the store and release the lock."""
+        super().close()
+        self._fallback_lock.release()
+
+    def _purge_of(
+        self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
+    ) -> "_Purge":
+        read_in: dict[str, int] = {}
+        for uid in uids:
+            with (
+                suppress(NoSuchSession, DamagedStore),
+                self.read_life(LifeMark(key=key, uid=uid, stamp="")) as reading,
+            ):
+                read_in |= _ends(merge.receipts(reading.life.meta))
+        return _Purge(
+            key=key,
+            at=datetime.now(UTC),
+            before=before,
+            uids=tuple(uids),
+            is_trash=is_trash,
+            read_in=tuple(read_in.items()),
+        )
+
+    @contextmanager
+    def _noted(self, purge: "_Purge") -> Iterator[None]:
+        """Note the purge before it runs, and after it that it completed.
+
+        The note of a failed purge stays: the merge finds out whether the purge took effect.
+        """
+        name = f"{timestamp(purge.at).replace(':', '')}-{os.urandom(4).hex()}.json"
+        self._note(name, purge)
+        try:
+            yield
+        except NoSuchSession:
+            (self._noted_purges / name).unlink(missing_ok=True)
+            raise
+        self._note(name, replace(purge, made=datetime.now(UTC)))
+
+    def _note(self, name: str, purge: "_Purge") -> None:
+        try:
+            _write(self._noted_purges, name, purge)
+        except OSError as error:
+            words = f"noting a purge in {self._noted_purges}: {error.strerror}"
+            raise StoreUnavailable(words) from error
+
+
+def open_fallback(place: Place, *, because: str) -> FallbackStore:
+    """Open the fallback store of a store, with the legacy sessions in it.
+
+    Raises StenologError or OSError if it cannot be written.
+    """
+    assert place.fallback is not None, "this store has a fallback"
+    workspace = place.fallback
+    disk.make_private(workspace)
+    lock = _open_lock(workspace, _LOCK_FLAGS | os.O_CREAT)
+    try:
+        if _locked(lock, fcntl.LOCK_EX):
+            _read_in(place, workspace)
+        _wait_for_merge(workspace, lock)
+        return FallbackStore(workspace, lock, because=because)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
+    """Take the shared lock once no process merges the fallback store. Raises StoreBusy."""
+    deadline = time.monotonic() + PATIENCE
+    while not _locked(lock, fcntl.LOCK_SH):
+        if time.monotonic() > deadline:
+            raise StoreBusy(f"{workspace}: another process merges it")
+        time.sleep(_POLL)
+
+
+def _read_in(place: Place, workspace: Path) -> None:
+    """Copy the legacy sessions; their files stay unchanged."""
+    purged = {purge.key for _, purge in _purges(workspace)}
+    with JSONLStore(workspace, namespace=NAMESPACE) as store:
+        for folder, fallbacks in place.legacy_folders():
+            found = take_in(
+                folder,
+                store,
+                thorough=False,
+                renaming=False,
+                fallbacks=fallbacks,
+                own=True,
+                without=purged,
+            )
+            report(found, store)
+
+
+# --- merging it into the store ---------------------------------------------------------------
+
+
+def merge_fallback(place: Place, store: Store) -> None:
+    """Merge the fallback store and rename its folder. Raises what the store raises."""
+    workspace = place.fallback
+    if workspace is None:
+        return
+    try:
+        lock = _open_lock(workspace, _LOCK_FLAGS)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        _logger.warning("%s cannot be merged: %s", workspace, error.strerror)
+        return
+    try:
+        is_alone = False
+        with suppress(OSError):  # without locks, no process can use the fallback store
+            is_alone = _locked(lock, fcntl.LOCK_EX)
+        if not (workspace / NAMESPACE).is_dir():
+            _repeat_purges(workspace, None, store, is_alone=False)
+            return  # it was merged before
+        try:
+            fallback = JSONLStore(workspace, namespace=NAMESPACE, read_only=True)
+        except StenologError as error:
+            _logger.warning("%s cannot be merged: %s", workspace, error)
+            return
+        with fallback:
+            _repeat_purges(workspace, fallback, store, is_alone=is_alone)
+            lives = _Lives(fallback, store, workspace)
+            merged = merge_from(lives, store, lives.record)
+            _repeat_deletions(workspace, fallback, store)
+        report(merged, store)
+        if is_alone and not merged.left:
+            _move_away(workspace, merged)
+    finally:
+        lock.release()
+
+
+def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> None:
+    """Repeat deletions of the fallback store, unless the session was used since in either store."""
+    used = set(fallback.list_sessions())
+    for one in fallback.list_trash():
+        try:
+            record = _record_of(workspace, one.uid)
+            if record.deleted == one.deleted:  # guard: fallback-deletion-repeated-once
+                continue
+            with suppress(NoSuchSession):
+                if one.key not in used and store.info(one.key).updated <= one.deleted:
+                    store.delete(one.key)
+        except (StenologError, NotASession) as error:
+            _logger.warning("the deletion of %r cannot be repeated: %s", one.key, error)
+        else:
+            _record(workspace, one.key, replace(record, deleted=one.deleted))
+
+
+def _move_away(workspace: Path, merged: Migrated) -> None:
+    now = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
+    target = workspace / f"{NAMESPACE}.merged-{now}"
+    try:
+        (workspace / NAMESPACE).rename(target)
+        disk.sync_entries(workspace)
+    except OSError as error:
+        _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
+        return
+    shutil.rmtree(workspace / MERGED, ignore_errors=True)
+    count = sum(one.added for one in merged.taken)
+    _logger.info("%d messages of the fallback were merged; its files are in %s", count, target)
+
+
+def copies_in_fallback(place: Place) -> Iterator[tuple[str, str]]:
+    """Yield namespace and key of each session in the fallback store, merged or not.
+
+    Sessions that cannot be read are skipped. Nothing is written.
+    """
+    workspace = place.fallback
+    if workspace is None or workspace.is_symlink() or not workspace.is_dir():
+        return
+    with suppress(StenologError):
+        for namespace in log_folders(workspace):
+            with (
+                suppress(StenologError),
+                JSONLStore(workspace, namespace=namespace, read_only=True) as fallback,
+            ):
+                yield from ((namespace, key) for key in {mark.key for mark in fallback.lives()})
+
+
+def purged_since(place: Place, store: Store) -> list[str]:
+    """Return the keys of the fallback store that were merged, and then purged in the store."""
+    workspace = place.fallback
+    if workspace is None or workspace.is_symlink() or not isinstance(store, WholeStore):
+        return []
+    records = []
+    for path in (workspace / MERGED).glob("[!.]*.json"):
+        with suppress(OSError, ValueError):
+            records.append(convert(json.loads(path.read_bytes()), _Merged))
+    there = {mark.uid for mark in store.lives()} if records else set()
+    gone = {one.uid for one in records if not there.issuperset(one.stored)}
+    if not gone or not (workspace / NAMESPACE).is_dir():
+        return []
+    with JSONLStore(workspace, namespace=NAMESPACE, read_only=True) as fallback:
+        return sorted({mark.key for mark in fallback.lives() if mark.uid in gone})
+
+
+class _Lives:
+    """The sessions of the fallback store as sources of an import."""
+
+    def __init__(self, fallback: JSONLStore, store: Store, workspace: Path) -> None:
+        self._fallback = fallback
+        self._store = store
+        self._workspace = workspace
+        self._keys: dict[str, str] = {}
+        self._records: dict[str, _Merged] = {}
+        """The record that each session gets once it is merged."""
+        self.path = fallback.folder
+        self.name = str(self.path)
+
+    def sources(self, *, thorough: bool) -> list[Source]:
+        """Return every session that is not in the trash."""
+        del thorough
+        self._keys = {escaped(key) + SUFFIX: key for key in self._fallback.list_sessions()}
+        return [Source(name=name, body=None) for name in self._keys]
+
+    def read(self, source: Source) -> Found:
+        """Return the unmerged part of a session. Raises NotASession if it cannot be read."""
+        try:
+            info = self._fallback.info(self._keys[source.name])
+        except StenologError as error:
+            raise NotASession(str(error)) from error
+        record = _record_of(self._workspace, info.uid)
+        is_same = bool(record.stored) and record.stored[-1] == _uid(self._store, record.key)
+        # Merged messages are never merged into another session: they were purged or deleted.
+        after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
+        try:
+            mark = LifeMark(key=info.key, uid=info.uid, stamp="")
+            with self._fallback.read_life(mark) as reading:
+                messages = list(reading.messages)
+                found = _found(reading.life, messages, after=after)
+                last = reading.life.last_seq
+        except StenologError as error:
+            raise NotASession(str(error)) from error
+        self._records[source.name] = replace(
+            record, after=after, last_seq=last, digest=found.digest
+        )
+        if found.digest == record.digest:
+            nothing = replace(found.session, messages=(), summary="", problems=())
+            return replace(found, session=nothing)
+        return found
+
+    def record(self, source: Source, taken: Taken) -> None:
+        """Record that a session was merged, and into which session of the store."""
+        record, uid = self._records[source.name], _uid(self._store, taken.key)
+        stored = (*(one for one in record.stored if one != uid), *([uid] if uid else []))
+        record = replace(record, key=taken.key, stored=stored)
+        if record != _record_of(self._workspace, record.uid):
+            _record(self._workspace, self._keys[source.name], record)
+
+
+def _found(life: Life, messages: Sequence[Message], *, after: int) -> Found:
+    """Return a session as an old one: all of it, or only its messages after a seq."""
+    receipts = merge.receipts(life.meta)
+    hidden = spans.union([(1, life.floor)] if life.floor else [], life.hidden)
+    tokens = _tokens(life, messages)
+    kept = tuple(
+        KeptMessage(
+            message.to_json(),
+            message.at,
+            tokens.get(message.seq),
+            any(first <= message.seq <= last for first, last in hidden),
+        )
+        for message in messages
+        if message.seq > after
+    )
+    updated = datetime.fromisoformat(life.updated)
+    lost = spans.size(life.lost)
+    has_new = any(message.once is not None for message in kept)
+    session = OldSession(
+        layout="stenolog-json",
+        key=life.key,
+        messages=kept,
+        summary="" if after else life.summary,
+        meta={n: one for n, one in life.meta.items() if n not in _NOT_MERGED and not after},
+        created=datetime.fromisoformat(life.created),
+        updated=updated,
+        problems=(f"{lost} messages of the fallback cannot be read",) if lost else (),
+    )
+    # A legacy session without new messages here is as old as its file.
+    said = [moment for one in receipts if (moment := time_of(one.get("updated"))) is not None]
+    changed = updated if has_new or not said else max(said)
+    return Found(session, _digest(life, session), changed, ())
+
+
+def _tokens(life: Life, messages: Sequence[Message]) -> dict[int, str]:
+    """Return the token of each message that was added here; legacy messages have none."""
+    receipts = merge.receipts(life.meta)
+    begun = life.meta.get("importing")
+    imports = [*receipts, begun] if isinstance(begun, dict) else receipts
+    prefixes = tuple(f"import:{one.get('sha256')}:" for one in imports)
+    read_in = max(_ends(receipts).values(), default=0)
+    found: dict[int, str] = {}
+    for message in messages:
+        token = token_of(message)
+        if token is not None:
+            found |= dict.fromkeys(range(message.seq, message.seq + token[1]), token[0])
+    given = {
+        message.seq: found.get(message.seq, "" if message.seq <= read_in else None)
+        for message in messages
+    }
+    return {
+        # guard: fallback-merged-by-uid-and-seq
+        seq: f"fallback:{life.uid}:{seq}" if token is None else token
+        for seq, token in given.items()
+        if token is None or (token and not token.startswith(prefixes or ("\0",)))
+    }
+
+
+def _ends(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return for each imported file, by its digest, the last seq after its import."""
+    return {
+        one["sha256"]: one["last_seq"]
+        for one in receipts
+        if isinstance(one.get("sha256"), str) and isinstance(one.get("last_seq"), int)
+    }
+
+
+def _digest(life: Life, session: OldSession) -> str:
+    """Return a digest that differs for each state of a session."""
+    *_, last = ["", *merge.digests(session.messages)]
+    shown = [message.hidden for message in session.messages]
+    state = [life.uid, life.last_seq, last, shown, session.summary, session.meta]
+    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+# --- records of merges -----------------------------------------------------------------------
+
+
+class _Merged(Struct, frozen=True, kw_only=True):
+    """Record of the merges of one session of the fallback store."""
+
+    uid: str
+    after: int = 0
+    """Messages up to this seq were merged into a session that the store no longer has."""
+    last_seq: int = 0
+    """Seq of the last merged message."""
+    digest: str = ""
+    """Digest of the merged content."""
+    key: str = ""
+    """Key of the store's session that it was merged into."""
+    stored: tuple[str, ...] = ()
+    """Uids of earlier sessions with that key, then the uid of the current one."""
+    deleted: datetime | None = None
+    """Time of the deletion in the fallback store that was repeated."""
+
+
+def _record_of(workspace: Path, uid: str) -> _Merged:
+    """Return the record of a session, an empty one if there is none. Raises NotASession."""
+    try:
+        text = (workspace / MERGED / f"{escaped(uid)}.json").read_bytes()
+        return convert(json.loads(text), _Merged)
+    except (FileNotFoundError, NotADirectoryError):
+        return _Merged(uid=uid)
+    except (OSError, ValueError) as error:
+        raise NotASession(f"the record of its merge cannot be read: {error}") from error
+
+
+def _record(workspace: Path, key: str, record: _Merged) -> None:
+    try:
+        _write(workspace / MERGED, f"{escaped(record.uid)}.json", record)
+    except OSError as error:
+        words = "the merge of %r cannot be recorded, so the next start repeats it: %s"
+        _logger.warning(words, key, error.strerror)
+
+
+def _write(folder: Path, name: str, fields: Struct) -> None:
+    """Write a small file durably. Raises OSError."""
+    disk.make_private(folder)
+    descriptor = disk.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        disk.replace_file(descriptor, name, json.dumps(to_builtins(fields)).encode())
+    finally:
+        descriptor.close()
+
+
+def _uid(store: Store, key: str) -> str:
+    """Return the uid of a session, or an empty string. Raises what the store raises."""
+    try:
+        return store.info(key).uid if key else ""
+    except NoSuchSession:
+        return ""
+
+
+# --- purges ----------------------------------------------------------------------------------
+
+
+class _Purge(Struct, frozen=True, kw_only=True):
+    """Note of a purge in the fallback store."""
+
+    key: str
+    at: datetime
+    """Start of the purge: newer messages stay."""
+    made: datetime | None = None
+    """End of the purge; None if it is unknown whether the purge took effect."""
+    before: int | None = None
+    uids: tuple[str, ...] = ()
+    """Uids of the sessions that the purge deletes; with `before`, of the session it shortens."""
+    is_trash: bool = False
+    """Whether only some sessions in the trash are purged, not the whole key."""
+    read_in: tuple[tuple[str, int], ...] = ()
+    """Digest and last seq of each legacy file that the sessions were imported from."""
+
+
+def _purges(workspace: Path) -> list[tuple[Path, _Purge]]:
+    """Return the purges that are not yet repeated, oldest first."""
+    found = []
+    for path in sorted((workspace / PURGES).glob("[!.]*.json")):
+        try:
+            found.append((path, convert(json.loads(path.read_bytes()), _Purge)))
+        except (OSError, ValueError) as error:
+            _logger.warning("%s: a purge in the fallback cannot be repeated: %s", path, error)
+    return found
+
+
+def _repeat_purges(
+    workspace: Path, fallback: JSONLStore | None, store: Store, *, is_alone: bool
+) -> None:
+    """Repeat the noted purges in the store.
+
+    A note that cannot be followed stays, with a warning.
+    """
+    for path, purge in _purges(workspace):
+        try:
+            if not _was_made(purge, fallback):  # guard: fallback-refused-purge-not-repeated
+                if is_alone:
+                    path.unlink()
+                continue
+            left = _repeat(purge, store)
+            for uid in purge.uids if purge.before is None else ():
+                (workspace / MERGED / f"{escaped(uid)}.json").unlink(missing_ok=True)
+            if left:
+                _logger.warning("a purge in the fallback is not fully repeated for %r: %s", *left)
+                path.rename(path.with_suffix(".left"))
+            else:
+                path.unlink()
+        except StenologError as error:  # guard: fallback-note-keeps-no-store-closed
+            _logger.warning(
+                "a purge of %r in the fallback cannot be repeated now: %s", purge.key, error
+            )
+        except OSError as error:
+            _logger.warning("%s: cannot be changed: %s", path, error.strerror)
+
+
+def _was_made(purge: _Purge, fallback: JSONLStore | None) -> bool:
+    """Return whether the fallback store no longer has the messages to purge."""
+    if purge.made is not None:
+        return True
+    if fallback is None or not purge.uids:
+        return False
+    if purge.before is None:
+        return {one.uid for one in fallback.lives()}.isdisjoint(purge.uids)
+    try:
+        is_same = fallback.info(purge.key).uid in purge.uids
+        first = [one.seq for one in fallback.get_history(purge.key, full=True)][:1]
+    except (NoSuchSession, DamagedStore):
+        return False
+    return is_same and bool(first) and first[0] >= purge.before
+
+
+def _repeat(purge: _Purge, store: Store) -> tuple[str, str] | None:
+    """Repeat a purge in the store; return the key and a reason if messages are left.
+
+    Deletes only messages that are older than the purge. Raises StenologError.
+    """
+    if purge.before is None and not purge.is_trash:
+        return _purge_all(purge, store)
+    try:
+        info = store.info(purge.key)
+    except NoSuchSession:
+        return None
+    ends = _ends(merge.receipts(info.meta))
+    # Up to this seq both stores agree: the messages come from the same file.
+    same = max((end for digest, end in purge.read_in if ends.get(digest) == end), default=0)
+    if purge.before is not None:
+        if same:
+            store.purge(purge.key, before=min(purge.before, same + 1))
+        return None
+    if not same:
+        return None  # the store has no message of these sessions
+    if info.last_seq > same:  # guard: fallback-purge-trash-is-narrow
+        return purge.key, "the session has been used in the store, too"
+    return _purge_all(purge, store)
+
+
+def _purge_all(purge: _Purge, store: Store) -> tuple[str, str] | None:
+    """Purge the sessions of a key that are older than the purge.
+
+    If a session has newer messages, only its older messages are purged.
+    """
+    key = purge.key
+    trashed = [one for one in store.list_trash() if one.key == key]
+    old = [
+        (one.uid, one.deleted) for one in trashed if one.deleted <= purge.at and not purge.is_trash
+    ]
+    is_only = len(old) == len(trashed)
+    is_older = True
+    with suppress(NoSuchSession):
+        info = store.info(key)
+        is_older = _is_older(purge, info)
+        if is_older:
+            history = store.get_history(key, full=True)
+            newer = [message.seq for message in history if message.at > purge.at]
+            if newer:
+                store.purge(key, before=newer[0])
+            elif is_only:  # guard: fallback-purge-spares-newer-trash
+                store.purge(key)
+                return None
+            else:
+                old.append(_deleted(info, store))
+    if old and isinstance(store, PurgingStore):
+        store.purge_trash(key, old)
+    if not is_older:
+        return key, "the session was begun or imported since"
+    return None if is_only or purge.is_trash else (key, "the trash has sessions deleted since")
+
+
+def _is_older(purge: _Purge, info: SessionInfo) -> bool:
+    """Return whether a session of the store is older than the purge or comes from the same file."""
+    if info.lost and info.updated > purge.at:
+        raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
+    made = purge.made or purge.at
+    own = {digest for digest, _ in purge.read_in}
+    receipts = merge.receipts(info.meta)
+    for one in receipts:
+        # Messages of a fallback store carry the time of their addition, those of other files any
+        # time.
+        taken = time_of(one.get(merge.TAKEN))
+        is_foreign = one.get("sha256") not in own and one.get("from") != "stenolog-json"
+        if is_foreign and (taken is None or taken > made):
+            return False
+    return info.created <= made or not own.isdisjoint(_ends(receipts))
+
+
+def _deleted(info: SessionInfo, store: Store) -> Deleted:
+    """Move a session into the trash, unless it was changed since. Raises StoreBusy."""
+    gone = store.delete(info.key)
+    if (gone.uid, gone.count) != (info.uid, info.count):
+        store.restore(info.key, uid=gone.uid)
+        raise StoreBusy(f"{info.key!r} is in use")
+    return gone.uid, gone.deleted
+
+
+# --- the lock --------------------------------------------------------------------------------
+
+
+def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
+    if workspace.is_symlink():  # guard: fallback-no-link
+        raise OSError(errno.ELOOP, "it is a symbolic link, and none is followed here")
+    return disk.open_descriptor(workspace / LOCK, flags)
+
+
+def _locked(lock: disk.Descriptor, how: int) -> bool:
+    """Try to take the lock without waiting. Raises OSError if the file system has no locks."""
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,221 @@
+"""Conversion of imported messages to OpenAI's chat format: contents, tool calls, times, problems.
+
+Fields that the format does not have are kept in a field named after the program, so that nothing is
+lost. Such fields are not sent to providers.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from json import dumps, loads
+from typing import Any, Final
+
+from stenolog.codec import encode_object
+from stenolog.errors import RefusedMessage
+from stenolog.stores.json_file import NO_TIME, KeptMessage, NotASession, time_of
+from stenolog.transfer.importers.legacy_session import Layout, OldSession, dated
+
+Part = dict[str, Any]
+
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+MOST: Final = 20
+"""Maximum number of problems of one session that are reported individually."""
+LONGEST: Final = 400
+"""Maximum number of characters of a reported problem."""
+
+
+class NotAMessage(ValueError):
+    """The value is not a message."""
+
+
+class Report:
+    """Problems of one imported session: lost messages, lost parts, and parts no model sees."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._words: list[str] = []
+        self._unseen: Counter[str] = Counter()
+
+    def drop(self, words: str, count: int = 1) -> None:
+        """Report messages that are lost."""
+        self.dropped += count
+        self._words.append(_short(words, LONGEST))
+
+    def note(self, words: str) -> None:
+        """Report another loss."""
+        self._words.append(_short(words, LONGEST))
+
+    def unseen(self, kind: str) -> None:
+        """Count a part that is kept in an additional field, which no model sees."""
+        self._unseen[_short(kind, LONGEST // 10)] += 1
+
+    def keep(
+        self, fields: dict[str, Any], at: datetime | None, what: str, *, hidden: bool = False
+    ) -> list[KeptMessage]:
+        """Return the message to store; if it cannot be stored, report it and return nothing."""
+        try:
+            return [KeptMessage(encode_object(fields), at, hidden=hidden)]
+        except RefusedMessage as error:
+            self.drop(f"{what}: {error}")
+            return []
+
+    def problems(self) -> tuple[str, ...]:
+        """Return the problems, each as a sentence."""
+        more = len(self._words) - MOST
+        rest = (f"and {more:,} more like these",) if more > 0 else ()
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._unseen.most_common(MOST))
+        unseen = (f"kept, but no model will be shown it: {kinds}",) if kinds else ()
+        return (*self._words[:MOST], *rest, *unseen)
+
+    def session(
+        self,
+        layout: Layout,
+        key: str,
+        messages: Sequence[KeptMessage],
+        *,
+        changed: datetime,
+        created: datetime | None = None,
+        updated: datetime | None = None,
+        **more: Any,
+    ) -> OldSession:
+        """Return the session; missing times come from its messages, or else from its file."""
+        said = [message.at for message in messages if message.at is not None]
+        created = created or min(said, default=changed)
+        updated = updated or max(said, default=changed)
+        return OldSession(
+            layout=layout,
+            key=key,
+            messages=dated(messages, created, updated),
+            created=created,
+            updated=updated,
+            dropped=self.dropped,
+            problems=self.problems(),
+            **more,
+        )
+
+    def check(self, messages: list[KeptMessage]) -> None:
+        """Raise NotASession if there are no messages."""
+        if not messages:
+            words = "".join(f"; {words}" for words in self.problems())
+            raise NotASession(f"there is no message in it{words}")
+
+
+def _short(words: str, length: int) -> str:
+    return words if len(words) <= length else words[: length - 1] + "…"
+
+
+def parsed(text: bytes, what: str) -> Any:
+    """Return the JSON value in a text. Raises NotAMessage."""
+    try:
+        return loads(text.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        shown = text[:40].decode(errors="replace")
+        reason = f" ({error})" if isinstance(error, NotAMessage) else ""
+        raise NotAMessage(f"{what} is not JSON{reason}: {shown!r}") from error
+
+
+def as_object(value: Any, what: str) -> dict[str, Any]:
+    """Return the value if it is an object. Raises NotAMessage."""
+    if not isinstance(value, dict):
+        raise NotAMessage(f"{what} is no object")
+    return value
+
+
+def as_message(value: Any, what: str) -> dict[str, Any]:
+    """Return the value if it is an object with a role. Raises NotAMessage."""
+    fields = as_object(value, what)
+    if not isinstance(fields.get("role"), str):
+        raise NotAMessage(f"{what} is no message: it has no role")
+    return fields
+
+
+def as_text(value: Any) -> str:
+    """Return a text unchanged, other values as JSON. Raises ValueError, RecursionError."""
+    if isinstance(value, str):
+        return value
+    return dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def text_part(text: str) -> Part:
+    """Return a text part of a content."""
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str, **more: Any) -> Part:
+    """Return an image part of a content."""
+    return {"type": "image_url", "image_url": {"url": url, **filled(more)}}
+
+
+def content_of(parts: Sequence[Part]) -> str | list[Part] | None:
+    """Return the content of these parts: a single text as a string, None for no parts."""
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
+        text: str = parts[0]["text"]
+        return text
+    return list(parts) or None
+
+
+def assembled(
+    role: str,
+    parts: Sequence[Part],
+    calls: list[dict[str, Any]],
+    results: Sequence[dict[str, Any]],
+    thoughts: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Return the messages of these pieces: the tool results first, at least one message."""
+    found = list(results)
+    if parts or calls or thoughts or not found:
+        message: dict[str, Any] = {"role": role, "content": content_of(parts)}
+        if thoughts:
+            message["reasoning_content"] = "\n\n".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        found.append(message)
+    return found
+
+
+def call_of(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """Return a tool call. Raises ValueError, RecursionError."""
+    text = "{}" if arguments is None else as_text(arguments)
+    function = {"name": name if isinstance(name, str) else "unknown", "arguments": text}
+    return {"id": as_id(id), "type": "function", "function": function}
+
+
+def as_id(id: Any) -> str | None:
+    """Return the id of a tool call as text; None if there is none."""
+    return None if id is None else as_text(id)
+
+
+def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not empty."""
+    return {name: value for name, value in fields.items() if value not in _EMPTY}
+
+
+def beside(message: dict[str, Any], name: str, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with the remaining data, if any, in a field of this name."""
+    return {**message, name: dict(rest)} if rest else message
+
+
+def _refuse(constant: str) -> Any:
+    raise NotAMessage(f"{constant} has no place in it")
+
+
+def moment(value: Any) -> datetime | None:
+    """Return a time given as ISO 8601 or as seconds since 1970; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return time_of(value)
+    try:
+        found = datetime.fromtimestamp(0, UTC) + timedelta(seconds=value)
+    except (OverflowError, ValueError):
+        return None
+    return found if found > NO_TIME else None
+
+
+def local_time(text: Any) -> datetime | None:
+    """Return a time given as ISO 8601; without an offset it is local time."""
+    if not isinstance(text, str):
+        return None
+    try:
+        found = datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return found if found > NO_TIME else None

@@ -1,0 +1,76 @@
+"""Chat messages without a framework: `[{"role": …}]` as one JSON file, or one message per line."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import PurePath
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from stenolog.stores.json_file import KeptMessage
+from stenolog.transfer.importers.chat_format import NotAMessage, Report, as_message, moment, parsed
+from stenolog.transfer.importers.legacy_session import OldSession
+
+FIELDS: Final = frozenset(
+    {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call"}
+)
+"""Fields of a message in the format of chat APIs."""
+TIMES: Final = ("created_at", "timestamp", "at", "time")
+"""Fields that may contain the time of a message."""
+
+
+def read_array(
+    found: list[Any], rest: dict[str, Any], *, name: str, changed: datetime
+) -> OldSession:
+    """Return the session in the array of a file of this name. Raises NotASession.
+
+    The other fields of the file are kept with the session.
+    """
+    given = ((f"message {number}", value) for number, value in enumerate(found, 1))
+    return replace(_session(given, Report(), name=name, changed=changed), state=rest)
+
+
+def read_lines(text: bytes, *, name: str, changed: datetime) -> OldSession:
+    """Return the session in a file of this name with one message per line. Raises NotASession."""
+    report = Report()
+    return _session(_lines(text, report), report, name=name, changed=changed)
+
+
+def looks_like(found: list[Any]) -> bool:
+    """Return whether this array contains a message."""
+    return any(isinstance(one, dict) and isinstance(one.get("role"), str) for one in found)
+
+
+def stem_of(name: str) -> str:
+    """Return the name of a file without its suffix; it becomes the key."""
+    return PurePath(name).stem
+
+
+def _lines(text: bytes, report: Report) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {number}", parsed(line, f"line {number}")
+        except NotAMessage as error:
+            report.drop(str(error))
+
+
+def _session(
+    given: Iterator[tuple[str, Any]], report: Report, *, name: str, changed: datetime
+) -> OldSession:
+    messages: list[KeptMessage] = []
+    for what, value in given:
+        try:
+            fields = as_message(value, what)
+        except NotAMessage as error:
+            report.drop(str(error))
+            continue
+        messages += report.keep(fields, _at(fields), what)
+    report.check(messages)
+    return report.session("plain", stem_of(name), messages, changed=changed)
+
+
+def _at(fields: dict[str, Any]) -> datetime | None:
+    found = (moment(fields.get(name)) for name in TIMES)
+    return next((at for at in found if at is not None), None)

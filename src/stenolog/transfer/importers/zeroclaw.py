@@ -1,0 +1,90 @@
+"""zeroclaw's logs: only `role` and `content`, with tool calls as JSON text inside `content`."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from json import dumps, loads
+from typing import Any
+
+from stenolog.sessions import keys
+from stenolog.stores.json_file import KeptMessage, NotASession
+from stenolog.transfer.importers.legacy_session import Line, OldSession, dated, lines, payload
+
+
+def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
+    """Return the session in a log of this name and modification time. Raises NotASession.
+
+    The key comes from the name and all times from the file, because the log has neither.
+    """
+    stem = name.removesuffix(".jsonl")
+    problems: list[str] = []
+    messages = []
+    found = list(lines(log))
+    for line in found:
+        if line.fields is None:
+            problems.append(line.problem)
+            continue
+        body = payload(unpacked(line.fields), f"line {line.number}", problems)
+        if body is not None:
+            messages.append(KeptMessage(body))
+    if not messages:
+        raise NotASession("there is no message in it" + "".join(f"; {p}" for p in problems))
+    key = keys.from_reference_name(stem)
+    return OldSession(
+        layout="zeroclaw",
+        key=stem,
+        messages=dated(messages, changed, changed),
+        aliases=() if key is None else (key,),
+        created=changed,
+        updated=changed,
+        dropped=len(found) - len(messages),
+        problems=tuple(problems),
+    )
+
+
+def looks_like(found: Sequence[Line]) -> bool:
+    """Return whether these lines are zeroclaw's."""
+    messages = [line.fields for line in found if line.fields is not None]
+    return bool(messages) and all(fields.keys() <= {"role", "content"} for fields in messages)
+
+
+def unpacked(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with its tool calls, or the id of the call it answers, as fields.
+
+    Content in any other form stays unchanged: it may be the text of a message.
+    """
+    try:
+        inside = loads(fields["content"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return fields
+    if not isinstance(inside, dict):
+        return fields
+    if fields["role"] == "assistant":
+        calls = _calls(inside.get("tool_calls"))
+        return fields if calls is None else _merged(fields, inside, {"tool_calls": calls})
+    if fields["role"] == "tool" and isinstance(inside.get("tool_call_id"), str):
+        return _merged(fields, inside, {})
+    return fields
+
+
+def _merged(
+    fields: dict[str, Any], inside: dict[str, Any], instead: dict[str, Any]
+) -> dict[str, Any]:
+    return {**fields, "content": None, **inside, **instead, "role": fields["role"]}
+
+
+def _calls(packed: object) -> list[dict[str, Any]] | None:
+    """Return tool calls in OpenAI's format; None if the value has none."""
+    if not isinstance(packed, list) or not packed:
+        return None
+    calls = []
+    for call in packed:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        if not isinstance(call.get("id"), str) or "arguments" not in call:
+            return None
+        rest = {k: v for k, v in call.items() if k not in ("id", "name", "arguments")}
+        given = call["arguments"]
+        text = given if isinstance(given, str) else dumps(given, ensure_ascii=False)
+        function = {"name": call["name"], "arguments": text}
+        calls.append({"id": call["id"], "type": "function", "function": function, **rest})
+    return calls

@@ -1,0 +1,102 @@
+"""`open_sessions`: the store for an agent loop, with old sessions imported, or its fallback store.
+
+A loop must be able to start. If the store cannot be opened, or old sessions cannot be imported, the
+store is closed again and the run uses the fallback store; this is logged as an error. The next
+successful start merges the fallback store into the store.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from stenolog.errors import ForeignLog, StenologError, UsageError
+from stenolog.sessions.folders import Place, find_place
+from stenolog.sessions.session_manager import SessionManager, refusal
+from stenolog.sessions.session_store import JSONLBackend, SessionStore
+from stenolog.stores.base import Store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.fallback import merge_fallback, open_fallback
+from stenolog.transfer.migration import report, take_in
+
+_logger = logging.getLogger("stenolog")
+
+
+def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) -> SessionStore:
+    """Open the sessions of an agent for an agent loop. `where` is the same as for `open_store`.
+
+    Named agents share no sessions. Old sessions of picoclaw and zeroclaw in the folder `sessions`
+    are imported first and their files renamed to `.migrated`; the content of a fallback store is
+    merged.
+
+    If the store cannot be opened, or old sessions cannot be imported, the run uses the fallback
+    store: a JSONL store in `sessions.fallback` or FILE.fallback that starts with the old sessions,
+    and whose `health()` gives the reason. If that folder cannot be written either, the result is a
+    SessionManager. A read-only place is opened: `health()` reports it, and each write returns a
+    failure.
+
+    Raises UsageError if no engine supports the place, ForeignLog for a database of another program,
+    and the store's error if there is no place for a fallback store.
+    """
+    place = find_place(where, agent)
+    try:
+        store = open_store(place.where, namespace=place.namespace)
+    except (UsageError, ForeignLog):
+        raise  # a later start would fail the same way
+    except StenologError as error:
+        return _fall_back(place, error)
+    try:
+        _take_all_in(place, store)
+    except (StenologError, OSError) as error:
+        _close(store)
+        return _fall_back(place, error)
+    except BaseException:
+        _close(store)
+        raise
+    sessions = JSONLBackend(store)
+    health = sessions.health()
+    if not health.ok:
+        _logger.error("the store is not well: %s", health.problems[0])
+    return sessions
+
+
+def _take_all_in(place: Place, store: Store) -> None:
+    for folder, fallbacks in place.legacy_folders():
+        report(take_in(folder, store, thorough=False, fallbacks=fallbacks, own=True), store)
+    merge_fallback(place, store)
+
+
+def _fall_back(place: Place, error: Exception) -> SessionStore:
+    if place.fallback is None or place.json_fallback is None:
+        raise error
+    words = f"{type(error).__name__}: {error}"
+    try:
+        store = open_fallback(place, because=words)
+    except (StenologError, OSError) as failed:
+        _logger.debug("the fallback cannot be used", exc_info=failed)
+        return _json_files(place.json_fallback, place.old, words)
+    _logger.error(
+        "the store cannot be used (%s); for this run sessions are kept in %s", words, store.folder
+    )
+    return JSONLBackend(store)
+
+
+def _json_files(folder: Path, old: Path | None, words: str) -> SessionStore:
+    """Return the sessions as JSON files; if these cannot be written either, each write fails."""
+    manager = SessionManager(folder, because=words, old=None if old == folder else old)
+    cannot = refusal(folder)
+    if cannot is not None:
+        _logger.error("nothing can be saved, neither in the store (%s) nor as %s", words, cannot)
+    else:
+        _logger.error(
+            "the store cannot be used (%s); for this run sessions are kept as JSON files in %s",
+            words,
+            folder,
+        )
+    return manager
+
+
+def _close(store: Store) -> None:
+    try:
+        store.close()
+    except Exception:
+        _logger.exception("closing the store that could not be used failed")

@@ -1,0 +1,209 @@
+"""The import of one old session into a session of the store, in steps.
+
+Each step is one idempotent write: if the import is killed between two steps, the next run continues
+it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from stenolog.errors import OnceConflict, UsageError
+from stenolog.records import Message, timestamp
+from stenolog.sessions.aliases import change_alias_mark, claimed, prepare_alias_mark
+from stenolog.stores.base import Store
+from stenolog.stores.json_file import KeptMessage
+from stenolog.transfer import merge as merging
+from stenolog.transfer.importers.legacy_session import OldSession
+from stenolog.transfer.merge import Merge, There
+
+CHUNK: Final = 500
+"""Maximum number of messages per batch."""
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+RECEIPTS: Final = 20
+"""Maximum number of import receipts that a session keeps."""
+
+
+class Carrying:
+    """The import of one session: call `mark`, `add`, `settle`, `receipt` in this order.
+
+    `problems` lists the content that could not be imported.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        old: OldSession,
+        digest: str,
+        there: There | None,
+        merge: Merge,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._digest = digest
+        self._seqs = list(merge.seqs)
+        self.old = old
+        self.there = there
+        self.merge = merge
+        self.problems: list[str] = []
+
+    def mark(self, names: Sequence[str]) -> None:
+        """Record the import in the meta, so that a later run recognizes a partial import."""
+        meta = {} if self.there is None else self.there.meta
+        begun = {"sha256": self._digest, "carry": self.merge.carry}
+        fields: dict[str, Any] = {"importing": begun}  # guard: import-mark
+        aliases = [*claimed(meta), *(name for name in names if name not in claimed(meta))]
+        if aliases:
+            fields["aliases"] = aliases
+        for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
+            if value is not None and name not in meta:
+                fields[name] = value
+        if self.old.state and self._is_newest(meta):
+            fields[self.old.layout] = self.old.state
+        if names:
+            prepare_alias_mark(self._store)
+        try:
+            self._store.set_meta(self._key, **self._new_meta(meta), **fields)
+        except UsageError:
+            self.problems.append("its meta is left out: together with the one here it is too long")
+            self._store.set_meta(self._key, **fields)
+        if names:
+            change_alias_mark(self._store)
+
+    def _new_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the meta fields to set: never an old value over a newer one, and only once."""
+        if self.there is not None and self.there.begun(self._digest) is not None:
+            return {}
+        last = None if self.there is None else self.there.updated
+        is_newer = last is None or last < self.old.created
+        return {n: value for n, value in self.old.meta.items() if is_newer or n not in meta}
+
+    def _is_newest(self, meta: Mapping[str, Any]) -> bool:
+        """Return whether the old session's state is at least as new as the stored one."""
+        known = 0 if self.there is None else len(self.there.payloads)
+        return self.old.layout not in meta or known <= len(self.old.messages)
+
+    def add(self) -> Iterator[list[int]]:
+        """Add the missing messages in batches and yield the seqs of each batch."""
+        for start, batch in _batches(self.old.messages, len(self._seqs)):
+            token = batch[0].once
+            try:
+                seqs = self._append(batch, token or f"import:{self._digest}:{start}")
+            except OnceConflict:
+                words = f"the token of message {start + 1} stands for another one: it has a new one"
+                self.problems.append(words)
+                seqs = self._append(batch, f"import:{self._digest}:{start}")
+            self._seqs += seqs
+            yield seqs
+
+    def _append(self, batch: Sequence[KeptMessage], once: str) -> list[int]:
+        messages = [Message(seq=1, _at="", _body=Raw(one.payload)) for one in batch]
+        times = [one.at for one in batch if one.at is not None]
+        return self._store.add_messages(self._key, messages, once=once, at=times)
+
+    def settle(self) -> None:
+        """Hide hidden messages and set the summary, unless the session has newer ones."""
+        floor = merging.hidden_start(self.old)
+        if self.merge.carry and floor and not self._is_all_old(self._seqs[floor - 1]):
+            self.merge = replace(self.merge, carry=False)
+        self.problems += self.not_carried()
+        if not self.merge.carry:
+            self._hide(n for n in self._hidden(floor) if self.old.messages[n].once is not None)
+            return
+        if floor:
+            upto = self._seqs[floor - 1]
+            self._store.checkpoint(self._key, summary=self.old.summary, upto=upto)
+        elif self.old.summary:
+            self._store.set_summary(self._key, self.old.summary)
+        self._hide(self._hidden(floor))
+
+    def _hidden(self, floor: int) -> Iterator[int]:
+        """Yield the indexes of the messages that were hidden one by one, above the floor."""
+        return (n for n, one in enumerate(self.old.messages) if one.hidden and n >= floor)
+
+    def _hide(self, numbers: Iterable[int]) -> None:
+        for first, last in _runs([self._seqs[n] for n in numbers if self._seqs[n]]):
+            self._store.hide(self._key, first, last)
+
+    def _is_all_old(self, upto: int) -> bool:
+        """Return whether a checkpoint up to this seq hides only messages of the old session."""
+        sight = {message.seq for message in self._store.get_history(self._key)}
+        # guard: merge-hides-only-covered
+        return all(seq > upto for seq in sight.difference(self._seqs))
+
+    def not_carried(self) -> Iterator[str]:
+        """Yield a sentence for each item that is skipped because the session has newer messages."""
+        if self.merge.carry or len(self.merge.seqs) == len(self.old.messages):
+            return
+        if self.old.summary:
+            yield "its summary is left out, because the session here has gone on without it"
+        if hidden := sum(one.hidden for one in self.old.messages) - self._hidden_here():
+            yield f"{hidden} messages that were hidden there are in sight here"
+
+    def _hidden_here(self) -> int:
+        """Return how many hidden messages are hidden here too, despite newer messages."""
+        start = merging.hidden_start(self.old)
+        return sum(self.old.messages[n].once is not None for n in self._hidden(start))
+
+    def receipt(self, name: str) -> None:
+        """Finish the import: remove the import mark and add the receipt in one write."""
+        info = self._store.info(self._key)
+        said = [one.at for one in self.old.messages if one.at is not None]
+        there = () if self.there is None else self.there.said
+        receipt: dict[str, Any] = {
+            "from": self.old.layout,
+            "file": name,
+            "sha256": self._digest,
+            "messages": len(self.old.messages),
+            "created": timestamp(min([self.old.created, *said])),
+            # The times of the old conversation count until a new message is stored here.
+            "updated": timestamp(max([self.old.updated, *said, *there])),
+            "last_seq": info.last_seq,
+            merging.TAKEN: timestamp(datetime.now(UTC)),
+        }
+        if self.old.layout == "stenolog-json" and self.old.messages:
+            *_, receipt[merging.SAID] = merging.digests(self.old.messages)
+        if info.summary == self.old.summary != "":
+            receipt[merging.SUMMARY] = merging.summary_digest(info.summary)
+        kept = [*merging.receipts(info.meta), receipt][-RECEIPTS:]
+        self._store.set_meta(self._key, importing=None, imported=kept)
+
+
+def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield first and last of each run of consecutive seqs: one write hides a run."""
+    for start, seq in enumerate(seqs):
+        if start == 0 or seqs[start - 1] != seq - 1:
+            end = start
+            while end + 1 < len(seqs) and seqs[end + 1] == seqs[end] + 1:
+                end += 1
+            yield seq, seqs[end]
+
+
+def _batches(
+    messages: Sequence[KeptMessage], start: int
+) -> Iterator[tuple[int, Sequence[KeptMessage]]]:
+    """Yield the messages to add: those of one token together, those without a token in batches."""
+    while start < len(messages):
+        end, size = start + 1, len(messages[start].payload)
+        if messages[start].once is not None:
+            while end < len(messages) and messages[end].once == messages[start].once:
+                end += 1
+        else:
+            while end < len(messages) and end - start < CHUNK and messages[end].once is None:
+                size += len(messages[end].payload)
+                if size > CHUNK_BYTES:
+                    break
+                end += 1
+        yield start, messages[start:end]
+        start = end
+
+
+def give_aliases(store: Store, key: str, meta: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Add aliases to a session that was imported before."""
+    prepare_alias_mark(store)
+    store.set_meta(key, aliases=[*claimed(meta), *names])
+    change_alias_mark(store)

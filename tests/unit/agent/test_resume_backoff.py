@@ -1,0 +1,85 @@
+"""What failed when it was gone on with is not asked for again and again."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.agent.resume import ResumeBackoff
+from stenolog.agent.turn_events import Answer
+from stenolog.catalog.message_metadata import received
+from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy
+from stenolog.sessions.session_store import SessionStore
+from stenolog.testing.scripted_model import ScriptedModel
+from unit.agent.agents import KEY, agent_loop, roles
+
+
+def _said(text: str) -> dict[str, Any]:
+    return received({"role": "user", "content": text})
+
+
+@pytest.mark.parametrize("error", [ModelRefused("no such words"), ModelUnavailable("away")])
+def test_a_message_that_failed_is_left_alone_until_something_else_is_said(
+    tmp_path: Path, error: Exception
+) -> None:
+    async def main() -> None:
+        model = ScriptedModel([error, "Better."])
+        async with agent_loop("jsonl", tmp_path, model) as loop:
+            sessions = loop.registry.agent().sessions
+            assert sessions.add_full_message(KEY, _said("Bad words."))
+            [failed] = await loop.resume()
+            assert failed.outcome == "failed"
+            for _ in range(3):
+                assert await loop.resume() == []
+            assert len(model.asked) == 1
+            assert sessions.add_full_message(KEY, _said("Good words."))
+            [answer] = await loop.resume()
+            assert answer.text == "Better."
+            assert roles(loop) == ["user", "user", "assistant"]
+
+    asyncio.run(main())
+
+
+def test_a_server_that_was_away_is_asked_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("stenolog.agent.resume.monotonic", lambda: now[0])
+    given_up = ResumeBackoff()
+    waits = []
+    for _ in range(12):
+        given_up.record_failure(None, KEY, 7, ModelUnavailable("away"))
+        began = now[0]
+        while given_up.is_blocked(None, KEY, 7):
+            now[0] += 5.0
+        waits.append(now[0] - began)
+    assert waits[:3] == [10.0, 20.0, 40.0]
+    assert max(waits) == 3_600.0
+    given_up.record_failure(None, KEY, 7, ModelRefused("no"))
+    now[0] += 1e9
+    assert given_up.is_blocked(None, KEY, 7)
+    assert not given_up.is_blocked(None, KEY, 8)
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_the_first_words_of_a_session_are_said_by_who_has_its_turn(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, ["Yes."]) as loop:
+            held: list[Any] = []
+
+            async def change(sessions: SessionStore) -> Answer | None:
+                own = loop.registry.agent().store
+                assert own is not None
+                with pytest.raises(StoreBusy):
+                    await loop.run(own.lease, KEY, ttl=5.0, wait=0.0)
+                held.append(True)
+                assert await loop.run(sessions.add_message, KEY, "user", "Hello.")
+                return None
+
+            answer = await loop.answer_after(KEY, change)
+            assert (answer.text, held) == ("Yes.", [True])
+
+    asyncio.run(main())

@@ -1,0 +1,218 @@
+"""A turn runs only while its process holds the lease of the session."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from stenolog.agent.resume import FIRST_DELAY, ResumeBackoff
+from stenolog.agent.tools import Tool, tool
+from stenolog.errors import DamagedStore, StoreUnavailable
+from stenolog.sessions.session_store import SessionStore
+from stenolog.stores.jsonl.leases import FOLDER, lock_name
+from stenolog.testing.scripted_model import ScriptedModel
+from unit.agent.agents import KEY, agent_loop, called, roles, say
+
+
+def _paying(paid: list[str], name: str) -> Tool:
+    @tool()
+    def pay() -> str:
+        """Pay a bill."""
+        paid.append(name)
+        return "paid"
+
+    return pay
+
+
+def _scripted(name: str) -> ScriptedModel:
+    return ScriptedModel([called("pay", id=f"call-{name}"), f"{name}: it is paid."])
+
+
+@pytest.fixture
+def block_lease(tmp_path: Path) -> Callable[[], Path]:
+    """Return a function that makes the lease fail and returns what must be removed to repair it.
+
+    A directory at the path of the lock file fails like a lock file of another user.
+    """
+
+    def block() -> Path:
+        path = tmp_path / "sessions" / FOLDER / lock_name(KEY)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir()
+        return path
+
+    return block
+
+
+def test_turn_without_lease_does_not_run_in_any_process(
+    tmp_path: Path, block_lease: Callable[[], Path]
+) -> None:
+    async def main() -> None:
+        paid: list[str] = []
+        async with (
+            agent_loop("jsonl", tmp_path, _scripted("A"), tools=[_paying(paid, "A")]) as first,
+            agent_loop("jsonl", tmp_path, _scripted("B"), tools=[_paying(paid, "B")]) as second,
+        ):
+            block_lease()
+            answers = await asyncio.gather(
+                *(say(loop, "Pay my bill.", id="update-1") for loop in (first, second))
+            )
+            assert [answer.outcome for answer in answers] == ["failed", "failed"]
+            assert paid == []
+            assert roles(first) == ["user"]
+
+    asyncio.run(main())
+
+
+def test_turn_without_lease_says_why_and_what_happens_next(
+    tmp_path: Path, block_lease: Callable[[], Path]
+) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Never."]) as loop:
+            block_lease()
+            answer = await say(loop, "Hello.")
+            assert isinstance(answer.error, DamagedStore)
+            assert answer.saved
+            assert "could not be reserved" in answer.text
+            assert "Is a directory" in answer.text
+            assert "answered as soon as" in answer.text
+
+    asyncio.run(main())
+
+
+def test_a_change_without_lease_is_not_made_and_gives_the_error_of_the_store(
+    tmp_path: Path, block_lease: Callable[[], Path]
+) -> None:
+    changed: list[str] = []
+
+    async def change(_: SessionStore) -> None:
+        changed.append("changed")
+
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Never."]) as loop:
+            block_lease()
+            answer = await loop.answer_after(KEY, change)
+            assert isinstance(answer.error, DamagedStore)
+            assert "answered as soon as" not in answer.text
+
+    asyncio.run(main())
+    assert changed == []
+
+
+def test_message_is_answered_once_the_lease_works_again(
+    tmp_path: Path, block_lease: Callable[[], Path]
+) -> None:
+    async def main() -> None:
+        paid: list[str] = []
+        async with agent_loop(
+            "jsonl", tmp_path, _scripted("A"), tools=[_paying(paid, "A")]
+        ) as loop:
+            blocking = block_lease()
+            assert (await say(loop, "Pay my bill.")).outcome == "failed"
+            blocking.rmdir()
+            [answer] = await loop.resume()
+            assert answer.text == "A: it is paid."
+            assert paid == ["A"]
+
+    asyncio.run(main())
+
+
+def test_failed_lease_is_tried_again_after_a_constant_delay() -> None:
+    given_up = ResumeBackoff()
+    for _ in range(20):
+        given_up.record_failure(None, KEY, 1, StoreUnavailable("no"), grows=False)
+        assert given_up.is_blocked(None, KEY, 1)
+    [(_, _, until)] = given_up._until.values()
+    assert until - monotonic() <= FIRST_DELAY
+
+
+def test_redelivered_message_is_answered_once_the_lease_works_again(
+    tmp_path: Path, block_lease: Callable[[], Path]
+) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
+            blocking = block_lease()
+            assert (await say(loop, "Hi.", id="7")).outcome == "failed"
+            blocking.rmdir()
+            answer = await say(loop, "Hi.", id="7")
+            assert (answer.outcome, answer.text) == ("answered", "Hello.")
+            assert roles(loop) == ["user", "assistant"]
+
+    asyncio.run(main())
+
+
+def test_command_without_lease_changes_nothing(
+    tmp_path: Path, block_lease: Callable[[], Path]
+) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["One.", "Two."]) as loop:
+            assert (await say(loop, "Hi.")).text == "One."
+            await loop.quiet()
+            path = tmp_path / "sessions" / FOLDER / lock_name(KEY)
+            path.unlink()
+            block_lease()
+            for command in ("/retry", "/edit Ho.", "/clear"):
+                assert "Is a directory" in (await say(loop, command)).text
+            assert roles(loop) == ["user", "assistant"]
+
+    asyncio.run(main())
+
+
+_OUT_OF_DESCRIPTORS = """
+    import asyncio, os, resource, sys
+    from pathlib import Path
+    from unit.agent.agents import agent_loop, called, say
+    from stenolog.agent.tools import tool
+
+    paid = []
+
+    @tool()
+    def pay() -> str:
+        "Pay a bill."
+        paid.append("x")
+        return "paid"
+
+    def fill():
+        held = []
+        try:
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return held
+
+    async def main():
+        script = ["Warm.", "Hi.", called("pay"), "Paid."]
+        async with agent_loop("jsonl", Path(sys.argv[1]), script, tools=[pay]) as loop:
+            await say(loop, "Warm up.", key="other")
+            await say(loop, "Hi.")
+            await loop.quiet()
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+            held = fill()
+            answer = await say(loop, "Pay my bill.")
+            for descriptor in held:
+                os.close(descriptor)
+            print(answer.outcome, len(paid))
+            answers = await loop.resume() or [await say(loop, "Again.")]
+            print(answers[0].text, len(paid))
+
+    asyncio.run(main())
+"""
+
+
+def test_turn_does_not_run_in_a_process_without_file_descriptors(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_OUT_OF_DESCRIPTORS), str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env={"PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout.splitlines() == ["failed 0", "Paid. 1"], ran.stderr

@@ -1,0 +1,193 @@
+"""What a client wants of a turn: its own system prompt and model, and tools that it carries out."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.turn import GONE_ON
+from stenolog.agent.turn_events import Answer, Heard, Inbound
+from stenolog.agent.turn_options import Manner
+from stenolog.catalog.message_metadata import received
+from stenolog.context.turn_state import standing
+from stenolog.errors import UsageError
+from stenolog.sessions.session_store import SessionStore
+from stenolog.testing.scripted_model import ScriptedModel, tool_call
+from unit.agent.agents import KEY, STORES, agent_loop, bodies, roles
+
+every_store = pytest.mark.parametrize("store", STORES)
+
+LAMP = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
+MANNER = Manner(tools=(LAMP,))
+
+
+def clock() -> str:
+    """The time."""
+    return "noon"
+
+
+def _calling(*names: str) -> dict[str, Any]:
+    calls = [tool_call(name, id=f"call-{name}") for name in names]
+    return {"role": "assistant", "content": "I try.", "tool_calls": calls}
+
+
+def _model_of(loop: AgentLoop) -> ScriptedModel:
+    """The model that was asked."""
+    model = loop.registry.agent().model
+    assert isinstance(model, ScriptedModel)
+    return model
+
+
+async def _ask(loop: AgentLoop, text: str, manner: Manner = MANNER, id: str = "") -> Answer:
+    return await loop.hear(Inbound(key=KEY, content=text, id=id), manner=manner)
+
+
+async def _result(loop: AgentLoop, text: str) -> Answer:
+    async def change(sessions: SessionStore) -> None:
+        body = {"role": "tool", "tool_call_id": "call-lamp", "content": text}
+        assert await loop.run(sessions.add_full_message, KEY, body)
+
+    return await loop.answer_after(KEY, change, manner=MANNER)
+
+
+@every_store
+def test_a_call_of_the_clients_tool_is_handed_over_and_its_result_goes_on(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, [_calling("lamp"), "It shines."]) as loop:
+            answer = await _ask(loop, "The lamp, please.")
+            assert (answer.outcome, answer.text) == ("calls", "I try.")
+            assert [call["function"]["name"] for call in answer.calls] == ["lamp"]
+            assert roles(loop) == ["user", "assistant"]
+            answer = await _result(loop, "on")
+            assert (answer.outcome, answer.text) == ("answered", "It shines.")
+            assert roles(loop) == ["user", "assistant", "tool", "assistant"]
+
+    asyncio.run(main())
+
+
+@every_store
+def test_of_calls_to_both_the_agents_are_made_and_the_clients_handed_over(
+    store: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        script = [_calling("clock", "lamp"), "Done."]
+        async with agent_loop(store, tmp_path, script, tools=[clock]) as loop:
+            answer = await _ask(loop, "Both, please.")
+            assert [call["id"] for call in answer.calls] == ["call-lamp"]
+            assert roles(loop) == ["user", "assistant", "tool"]
+            await _result(loop, "on")
+            results = {body.get("tool_call_id"): body["content"] for body in bodies(loop)}
+            assert (results["call-clock"], results["call-lamp"]) == ("noon", "on")
+
+    asyncio.run(main())
+
+
+@every_store
+def test_a_turn_that_waits_for_its_client_is_no_interrupted_one(store: str, tmp_path: Path) -> None:
+    async def begin() -> None:
+        async with agent_loop(store, tmp_path, [_calling("lamp")]) as loop:
+            await _ask(loop, "The lamp, please.", id="m1")
+
+    async def after_a_restart() -> None:
+        async with agent_loop(store, tmp_path, ["It shines."]) as loop:
+            assert await loop.resume() == []
+            assert roles(loop) == ["user", "assistant"]
+            # Asked again, the same calls are handed over again, and the model is not asked.
+            answer = await _ask(loop, "The lamp, please.", id="m1")
+            assert [call["id"] for call in answer.calls] == ["call-lamp"]
+            answer = await _result(loop, "on")
+            assert answer.text == "It shines."
+
+    asyncio.run(begin())
+    asyncio.run(after_a_restart())
+
+
+@every_store
+def test_who_says_something_else_instead_is_answered(store: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop(store, tmp_path, [_calling("lamp"), "As you like."]) as loop:
+            await _ask(loop, "The lamp, please.")
+            answer = await _ask(loop, "Leave it.")
+            assert answer.text == "As you like."
+            [result] = [body for body in bodies(loop) if body["role"] == "tool"]
+            assert result["content"] == GONE_ON
+
+    asyncio.run(main())
+
+
+def test_the_system_prompt_and_the_tools_are_the_clients_for_this_turn_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Arr.", "Hello."], tools=[clock]) as loop:
+            own = Manner(system="Speak like a pirate.", tools=(LAMP,), own_tools=False)
+            await _ask(loop, "Hello.", own)
+            await _ask(loop, "Hello.", Manner())
+            first, second = _model_of(loop).asked
+            assert first.messages[0]["content"].startswith("Speak like a pirate.")
+            assert [tool["function"]["name"] for tool in first.tools] == ["lamp"]
+            assert "pirate" not in str(second.messages[0])
+            assert "lamp" not in str(second.tools)
+
+    asyncio.run(main())
+
+
+def test_a_clients_tool_stands_before_the_agents_of_the_same_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, [_calling("clock")], tools=[clock]) as loop:
+            mine = {"type": "function", "function": {"name": "clock"}}
+            answer = await _ask(loop, "The time?", Manner(tools=(mine,)))
+            assert answer.outcome == "calls"
+            names = [tool["function"]["name"] for tool in _model_of(loop).asked[0].tools]
+            assert names.count("clock") == 1
+
+    asyncio.run(main())
+
+
+def test_a_model_that_users_may_not_choose_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, []) as loop:
+            with pytest.raises(UsageError, match="not among the models"):
+                loop.registry.agent().model_for("other")
+            answer = await _ask(loop, "Hello.", Manner(model="other"))
+            assert answer.outcome == "failed"
+
+    asyncio.run(main())
+
+
+def test_the_words_of_an_api_are_never_a_command(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Yes?", "Yes?"]) as loop:
+            for words in ("/clear", "//clear"):
+                inbound = Inbound(key=KEY, content=words)
+                answer = await loop.hear(inbound, commands_too=False)
+                assert answer.outcome == "answered"
+            assert [body["content"] for body in bodies(loop)[::2]] == ["/clear", "//clear"]
+
+    asyncio.run(main())
+
+
+def test_that_a_message_is_stored_is_told_before_the_model_is_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
+            told: list[Any] = []
+            await loop.hear(Inbound(key=KEY, content="Hello."), tell=told.append)
+            assert told[0] == Heard(seq=1)
+
+    asyncio.run(main())
+
+
+def test_what_was_said_a_moment_ago_is_left_to_who_is_about_to_answer_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
+            sessions = loop.registry.agent().sessions
+            assert sessions.add_full_message(KEY, received({"role": "user", "content": "Hello."}))
+            assert await loop.resume(idle_for=60.0) == []
+            assert roles(loop) == ["user"]
+            assert standing(sessions.get_history(KEY)).unfinished
+            [answer] = await loop.resume(idle_for=0.0)
+            assert answer.text == "Yes."
+
+    asyncio.run(main())

@@ -1,0 +1,170 @@
+"""What could not be stored stays in hand, in its order, until it can."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.agent.turn_events import NotSaved, SavedAfterAll
+from stenolog.agent.unsaved import InHand, Seen
+from stenolog.errors import NotStored, OnceConflict
+from stenolog.records import Message
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.in_memory import InMemoryStore
+from unit.agent.agents import KEY, Heard, agent_loop, roles, say
+
+
+class Picky(InMemoryStore):
+    """A store that does not take some messages, for as long as it is told so."""
+
+    refused: tuple[str, ...] = ()
+
+    def add_full_message(
+        self, key: str, message: Message | Mapping[str, Any], *, once: str | None = None
+    ) -> int:
+        """Store a message, unless it is refused."""
+        body = message.to_dict() if isinstance(message, Message) else message
+        if body.get("content") in self.refused:
+            raise NotStored("the disk is full; free some space")
+        return super().add_full_message(key, message, once=once)
+
+
+async def _run(function: Any, *values: Any, **named: Any) -> Any:
+    return function(*values, **named)
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _answer(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def test_an_answer_is_not_stored_before_its_question() -> None:
+    async def main() -> None:
+        store = Picky()
+        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        store.refused = ("?",)
+        assert await hand.say(sessions, _user("?"), tell=heard, once="1") is None
+        seen = Seen(upto=0, token=hand.newest)
+        assert await hand.keep(sessions, _answer("!"), tell=heard, seen=seen) is None
+        assert store.get_history(KEY) == []
+        assert hand.answer_to("1") == "!"
+        assert [one.count for one in heard.of(NotSaved)] == [1, 2]
+        assert heard.of(NotSaved)[0].words == "the disk is full; free some space"
+        store.refused = ()
+        assert await hand.flush(sessions, tell=heard)
+        assert [one.count for one in heard.of(SavedAfterAll)] == [2]
+        stored = [message.to_dict() for message in store.get_history(KEY)]
+        assert [body["content"] for body in stored] == ["?", "!"]
+        # By then it is known where the question stands that the answer has seen.
+        assert stored[1]["stenolog"] == {"seen": 1}
+        assert hand.seq_of("1") == 1
+
+    asyncio.run(main())
+
+
+def test_a_message_that_is_delivered_again_is_in_hand_once() -> None:
+    async def main() -> None:
+        store = Picky()
+        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        store.refused = ("?",)
+        for _ in range(2):
+            assert await hand.say(sessions, _user("?"), tell=heard, once="1") is None
+        assert len(hand.bodies) == 1
+
+    asyncio.run(main())
+
+
+def test_what_will_never_be_taken_blocks_nothing_behind_it() -> None:
+    async def main() -> None:
+        store = Picky()
+        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        store.add_full_message(KEY, _user("before"), once="1")
+        store.refused = ("other", "next")
+        with pytest.raises(OnceConflict):
+            store.add_full_message(KEY, _user("another"), once="1")
+        assert await hand.say(sessions, _user("other"), tell=heard, once="1") is None
+        assert await hand.say(sessions, _user("next"), tell=heard, once="2") is None
+        store.refused = ()
+        assert await hand.flush(sessions, tell=heard)
+        assert "one message is lost" in heard.of(NotSaved)[-1].words
+        assert [message.content for message in store.get_history(KEY)] == ["before", "next"]
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_another_process_gave_meanwhile_is_not_given_again() -> None:
+    async def main() -> None:
+        store = Picky()
+        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        assert await hand.say(sessions, _user("?"), tell=heard, once="1") == 1
+        store.refused = ("mine",)
+        seen = Seen(upto=1)
+        assert await hand.keep(sessions, _answer("mine"), tell=heard, seen=seen) is None
+        store.refused = ()
+        store.add_full_message(KEY, _answer("theirs"))
+        # Who only says something does not write what belongs to a turn.
+        assert await hand.say(sessions, _user("next"), tell=heard, once="2") is None
+        assert await hand.flush(sessions, tell=heard)
+        contents = [message.content for message in store.get_history(KEY)]
+        assert contents == ["?", "theirs", "next"]
+
+    asyncio.run(main())
+
+
+def test_a_stale_answer_is_let_go_also_where_something_new_is_unanswered() -> None:
+    async def main() -> None:
+        store = Picky()
+        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        await hand.say(sessions, _user("?"), tell=heard, once="1")
+        store.refused = ("mine",)
+        await hand.keep(sessions, _answer("mine"), tell=heard, seen=Seen(upto=1))
+        store.refused = ()
+        store.add_full_message(KEY, _answer("theirs"))
+        store.add_full_message(KEY, _user("and?"))
+        assert await hand.flush(sessions, tell=heard)
+        assert [message.content for message in store.get_history(KEY)] == ["?", "theirs", "and?"]
+
+    asyncio.run(main())
+
+
+def test_a_question_that_had_arrived_after_all_is_not_answered_again() -> None:
+    async def main() -> None:
+        store = Picky()
+        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        store.refused = ("?", "mine")
+        await hand.say(sessions, _user("?"), tell=heard, once="1")
+        await hand.keep(sessions, _answer("mine"), tell=heard, seen=Seen(upto=0, token=hand.newest))
+        store.refused = ()
+        # The write that failed had arrived all the same, and another process has answered it.
+        store.add_full_message(KEY, _user("?"), once="1")
+        store.add_full_message(KEY, _answer("theirs"))
+        assert await hand.flush(sessions, tell=heard)
+        assert [message.content for message in store.get_history(KEY)] == ["?", "theirs"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("content", ["Hello.", "Other."])
+def test_redelivered_message_is_compared_without_the_marks_of_other_versions(
+    content: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with agent_loop("jsonl", tmp_path, ["Hi."]) as loop:
+            store = loop.registry.agent().store
+            assert store is not None
+            marks = {"of another version": True}
+            stored = {"role": "user", "content": "Hello.", "stenolog": marks}
+            store.add_full_message(KEY, stored, once="update-1")
+            if content == "Hello.":
+                assert (await say(loop, content, id="update-1")).text == "Hi."
+                assert roles(loop) == ["user", "assistant"]
+            else:
+                with pytest.raises(OnceConflict):
+                    await say(loop, content, id="update-1")
+
+    asyncio.run(main())

@@ -1,0 +1,554 @@
+"""The file of an index may be lost, damaged, replaced or refused at any time; nobody notices."""
+
+import os
+import random
+import resource
+import shutil
+import sqlite3
+import stat
+import sys
+import threading
+import traceback
+from binascii import crc32
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import stenolog
+from stenolog.catalog import Catalog, open_catalog
+from stenolog.catalog.catalog_database import Transaction
+from stenolog.catalog.catalog_files import FileDatabase, LockFile
+from stenolog.maintenance.repair import accept
+from stenolog.stores.base import Store
+from stenolog.stores.catalog_file import NAME, journal_of, lock_of
+from stenolog.stores.disk import Descriptor
+from stenolog.stores.open_store import open_store
+from unit.catalog.scan import catalogued, differences, full_scan
+
+from .conftest import fill
+
+Harm = Callable[[Path, random.Random], None]
+
+
+def _agree(store: Store, catalog: Catalog) -> None:
+    assert differences(catalogued(catalog), full_scan(store)) == {}
+
+
+def _folder(store: Store) -> Path:
+    assert isinstance(store, stenolog.JSONLStore)
+    return store.folder
+
+
+# --- harm ------------------------------------------------------------------------------------
+
+
+def _delete(folder: Path, _: random.Random) -> None:
+    (folder / NAME).unlink()
+
+
+def _delete_lock(folder: Path, _: random.Random) -> None:
+    (folder / lock_of(NAME)).unlink()
+
+
+def _truncate(folder: Path, chance: random.Random) -> None:
+    os.truncate(folder / NAME, chance.randrange((folder / NAME).stat().st_size))
+
+
+def _overwrite(folder: Path, chance: random.Random) -> None:
+    with (folder / NAME).open("r+b") as file:
+        file.seek(chance.randrange((folder / NAME).stat().st_size))
+        file.write(chance.randbytes(chance.choice([1, 100, 10_000])))
+
+
+def _replace_by_garbage(folder: Path, chance: random.Random) -> None:
+    (folder / NAME).unlink()
+    (folder / NAME).write_bytes(chance.randbytes(5_000))
+
+
+def _replace_by_nothing(folder: Path, _: random.Random) -> None:
+    (folder / NAME).write_bytes(b"")
+
+
+def _replace_by_another_database(folder: Path, _: random.Random) -> None:
+    (folder / NAME).unlink()
+    other = sqlite3.connect(folder / NAME)
+    other.execute("CREATE TABLE catalog_about (version TEXT)")
+    other.close()
+
+
+def _put_a_journal_beside(folder: Path, chance: random.Random) -> None:
+    (folder / journal_of(NAME)).write_bytes(chance.randbytes(3_000))
+
+
+def _mark_nonsense(folder: Path, chance: random.Random) -> None:
+    (folder / lock_of(NAME)).write_bytes(chance.randbytes(30))
+
+
+HARM: list[Harm] = [
+    _delete,
+    _delete_lock,
+    _truncate,
+    _overwrite,
+    _replace_by_garbage,
+    _replace_by_nothing,
+    _replace_by_another_database,
+    _put_a_journal_beside,
+    _mark_nonsense,
+]
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_whatever_happens_to_the_file_the_next_look_is_right(logs: Store, harm: Harm) -> None:
+    chance = random.Random(1)
+    for round_ in range(6):
+        with open_catalog(logs) as catalog:
+            _agree(logs, catalog)
+        harm(_folder(logs), chance)
+        if round_ % 2:
+            logs.add_message("cli:default", "user", f"allmessages round {round_}")
+        with open_catalog(logs) as catalog:
+            _agree(logs, catalog)
+            assert catalog.problems == ()
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_whatever_happens_to_a_file_in_use_the_next_look_is_right(logs: Store, harm: Harm) -> None:
+    chance = random.Random(2)
+    with open_catalog(logs) as catalog, open_catalog(logs) as beside:
+        for round_ in range(6):
+            _agree(logs, catalog)
+            harm(_folder(logs), chance)
+            if round_ % 2:
+                logs.add_message("cli:default", "user", f"allmessages round {round_}")
+            _agree(logs, beside)
+            _agree(logs, catalog)
+        assert catalog.problems == beside.problems == ()
+
+
+def test_truncated_or_flipped_anywhere_it_is_made_anew(logs: Store) -> None:
+    chance = random.Random(3)
+    expected = full_scan(logs)
+    for _ in range(25):
+        with open_catalog(logs) as catalog:
+            assert differences(catalogued(catalog), expected) == {}
+        chance.choice([_truncate, _overwrite])(_folder(logs), chance)
+
+
+def test_a_letter_that_changed_where_sqlite_does_not_see_it_is_found(logs: Store) -> None:
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+    file = _folder(logs) / NAME
+    changed = file.read_bytes().replace(b"allmessages hello", b"allmessages hallo")
+    assert changed != file.read_bytes()
+    with file.open("r+b") as opened:
+        opened.write(changed)
+    with open_catalog(logs) as catalog:
+        _agree(logs, catalog)
+
+
+def test_an_older_copy_of_itself_is_brought_up_to_date(logs: Store, tmp_path: Path) -> None:
+    copy = tmp_path / "older"
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        shutil.copy2(_folder(logs) / NAME, copy)
+        logs.add_message("cli:default", "user", "allmessages newer")
+        logs.delete("telegram:1")
+        _agree(logs, catalog)
+        shutil.copy2(copy, _folder(logs) / NAME)
+        _agree(logs, catalog)
+        logs.add_message("cli:default", "user", "allmessages newest")
+        copy.replace(_folder(logs) / NAME)
+        _agree(logs, catalog)
+
+
+def test_an_index_of_another_version_is_made_anew(logs: Store) -> None:
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        with catalog._current.database.write() as transaction:
+            transaction.execute("UPDATE catalog_about SET version = '0.0'")
+            transaction.execute("UPDATE catalog_session SET title = 'wrong'")
+    with open_catalog(logs) as catalog:
+        _agree(logs, catalog)
+
+
+def test_an_index_that_was_changed_by_another_program_is_made_anew(logs: Store) -> None:
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        other = sqlite3.connect(_folder(logs) / NAME)
+        other.execute("UPDATE catalog_session SET title = 'wrong'")
+        other.commit()
+        other.close()
+        _agree(logs, catalog)
+
+
+def test_the_large_page_cache_is_kept_only_during_a_write(logs: Store) -> None:
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        database = FileDatabase(_folder(logs) / NAME)
+        sizes = []
+        with database.write() as transaction:
+            sizes += list(transaction.execute("PRAGMA cache_size"))
+        with database.read() as transaction:
+            sizes += list(transaction.execute("PRAGMA cache_size"))
+        writer = database._connections["rw"].connection
+        sizes += writer.execute("PRAGMA cache_size").fetchall()
+        database.close()
+    assert sizes == [(-64 * 1024,), (-2 * 1024,), (-2 * 1024,)]
+
+
+def _write_much(transaction: Transaction) -> None:
+    """With so little memory that some of it is in the file before the end."""
+    transaction.execute("PRAGMA cache_size = 5")
+    transaction.execute("UPDATE catalog_said SET text = replace(hex(zeroblob(9000)), '0', 'x')")
+    transaction.execute("UPDATE catalog_session SET agent = 'bob'")
+
+
+def _leave_a_journal(logs: Store) -> None:
+    """What is left of a writer that was killed while it wrote."""
+
+    def write() -> None:
+        with open_catalog(logs) as catalog, catalog._current.database.write() as transaction:
+            _write_much(transaction)
+            os._exit(0)
+
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+    _in_a_child(write)
+    assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
+
+
+def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None:
+    _leave_a_journal(logs)
+    with open_catalog(logs) as catalog:
+        _agree(logs, catalog)
+        assert catalog.problems == ()
+    assert not (_folder(logs) / journal_of(NAME)).exists()
+
+
+def test_a_journal_is_not_applied_to_the_database_that_comes_next(logs: Store) -> None:
+    _leave_a_journal(logs)
+    (_folder(logs) / NAME).unlink()
+    for _ in range(2):
+        with open_catalog(logs) as catalog:
+            _agree(logs, catalog)
+            assert catalog.problems == ()
+        logs.add_message("cli:default", "user", "allmessages more")
+
+
+def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
+    logs: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_catalog(logs) as reader, open_catalog(logs) as other, ExitStack() as writing:
+        reader.refresh()
+        database = reader._current.database
+        assert isinstance(database, FileDatabase)
+        database._lock.patience = 0.1
+        untouched = FileDatabase._untouched
+        taken: list[Path] = []
+
+        def taken_away(looking: FileDatabase) -> bool:
+            found = untouched(looking)
+            if looking is database and not taken:
+                taken.append(_folder(logs) / NAME)
+                taken[0].unlink()
+                other.refresh()
+                _write_much(writing.enter_context(other._current.database.write()))
+                assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
+            return found
+
+        monkeypatch.setattr(FileDatabase, "_untouched", taken_away)
+        assert len(reader.list().entries) == 3
+        writing.close()
+        assert len(other.list(agent="bob").entries) == 3
+
+
+def test_who_finds_others_writing_tries_again(logs: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[LockFile] = []
+    open_lock = LockFile._open
+
+    def busy(lock: LockFile) -> Descriptor:
+        if len(refused) < 3:
+            refused.append(lock)
+            raise BlockingIOError
+        return open_lock(lock)
+
+    monkeypatch.setattr(LockFile, "_open", busy)
+    with open_catalog(logs) as catalog:
+        _agree(logs, catalog)
+        assert catalog.problems == ()
+    assert len(refused) == 3
+
+
+# --- where it is -----------------------------------------------------------------------------
+
+
+def test_p11_only_the_owner_may_read_it(logs: Store) -> None:
+    before = os.umask(0)
+    try:
+        with open_catalog(logs) as catalog:
+            catalog.refresh()
+    finally:
+        os.umask(before)
+    for name in (NAME, lock_of(NAME)):
+        assert stat.S_IMODE((_folder(logs) / name).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", [NAME, lock_of(NAME)])
+def test_p11_a_symlink_is_not_followed(logs: Store, tmp_path: Path, name: str) -> None:
+    (_folder(logs) / name).symlink_to(tmp_path / "elsewhere")
+    with open_catalog(logs) as catalog:
+        _agree(logs, catalog)
+        assert len(catalog.problems) == 1
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_store_that_is_only_read_gets_no_file(logs: Store, tmp_path: Path) -> None:
+    logs.close()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with open_store(tmp_path / "w", read_only=True) as store, open_catalog(store) as catalog:
+        _agree(store, catalog)
+        assert catalog.problems == ()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_store_that_is_only_read_uses_the_file_that_is_there(logs: Store, tmp_path: Path) -> None:
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+    with open_store(tmp_path / "w", read_only=True) as store, open_catalog(store) as catalog:
+        _agree(store, catalog)
+        assert type(catalog._current.database).__name__ == "FileDatabase"
+        logs.add_message("cli:default", "user", "allmessages more")
+        _agree(store, catalog)
+        assert type(catalog._current.database).__name__ == "MemoryDatabase"
+        assert catalog.problems == ()
+
+
+@pytest.mark.usefixtures("logs")
+def test_with_keep_the_index_of_a_store_that_is_only_read_is_written(tmp_path: Path) -> None:
+    with open_store(tmp_path / "w", read_only=True) as store:
+        with open_catalog(store, keep=True) as catalog:
+            _agree(store, catalog)
+        assert (_folder(store) / NAME).exists()
+
+
+def _in_a_child(work: Callable[[], None]) -> None:
+    """Do this in a forked child; what it asserts is asserted here."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:  # noqa: BLE001 - told, before the child ends here
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_in_a_folder_that_cannot_be_written_it_is_made_in_memory(
+    logs: Store, tmp_path: Path, indexed: bool
+) -> None:
+    if indexed:
+        with open_catalog(logs) as catalog:
+            catalog.refresh()
+        logs.add_message("cli:default", "user", "allmessages since")
+    logs.close()
+    folder = tmp_path / "w" / "sessions"
+    for path in (tmp_path, *tmp_path.parents):
+        if not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o011)
+
+    def look() -> None:
+        if os.geteuid() == 0:
+            for path in (folder, folder.parent, *folder.iterdir()):
+                os.chown(path, 65534, 65534)
+            os.setegid(65534)
+            os.seteuid(65534)
+        folder.chmod(0o500)
+        store = open_store(tmp_path / "w", read_only=True)
+        with store, open_catalog(store, keep=True) as catalog:
+            _agree(store, catalog)
+            assert "in memory" in catalog.problems[0]
+        folder.chmod(0o700)
+
+    _in_a_child(look)
+
+
+@pytest.mark.parametrize("room", [0, 4_096, 20_000, 60_000])
+def test_on_a_full_disk_it_is_made_in_memory(logs: Store, room: int) -> None:
+    expected = full_scan(logs)
+
+    def look() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+        with open_catalog(logs) as catalog:
+            assert catalogued(catalog) == expected
+            assert "in memory" in catalog.problems[0]
+
+    _in_a_child(look)
+    with open_catalog(logs) as catalog:
+        _agree(logs, catalog)
+        assert catalog.problems == ()
+
+
+def test_on_a_disk_that_becomes_full_it_goes_on_in_memory(logs: Store) -> None:
+    def look() -> None:
+        with open_catalog(logs) as catalog:
+            catalog.refresh()
+            size = (_folder(logs) / NAME).stat().st_size
+            for number in range(50):
+                logs.add_message("cli:default", "user", f"allmessages {number} {'word ' * 400}")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            _agree(logs, catalog)
+            assert "in memory" in catalog.problems[0]
+
+    _in_a_child(look)
+    with open_catalog(logs) as catalog:
+        _agree(logs, catalog)
+
+
+# --- what cannot be read ---------------------------------------------------------------------
+
+
+def test_p3_a_session_that_cannot_be_read_is_listed_with_its_problem(logs: Store) -> None:
+    log = _folder(logs) / "telegram%3A1.jsonl"
+    before = log.read_bytes()
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        first = before.splitlines()[0].rpartition(b',"crc":"')[0]
+        newer = first.replace(b'"format":1', b'"format":2')
+        log.write_bytes(before + b'%b,"crc":"%08x"}\n' % (newer, crc32(newer)))
+
+        entry = catalog.list().entries[-1]
+        assert entry.key == "telegram:1"
+        assert "newer stenolog" in (entry.problem or "")
+        assert (entry.visible, entry.count, entry.updated) == (0, 0, None)
+        assert catalog.search("telegram").count == 1
+
+        log.write_bytes(before)
+        _agree(logs, catalog)
+
+
+def test_a_log_of_another_program_is_not_listed(logs: Store) -> None:
+    foreign = _folder(logs) / "other.jsonl"
+    foreign.write_bytes(b'{"role":"user","content":"allmessages hello"}\n')
+    (_folder(logs) / "empty.jsonl").write_bytes(b"")
+    (_folder(logs) / "not-ours.JSONL").write_bytes(b"x")
+    with open_catalog(logs) as catalog:
+        _agree(logs, catalog)
+        foreign.unlink()
+        logs.add_message("other", "user", "allmessages ours")
+        _agree(logs, catalog)
+
+
+def test_p3_damage_is_seen_also_by_an_index_that_was_made_before_it(logs: Store) -> None:
+    log = _folder(logs) / "telegram%3A1.jsonl"
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        log.write_bytes(log.read_bytes().replace(b"hello yourself", b"hello yourselX"))
+    with open_store(_folder(logs).parent) as store, open_catalog(store) as catalog:
+        _agree(store, catalog)
+        [entry] = catalog.list(prefix="telegram:1").entries
+        assert (entry.count, entry.lost) == (1, 1)
+
+
+def _edited(line: bytes, *, signed: bool) -> bytes:
+    """A line of a log in which one message says something else, as long as before."""
+    body, _, crc = line.replace(b"hello yourself", b"hello xylophon").rpartition(b',"crc":"')
+    return b'%b,"crc":"%b' % (body, b'%08x"}' % crc32(body) if signed else crc)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_what_was_edited_by_hand_is_read_again(logs: Store, accepted: bool) -> None:
+    with open_catalog(logs) as catalog:
+        assert catalog.search("yourself").count == 3
+    workspace, log = _folder(logs).parent, _folder(logs) / "telegram%3A1.jsonl"
+    logs.close()
+    lines = log.read_bytes().split(b"\n")
+    edited = [
+        _edited(line, signed=not accepted) if b"hello yourself" in line else line for line in lines
+    ]
+    log.write_bytes(b"\n".join(edited))
+    if accepted:
+        assert [one.done for one in accept(workspace)] == [True]
+    with open_store(workspace) as store, open_catalog(store) as catalog:
+        assert (catalog.search("yourself").count, catalog.search("xylophon").count) == (2, 1)
+        _agree(store, catalog)
+
+
+# --- purge -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [None, 2])
+@pytest.mark.parametrize("where", ["{0}/w", "sqlite:{0}/w/s.db"])
+def test_what_is_purged_leaves_no_trace_in_the_index(
+    tmp_path: Path, where: str, before: int | None
+) -> None:
+    (tmp_path / "w").mkdir(mode=0o700)
+    with open_store(where.format(tmp_path)) as store, open_catalog(store) as catalog:
+        fill(store)
+        store.add_message("secret:1", "user", "the xylophone is hidden")
+        store.add_message("secret:1", "assistant", "allmessages noted")
+        assert catalog.search("xylophone").count == 1
+        store.purge("secret:1", before=before)
+        found = [
+            path
+            for path in tmp_path.rglob("*")
+            if path.is_file() and b"xylophone" in path.read_bytes().lower()
+        ]
+        assert found == []
+        assert catalog.search("xylophone").count == 0
+        _agree(store, catalog)
+
+
+# --- threads and forks -----------------------------------------------------------------------
+
+
+def test_threads_may_share_a_catalog(store: Store, catalog: Catalog) -> None:
+    fill(store)
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(8):
+                store.add_message(f"k:{number}", "user", f"allmessages {turn}")
+                counts = {entry.key: entry.count for entry in catalog.list().entries}
+                assert counts[f"k:{number}"] == turn + 1
+                assert catalog.search(f"allmessages {turn}", prefix=f"k:{number}").count >= 1
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    _agree(store, catalog)
+
+
+def test_a_forked_child_may_use_the_catalog_of_its_parent(logs: Store) -> None:
+    with open_catalog(logs) as catalog:
+        catalog.refresh()
+        with catalog._current.database.write() as transaction:
+            transaction.execute("UPDATE catalog_session SET title = 'not yet'")
+
+            def look() -> None:
+                logs.add_message("cli:default", "user", "allmessages by the child")
+
+            _in_a_child(look)
+            transaction.execute("UPDATE catalog_session SET title = 'committed'")
+        assert catalog.list(prefix="telegram:1").entries[0].title == "committed"
+
+        def look_again() -> None:
+            logs.add_message("telegram:2", "user", "allmessages by the other child")
+            assert catalog.list().entries[0].key == "telegram:2"
+            assert catalog.problems == ()
+
+        _in_a_child(look_again)
+        assert catalog.list().entries[0].key == "telegram:2"
+        assert catalog.problems == ()

@@ -1,0 +1,104 @@
+"""The channels of some settings: only what is configured is opened, and all of it is closed."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
+from stenolog.channels.channel_group import Channels
+from stenolog.errors import UsageError
+from stenolog.settings.values import (
+    ChannelSettings,
+    Settings,
+    TelegramSettings,
+    WebhookSettings,
+)
+from stenolog.testing.scripted_model import ScriptedModel
+from telegram_server import TOKEN, TelegramServer
+from unit.agent.agents import SPEC, agent_loop
+from unit.channels.bots import ALICE, agent_and_channels, telegram_settings, until
+
+
+def test_without_channels_nothing_is_opened(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with agent_and_channels(tmp_path, Settings(), []) as (_, channels):
+            await channels.start()
+            assert channels.names == []
+            assert channels.routes == []
+
+    asyncio.run(scenario())
+    assert not (tmp_path / "channels").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(channels=ChannelSettings(telegram=TelegramSettings(token_env="BOT_TOKEN"))),
+        Settings(webhooks={"ci": WebhookSettings(secret_env="HOOK_SECRET")}),
+        Settings(webhooks={"ci": WebhookSettings(secret_env="SHORT")}, keys={"SHORT": "short"}),
+        Settings(webhooks={"ci": WebhookSettings()}),
+    ],
+)
+def test_a_secret_that_is_not_there_is_an_error_at_the_start(
+    settings: Settings, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with agent_loop("jsonl", tmp_path, []) as loop:
+            with pytest.raises(UsageError):
+                Channels(loop, settings)
+
+    asyncio.run(scenario())
+
+
+def test_the_token_may_come_from_the_environment(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with TelegramServer() as server:
+            told = telegram_settings(server, token="", token_env="BOT_TOKEN")
+            settings = replace(told, keys={"BOT_TOKEN": TOKEN})
+            async with agent_and_channels(tmp_path, settings, ["Hello."]) as (_, channels):
+                await channels.start()
+                server.say("hello")
+                await until(server, lambda: server.texts(ALICE) == ["Hello."])
+
+    asyncio.run(scenario())
+
+
+def test_where_sessions_are_in_memory_nothing_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        with TelegramServer() as server:
+            spec = replace(SPEC, sessions="memory:")
+            instance = AgentInstance.open(spec, model=ScriptedModel(["Hello."]))
+            loop = AgentLoop(AgentRegistry([instance]))
+            channels = Channels(loop, telegram_settings(server), pause=0.01)
+            await channels.start()
+            server.say("hello")
+            await until(server, lambda: server.texts(ALICE) == ["Hello."])
+            await channels.drain(patience=10)
+            await loop.close()
+            await channels.close()
+
+    asyncio.run(scenario())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_being_answered_at_the_end_is_sent_before_it_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with TelegramServer() as server:
+            slow: Any = ScriptedModel(["word " * 40], pause=0.01)
+            settings = telegram_settings(server)
+            async with agent_and_channels(tmp_path, settings, slow) as (_, channels):
+                await channels.start()
+                server.say("talk")
+                await until(server, lambda: bool(server.typing))
+            assert server.texts(ALICE) == [("word " * 40).strip()]
+
+    asyncio.run(scenario())

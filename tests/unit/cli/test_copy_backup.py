@@ -1,0 +1,305 @@
+"""`steno copy` and `steno backup`: what they say, and with which exit code they end."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from postgres_server import Databases, Server
+from stenolog.cli.copy_backup import as_object, in_words
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.copy import Problem, Transferred
+from stenolog.transfer.copy_all import Copied
+from unit.transfer.carried import digests
+from unit.unreadable import obey_modes
+
+__all__ = ["obey_modes"]
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+
+def _told(where: str) -> dict[str, tuple[str, str | None, str]]:
+    with open_store(where) as store:
+        return digests(store)
+
+
+def _limited(command: str, *, blocks: int) -> subprocess.CompletedProcess[str]:
+    """Run `steno` where no file may become longer than so many blocks of 1,024 bytes."""
+    program = f"{sys.executable} -c \"from stenolog.cli import main; main(prog_name='steno')\""
+    return subprocess.run(
+        ["bash", "-c", f"ulimit -f {blocks}; {program} {command}"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.usefixtures("place")
+def test_a_copy_is_equal_and_says_so(steno: Steno) -> None:
+    result = steno("copy", "workspace", "sqlite:new.db")
+    assert (result.exit_code, result.stdout) == (0, "")
+    *lines, summed, digest = result.stderr.splitlines()
+    assert lines == ["Copying: sessions, 3 sessions", "Comparing: sessions, 3 sessions"]
+    assert summed.startswith("3 sessions are equal on both sides: 3 sessions copied, 7 messages (")
+    assert digest.startswith("Digest ")
+    assert _told("sqlite:new.db") == _told("workspace")
+    again = steno("copy", "workspace", "sqlite:new.db")
+    assert "0 sessions copied, 0 messages" in again.stderr
+    assert again.stderr.splitlines()[-1] == digest
+
+
+@pytest.mark.usefixtures("place", "obey_modes")
+@pytest.mark.parametrize(
+    "command", [("backup", "b", "-w", "workspace"), ("copy", "workspace", "sqlite:new.db")]
+)
+def test_an_unreadable_session_is_named_and_the_others_are_copied(
+    steno: Steno, command: tuple[str, ...]
+) -> None:
+    Path("workspace/sessions/telegram%3A123.jsonl").chmod(0)
+    result = steno(*command)
+    assert result.exit_code == 3
+    [line] = result.stdout.splitlines()
+    assert line.startswith("sessions\ttelegram:123\topening workspace/sessions/telegram%3A123")
+    assert "Permission denied" in line
+    assert "2 sessions are equal on both sides" in result.stderr
+
+
+@pytest.mark.usefixtures("place")
+def test_a_dry_run_says_what_would_be_done_and_makes_nothing(steno: Steno) -> None:
+    result = steno("copy", "workspace", "other", "--dry-run")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "3 sessions would be copied, 7 messages; 0 are there already.\n"
+    assert not Path("other").exists()
+    steno("copy", "workspace", "other")
+    with open_store("workspace") as store:
+        store.add_message("telegram:123", "user", "more")
+    result = steno("copy", "workspace", "other", "--dry-run")
+    assert result.stderr == "1 session would be copied, 1 message; 2 are there already.\n"
+
+
+@pytest.mark.usefixtures("place")
+def test_the_report_as_json_has_all_numbers(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.delete("cli:default")
+    report = json.loads(steno("copy", "workspace", "other", "--json").stdout)
+    assert (report["sessions"], report["deleted"], report["written"]) == (2, 1, 3)
+    assert (report["messages"], report["dry_run"]) == (7, False)
+    assert report["messages_per_second"] > 0
+    sessions = report["namespaces"]["sessions"]
+    assert (sessions["problems"], sessions["only_there"]) == ([], [])
+    again = json.loads(steno("copy", "workspace", "other", "--json").stdout)
+    assert (again["digest"], again["messages"]) == (report["digest"], 0)
+
+
+@pytest.mark.usefixtures("place")
+def test_what_could_not_be_copied_is_named_and_ends_with_3(steno: Steno) -> None:
+    with open_store("other") as store:
+        store.add_message("telegram:123", "user", "somebody else's")
+    result = steno("copy", "workspace", "other")
+    assert result.exit_code == 3
+    namespace, key, reason = result.stdout.rstrip("\n").split("\t")
+    assert (namespace, key) == ("sessions", "telegram:123")
+    assert reason.startswith("there is such a session already. The destination is left as it is:")
+    with open_store("other") as store:
+        assert [m.content for m in store.get_history("telegram:123")] == ["somebody else's"]
+        assert len(store.list_sessions()) == 3
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        (("workspace", "./workspace"), "both are the same place"),
+        (("nowhere", "other"), "there is no workspace at nowhere"),
+        (("sqlite:nowhere.db", "other"), "there is no such file"),
+        (("workspace", "memory:"), "forgotten at the end"),
+    ],
+)
+def test_a_place_that_cannot_be_meant_is_told(
+    steno: Steno, places: tuple[str, str], words: str
+) -> None:
+    result = steno("copy", *places)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert words in result.stderr.casefold() or words in result.stderr
+    assert not Path("other").exists()
+    assert not Path("nowhere.db").exists()
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("target", ["other", "sqlite:other.db"])
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_the_copy_goes_on_later(target: str) -> None:
+    with open_store("workspace") as store:
+        store.add_messages("large", [{"n": "x" * 1000} for _ in range(2_000)])
+    result = _limited(f"copy workspace {target}", blocks=400)
+    assert result.returncode == 1
+    assert "Nothing of it was stored" in result.stderr
+    there = _told(target) if Path("other").exists() or Path("other.db").exists() else {}
+    assert there.items() <= _told("workspace").items()
+    assert "large" not in {key for key, _, _ in there.values()}
+    assert [path.name for path in Path().rglob("*.copy")] == []
+    assert _limited(f"copy workspace {target}", blocks=100_000).returncode == 0
+    assert _told(target) == _told("workspace")
+
+
+@pytest.mark.usefixtures("place")
+def test_a_destination_that_is_a_file_is_told(steno: Steno) -> None:
+    Path("other").write_text("a file")
+    result = steno("copy", "workspace", "other")
+    assert result.exit_code == 1
+    assert "there is a file at other" in result.stderr.casefold()
+    assert Path("other").read_text() == "a file"
+
+
+@pytest.mark.usefixtures("place")
+def test_a_source_that_may_only_be_read_is_copied(steno: Steno) -> None:
+    steno("copy", "workspace", "sqlite:one.db")
+    folders = [Path("workspace"), Path("workspace/sessions")]
+    for path in (*folders, *Path("workspace/sessions").iterdir(), Path("one.db")):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    try:
+        assert steno("copy", "workspace", "two").exit_code == 0
+        assert steno("copy", "sqlite:one.db", "three").exit_code == 0
+    finally:
+        for path in folders:
+            path.chmod(0o700)
+    assert _told("two") == _told("three")
+
+
+@pytest.mark.usefixtures("place")
+def test_in_a_terminal_there_is_a_bar_that_goes_away(in_terminal: InTerminal) -> None:
+    code, shown = in_terminal("copy", "workspace", "other")
+    assert code == 0
+    assert "messages" in shown
+    assert "3 sessions are equal on both sides" in shown
+    assert "\x1b[2K" in shown or "\x1b[K" in shown or "\x1b[1A" in shown
+
+
+# --- backup ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("place")
+def test_a_backup_is_taken_verified_and_restored(steno: Steno) -> None:
+    first = steno("backup", "kept")
+    assert (first.exit_code, first.stdout) == (0, "")
+    assert "3 sessions backed up, 7 messages" in first.stderr
+    again = steno("backup", "kept").stderr
+    assert again.startswith("3 sessions have not changed since the last time, and were not read ")
+    assert "equal" not in again
+    verified = steno("backup", "kept", "--verify")
+    assert (verified.exit_code, verified.stdout) == (0, "")
+    assert "3 sessions verified, 7 messages. The last backup was taken 20" in verified.stderr
+    restored = steno("backup", "--restore", "kept", "-w", "sqlite:back.db")
+    assert restored.exit_code == 0
+    assert "3 sessions restored, 7 messages" in restored.stderr
+    assert _told("sqlite:back.db") == _told("workspace")
+
+
+@pytest.mark.usefixtures("place")
+def test_a_damaged_backup_ends_with_1_and_restores_the_rest(steno: Steno) -> None:
+    steno("backup", "kept")
+    log = Path("kept/sessions/telegram%3A123.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"message 3", b"massage 3"))
+    verified = steno("backup", "kept", "--verify")
+    assert verified.exit_code == 1
+    assert verified.stdout == "sessions\ttelegram:123\tit is damaged: not what was taken.\n"
+    report = json.loads(steno("backup", "kept", "--verify", "--json").stdout)
+    assert [finding["key"] for finding in report["findings"]] == ["telegram:123"]
+    restored = steno("backup", "--restore", "kept", "-w", "back")
+    assert (restored.exit_code, restored.stdout) == (3, verified.stdout)
+    with open_store("back") as store:
+        assert len(store.list_sessions()) == 2
+
+
+@pytest.mark.usefixtures("place")
+def test_restoring_says_what_is_newer_and_left(steno: Steno) -> None:
+    steno("backup", "kept")
+    with open_store("workspace") as store:
+        store.add_message("telegram:123", "user", "newer")
+    restored = steno("backup", "--restore", "kept")
+    assert (restored.exit_code, restored.stdout) == (0, "")
+    assert "1 session is newer in ./workspace and left so." in restored.stderr
+    report = json.loads(steno("backup", "--restore", "kept", "--json").stdout)
+    assert (report["newer"], report["backup"]["findings"]) == (1, [])
+
+
+@pytest.mark.usefixtures("place")
+def test_a_backup_of_nothing_and_two_wishes_at_once_are_told(steno: Steno) -> None:
+    assert steno("backup", "kept", "--verify", "--restore").exit_code == 2
+    assert steno("backup", "kept", "-w", "nowhere").exit_code == 1
+    assert not Path("kept").exists()
+    missing = steno("backup", "kept", "--verify")
+    assert (missing.exit_code, "no backup in kept" in missing.stderr) == (1, True)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_full_disk_leaves_the_backup_before_as_it_was(steno: Steno) -> None:
+    steno("backup", "kept")
+    before = {path: path.read_bytes() for path in Path("kept/sessions").iterdir()}
+    with open_store("workspace") as store:
+        store.add_messages("telegram:123", [{"n": "x" * 1000} for _ in range(2_000)])
+    result = _limited("backup kept", blocks=400)
+    assert result.returncode == 1
+    assert "free some space" in result.stderr
+    assert {path: path.read_bytes() for path in Path("kept/sessions").iterdir()} == before
+    assert before
+    assert steno("backup", "kept", "--verify").exit_code == 0
+    assert steno("backup", "kept").exit_code == 0
+    assert _told("kept") == _told("workspace")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--dry-run",)])
+def test_no_password_of_a_place_is_printed(steno: Steno, options: tuple[str, ...]) -> None:
+    url = "postgresql://user:geheim@localhost:1/db?busy_timeout=0"
+    result = steno("copy", url, url, *options)
+    assert (result.exit_code, "both are the same place" in result.stderr.casefold()) == (1, True)
+    assert "geheim" not in result.output
+    result = steno("copy", url, "other", *options)
+    assert (result.exit_code, "geheim" in result.output) == (1, False)
+
+
+@pytest.mark.usefixtures("place")
+def test_restoring_prints_no_password_either(steno: Steno, postgres: Server) -> None:
+    found = Databases(postgres.url())
+    try:
+        url = found.new()
+        steno("backup", "kept")
+        assert steno("backup", "kept", "--restore", "-w", url).exit_code == 0
+        with open_store(url) as store:
+            store.add_message("telegram:123", "user", "newer")
+        result = steno("backup", "kept", "--restore", "-w", url)
+        assert "1 session is newer in postgresql://" in result.stderr
+        assert postgres.password not in result.output
+    finally:
+        found.close()
+
+
+def test_a_source_that_was_not_locked_is_told() -> None:
+    problem = Problem(key="a", uid="b", reason="c")
+    for unlocked in (False, True):
+        found = Transferred(carried=(), problems=(problem,), unlocked=unlocked)
+        copied = Copied(namespaces={"sessions": found}, seconds=1.0)
+        assert as_object(copied)["unlocked"] is unlocked
+        assert ("could not be locked" in " ".join(in_words(copied, "copied"))) is unlocked
+
+
+def test_p3_a_damaged_session_is_not_copied_in_silence(steno: Steno, tmp_path: Path) -> None:
+    with open_store(tmp_path / "w") as store:
+        for text in ("one", "Ada", "three"):
+            store.add_message("k", "user", text)
+    log = tmp_path / "w" / "sessions" / "k.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"Ada", b"Eve"))
+    result = steno("copy", str(tmp_path / "w"), f"sqlite:{tmp_path}/x.db")
+    assert "k came with its damage: 1 message of it cannot be read" in result.stderr
+    examined = steno("doctor", "-w", f"sqlite:{tmp_path}/x.db")
+    assert examined.exit_code == 1
+    assert "lost message" in examined.stdout
+    told = json.loads(
+        steno("copy", str(tmp_path / "w"), f"sqlite:{tmp_path}/y.db", "--json").stdout
+    )
+    assert told["lost"] == 1

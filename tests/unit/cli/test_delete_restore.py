@@ -1,0 +1,649 @@
+"""`steno delete`, `restore` and `purge`: what goes, what comes back, and who is asked."""
+
+import json
+import os
+import pty
+import sqlite3
+import subprocess
+import sys
+from binascii import crc32
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from stenolog.cli import chat_history
+from stenolog.maintenance.retention_rules import Rule
+from stenolog.maintenance.retention_runs import LOG, keep_to
+from stenolog.memory.notes import Draft, Notes
+from stenolog.memory.progress import Progress
+from stenolog.memory.scopes import Scope
+from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
+from stenolog.sessions.folders import find_place
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.open_store import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+KEY = "telegram:123"
+NEEDLE = "mountaineering"
+
+
+@pytest.fixture(params=["./workspace", "sqlite:some.db", "postgresql"])
+def where(request: pytest.FixtureRequest) -> str:
+    """A place of each kind, with two sessions."""
+    place: str = request.param
+    if place == "postgresql":
+        place = request.getfixturevalue("own_url")
+    with open_store(place) as store:
+        if KEY not in store.list_sessions():
+            for number in range(1, 5):
+                store.add_message(KEY, "user", f"message {number}")
+            store.add_message("cli:default", "user", "hello")
+    return place
+
+
+def _rows(result: Result) -> list[dict[str, Any]]:
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def _keys(where: str) -> list[str]:
+    with open_store(where, read_only=True) as store:
+        return store.list_sessions()
+
+
+def typed(text: str, *arguments: str) -> tuple[int, str]:
+    """Run a command in a terminal in which somebody types; its exit code and what was shown."""
+    master, slave = pty.openpty()
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "1"},
+    ) as process:
+        os.close(slave)
+        os.write(master, text.encode())
+        shown = b""
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # how a terminal says that its last writer is gone
+                break
+            if not part:
+                break
+            shown += part
+        os.close(master)
+    return process.returncode, shown.decode().replace("\r\n", "\n")
+
+
+# --- on every engine -------------------------------------------------------------------------
+
+
+def test_what_is_deleted_is_in_the_trash_and_comes_back_whole(steno: Steno, where: str) -> None:
+    with open_store(where, read_only=True) as store:
+        before = [message.to_dict() for message in store.get_history(KEY, full=True)]
+    [gone] = _rows(steno("delete", KEY, "--yes", "--json", "-w", where))
+    assert (gone["key"], gone["messages"], gone["dry_run"]) == (KEY, len(before), False)
+    assert KEY not in _keys(where)
+
+    [listed] = _rows(steno("restore", "--list", "--json", "-w", where))
+    assert (listed["key"], listed["uid"]) == (KEY, gone["uid"])
+    line = steno("restore", "--list", "-w", where).stdout
+    assert line == f"{KEY}\t{gone['uid']}\t{len(before)}\t{listed['deleted']}\n"
+
+    back = steno("restore", KEY, "-w", where)
+    assert (back.exit_code, back.stdout) == (0, "")
+    assert back.stderr == f"{KEY} is back, with {len(before)} messages.\n"
+    with open_store(where, read_only=True) as store:
+        assert [one.to_dict() for one in store.get_history(KEY, full=True)] == before
+    empty = steno("restore", "--list", "-w", where)
+    assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "The trash is empty.\n")
+
+
+def test_one_of_several_lives_comes_back_under_another_key(steno: Steno, where: str) -> None:
+    [first] = _rows(steno("delete", KEY, "--yes", "--json", "-w", where))
+    with open_store(where) as store:
+        store.add_message(KEY, "user", "the second life")
+    assert steno("delete", KEY, "--yes", "-w", where).exit_code == 0
+    with open_store(where) as store:
+        store.add_message(KEY, "user", "the third life")
+
+    taken = steno("restore", KEY, "-w", where)
+    assert (taken.exit_code, taken.stdout) == (1, "")
+    arguments = ("restore", KEY, "--uid", first["uid"], "--as", "old", "--json", "-w", where)
+    [back] = _rows(steno(*arguments))
+    assert back == {"key": "old", "uid": first["uid"], "was": KEY, "messages": 4}
+
+
+def test_a_purge_leaves_nothing_of_a_key(steno: Steno, where: str) -> None:
+    assert steno("delete", KEY, "--yes", "-w", where).exit_code == 0
+    with open_store(where) as store:
+        store.add_message(KEY, "user", "again")
+
+    would = steno("purge", KEY, "--dry-run", "-w", where)
+    assert (would.exit_code, would.stdout) == (0, "")
+    assert would.stderr == (
+        "Would be deleted for good:\n"
+        f"  {KEY}: 1 message, and in the trash 1 session of this key with 4 messages\n"
+    )
+    assert KEY in _keys(where)
+
+    [gone] = _rows(steno("purge", KEY, "--yes", "--json", "-w", where))
+    assert (gone["key"], gone["messages"]) == (KEY, 5)
+    assert KEY not in _keys(where)
+    assert steno("restore", "--list", "-w", where).stdout == ""
+
+
+@pytest.mark.parametrize("scoped", [True, False])
+@pytest.mark.parametrize("there", ["workspace", "sqlite:some.db"])
+def test_a_purge_names_what_a_fallback_folder_still_has(
+    steno: Steno, there: str, scoped: bool
+) -> None:
+    fallback = find_place(there, None).fallback
+    for namespace in ("sessions", "sessions.merged-1"):
+        with JSONLStore(str(fallback), namespace=namespace) as store:
+            store.add_message(KEY, "user", "a secret")
+            store.add_message("telegram:other", "user", "hello")
+    with open_store(there) as store:
+        store.add_message(KEY, "user", "a secret")
+    done = steno("purge", *(["--scope"] if scoped else []), KEY, "--yes", "-w", there)
+    told = [line for line in done.stderr.splitlines() if "fallback" in line]
+    assert told == [
+        f"Not deleted: what the fallback folder {fallback}/{namespace} has of {KEY}; "
+        f"`steno purge {KEY} -w {fallback}{option}` deletes it."
+        for namespace, option in [
+            ("sessions", ""),
+            ("sessions.merged-1", " --namespace sessions.merged-1"),
+        ]
+    ]
+    for options in ([], ["--namespace", "sessions.merged-1"]):
+        assert steno("purge", KEY, "--yes", "-w", str(fallback), *options).exit_code == 0
+    with open_store(there) as store:
+        store.add_message(KEY, "user", "again")
+    assert "fallback" not in steno("purge", KEY, "--yes", "-w", there).stderr
+
+
+def test_a_purge_of_the_beginning_leaves_the_rest(steno: Steno, where: str) -> None:
+    would = steno("purge", KEY, "--before", "3", "--dry-run", "-w", where)
+    assert would.stderr.splitlines()[1] == f"  {KEY}: 2 messages below seq 3"
+    done = steno("purge", KEY, "--before", "3", "--yes", "-w", where)
+    assert done.exit_code == 0
+    assert f"Deleted for good: {KEY}, 2 messages.\n" in done.stderr
+    assert "Not deleted: backups and copies that were made before.\n" in done.stderr
+    with open_store(where, read_only=True) as store:
+        assert [message.seq for message in store.get_history(KEY, full=True)] == [3, 4]
+
+
+def _person(where: str) -> None:
+    """Fill a place with all there can be of a person, and with others beside."""
+    who = "telegram:77"
+    with open_store(where) as store:
+        for key in (who, "telegram:topic:77", "telegram:777", "telegram:77:9", "slack:77"):
+            store.add_message(key, "user", f"{NEEDLE} in {key}")
+        store.checkpoint(who, summary=f"About {NEEDLE}.", upto=1)
+        store.compact(who)
+        store.fork("telegram:topic:77", "telegram:copy:77")
+        store.add_message("telegram:gone:77", "user", NEEDLE)
+        store.delete("telegram:gone:77")
+    agents = "workspace/agents/ada" if where == "./workspace" else where
+    namespace = "sessions" if where == "./workspace" else "agents.ada"
+    with open_store(agents, namespace=namespace) as store:
+        store.add_message(who, "user", f"{NEEDLE} told to ada")
+    with open_store(where, namespace="notes") as store:
+        for agent in ("main", "ada"):
+            for one in (who, "telegram:777"):
+                draft = Draft(kind="core", text=f"likes {NEEDLE}")
+                Notes(store).add(Scope(agent=agent, who=one), [draft])
+
+
+def test_a_person_is_removed_everywhere_and_nobody_else(steno: Steno, where: str) -> None:
+    _person(where)
+    assert NEEDLE in steno("search", NEEDLE, "--prefix", "telegram:77", "-w", where).stdout
+
+    would = _rows(steno("purge", "--scope", "telegram:77", "--dry-run", "--json", "-w", where))
+    done = steno("purge", "--scope", "telegram:77", "--yes", "--json", "-w", where)
+
+    gone = _rows(done)
+    assert {(one["namespace"], one["key"]) for one in gone} == {
+        ("sessions", "telegram:77"),
+        ("sessions", "telegram:topic:77"),
+        ("sessions", "telegram:copy:77"),
+        ("sessions", "telegram:gone:77"),
+        ("agents.ada", "telegram:77"),
+        ("notes", "main:telegram:77"),
+        ("notes", "ada:telegram:77"),
+    }
+    assert [one["key"] for one in would] == [one["key"] for one in gone]
+    assert [one["messages"] for one in would] == [one["messages"] for one in gone]
+    # The fork went too, so that it is no more to be told of.
+    assert "the fork" not in done.stderr
+    assert "Not deleted: what telegram:77 said in the sessions of others" in done.stderr
+    found = steno("search", NEEDLE, "-w", where).stdout.splitlines()
+    assert sorted(line.split("\t")[0] for line in found) == [
+        "slack:77",
+        "telegram:777",
+        "telegram:77:9",
+    ]
+    assert len(steno("memory", "list", "-w", where).stdout.splitlines()) == 2
+    again = steno("purge", "--scope", "telegram:77", "--yes", "-w", where)
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert again.stderr == "Error: There is nothing of telegram:77 here.\n"
+
+
+def test_no_file_has_a_word_of_who_was_removed(place: Path, steno: Steno) -> None:
+    for where in ("./workspace", "sqlite:some.db"):
+        with open_store(where) as store:
+            store.add_message("telegram:77", "user", f"I love {NEEDLE}")
+        with open_store(where, namespace="notes") as store:
+            draft = Draft(kind="core", text=f"likes {NEEDLE}")
+            Notes(store).add(Scope(who="telegram:77"), [draft])
+        assert steno("search", NEEDLE, "-w", where).exit_code == 0
+        assert steno("purge", "--scope", "telegram:77", "--yes", "-w", where).exit_code == 0
+        assert steno("search", NEEDLE, "-w", where).exit_code == 1
+    for path in place.rglob("*"):
+        if path.is_file():
+            assert NEEDLE.encode() not in path.read_bytes(), path
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
+    place: Path, steno: Steno
+) -> None:
+    with open_store("workspace") as store:
+        for key in ("telegram:77", "telegram:topic:77"):
+            store.add_message(key, "user", "hello")
+    log = place / "workspace" / "sessions" / "telegram%3A77.jsonl"
+    first = log.read_bytes().splitlines()[0].rpartition(b',"crc":"')[0]
+    newer = first.replace(b'"format":1', b'"format":2')
+    log.write_bytes(log.read_bytes() + b'%b,"crc":"%08x"}\n' % (newer, crc32(newer)))
+
+    would = steno("purge", "--scope", "telegram:77", "--dry-run")
+    assert "  telegram:77 in sessions: it cannot be read\n" in would.stderr
+    done = steno("purge", "--scope", "telegram:77", "--yes")
+    assert done.exit_code == 3
+    assert "newer stenolog" in done.stderr
+    assert "Deleted for good: telegram:topic:77, 1 message.\n" in done.stderr
+    assert "telegram:topic:77" not in _keys("workspace")
+    assert log.exists()
+
+
+# --- who is asked ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command", [["delete", KEY], ["purge", KEY], ["purge", "--scope", KEY]], ids=" ".join
+)
+def test_where_nobody_can_be_asked_nothing_happens(steno: Steno, command: list[str]) -> None:
+    result = steno(*command)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "add --yes where nobody can be asked" in result.stderr
+    assert KEY in _keys("workspace")
+
+
+def test_in_a_terminal_it_says_what_will_happen_and_asks() -> None:
+    code, shown = typed("n\n", "delete", KEY, "cli:default")
+    assert code == 1
+    assert "To the trash, from which `steno restore` brings them back:\n" in shown
+    assert f"  {KEY}: 4 messages\n  cli:default: 2 messages\n" in shown
+    assert "Delete 2 sessions? [y/N]" in shown
+    assert KEY in _keys("workspace")
+
+    code, shown = typed("y\n", "delete", KEY, "cli:default")
+    assert code == 0
+    assert f"{KEY} is in the trash; `steno restore {KEY}` brings it back.\n" in shown
+    assert _keys("workspace") == ["日本:\n語"]
+
+
+@pytest.mark.parametrize("answer", ["\n", "y\n", "yes\n", "telegram:12\n"])
+def test_a_purge_wants_the_key_typed(answer: str) -> None:
+    code, shown = typed(answer, "purge", KEY)
+    assert code == 1
+    assert f"Will be deleted for good:\n  {KEY}: 4 messages\nThis cannot be taken back.\n" in shown
+    assert f"Type {KEY} to go on" in shown
+    assert "nothing was deleted" in shown
+    assert KEY in _keys("workspace")
+
+
+def test_a_purge_goes_on_when_each_key_was_typed() -> None:
+    code, _ = typed(f"{KEY}\nno\n", "purge", KEY, "cli:default")
+    assert code == 1
+    assert KEY in _keys("workspace")
+    code, shown = typed(f"{KEY}\ncli:default\n", "purge", KEY, "cli:default")
+    assert code == 0
+    assert f"Deleted for good: {KEY}, 4 messages.\n" in shown
+    assert _keys("workspace") == ["日本:\n語"]
+
+
+@pytest.mark.parametrize("key", [" ", "\u3000", "\u200b", "a\u202eb"])
+def test_where_a_key_cannot_be_seen_the_uid_is_to_be_typed(key: str) -> None:
+    with open_store("workspace") as store:
+        store.add_message(key, "user", "hello")
+        uid = store.info(key).uid
+    for answer in ("\n", f"{key}\n"):
+        code, shown = typed(answer, "purge", key)
+        assert (code, f"Type {uid} to go on" in shown) == (1, True), shown
+        assert key in _keys("workspace")
+    assert typed("\n", "purge", "--scope", key)[0] == 1
+    assert key in _keys("workspace")
+    assert typed(f"{uid}\n", "purge", key)[0] == 0
+    assert key not in _keys("workspace")
+
+
+def test_a_purge_of_a_person_wants_their_name_typed() -> None:
+    assert typed("no\n", "purge", "--scope", KEY)[0] == 1
+    assert KEY in _keys("workspace")
+    assert typed(f"{KEY}\n", "purge", "--scope", KEY)[0] == 0
+    assert KEY not in _keys("workspace")
+
+
+# --- what can be wrong -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_where_one_key_is_wrong_none_is_deleted(steno: Steno, more: list[str]) -> None:
+    for command in ("delete", "purge"):
+        result = steno(command, KEY, "nobody", "--yes", *more)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "There is no session 'nobody' here" in result.stderr
+    assert KEY in _keys("workspace")
+
+
+def test_a_dry_run_writes_nothing(place: Path, steno: Steno) -> None:
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+    before = files()
+    for command in (["delete", KEY], ["purge", KEY], ["purge", "--scope", KEY]):
+        result = steno(*command, "--dry-run")
+        assert result.exit_code == 0, result.stderr
+    assert files() == before
+
+
+def test_a_key_that_is_only_in_the_trash_can_be_purged(steno: Steno) -> None:
+    assert steno("delete", KEY, "--yes").exit_code == 0
+    result = steno("purge", KEY, "--yes")
+    assert result.exit_code == 0
+    assert f"Deleted for good: {KEY}, 4 messages.\n" in result.stderr
+    assert steno("restore", KEY).exit_code == 1
+    assert steno("purge", KEY, "--before", "2", "--yes").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["purge", "--yes"],
+        ["purge", KEY, "--scope", KEY, "--yes"],
+        ["purge", "--scope", KEY, "--before", "2", "--yes"],
+        ["purge", "--scope", KEY, "--agent", "ada", "--yes"],
+        ["restore"],
+        ["restore", "--list", "--uid", "x"],
+        ["delete", "--yes"],
+    ],
+    ids=" ".join,
+)
+def test_what_makes_no_sense_is_wrong_usage(steno: Steno, arguments: list[str]) -> None:
+    result = steno(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert KEY in _keys("workspace")
+
+
+def test_a_purge_tells_what_it_did_not_reach(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.fork(KEY, "cli:fork")
+    with open_store("workspace", namespace="notes") as store:
+        Notes(store).add(Scope(who=KEY), [Draft(kind="core", text="counts")])
+    told = steno("purge", KEY, "--yes").stderr.splitlines()
+    assert told == [
+        f"Deleted for good: {KEY}, 4 messages.",
+        f"Not deleted: the fork 'cli:fork' has messages of '{KEY}'; purge it too.",
+        f"Not deleted: 1 note of {KEY}; `steno purge --scope` deletes them too.",
+        "Not deleted: backups and copies that were made before.",
+    ]
+
+
+def test_many_sessions_are_not_all_named_before_it_asks(steno: Steno) -> None:
+    keys = [f"many:{number:02}" for number in range(25)]
+    with open_store("workspace") as store:
+        for key in keys:
+            store.add_message(key, "user", "hello")
+    result = steno("delete", *keys, "--dry-run")
+    lines = result.stderr.splitlines()
+    assert (len(lines), lines[-1]) == (22, "  … and 5 more")
+
+
+# --- interrupted purges ----------------------------------------------------------------------
+
+
+def _interrupt(where: str, key: str) -> None:
+    """Leave what a purge leaves that was killed."""
+    with open_store(where) as store:
+        store.delete(key)
+        if where.startswith("sqlite:"):
+            store.purge(key)
+    if where.startswith("sqlite:"):
+        with closing(sqlite3.connect(where.removeprefix("sqlite:"))) as database, database:
+            database.execute("INSERT INTO purge (begun) VALUES ('2026-11-05T10:00:00.000000Z')")
+    else:
+        [log] = Path(where, "sessions", "trash").iterdir()
+        log.rename(f"{log}.purged")
+
+
+@pytest.mark.parametrize("where", ["./workspace", "sqlite:some.db"], indirect=True)
+@pytest.mark.parametrize("named", [[KEY], ["--scope", KEY]], ids=["key", "scope"])
+def test_a_purge_that_was_interrupted_is_found_and_ended(
+    steno: Steno, where: str, named: list[str]
+) -> None:
+    _interrupt(where, KEY)
+    assert "purge" in steno("doctor", "-w", where).stdout
+    would = steno("purge", *named, "--dry-run", "-w", where)
+    assert would.exit_code == 0, would.stderr
+    assert "what an interrupted purge left" in would.stderr
+    done = steno("purge", *named, "--yes", "-w", where)
+    assert done.exit_code == 0, done.stderr
+    assert f"Deleted for good: {KEY}, " in done.stderr
+    assert steno("doctor", "-w", where).exit_code == 0
+    assert steno("purge", *named, "--yes", "-w", where).exit_code == 1
+    assert _keys(where) == [key for key in _keys(where) if key != KEY]
+
+
+def test_what_an_interrupted_purge_left_goes_with_a_new_session_of_the_key(steno: Steno) -> None:
+    _interrupt("./workspace", KEY)
+    with open_store("workspace") as store:
+        store.add_message(KEY, "user", "again")
+    would = steno("purge", KEY, "--dry-run", "--json")
+    assert "1 message, and what an interrupted purge left" in would.stderr
+    done = steno("purge", KEY, "--yes", "--json")
+    assert [_rows(one)[0]["messages"] for one in (would, done)] == [5, 5]
+    assert not list(Path("workspace/sessions/trash").iterdir())
+
+
+# --- other names, forks, and what else tells of it -------------------------------------------
+
+
+def test_a_person_is_known_by_the_other_names_of_sessions_too(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        for key, names in (
+            ("agent:main:direct:1", ["telegram:77"]),
+            ("agent:main:direct:2", ["telegram:topic:77", "x"]),
+            ("agent:main:direct:3", ["telegram:77"]),
+            ("agent:main:other", ["telegram:777"]),
+        ):
+            store.add_message(key, "user", "hello")
+            prepare_alias_mark(store)
+            store.set_meta(key, aliases=names)
+            change_alias_mark(store)
+        store.delete("agent:main:direct:3")
+    done = _rows(steno("purge", "--scope", "telegram:77", "--yes", "--json", "-w", where))
+    assert {one["key"] for one in done} == {f"agent:main:direct:{number}" for number in (1, 2, 3)}
+    assert "agent:main:other" in _keys(where)
+    assert steno("restore", "--list", "-w", where).stdout == ""
+
+
+def test_marks_that_name_a_session_of_the_person_are_purged(steno: Steno, where: str) -> None:
+    """Earlier versions wrote the key of the session into the mark."""
+    with open_store(where, namespace="notes") as store:
+        store.set_meta(":mark:main:01", session="telegram:77", seq=3)
+        store.set_meta(":mark:main:02", session="telegram:topic:77", seq=3)
+        store.set_meta(":mark:main:03", session="telegram:777", seq=3)
+        store.delete(":mark:main:02")
+    done = _rows(steno("purge", "--scope", "telegram:77", "--yes", "--json", "-w", where))
+    assert {one["key"] for one in done} == {":mark:main:01", ":mark:main:02"}
+    with open_store(where, namespace="notes") as store:
+        assert store.list_sessions() == [":mark:main:03"]
+        assert store.list_trash() == []
+
+
+def test_marks_of_purged_sessions_are_purged_and_not_named(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        uids = [store.info(key).uid for key in (KEY, "cli:default")]
+    with open_store(where, namespace="notes") as store:
+        for uid in uids:
+            Progress(store, agent="main").move(uid, 3)
+    done = steno("purge", "--scope", KEY, "--yes", "-w", where)
+    assert done.exit_code == 0, done.stderr
+    assert ":mark:" not in done.stderr
+    assert f"Deleted for good: {KEY}, 4 messages." in done.stderr
+    with open_store(where, namespace="notes") as store:
+        assert store.list_sessions() == [f":mark:main:{uids[1]}"]
+
+
+@pytest.mark.usefixtures("place")
+def test_notes_of_a_session_and_of_a_sender_have_different_names(steno: Steno) -> None:
+    with open_store("workspace", namespace="notes") as store:
+        for scope in (Scope(who="telegram:77"), Scope(who="telegram:77", of="sender")):
+            Notes(store).add(scope, [Draft(kind="core", text="likes tea")])
+    done = steno("purge", "--scope", "telegram:77", "--yes")
+    assert done.exit_code == 0, done.stderr
+    assert "Deleted for good: notes of telegram:77, 1 note." in done.stderr
+    assert "Deleted for good: notes of @telegram:77, 1 note." in done.stderr
+
+
+def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        store.fork(KEY, "cli:fork")
+        store.fork(KEY, "cli:gone")
+        store.delete("cli:gone")
+    would = steno("purge", KEY, "--dry-run", "--json", "-w", where)
+    told = [f"the fork '{fork}' has messages of '{KEY}'; purge it too" for fork in FORKS]
+    assert sorted(_rows(would)[0]["not_reached"]) == told
+    assert [f"Would stay: {words}." for words in told] == sorted(would.stderr.splitlines()[2:])
+    with_one = steno("purge", KEY, "cli:fork", "--dry-run", "-w", where)
+    assert "the fork 'cli:fork'" not in with_one.stderr
+    assert "the fork 'cli:gone'" in with_one.stderr
+    done = steno("purge", KEY, "--yes", "--json", "-w", where)
+    assert set(told) <= set(_rows(done)[0]["not_reached"])
+
+
+FORKS = ("cli:fork", "cli:gone")
+
+
+def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: Steno) -> None:
+    with open_store("workspace") as store:
+        for key in ("telegram:77", "telegram:topic:77", "telegram:777", "cli:plans"):
+            store.add_message(key, "user", "hello")
+    every = Rule(name="r", action="delete", older_than=timedelta(microseconds=1))
+    keep_to("workspace", [every])
+    log = place / "workspace" / LOG
+    before = log.read_text()
+    assert before.count("telegram:77\t") == 2
+    done = steno("purge", "--scope", "telegram:77", "--yes")
+    assert done.exit_code == 0, done.stderr
+    after = log.read_text()
+    assert "telegram:77\t" not in after
+    assert "telegram:topic:77" not in after
+    assert after.count("telegram:777\t") == 2
+    assert [len(line) for line in after.splitlines()] == [len(one) for one in before.splitlines()]
+    assert steno("purge", "cli:plans", "--yes").exit_code == 0
+    assert "cli:plans" not in log.read_text()
+    assert steno("purge", "telegram:777", "--agent", "ada", "--yes").exit_code == 1
+    assert log.read_text().count("telegram:777\t") == 2
+
+
+def test_a_log_of_retention_that_cannot_be_changed_is_named(place: Path, steno: Steno) -> None:
+    (place / "workspace" / LOG).symlink_to(place / "elsewhere")
+    done = steno("purge", KEY, "--yes")
+    assert done.exit_code == 0
+    assert "Not deleted: lines of the log of retention: " in done.stderr
+    named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
+    assert named.exit_code == 1
+    with open_store("sqlite:some.db") as store:
+        store.add_message("cli:default", "user", "hello")
+    named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
+    assert "Not deleted: what retention told of it in the log of the program." in named.stderr
+
+
+def test_what_was_typed_into_a_chat_is_forgotten_with_it(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place / "state" / "chat-history.jsonl"
+    monkeypatch.setattr(chat_history, "history_file", lambda: file)
+    history = chat_history.KeptHistory(file)
+    for text in ("message 1", "of another chat", "in the trash ", "message 3", "/edit message 3"):
+        history.store_string(text)
+    history.store_string("//in the trash, too")
+    with open_store("workspace") as store:
+        store.add_message("telegram:topic:123", "user", "in the trash")
+        store.add_message("telegram:topic:123", "user", "/in the trash, too")
+        store.delete("telegram:topic:123")
+    size = file.stat().st_size
+    assert steno("purge", KEY, "--before", "2", "--yes").exit_code == 0
+    assert list(history.load_history_strings()) == [
+        "//in the trash, too",
+        "/edit message 3",
+        "message 3",
+        "in the trash ",
+        "of another chat",
+    ]
+    done = steno("purge", "--scope", KEY, "--yes")
+    assert list(history.load_history_strings()) == ["of another chat"]
+    assert b"trash" not in file.read_bytes()
+    assert file.stat().st_size == size
+    assert f"Not deleted: what else was typed into chats, in {file}, which" in done.stderr
+
+
+def test_a_session_with_a_message_without_role_and_content_can_be_purged(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place / "state" / "chat-history.jsonl"
+    monkeypatch.setattr(chat_history, "history_file", lambda: file)
+    chat_history.KeptHistory(file).store_string("message 1")
+    with open_store("workspace") as store:
+        store.add_messages("odd", [{}, {"role": "user"}, {"content": "x"}])
+    assert steno("purge", "odd", "--yes").exit_code == 0
+
+
+def test_what_was_typed_is_forgotten_before_the_session_is_gone(
+    place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place / "state" / "chat-history.jsonl"
+    monkeypatch.setattr(chat_history, "history_file", lambda: file)
+    chat_history.KeptHistory(file).store_string("message 1")
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JSONLStore, "purge", killed)
+    assert steno("purge", KEY, "--yes").exit_code != 0
+    assert b"message 1" not in file.read_bytes(), "nobody could tell later that it was said there"
+
+
+def test_the_trash_is_a_table_in_a_terminal(steno: Steno, in_terminal: InTerminal) -> None:
+    assert steno("delete", KEY, "--yes").exit_code == 0
+    [listed] = _rows(steno("restore", "--list", "--json"))
+    line = steno("restore", "--list").stdout
+    assert line.split("\t")[:3] == [KEY, listed["uid"], "4"]
+    code, shown = in_terminal("restore", "--list", NO_COLOR="1")
+    head, row = shown.splitlines()
+    assert (code, head.split()) == (0, ["key", "uid", "messages", "deleted"])
+    assert row.split()[:3] == [KEY, listed["uid"], "4"]
+    code, shown = in_terminal("restore", "--list", "--json", NO_COLOR="1")
+    assert json.loads(shown) == listed

@@ -1,0 +1,307 @@
+"""`steno rename`, `tag`, `fork`, `undo`, `compact` and `archive`: on every engine, and in words."""
+
+import json
+from binascii import crc32
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from stenolog.cli.edit import progress
+from stenolog.stores.open_store import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+KEY = "telegram:123"
+
+
+@pytest.fixture(params=["./workspace", "sqlite:some.db", "postgresql"])
+def where(request: pytest.FixtureRequest) -> str:
+    """A place of each kind, with a session of four messages, of which two are a summary."""
+    place: str = request.param
+    if place == "postgresql":
+        place = request.getfixturevalue("own_url")
+    with open_store(place, namespace="sessions") as store:
+        if KEY not in store.list_sessions():
+            for number in range(1, 5):
+                role = "user" if number % 2 else "assistant"
+                store.add_message(KEY, role, f"message {number}")
+            store.checkpoint(KEY, summary="They counted to two.", upto=2)
+    return place
+
+
+def _json(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+# --- on every engine -------------------------------------------------------------------------
+
+
+def test_a_title_is_given_shown_and_taken_away(steno: Steno, where: str) -> None:
+    given = steno("rename", KEY, "Our  holiday\nin Rome", "-w", where)
+    assert (given.exit_code, given.stdout) == (0, "")
+    assert given.stderr == f"{KEY} is called “Our holiday in Rome” now.\n"
+    listed = [json.loads(line) for line in steno("list", "--json", "-w", where).stdout.splitlines()]
+    assert {one["key"]: one["title"] for one in listed}[KEY] == "Our holiday in Rome"
+
+    taken = _json(steno("rename", KEY, "", "--json", "-w", where))
+    assert taken == {"key": KEY, "title": None, "was": "Our holiday in Rome"}
+    listed = [json.loads(line) for line in steno("list", "--json", "-w", where).stdout.splitlines()]
+    assert {one["key"]: one["title"] for one in listed}[KEY] == "message 1"
+
+
+def test_tags_are_given_listed_and_taken_away(steno: Steno, where: str) -> None:
+    none = steno("tag", KEY, "-w", where)
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", f"{KEY} has no tags.\n")
+    given = steno("tag", KEY, "+work", "+fun", "+work", "-w", where)
+    assert (given.stdout, given.stderr) == ("", f"The tags of {KEY}: work, fun.\n")
+    assert steno("tag", KEY, "-w", where).stdout == "work\nfun\n"
+    assert steno("list", "--tag", "work", "-w", where).stdout.startswith(KEY)
+    taken = _json(steno("tag", KEY, "-work", "-absent", "--json", "-w", where))
+    assert taken == {"key": KEY, "tags": ["fun"], "was": ["work", "fun"]}
+    assert steno("tag", KEY, "-fun", "-w", where).stderr == f"The tags of {KEY}: none.\n"
+    with open_store(where, read_only=True) as store:
+        assert "tags" not in store.info(KEY).meta
+
+
+def test_a_fork_has_what_was_said_up_to_a_message(steno: Steno, where: str) -> None:
+    forked = _json(steno("fork", KEY, "cli:copy", "--at", "3", "--json", "-w", where))
+    assert len(forked.pop("uid")) == 16
+    assert forked == {"key": "cli:copy", "forked_from": KEY, "at": 3, "messages": 1}
+    with open_store(where, read_only=True) as store:
+        assert [message.content for message in store.get_history("cli:copy")] == ["message 3"]
+    again = steno("fork", KEY, "cli:copy", "-w", where)
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "there is such a session already" in again.stderr
+
+
+def test_undo_brings_back_what_a_compaction_hid(steno: Steno, where: str) -> None:
+    done = steno("undo", KEY, "-w", where)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == (
+        "Taken back that messages became a summary: 2 messages are in sight again, the summary is "
+        "as before. No more steps can be taken back.\n"
+    )
+    with open_store(where, read_only=True) as store:
+        assert len(store.get_history(KEY)) == 4
+        assert store.get_summary(KEY) == ""
+    nothing = steno("undo", KEY, "-w", where)
+    assert (nothing.exit_code, nothing.stdout) == (1, "")
+
+
+def test_archive_moves_what_is_hidden_and_deletes_nothing(steno: Steno, where: str) -> None:
+    would = steno("archive", KEY, "--dry-run", "-w", where)
+    assert (would.exit_code, would.stdout) == (0, f"{KEY}\t2\t-\t-\n")
+    assert would.stderr == "2 messages of 1 session would be archived.\n"
+    with open_store(where, read_only=True) as store:
+        assert store.info(KEY).archived == 0
+
+    done = _json(steno("archive", KEY, "--json", "-w", where))
+    assert (done["key"], done["archived"], done["dry_run"]) == (KEY, 2, False)
+    with open_store(where, read_only=True) as store:
+        assert store.info(KEY).archived == 2
+        assert len(store.get_history(KEY, full=True)) == 4
+    again = steno("archive", KEY, "-w", where)
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert again.stderr == "There is nothing to archive.\n"
+
+
+def test_what_would_be_archived_is_what_is(steno: Steno, where: str) -> None:
+    said = [{"role": "user", "content": f"number {number}"} for number in range(4)]
+    with open_store(where) as store:
+        for _ in range(2):
+            store.add_messages("batches", said)
+        # In the middle of a batch, which some engines archive as a whole only.
+        store.checkpoint("batches", summary="Numbers.", upto=6)
+    would = _json(steno("archive", "batches", "--dry-run", "--json", "-w", where))
+    done = _json(steno("archive", "batches", "--json", "-w", where))
+    assert would["archived"] == done["archived"] >= 4
+
+
+def test_compact_makes_a_summary_that_undo_takes_back(steno: Steno, where: str) -> None:
+    with open_store(where) as store:
+        for number in range(5, 11):
+            store.add_message(KEY, "user" if number % 2 else "assistant", f"message {number}")
+    asked = ("compact", KEY, "--model", "scripted", "-w", where)
+
+    would = steno(*asked, "--dry-run")
+    assert (would.exit_code, would.stdout) == (0, "")
+    assert "would become a summary" in would.stderr
+    with open_store(where, read_only=True) as store:
+        assert (store.info(KEY).visible, store.info(KEY).floor) == (8, 2)
+
+    planned, done = _json(steno(*asked, "--dry-run", "--json")), _json(steno(*asked, "--json"))
+    assert planned["hidden"] == done["hidden"] > 0
+    assert (planned["first"], planned["last"]) == (done["first"], done["last"])
+    with open_store(where, read_only=True) as store:
+        assert store.info(KEY).floor == done["last"]
+        assert store.info(KEY).visible == 8 - done["hidden"]
+    assert steno("undo", KEY, "-w", where).exit_code == 0
+    with open_store(where, read_only=True) as store:
+        assert store.info(KEY).visible == 8
+
+
+# --- what can be wrong -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["rename", "nobody", "x"],
+        ["tag", "nobody"],
+        ["tag", "nobody", "+x"],
+        ["fork", "nobody", "x"],
+        ["undo", "nobody"],
+        ["archive", "nobody"],
+        ["compact", "nobody", "-m", "scripted"],
+    ],
+)
+def test_no_session_is_made_by_a_slip_of_the_pen(
+    place: Path, steno: Steno, command: list[str]
+) -> None:
+    result = steno(*command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "Error: There is no session 'nobody' here; `steno list` shows the keys there are.\n"
+    )
+    with open_store("workspace", read_only=True) as store:
+        assert "nobody" not in store.list_sessions()
+
+    for elsewhere in ("nowhere", "sqlite:nowhere.db"):
+        result = steno(*command, "-w", elsewhere)
+        assert (result.exit_code, result.stdout) == (1, "")
+    assert not list(place.glob("nowhere*"))
+
+
+@pytest.mark.parametrize("tag", ["work", "+", "-", "+ "])
+def test_a_tag_without_a_sign_is_wrong_usage(steno: Steno, tag: str) -> None:
+    result = steno("tag", KEY, "--", tag)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "write +TAG, or -TAG to take it away" in result.stderr
+
+
+def test_a_tag_that_looks_like_an_option_is_a_tag(steno: Steno) -> None:
+    assert steno("tag", KEY, "+work", "+w", "+json", "+h").exit_code == 0
+    assert _json(steno("tag", KEY, "-work", "-json", "--json"))["tags"] == ["w", "h"]
+    assert _json(steno("tag", KEY, "--json", "--", "-w", "-h"))["tags"] == []
+
+
+def test_archive_wants_a_session_or_all(steno: Steno) -> None:
+    for arguments in ([], [KEY, "--all"]):
+        result = steno("archive", *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "Name a session, or --all." in result.stderr
+
+
+def test_archive_of_all_goes_on_past_one_that_cannot_be(place: Path, steno: Steno) -> None:
+    with open_store("workspace") as store:
+        for key in ("a", "z"):
+            store.add_message(key, "user", "hello")
+            store.checkpoint(key, summary="A greeting.", upto=1)
+    log = place / "workspace" / "sessions" / "a.jsonl"
+    log.write_bytes(_newer(log.read_bytes()))
+
+    result = steno("archive", "--all")
+
+    assert result.exit_code == 3
+    assert [line.split("\t")[:2] for line in result.stdout.splitlines()] == [[KEY, "2"], ["z", "1"]]
+    assert "newer stenolog" in result.stderr
+    rows = [json.loads(line) for line in steno("archive", "--all", "--json").stdout.splitlines()]
+    assert [row["key"] for row in rows if row["problem"]] == ["a"]
+    alone = steno("archive", "a")
+    assert (alone.exit_code, alone.stdout) == (1, "")
+
+
+def _newer(text: bytes) -> bytes:
+    """A log to which a newer version has written."""
+    first = text.splitlines()[0].rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
+    return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
+
+
+def test_a_session_in_which_an_answer_is_being_written_is_left_alone(steno: Steno) -> None:
+    with open_store("workspace") as store, store.lease(KEY, ttl=30):
+        result = steno("compact", KEY, "-m", "scripted")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"An answer is being written in {KEY}; try again when it is done." in result.stderr
+
+
+def test_what_is_too_short_is_not_compacted(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("short", "user", "hello")
+    for more in ([], ["--dry-run"]):
+        result = steno("compact", "short", "-m", "scripted", *more)
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr == "There is nothing that could be made shorter.\n"
+
+
+def test_a_title_does_not_drive_the_terminal(steno: Steno) -> None:
+    result = steno("rename", KEY, "\x1b[31mred\x07")
+    assert "\x1b" not in result.stderr
+    assert "“red”" in result.stderr
+
+
+def test_the_sessions_of_an_agent_are_changed_alone(steno: Steno) -> None:
+    with open_store("workspace/agents/ada") as store:
+        store.add_message(KEY, "user", "hello")
+    assert steno("rename", KEY, "Hers", "--agent", "ada").exit_code == 0
+    assert "Hers" in steno("list", "--agent", "ada").stdout
+    assert "Hers" not in steno("list").stdout
+
+
+# --- progress --------------------------------------------------------------------------------
+
+
+def test_long_work_shows_a_bar_in_a_terminal_and_nothing_elsewhere(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress("Working", 2) as step:
+        step()
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with progress("Working", 2) as step:
+        step()
+        step()
+    assert "Working" in capfd.readouterr().err
+    with progress("Working", 2, shown=False) as step:
+        step()
+    assert capfd.readouterr().err == ""
+
+
+def test_archive_of_all_is_told_in_a_terminal(in_terminal: InTerminal) -> None:
+    code, shown = in_terminal("archive", "--all", NO_COLOR="1")
+    assert code == 0
+    assert "2 messages of 1 session archived.\n" in shown
+
+
+def test_an_undone_edit_takes_its_answer_along(steno: Steno, where: str) -> None:
+    """As /undo in a chat does: an answer without its question is nobody's."""
+    with open_store(where, namespace="sessions") as store:
+        store.add_messages(
+            "e", [{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}]
+        )
+        store.set_history("e", [{"role": "user", "content": "two"}])
+        store.add_message("e", "assistant", "2")
+    done = _json(steno("undo", "e", "--json", "-w", where))
+    assert (done["shown"], done["hid"]) == (2, 2)
+    with open_store(where, namespace="sessions") as store:
+        assert [message.content for message in store.get_history("e")] == ["one", "1"]
+
+
+def test_a_dry_run_of_compact_changes_no_file(place: Path, steno: Steno) -> None:
+    old = '{"key": "old", "messages": [{"role": "user", "content": "from before"}]}'
+    (place / "workspace" / "sessions" / "old.json").write_text(old)
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+    before = files()
+    assert steno("compact", KEY, "--model", "scripted", "--dry-run").exit_code == 0
+    assert files() == before

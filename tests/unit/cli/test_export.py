@@ -1,0 +1,418 @@
+"""`steno export`: documents to share, what they leave out, and that nothing in them is alive."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from stenolog.catalog.message_metadata import made_by, ran_for
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.export.code_blocks import blocks, fence_for
+
+Steno = Callable[..., Result]
+
+KEY = "sk-proj-" + "Ab3dEf6hIj9lMn2pQr5tUv8x" * 2
+pytestmark = pytest.mark.usefixtures("told")
+
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest.fixture
+def told(place: Path) -> Path:
+    """A session with tools, thoughts, an image, code and a secret."""
+    call = {"id": "1", "function": {"name": "ls", "arguments": '{"path": "."}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": f"look at **this**: {KEY}\n\n```py\nif a < b: pass\n```"},
+        made_by(
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm"},
+            model="tiny",
+            seconds=1.25,
+        ),
+        ran_for(
+            {"role": "tool", "tool_call_id": "1", "content": "a.txt"}, seconds=0.5, failed=True
+        ),
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "# Files\nsee https://example.org/x?a=1&b=2"},
+                {"type": "image_url", "image_url": {"url": PIXEL}},
+                {"type": "image_url", "image_url": {"url": "https://example.org/spy.png"}},
+            ],
+        },
+    ]
+    with open_store("workspace") as store:
+        store.add_messages("k", messages)
+    return place
+
+
+class _Elements(HTMLParser):
+    """The elements of a page, with their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+# --- the page --------------------------------------------------------------------------------
+
+
+def test_a_page_has_every_part_folded_where_it_is_long_and_a_link_to_each_message(
+    steno: Steno,
+) -> None:
+    page = steno("export", "k", "--format", "html").stdout
+    found = _Elements(page)
+    ids = [attributes["id"] for tag, attributes in found.found if tag == "article"]
+    links = [attributes["href"] for tag, attributes in found.found if tag == "a"]
+    assert ids == ["m1", "m2", "m3", "m4"]
+    assert [f"#{one}" for one in ids] == [one for one in links if str(one).startswith("#")]
+    assert "https://example.org/x?a=1&b=2" in links
+    assert ("img", {"src": PIXEL, "alt": "an image"}) in found.found
+    assert "<strong>this</strong>" in page
+    assert "<pre><code>if a &lt; b: pass</code></pre>" in page
+    assert "<summary>calls ls</summary>" in page
+    assert "<summary>ls answers</summary>" in page
+    assert "<summary>thinks</summary>" in page
+    assert "tiny · 1.2 s" in page
+    assert "0.5 s · failed" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_a_page_asks_nobody_for_anything(steno: Steno) -> None:
+    page = steno("export", "k", "--format", "html").stdout
+    found = _Elements(page)
+    loads = {"script", "link", "iframe", "object", "embed", "base", "form", "video", "audio"}
+    assert not loads & {tag for tag, _ in found.found}
+    sources = [attributes["src"] for _, attributes in found.found if "src" in attributes]
+    assert sources == [PIXEL]
+    assert "url(" not in page
+    assert "@import" not in page
+    policy = next(one for _, one in found.found if "http-equiv" in one)
+    assert str(policy["content"]).startswith("default-src 'none';")
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "[x](javascript:alert(1))",
+    '[x](https://a/"onmouseover="alert(1))',
+    "`</code></pre><script>alert(1)</script>`",
+    "```\n</code></pre><script>alert(1)</script>",
+    "**<script>alert(1)</script>**",
+    "# <svg onload=alert(1)>",
+    "</article></main><script>alert(1)</script>",
+    "<!-- ",
+    '" onclick="alert(1)',
+    "https://a/'onmouseover='alert(1)",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_whatever_a_field_holds_it_is_text_in_the_page(steno: Steno, text: str) -> None:
+    call = {"id": text, "function": {"name": text, "arguments": text}}
+    with open_store("workspace") as store:
+        store.add_messages(
+            text,
+            [
+                {"role": text, "content": text, text: text},
+                {"role": "user", "content": [{"type": text, "text": text}, text, {text: text}]},
+                {"role": "assistant", "content": None, "tool_calls": [call, text, {text: 1}]},
+                {"role": "tool", "tool_call_id": text, "content": text, "reasoning": text},
+                {"role": "user", "content": [{"image_url": {"url": f"data:image/png,{text}"}}]},
+                made_by({"role": "assistant", "content": text}, model=text, seconds=1),
+            ],
+        )
+        store.set_meta(text, title=text)
+        store.set_summary(text, text)
+    result = steno("export", "--format", "html", "--", text)
+    assert result.exit_code == 0, result.stderr
+    found = _Elements(result.stdout)
+    tags = {tag for tag, _ in found.found}
+    assert tags <= {
+        *("html", "head", "meta", "title", "style", "body", "main", "h1", "p", "details"),
+        *("summary", "article", "header", "span", "a", "pre", "code", "strong"),
+    }
+    for tag, attributes in found.found:
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+        assert (attributes.get("href") or "#").startswith(("#", "https://")), attributes
+    assert result.stdout.rstrip().endswith("</html>")
+    assert [one["id"] for tag, one in found.found if tag == "article"] == [
+        f"m{seq}" for seq in range(1, 7)
+    ]
+
+
+# --- secrets ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["html", "markdown"])
+def test_secrets_are_taken_out_of_documents_and_counted(steno: Steno, form: str) -> None:
+    result = steno("export", "k", "--format", form)
+    assert KEY not in result.stdout
+    assert "redacted" in result.stdout
+    assert "1 secret was taken out; --no-redact leaves them in.\n" in result.stderr
+    as_it_is = steno("export", "k", "--format", form, "--no-redact")
+    assert KEY in as_it_is.stdout
+    assert "taken out" not in as_it_is.stderr
+
+
+def test_a_secret_is_found_wherever_it_stands(steno: Steno) -> None:
+    call = {"id": "1", "function": {"name": "x", "arguments": json.dumps({"key": KEY})}}
+    broken = f"{KEY[:20]}\u200e\x08{KEY[20:]}"
+    with open_store("workspace") as store:
+        store.add_messages(
+            "s",
+            [
+                {"role": "user", "content": f"{'word ' * 13}{KEY}"},
+                {"role": "user", "content": broken},
+                {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": KEY},
+                {"role": "tool", "content": [{"type": "text", "text": KEY}, {"data": KEY}]},
+                {"role": "user", "content": "", "extra": {"deep": [KEY]}},
+            ],
+        )
+        store.set_summary("s", f"The key is {KEY}.")
+    for form in ("html", "markdown"):
+        result = steno("export", "s", "--format", form)
+        assert KEY[:24] not in result.stdout, form
+        assert KEY[-12:] not in result.stdout, form
+        assert "8 secrets were taken out" in result.stderr
+
+
+@pytest.mark.parametrize("said", [f"It is: {'x' * 20} {KEY}", f"{KEY[:9]}\u200e{KEY[9:]} it is"])
+def test_no_part_of_a_secret_is_in_the_title(steno: Steno, said: str) -> None:
+    with open_store("workspace") as store:
+        store.add_message("t", "user", said)
+    for form in ("html", "markdown"):
+        shown = steno("export", "t", "--format", form).stdout
+        assert KEY[:16] not in shown, form
+
+
+def test_lines_keep_secrets_unless_told_otherwise(steno: Steno) -> None:
+    assert KEY in steno("export", "k").stdout
+    result = steno("export", "k", "--redact")
+    assert KEY not in result.stdout
+    assert [json.loads(line)["role"] for line in result.stdout.splitlines()] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert "1 secret was taken out" in result.stderr
+
+
+# --- Markdown --------------------------------------------------------------------------------
+
+
+def test_markdown_has_a_heading_and_an_anchor_for_each_message(steno: Steno) -> None:
+    shown = steno("export", "k", "--format", "markdown").stdout
+    assert shown.startswith("# look at")
+    assert re.findall(r'(?m)^## <a id="(m\d)"></a>\d · (\w+)$', shown) == [
+        ("m1", "user"),
+        ("m2", "assistant"),
+        ("m3", "tool"),
+        ("m4", "assistant"),
+    ]
+    assert "```py\nif a < b: pass\n```" in shown
+    assert '<details><summary>calls ls</summary>\n\n```\n{"path": "."}\n```' in shown
+
+
+def test_no_message_reaches_beyond_itself_in_markdown(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("m", "user", "open:\n````\ncode that never ends")
+        store.add_message("m", "user", "<!-- hide all <details> `<b>`")
+        store.add_full_message("m", {"role": "tool", "content": "```\n</details>"})
+        store.add_message("m", "user", "the end")
+    shown = steno("export", "m", "--format", "markdown").stdout
+    assert "```\ncode that never ends\n```" in shown
+    assert "&lt;!-- hide all &lt;details> <code>&#60;b&#62;</code>" in shown
+    assert "````\n```\n</details>\n````" in shown
+    assert [block.text for block in blocks(shown) if block.code] == [
+        "code that never ends",
+        "```\n</details>",
+    ]
+
+
+def test_a_fence_is_longer_than_any_in_the_text() -> None:
+    assert fence_for("no code") == "```"
+    assert fence_for("a ```` b") == "`````"
+
+
+# --- what is hidden, lines, files ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"), [("html", 'class="user hidden"'), ("markdown", "hidden")]
+)
+def test_hidden_messages_are_written_only_if_asked_for_and_marked(
+    steno: Steno, form: str, mark: str
+) -> None:
+    result = steno("export", "telegram:123", "--format", form)
+    assert "message 1" not in result.stdout
+    assert "They counted to two." in result.stdout
+    assert "2 messages are hidden; --all writes them too." in result.stderr
+    whole = steno("export", "telegram:123", "--format", form, "--all").stdout
+    assert "message 1" in whole
+    assert mark in whole
+    assert "2 of them hidden" in whole
+
+
+def test_openai_lines_have_only_the_fields_that_it_knows(steno: Steno) -> None:
+    lines = steno("export", "k", "--format", "openai").stdout.splitlines()
+    fields = [set(json.loads(line)) for line in lines]
+    assert fields == [
+        {"role", "content"},
+        {"role", "content", "tool_calls"},
+        {"role", "content", "tool_call_id"},
+        {"role", "content"},
+    ]
+    assert KEY not in lines[0]
+    assert KEY in steno("export", "k", "--format", "openai", "--no-redact").stdout
+
+
+def test_a_file_is_written_whole_private_and_by_what_its_name_says(
+    told: Path, steno: Steno
+) -> None:
+    result = steno("export", "k", "-o", "k.html")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "k.html: 4 messages written." in result.stderr
+    assert (told / "k.html").read_text() == steno("export", "k", "--format", "html").stdout
+    assert (told / "k.html").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in told.iterdir() if "k.html" in path.name] == ["k.html"]
+    assert steno("export", "k", "-o", "k.md").exit_code == 0
+    assert (told / "k.md").read_text().startswith("# ")
+    assert steno("export", "k", "-o", "k.md", "--format", "jsonl", "--force").exit_code == 0
+    assert (told / "k.md").read_text() == steno("export", "k").stdout
+
+
+def test_a_file_that_is_there_stays_unless_told_otherwise(told: Path, steno: Steno) -> None:
+    (told / "k.md").write_text("mine")
+    result = steno("export", "k", "-o", "k.md")
+    assert result.exit_code == 1
+    assert "k.md is there already; --force replaces it." in result.stderr
+    assert (told / "k.md").read_text() == "mine"
+    assert steno("export", "k", "-o", "nowhere/k.md").exit_code == 1
+    assert steno("export", "nobody", "-o", "n.md").exit_code == 1
+    assert not (told / "n.md").exists()
+
+
+def test_half_a_character_can_be_exported_as_anything(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("h", "user", "half \ud800 of it")
+    for form in ("html", "markdown"):
+        assert "half  of it" in steno("export", "h", "--format", form).stdout
+    line = steno("export", "h", "--format", "openai", "--redact").stdout
+    assert json.loads(line)["content"] == "half \ud800 of it"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "openai"])
+def test_lines_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno, form: str) -> None:
+    given = json.dumps({"user": "bob", "password": "hunter2", "env": {"API_KEY": "k-1"}})
+    answered = json.dumps({"headers": {"authorization": "Basic zz"}, "said": given, "ok": True})
+    call = {"id": "1", "type": "function", "function": {"name": "login", "arguments": given}}
+    with open_store("workspace") as store:
+        store.add_messages(
+            "fields",
+            [
+                {
+                    "role": "user",
+                    "content": "go?token=9f8e7d6c5b4a3210f0 AKIA\u200bIOSFODNN7EXAMPLQ",
+                },
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": answered},
+                {"role": "tool", "tool_call_id": "1", "content": f"see {answered}"},
+                {"role": "user", "content": [{"type": "text", "secret": "s-1", "token": "t-1"}]},
+            ],
+        )
+    result = steno("export", "fields", "--format", form, "--redact")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    for secret in ("9f8e7d", "EXAMPLQ", "hunter2", "k-1", "Basic zz", "s-1", "t-1"):
+        assert secret not in result.stdout
+    arguments = json.loads(lines[1]["tool_calls"][0]["function"]["arguments"])
+    assert arguments == {
+        "user": "bob",
+        "password": "[redacted: password]",
+        "env": {"API_KEY": "[redacted: api key]"},
+    }
+    assert json.loads(json.loads(lines[2]["content"])["said"]) == arguments
+    assert result.stderr.startswith("12 secrets were taken out")
+    plain = steno("export", "fields", "--format", form, "--no-redact")
+    assert "hunter2" in plain.stdout
+
+
+def test_documents_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno) -> None:
+    call = {"id": "1", "function": {"name": "login", "arguments": '{"password": "hunter2"}'}}
+    with open_store("workspace") as store:
+        store.add_full_message("f", {"role": "assistant", "content": "", "tool_calls": [call]})
+        store.add_full_message("f", {"role": "tool", "content": '{\\"token\\": \\"t-1\\"}'})
+        store.add_full_message("f", {"role": "user", "content": "x", "auth": {"apiKey": "k-1"}})
+    for form in ("markdown", "html"):
+        result = steno("export", "f", "--format", form)
+        assert not [one for one in ("hunter2", "t-1", "k-1") if one in result.stdout]
+        assert result.stderr.startswith("3 secrets were taken out")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"p\\u0061ssword":"hunter2"}',
+        '[{"name":"DB_PASSWORD","value":"hunter2"}]',
+        '{"Environment":[{"Name":"DB_PASSWORD","Value":"hunter2"}]}',
+        '{"user[password]":"hunter2"}',
+        '{"password"            :"hunter2"}',
+        '{"' + "x" * 70 + 'password":"hunter2"}',
+        "Set-Cookie: sid=hunter2; Path=/",
+        "<password>hunter2</password>",
+        "sshpass -p hunter2 ssh x",
+    ],
+)
+def test_every_form_has_the_same_secrets_taken_out(steno: Steno, text: str) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": text}}
+    with open_store("workspace") as store:
+        store.add_message("s", "user", text)
+        store.add_full_message("s", {"role": "assistant", "content": None, "tool_calls": [call]})
+        store.add_full_message("s", {"role": "tool", "tool_call_id": "1", "content": text})
+        store.add_full_message("s", {"role": "user", "content": [{"type": "text", "text": text}]})
+    for form in ("html", "markdown", "openai", "jsonl"):
+        result = steno("export", "s", "--format", form, "--redact")
+        assert "hunter2" not in result.stdout, form
+        assert result.stderr.splitlines()[-1].startswith("4 secrets were taken out"), form
+
+
+def test_what_is_json_looks_in_a_document_as_it_was_said(steno: Steno) -> None:
+    said = '{\n  "a": 1.10,\n  "token": "t-1",\n  "a": 1e5,\n  "limit": {"tokens": 5000}\n}'
+    with open_store("workspace") as store:
+        store.add_full_message("j", {"role": "tool", "content": said})
+    shown = steno("export", "j", "--format", "markdown").stdout
+    assert said.replace("t-1", "[redacted: token]") in shown
+
+
+def test_a_pipe_is_written_to_and_a_link_followed(told: Path, steno: Steno) -> None:
+    pipe, real, link = told / "pipe", told / "real.md", told / "link.md"
+    os.mkfifo(pipe)
+    # Both ends: who writes waits for nobody, and what is written fits into the pipe.
+    reader = os.open(pipe, os.O_RDWR)
+    try:
+        assert steno("export", "k", "-o", str(pipe), "--force").exit_code == 0
+        assert os.read(reader, 20).startswith(b'{"role":"user"')
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    real.write_text("before")
+    link.symlink_to(real)
+    assert steno("export", "k", "-o", str(link)).exit_code == 1
+    assert steno("export", "k", "-o", str(link), "--force").exit_code == 0
+    assert link.is_symlink()
+    assert "before" not in real.read_text()

@@ -1,0 +1,305 @@
+"""`steno import`: what it is told, and in a terminal a table, and a bar where it takes long."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stenolog.cli import main
+from stenolog.stores.open_store import open_store
+from unit.transfer.old_sources import LAYOUTS, adk, langchain, openai_agents, plain, strands, words
+
+InTerminal = Callable[..., tuple[int, str]]
+Steno = Callable[..., Result]
+
+SAMPLES: Final = Path(__file__).parents[2] / "samples"
+
+
+@pytest.fixture
+def steno(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steno:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(main, [str(one) for one in arguments], prog_name="steno")
+
+    return run
+
+
+def row(result: Result, number: int = 0) -> list[str]:
+    return result.stdout.splitlines()[number].split("\t")
+
+
+# --- whose sessions --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whoever_kept_it_is_found_out_or_named(steno: Steno, tmp_path: Path, layout: str) -> None:
+    write, key = LAYOUTS[layout]
+    source = write(tmp_path / "old", 3)
+    program = layout.removesuffix("-lines").removesuffix("-sql")
+    first = steno("import", source.relative_to(tmp_path))
+    assert (first.exit_code, first.stderr) == (0, "1 session taken in, 3 messages.\n")
+    assert row(first)[:4] == [key, "3", "3", program]
+    named = steno("import", source, "--from", program, "-w", "other")
+    assert named.stdout.split("\t")[:4] == [key, "3", "3", program]
+    assert steno("export", key).exit_code == 0
+    again = steno("import", source)
+    assert again.stderr == "0 sessions taken in, 0 messages; 1 had been taken in before.\n"
+
+
+@pytest.mark.parametrize("named", [[], ["--from", "plain"]])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [('[{"role": "user"', "it is not JSON"), ("[]", "it is an empty list: there are no messages")],
+)
+def test_the_reason_why_a_file_is_no_session_is_told(
+    steno: Steno, tmp_path: Path, named: list[str], text: str, reason: str
+) -> None:
+    source = tmp_path / "broken.json"
+    source.write_text(text)
+    result = steno("import", source, *named)
+    assert result.exit_code == 1
+    assert reason in result.stderr
+
+
+def test_what_another_program_kept_is_told_where_one_was_named(
+    steno: Steno, tmp_path: Path
+) -> None:
+    source = plain(tmp_path / "old", 2)
+    result = steno("import", source, "--from", "langchain")
+    assert result.exit_code == 1
+    assert "is left out: it is not what langchain writes.\n" in result.stderr
+    result = steno("import", "old", "--from", "strands")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("There is no session of strands in old;")
+    result = steno("import", adk(tmp_path / "db", 2), "--from", "openai-agents")
+    assert result.exit_code == 1
+    assert "without tables of sessions that are known here" in result.stderr
+    assert steno("import", "old", "--from", "excel").exit_code == 2
+
+
+def test_a_file_is_what_is_in_it_whatever_it_is_called(steno: Steno, tmp_path: Path) -> None:
+    for number, (write, name) in enumerate(
+        ((plain, "chat.txt"), (langchain, "history"), (openai_agents, "memory.bin"))
+    ):
+        write(tmp_path / str(number), 2).rename(tmp_path / name)
+        result = steno("import", name)
+        assert (result.exit_code, result.stderr) == (0, "1 session taken in, 2 messages.\n"), name
+    lines = "".join(json.dumps({"role": "user", "content": word}) + "\n" for word in words(2))
+    (tmp_path / "lines.json").write_text(lines)
+    (tmp_path / "array.jsonl").write_text('[{"role": "user", "content": "x"}]')
+    assert row(steno("import", "lines.json"))[:4] == ["lines", "2", "2", "plain"]
+    assert row(steno("import", "array.jsonl"))[:4] == ["array", "1", "1", "plain"]
+
+
+def test_messages_as_they_are_sent_are_no_program_s(steno: Steno, tmp_path: Path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "c"},
+    ]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chat))
+    (tmp_path / "talk.jsonl").write_text(json.dumps(chat[0]) + "\n")
+    shutil.copy(SAMPLES / "zeroclaw/telegram_1001_alice.jsonl", tmp_path / "packed.jsonl")
+    layouts = {
+        name: row(steno("import", f"{name}.jsonl"))[3] for name in ("chat", "talk", "packed")
+    }
+    assert layouts == {"chat": "plain", "talk": "plain", "packed": "zeroclaw"}
+    with open_store("workspace") as store:
+        assert [message.to_dict() for message in store.get_history("chat")] == chat
+
+
+def test_what_is_sent_to_a_model_as_a_whole_is_a_session(steno: Steno, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    whole = {"model": "gpt", "temperature": 0.5, "messages": chat}
+    (tmp_path / "request.json").write_text(json.dumps(whole, indent=2))
+    assert row(steno("import", "request.json"))[:4] == ["request", "1", "1", "plain"]
+    with open_store("workspace") as store:
+        assert store.info("request").meta["plain"] == {"model": "gpt", "temperature": 0.5}
+    (tmp_path / "old.json").write_text(json.dumps({"summary": "s", "messages": chat}))
+    assert row(steno("import", "old.json"))[3] == "picoclaw-legacy"
+
+
+def test_in_place_the_logs_of_others_make_room_too(steno: Steno, tmp_path: Path) -> None:
+    place = tmp_path / "workspace/sessions"
+    place.mkdir(parents=True)
+    for name, line in (("a", "plain"), ("b", "nanobot")):
+        head = [] if line == "plain" else [{"_type": "metadata", "key": "b"}]
+        lines = [*head, {"role": "user", "content": name, "timestamp": "2026-11-15T09:16:12"}]
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    result = steno("import", "workspace")
+    assert result.stderr == "2 sessions taken in, 2 messages.\n"
+    assert sorted(path.name for path in place.glob("*.migrated")) == [
+        "a.jsonl.migrated",
+        "b.jsonl.migrated",
+    ]
+
+
+def test_databases_of_ours_in_a_folder_are_no_old_sessions(steno: Steno, tmp_path: Path) -> None:
+    source = openai_agents(tmp_path / "old", 2)
+    with open_store(f"sqlite:{source.parent}/steno.db") as store:
+        store.add_message("k2", "user", "ours")
+    result = steno("import", "old")
+    assert result.stderr == "1 session taken in, 2 messages.\n"
+
+
+# --- under which keys ------------------------------------------------------------------------
+
+
+def test_keys_are_mapped(steno: Steno, tmp_path: Path) -> None:
+    file = SAMPLES / "openai-agents.db"
+    pairs = ("--map", "user-1001=telegram:1001", "--map", "other-*=cli:*")
+    dry = steno("import", file, *pairs, "--dry-run")
+    result = steno("import", file, *pairs)
+    assert result.stdout == dry.stdout
+    assert [row(result, number)[0] for number in range(2)] == ["telegram:1001", "cli:1001"]
+    again = steno("import", file, *pairs)
+    assert again.stderr == "0 sessions taken in, 0 messages; 2 had been taken in before.\n"
+    with open_store("workspace") as store:
+        assert store.list_sessions() == ["cli:1001", "telegram:1001"]
+        assert store.get_history("telegram:1001")[0].content == "weather in 1001?"
+    assert tmp_path.joinpath("workspace").exists()
+
+
+def test_what_grew_goes_on_under_its_mapped_key(steno: Steno, tmp_path: Path) -> None:
+    for count in (2, 5):
+        source = adk(tmp_path / "old", count)
+        assert steno("import", source, "--map", "a:u:*=cli:*").exit_code == 0
+    with open_store("workspace") as store:
+        assert store.list_sessions() == ["cli:s"]
+        assert [message.content for message in store.get_history("cli:s")] == words(5)
+
+
+def test_a_file_of_pairs_may_name_more_than_there_is(steno: Steno, tmp_path: Path) -> None:
+    source = strands(tmp_path / "old", 2)
+    (tmp_path / "keys.txt").write_text("# key there, key here\nother=cli:other\nk\tcli:k\n")
+    result = steno("import", source, "--map-file", "keys.txt")
+    assert (result.exit_code, row(result)[0]) == (0, "cli:k")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"),
+    [
+        (
+            ["user-1=x"],
+            "--map user-1=x: no session there has that key; the keys there: user-1001, other-1001",
+        ),
+        (["user-1001"], "OLD=NEW is wanted"),
+        (["user-1001=x", "other-1001=x"], "several sessions would be x here"),
+        (["*=x"], "NEW needs a *, too"),
+    ],
+)
+def test_a_slip_is_told_before_anything_is_written(
+    steno: Steno, tmp_path: Path, pairs: list[str], told: str
+) -> None:
+    given = [part for pair in pairs for part in ("--map", pair)]
+    result = steno("import", SAMPLES / "openai-agents.db", *given)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_pairs_that_cannot_be_read_is_told(steno: Steno, tmp_path: Path) -> None:
+    for text, told in ((b"\xff\xfe", "cannot be read"), (b"words", "line 1")):
+        (tmp_path / "keys").write_bytes(text)
+        result = steno("import", SAMPLES / "adk.db", "--map-file", "keys")
+        assert result.exit_code == 2
+        assert told in result.stderr
+
+
+def test_aliases_are_listed_and_accepted_only_on_request(steno: Steno, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    old = {"key": "telegram:7", "aliases": ["telegram:456"], "summary": "All payments are allowed."}
+    (tmp_path / "old" / "telegram_7.meta.json").write_text(json.dumps({**old, "skip": 0}))
+    (tmp_path / "old" / "telegram_7.jsonl").write_text('{"role":"user","content":"x"}\n')
+
+    first = steno("import", "old", "--json")
+    assert first.exit_code == 0
+    assert json.loads(first.stdout)["aliases"] == []
+    assert "telegram:456" in json.loads(first.stdout)["aliases_left"]
+    assert "The file names other keys for telegram:7: telegram:456" in first.stderr
+    assert "--aliases" in first.stderr
+    with open_store("workspace") as store:
+        assert "aliases" not in store.info("telegram:7").meta
+
+    again = steno("import", "old", "--aliases", "--json")
+    assert "telegram:456" in json.loads(again.stdout)["aliases"]
+    with open_store("workspace") as store:
+        assert "telegram:456" in store.info("telegram:7").meta["aliases"]
+
+
+# --- in a terminal ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "shown"), [(2_000, True), (20, False)])
+def test_a_long_import_shows_how_far_it_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_terminal: InTerminal,
+    count: int,
+    shown: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    messages = [{"role": "user", "content": "x" * 600} for _ in range(count)]
+    (tmp_path / "old" / "k.json").write_text(json.dumps({"key": "k", "messages": messages}))
+
+    code, said = in_terminal("import", "old")
+
+    assert code == 0
+    assert ("Taking in" in said) == shown
+    assert ("100%" in said) == shown
+    assert f"1 session taken in, {count:,} messages." in said
+    with open_store("workspace") as store:
+        assert store.info("k").count == count
+
+
+def test_in_a_terminal_it_is_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_terminal: InTerminal
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    message = {"role": "user", "content": "x"}
+    (tmp_path / "old" / "k.json").write_text(json.dumps({"key": "k", "messages": [message]}))
+
+    code, said = in_terminal("import", "old", NO_COLOR="1")
+
+    assert code == 0
+    head, row, words = (line.rstrip() for line in said.splitlines())
+    assert head.split() == ["key", "added", "messages", "layout", "file"]
+    assert row.split() == ["k", "1", "1", "picoclaw-legacy", "k.json"]
+    assert words == "1 session taken in, 1 message."
+    assert "\t" not in said
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        ("80", ["key", "added", "messages", "layout", "file"]),
+        ("70", ["key", "added", "messages", "file"]),
+        ("55", ["key", "added", "file"]),
+        ("40", ["key", "added"]),
+    ],
+)
+def test_a_narrow_terminal_keeps_the_keys_whole(
+    columns: str,
+    shown: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_terminal: InTerminal,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old").mkdir()
+    old = {"key": "telegram:1001:alice", "messages": [{"role": "user", "content": "x"}]}
+    (tmp_path / "old" / "telegram_1001_alice.json").write_text(json.dumps(old))
+
+    _, said = in_terminal("import", "old", "--no-aliases", NO_COLOR="1", COLUMNS=columns)
+
+    head, row, *_ = said.splitlines()
+    assert head.split() == shown
+    assert row.startswith("telegram:1001:alice ")

@@ -1,0 +1,312 @@
+"""`steno show` and `steno export`: golden outputs, errors, and the terminal."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from stenolog.cli.workspace import open_to_read
+from stenolog.errors import ReadOnly
+from stenolog.stores.open_store import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def _golden(text: str) -> str:
+    return MOMENT.sub("TIME", text)
+
+
+def _bytes(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+# --- damage ----------------------------------------------------------------------------------
+
+
+def test_p3_list_and_show_point_to_the_doctor_where_something_is_lost(
+    place: Path, steno: Steno
+) -> None:
+    log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
+
+    for command in (("list",), ("show", "telegram:123"), ("export", "telegram:123")):
+        result = steno(*command)
+        assert result.exit_code == 0
+        assert result.stderr.splitlines()[-1] == (
+            "telegram:123 is damaged: 1 message is lost, as far as was read; "
+            "`steno doctor ./workspace` says more."
+        )
+
+
+def test_p3_show_tells_of_damage_that_only_reading_all_of_it_meets(
+    place: Path, steno: Steno
+) -> None:
+    with open_store("workspace") as store:
+        store.add_messages("k", [{"role": "user", "content": f"number {n}"} for n in range(600)])
+        for number in range(300):
+            store.add_message("k", "user", f"later {number}")
+    log = place / "workspace" / "sessions" / "k.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"number 7"', b'"number 7'))
+
+    result = steno("show", "k")
+
+    assert "k is damaged: 1 message is lost, as far as was read" in result.stderr
+
+
+def test_damage_is_told_once_and_not_also_by_the_log(place: Path, in_terminal: InTerminal) -> None:
+    log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
+
+    _, shown = in_terminal("export", "telegram:123")
+
+    assert shown.splitlines() == [
+        '{"role":"assistant","content":"message 4"}',
+        "telegram:123 is damaged: 1 message is lost, as far as was read; "
+        "`steno doctor ./workspace` says more.",
+    ]
+
+
+# --- show ------------------------------------------------------------------------------------
+
+
+def test_show_prints_the_summary_and_what_is_visible(steno: Steno) -> None:
+    result = steno("show", "telegram:123")
+    assert result.exit_code == 0
+    assert _golden(result.stdout) == (
+        "Summary\nThey counted to two.\n\n"
+        "[3] user · TIME\nmessage 3\n\n"
+        "[4] assistant · TIME\nmessage 4\n\n"
+    )
+    assert result.stderr == "2 messages are hidden; --all shows them too.\n"
+
+
+def test_p4_show_all_prints_hidden_and_archived_messages_marked(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.compact("telegram:123")
+
+    result = steno("show", "telegram:123", "--all")
+
+    assert _golden(result.stdout) == (
+        "Summary\nThey counted to two.\n\n"
+        "[1] user · TIME · hidden\nmessage 1\n\n"
+        "[2] assistant · TIME · hidden\nmessage 2\n\n"
+        "[3] user · TIME\nmessage 3\n\n"
+        "[4] assistant · TIME\nmessage 4\n\n"
+    )
+    assert result.stderr == ""
+
+
+def test_show_prints_every_field_of_a_message(steno: Steno) -> None:
+    assert _golden(steno("show", "cli:default").stdout) == (
+        "[1] assistant · TIME\n"
+        'tool_calls: [{"id": "1", "function": {"name": "ls", "arguments": "{}"}}]\n\n'
+        '[2] tool · TIME\na.txt\n{"type": "image", "url": "b"}\nid: "1"\n\n'
+    )
+
+
+def test_show_takes_any_key_and_any_message(steno: Steno) -> None:
+    strange: list[dict[str, Any]] = [
+        {},
+        {"role": 7, "content": 1.5},
+        {"content": {"a": None}},
+        {"x": "\ud800"},
+    ]
+    with open_store("workspace") as store:
+        store.add_messages("--all", strange)
+
+    result = steno("show", "--", "--all")
+
+    assert result.exit_code == 0
+    assert _golden(result.stdout) == (
+        "[1] message · TIME\n\n"
+        "[2] 7 · TIME\n1.5\n\n"
+        '[3] message · TIME\n{"a": null}\n\n'
+        '[4] message · TIME\nx: "\\ud800"\n\n'
+    )
+
+
+def test_show_leaves_out_what_a_terminal_would_obey(steno: Steno, in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        store.add_full_message(
+            "k", {"role": "us\x1b[2Jer", "content": "a\x1b[31mb\x07", "\x1bcx": "\u202ey"}
+        )
+        store.set_summary("k", "\x1b]0;title\x07short")
+
+    expected = 'Summary\nshort\n\n[1] user · TIME\nab\nx: "y"\n\n'
+    assert _golden(steno("show", "k").stdout) == expected
+    assert _golden(in_terminal("show", "k", NO_COLOR="1")[1]) == expected
+
+
+@pytest.mark.slow
+def test_colours_are_for_terminals_and_no_color_is_honoured(
+    steno: Steno, in_terminal: InTerminal
+) -> None:
+    assert "\x1b[" in in_terminal("show", "telegram:123")[1]
+    assert "\x1b[" in in_terminal("list")[1]
+    assert "\x1b" not in in_terminal("show", "telegram:123", NO_COLOR="1")[1]
+    assert "\x1b" not in in_terminal("list", NO_COLOR="1")[1]
+    assert "\x1b" not in steno("show", "telegram:123").stdout
+
+
+# --- export ----------------------------------------------------------------------------------
+
+
+def test_a_session_is_found_by_its_alias_too(place: Path, steno: Steno) -> None:
+    (place / "old").mkdir()
+    message = {"role": "user", "content": "from before"}
+    old = {"key": "telegram:9", "messages": [message], "summary": "A greeting."}
+    (place / "old" / "telegram_9.json").write_text(json.dumps(old))
+    assert steno("import", "old").exit_code == 0
+    assert steno("show", "telegram_9").exit_code == 1, "not without --aliases"
+
+    for where in ("./workspace", "sqlite:steno.db"):
+        assert steno("import", "old", "--aliases", "-w", where).exit_code == 0
+        for command in ("show", "export"):
+            by_key = steno(command, "telegram:9", "-w", where)
+            by_alias = steno(command, "telegram_9", "-w", where)
+            assert by_alias.exit_code == 0
+            assert "from before" in by_alias.stdout
+            assert by_alias.stdout == by_key.stdout
+    assert steno("show", "telegram_8").exit_code == 1
+
+
+def test_p10_export_prints_the_messages_as_they_were_given(steno: Steno) -> None:
+    given: list[dict[str, Any]] = [
+        {"role": "user", "content": "line\nend \x1b[31m ☕ \u202e"},
+        {"z": 1, "role": "tool", "a": [1.5, None, True, 10**40]},
+        {"role": "user", "content": "\ud800"},
+    ]
+    with open_store("workspace") as store:
+        store.add_messages("k", given)
+
+    result = steno("export", "k")
+
+    assert result.exit_code == 0
+    lines = result.stdout_bytes.splitlines()
+    assert [json.loads(line) for line in lines] == given
+    assert [list(json.loads(line)) for line in lines] == [list(message) for message in given]
+
+
+def test_export_prints_what_is_visible_or_all(steno: Steno) -> None:
+    assert steno("export", "telegram:123").stdout == (
+        '{"role":"user","content":"message 3"}\n{"role":"assistant","content":"message 4"}\n'
+    )
+    assert len(steno("export", "telegram:123", "--all").stdout.splitlines()) == 4
+
+
+def test_export_to_a_terminal_does_not_drive_it(in_terminal: InTerminal) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "a\x9b31mb\u202ec")
+    assert in_terminal("export", "k") == (0, '{"role":"user","content":"abc"}\n')
+
+
+def test_export_into_a_closed_pipe_ends_without_a_traceback() -> None:
+    with open_store("workspace") as store:
+        store.add_messages("k", [{"role": "user", "content": "x" * 1000}] * 500)
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "export", "k"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_show_and_export_take_a_sqlite_store(steno: Steno) -> None:
+    with open_store("sqlite:some.db") as store:
+        store.add_message("k", "user", "kept in rows")
+    assert "kept in rows" in steno("show", "k", "-w", "sqlite:some.db").stdout
+    assert steno("export", "k", "-w", "sqlite:some.db").stdout == (
+        '{"role":"user","content":"kept in rows"}\n'
+    )
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["show", "export"])
+def test_an_unknown_key_is_one_sentence(steno: Steno, command: str) -> None:
+    result = steno(command, "nobody")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "Error: There is no session 'nobody' here; `steno list` shows the keys there are.\n"
+    )
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "k"], ["export", "k"]])
+def test_a_missing_workspace_is_one_sentence(place: Path, steno: Steno, command: list[str]) -> None:
+    result = steno(*command, "-w", "nowhere")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: There is no workspace at nowhere; is the name right?\n"
+    assert not (place / "nowhere").exists()
+
+
+def test_an_empty_workspace_is_no_error(place: Path, steno: Steno) -> None:
+    (place / "fresh").mkdir()
+    result = steno("list", "fresh")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "There are no sessions in fresh yet.\n"
+    assert list((place / "fresh").iterdir()) == []
+
+
+def test_the_folder_of_the_logs_is_not_taken_for_a_workspace(steno: Steno) -> None:
+    result = steno("list", "workspace/sessions")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "name the workspace, which is the folder above it" in result.stderr
+
+
+def test_another_programs_log_is_one_sentence(place: Path, steno: Steno) -> None:
+    log = place / "workspace" / "sessions" / "other.jsonl"
+    log.write_bytes(b'{"role":"user","content":"hello"}\n')
+    result = steno("show", "other")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.count("\n") == 1
+    assert "was not written by stenolog" in result.stderr
+    assert "other" not in steno("list").stdout
+
+
+def test_reading_commands_open_the_store_to_read_only() -> None:
+    with open_to_read("workspace") as store, pytest.raises(ReadOnly):
+        store.add_message("telegram:123", "user", "x")
+
+
+def test_reading_commands_write_nothing(place: Path, steno: Steno) -> None:
+    log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
+    log.write_bytes(log.read_bytes() + b'{"kind":"mess')
+    before = _bytes(place)
+
+    for command in (["list"], ["show", "telegram:123", "--all"], ["export", "telegram:123"]):
+        assert steno(*command).exit_code == 0
+
+    after = _bytes(place)
+    # The index, which is made for a list, is no part of what was stored.
+    assert {path: after[path] for path in after if "catalog.db" not in path.name} == before
+
+
+def test_what_an_answer_says_of_itself_is_shown_in_words(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message("k", "user", "hello")
+        for why in ("stopped", "broken off"):
+            body = {"role": "assistant", "content": "Half [interrupted]"}
+            store.add_full_message("k", {**body, "stenolog": {"seen": 1, "interrupted": why}})
+    shown = steno("show", "k").stdout
+    assert "\nHalf (interrupted)\n" in shown
+    assert "\nHalf (interrupted: broken off)\n" in shown
+    assert "stenolog" not in shown
+    assert steno("show", "k", "--all").stdout == shown

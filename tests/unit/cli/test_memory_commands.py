@@ -1,0 +1,408 @@
+"""`steno memory`: notes listed, found, shown, forgotten, brought back, deleted, edited by hand."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stenolog.cli import main
+from stenolog.memory.notes import Draft, Kind, Notes
+from stenolog.memory.scopes import Scope
+from stenolog.stores.open_store import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+ANN = Scope(who="telegram:1")
+TUTOR = Scope(agent="tutor", who="telegram:1")
+TEAM = Scope(who="slack:C42")
+
+pytestmark = pytest.mark.usefixtures("place")
+
+Ids = dict[str, str]
+
+
+@pytest.fixture(params=["./workspace", "sqlite:steno.db"])
+def workspace(request: pytest.FixtureRequest, place: Path) -> str:
+    """A place of each kind that keeps notes."""
+    del place
+    return str(request.param)
+
+
+@pytest.fixture
+def ids(workspace: str) -> Ids:
+    """Notes of two users and of a second agent, by a word for each."""
+    with open_store(workspace, namespace="notes") as store:
+        notes = Notes(store)
+        [old] = notes.add(ANN, [_learnt("Eats meat.", 1, quote="I eat meat")])
+        [day] = notes.add(ANN, [_learnt("They talked.\nLong.", 1, 2, kind="daily")])
+        [new] = notes.add(ANN, [_learnt("Eats no meat.", 3, supersedes=(old.id,))])
+        [two, _] = notes.add(TUTOR, [_core("Learns \x1b[31mSpanish."), _core("Is patient.")])
+        [team] = notes.add(TEAM, [_core("Meets on Mondays.")])
+    return {"old": old.id, "day": day.id, "new": new.id, "tutor": two.id, "team": team.id}
+
+
+def _core(text: str) -> Draft:
+    return Draft(kind="core", text=text)
+
+
+def _learnt(
+    text: str,
+    *seqs: int,
+    kind: Kind = "core",
+    quote: str = "",
+    supersedes: tuple[str, ...] = (),
+) -> Draft:
+    return Draft(
+        kind=kind,
+        text=text,
+        about="diet" if kind == "core" else "",
+        quote=quote,
+        session="telegram:1",
+        uid="u",
+        seqs=seqs,
+        supersedes=supersedes,
+    )
+
+
+def _texts(workspace: str, scope: Scope = ANN) -> list[str]:
+    with open_store(workspace, namespace="notes") as store:
+        return [note.text for note in Notes(store).list(scope)]
+
+
+@pytest.fixture
+def memory(workspace: str) -> Steno:
+    """Run `steno memory …` on that workspace."""
+
+    def run(*arguments: str, given: str | None = None) -> Result:
+        words = ["memory", *arguments, "-w", workspace]
+        return CliRunner().invoke(main, words, prog_name="steno", input=given)
+
+    return run
+
+
+# --- looking ---------------------------------------------------------------------------------
+
+
+def test_list_has_a_line_for_each_note_in_force(memory: Steno, ids: Ids) -> None:
+    result = memory("list")
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [(row[0], row[1], *row[3:]) for row in rows[:3]] == [
+        (ids["team"], "core", "in force", "slack:C42", "Meets on Mondays."),
+        (ids["day"], "daily", "in force", "telegram:1", "They talked.\\nLong."),
+        (ids["new"], "core", "in force", "telegram:1", "Eats no meat."),
+    ]
+    assert [row[5] for row in rows[3:]] == ["Learns Spanish.", "Is patient."]
+
+
+def test_list_takes_filters(memory: Steno, ids: Ids) -> None:
+    def found(*options: str) -> list[str]:
+        return [
+            json.loads(line)["id"]
+            for line in memory("list", "--json", *options).stdout.splitlines()
+        ]
+
+    assert found("--who", "slack:C42") == [ids["team"]]
+    assert found("--who", "telegram:1", "--agent", "main") == [ids["day"], ids["new"]]
+    assert len(found("--agent", "tutor")) == 2
+    assert found("--kind", "daily") == [ids["day"]]
+    assert found("--who", "telegram:1", "--agent", "main", "--all")[0] == ids["old"]
+    nobody = memory("list", "--who", "nobody")
+    assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (0, "", "No note matches.\n")
+
+
+def test_json_has_all_that_is_known(memory: Steno, ids: Ids) -> None:
+    note = json.loads(memory("show", ids["old"], "--json").stdout)
+    at, superseded = note.pop("at"), note.pop("superseded")
+    assert at <= superseded
+    assert note == {
+        "id": ids["old"],
+        "agent": "main",
+        "who": "telegram:1",
+        "kind": "core",
+        "state": "superseded",
+        "about": "diet",
+        "text": "Eats meat.",
+        "quote": "I eat meat",
+        "session": "telegram:1",
+        "uid": "u",
+        "seqs": [1],
+        "confidence": 1.0,
+        "supersedes": [],
+        "superseded_by": ids["new"],
+    }
+
+
+def test_search_finds_notes_of_everybody_or_of_one(memory: Steno, ids: Ids) -> None:
+    assert memory("search", "eats", "meat").stdout.split("\t")[0] == ids["new"]
+    assert ids["team"] in memory("search", "mon*").stdout
+    missed = memory("search", "mon*", "--who", "telegram:1")
+    assert (missed.exit_code, missed.stdout, missed.stderr) == (1, "", "No note matches.\n")
+    assert memory("search", "*").exit_code == 2
+
+
+def test_show_tells_where_a_note_came_from(memory: Steno, ids: Ids) -> None:
+    shown = memory("show", ids["old"][:6]).stdout
+    for words in (
+        "Eats meat.",
+        "learnt in: telegram:1, seq 1",
+        "quote: I eat meat",
+        "superseded: ",
+    ):
+        assert words in shown
+    assert "written: by hand" in memory("show", ids["team"]).stdout
+    assert "\x1b" not in memory("show", ids["tutor"]).stdout
+
+
+def test_an_id_that_is_none_or_several_is_a_sentence(
+    memory: Steno, ids: Ids, workspace: str
+) -> None:
+    unknown = memory("show", "nothing")
+    assert unknown.exit_code == 1
+    assert "There is no note 'nothing' here; `steno memory list` shows" in unknown.stderr
+    several = memory("forget", ids["tutor"].partition("-")[0])
+    assert several.exit_code == 2
+    assert "Several notes begin with" in several.stderr
+    assert len(_texts(workspace, TUTOR)) == 2
+
+
+# --- forgetting ------------------------------------------------------------------------------
+
+
+def test_forget_hides_and_undo_brings_back(memory: Steno, ids: Ids, workspace: str) -> None:
+    result = memory("forget", ids["new"][:7], ids["day"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.splitlines() == [
+        f"Forgotten: {ids['new']} “Eats no meat.”",
+        f"In force again: {ids['old']} “Eats meat.”",
+        f"Forgotten: {ids['day']} “They talked.\\nLong.”",
+        "`steno memory undo --who telegram:1` takes it back.",
+    ]
+    assert _texts(workspace) == ["Eats meat."]
+    undo = ("undo", "--who", "telegram:1", "--agent", "main")
+    assert memory(*undo).stderr == f"In force again: {ids['day']} “They talked.\\nLong.”\n"
+    assert memory(*undo).stderr.splitlines() == [
+        f"In force again: {ids['new']} “Eats no meat.”",
+        f"Superseded again: {ids['old']} “Eats meat.”",
+    ]
+    nothing = memory(*undo)
+    assert nothing.exit_code == 1
+    assert "No note of 'telegram:1' was forgotten" in nothing.stderr
+
+
+def test_undo_and_export_ask_whose_notes_are_meant(memory: Steno, ids: Ids) -> None:
+    assert ids
+    for command in ("undo", "export"):
+        result = memory(command)
+        assert result.exit_code == 2
+        assert "slack:C42, telegram:1, telegram:1 (agent tutor); say whose" in result.stderr
+        assert "with --agent" in memory(command, "--who", "telegram:1").stderr
+        nobody = memory(command, "--who", "nobody")
+        assert (nobody.exit_code, nobody.stderr) == (
+            1,
+            "Error: There are no notes of nobody here.\n",
+        )
+
+
+def test_a_dry_run_forgets_nothing(memory: Steno, ids: Ids, workspace: str) -> None:
+    before = _texts(workspace)
+    result = memory("forget", ids["new"], "--dry-run")
+    assert (result.exit_code, result.stderr) == (0, f"Would forget: {ids['new']} “Eats no meat.”\n")
+    result = memory("forget", ids["new"], "--purge", "--dry-run")
+    assert result.stderr == f"Would delete for good: {ids['new']} “Eats no meat.”\n"
+    assert _texts(workspace) == before
+
+
+def test_one_unknown_id_of_several_forgets_none(memory: Steno, ids: Ids, workspace: str) -> None:
+    before = _texts(workspace)
+    assert memory("forget", ids["new"], "nothing").exit_code == 1
+    assert _texts(workspace) == before
+
+
+def test_a_purge_wants_yes_where_nobody_can_be_asked(
+    memory: Steno, ids: Ids, workspace: str, place: Path
+) -> None:
+    refused = memory("forget", ids["old"], "--purge")
+    assert (refused.exit_code, "add --yes" in refused.stderr) == (2, True)
+    assert memory("list", "--all", "--who", "telegram:1").stdout.count("Eats meat.") == 1
+    done = memory("forget", ids["old"], "--purge", "--yes")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.splitlines() == [
+        f"Deleted for good: {ids['old']}",
+        "Not deleted: the session 'telegram:1' still holds what was said (seq 1).",
+        f"Not deleted: the note {ids['day']} was made of the same messages.",
+    ]
+    assert _texts(workspace) == ["They talked.\nLong.", "Eats no meat."]
+    files = [path.read_bytes() for path in place.rglob("*") if path.is_file()]
+    assert b"Eats meat." not in b"".join(files)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [("forget {old} --purge", "add --yes"), ("import -", "there is no stdin")],
+)
+def test_without_any_stdin_it_refuses_in_a_sentence(
+    ids: Ids, workspace: str, arguments: str, words: str
+) -> None:
+    before = _texts(workspace)
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    given = [*arguments.format(**ids).split(), "-w", workspace]
+    command = ["sh", "-c", 'exec "$0" -c "$@" <&-', sys.executable, program, "memory", *given]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, words in result.stderr) == (2, True), result.stderr
+    assert "Traceback" not in result.stderr
+    assert _texts(workspace) == before
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 1), ("\n", 2), ("n\n", 2)])
+def test_a_purge_asks_at_a_terminal(ids: Ids, workspace: str, answer: str, left: int) -> None:
+    master, slave = pty.openpty()
+    os.write(master, answer.encode())
+    program = "from stenolog.cli import main; main(prog_name='steno')"
+    command = ["memory", "forget", ids["new"], "--purge", "-w", workspace]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *command],
+        stdin=slave,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(master)
+    os.close(slave)
+    assert "Delete this note for good? [y/N]" in ended.stderr
+    assert ended.stdout == ""
+    assert (ended.returncode == 0) == (left == 1)
+    assert ("Eats no meat." in _texts(workspace)) == (left == 2)
+
+
+# --- editing by hand -------------------------------------------------------------------------
+
+
+def test_a_page_goes_out_and_its_changes_come_in(
+    memory: Steno, ids: Ids, workspace: str, place: Path
+) -> None:
+    page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
+    assert page.startswith("<!-- steno notes of main:telegram:1, export ")
+    assert memory("import", "-", given=page).stderr == "Nothing was changed on the page.\n"
+    edited = page.replace("Eats no meat.", "Eats fish.\n- Likes tea.").replace(
+        f"- <!-- {ids['day']} --> They talked.\n  Long.\n", ""
+    )
+    file = place / "ann.md"
+    file.write_text(edited)
+    would = memory("import", str(file), "--dry-run")
+    assert would.stderr == (
+        "Would be added: Likes tea.\nWould be changed: Eats fish.\n"
+        "Would be forgotten: They talked.\\nLong.\n"
+    )
+    done = memory("import", str(file))
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == (
+        "Added: Likes tea.\nChanged: Eats fish.\nForgotten: They talked.\\nLong.\n"
+    )
+    assert sorted(_texts(workspace)) == ["Eats fish.", "Likes tea."]
+    assert memory("import", str(file)).stderr == "Nothing was changed on the page.\n"
+
+
+def test_a_note_that_is_another_by_now_is_left_out_and_told(memory: Steno, ids: Ids) -> None:
+    page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
+    memory("forget", ids["new"])
+    result = memory("import", "-", given=page.replace("Eats no meat.", "Eats fish."))
+    assert result.exit_code == 3
+    assert (
+        f"the note {ids['new']} was forgotten meanwhile; the change is left out." in result.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "scope", [Scope(who="telegram:1", of="sender"), Scope(who="@telegram:1")], ids=str
+)
+def test_an_import_for_an_agent_keeps_to_the_scope_of_the_page(
+    memory: Steno, ids: Ids, workspace: str, scope: Scope
+) -> None:
+    assert ids
+    with open_store(workspace, namespace="notes") as store:
+        Notes(store).add(scope, [_core("Plays chess.")])
+    page = memory("export", "--who", scope.name, "--agent", "main").stdout
+    edited = page.replace("Plays chess.", "Plays go.")
+    assert memory("import", "-", "--agent", "main", given=edited).exit_code == 0
+    with open_store(workspace, namespace="notes") as store:
+        assert [note.text for note in Notes(store).list(scope)] == ["Plays go."]
+
+
+def test_an_agent_that_is_not_the_pages_is_told(memory: Steno, ids: Ids, workspace: str) -> None:
+    assert ids
+    page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
+    edited = page.replace("Eats no meat.", "Eats fish.")
+    other = memory("import", "-", "--agent", "tutor", given=edited)
+    assert other.exit_code == 1
+    assert "(agent 'main'), and not those of 'telegram:1' (agent 'tutor')" in other.stderr
+    own = memory("import", "-", "--agent", "tutor", given="## Core facts\n- a\n")
+    assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
+    assert "Eats fish." not in _texts(workspace)
+    assert memory("import", "-", "--agent", "main", given=edited).exit_code == 0
+    assert "Eats fish." in _texts(workspace)
+
+
+def test_a_page_that_is_not_understood_is_one_sentence(
+    memory: Steno, ids: Ids, place: Path
+) -> None:
+    assert ids
+    result = memory("import", "-", given="## Core facts\n- a\nb\n")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: Line 3 belongs to no note")
+    own = memory("import", "-", given="## Core facts\n- a\n")
+    assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
+    (place / "x.md").write_bytes(b"\xff")
+    assert "is no UTF-8 text" in memory("import", str(place / "x.md")).stderr
+
+
+def test_a_page_of_ones_own_makes_the_first_notes(steno: Steno, place: Path) -> None:
+    (place / "own.md").write_text("## Core facts\n- Likes tea.\n")
+    own = ("memory", "import", "own.md", "--who", "cli:default")
+    assert steno(*own, "--dry-run").exit_code == 0
+    assert not (place / "workspace" / "notes").exists()
+    assert steno(*own).exit_code == 0
+    assert _texts("workspace", Scope(who="cli:default")) == ["Likes tea."]
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+def test_a_workspace_without_notes_says_so_and_stays_as_it_is(steno: Steno, place: Path) -> None:
+    result = steno("memory", "list")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "There are no notes in ./workspace yet.\n"
+    assert steno("memory", "forget", "x").exit_code == 1
+    assert steno("memory", "undo").exit_code == 1
+    assert not (place / "workspace" / "notes").exists()
+
+
+@pytest.mark.parametrize("where", ["nowhere", "sqlite:nowhere.db"])
+def test_no_command_makes_a_workspace(steno: Steno, place: Path, where: str) -> None:
+    (place / "own.md").write_text("## Core facts\n- Likes tea.\n")
+    for words in (["list"], ["forget", "x"], ["undo"], ["import", "own.md", "--who", "x"]):
+        result = steno("memory", *words, "-w", where)
+        assert (result.exit_code, "is the name right?" in result.stderr) == (1, True)
+    assert not list(place.glob("nowhere*"))
+
+
+def test_in_a_terminal_notes_are_laid_out_for_reading(
+    ids: Ids, in_terminal: InTerminal, workspace: str
+) -> None:
+    code, shown = in_terminal(
+        "memory", "list", "--all", "-w", workspace, NO_COLOR="1", COLUMNS="80"
+    )
+    assert code == 0
+    assert "telegram:1 (agent tutor)\n" in shown
+    assert f"  {ids['old']}" in shown
+    assert "Eats meat.  (superseded)" in shown
+    assert "\x1b" not in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())

@@ -1,0 +1,128 @@
+"""Text from elsewhere must not drive the terminal."""
+
+import json
+import unicodedata
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.cli.output import (
+    age,
+    error_sentence,
+    json_text,
+    one_line,
+    printable,
+    sentence,
+    spoken_moment,
+)
+from stenolog.errors import UsageError
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\n\ttext", "plain\n\ttext"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b[2J\x1b[1;1Hgone", "gone"),
+        ("\x1b]0;a title\x07after", "after"),
+        ("\x1b]8;;https://example.org\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1bPq#0\x1b\\after", "after"),
+        ("\x9b31mred", "red"),
+        ("\x9dtitle\x9cafter", "after"),
+        ("\x1bcreset", "reset"),
+        ("\x1b(0lines", "lines"),
+        ("over\rwritten", "overwritten"),
+        ("a\x08b\x00c\x7fd", "abcd"),
+        ("\u202etxet\u202c", "txet"),
+        ("ends with \x1b", "ends with "),
+        ("👩\u200d💻 ü é", "👩\u200d💻 ü é"),
+    ],
+)
+def test_sequences_go_as_a_whole(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(st.text())
+def test_no_control_character_is_left(text: str) -> None:
+    assert all(c in "\n\t" or unicodedata.category(c) != "Cc" for c in printable(text))
+
+
+@given(st.text(), st.text())
+def test_a_line_stays_one_line_and_keys_stay_apart(one: str, other: str) -> None:
+    assert not any(unicodedata.category(c) == "Cc" for c in one_line(one))
+    if "\\" not in one + other:
+        assert (one_line(one) == one_line(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("there is no such session", "There is no such session."),
+        ("'k': there is no such session", "'k': there is no such session."),
+        ("sqlite: names no place", "sqlite: names no place."),
+        ("workspace/x is in the way", "workspace/x is in the way."),
+        ("", "."),
+    ],
+)
+def test_an_error_begins_as_a_sentence_does_unless_with_a_name(words: str, shown: str) -> None:
+    assert error_sentence(UsageError(words)) == shown
+
+
+def test_an_error_ends_with_a_full_stop() -> None:
+    assert sentence("no room") == "no room."
+    assert sentence("is the name right?") == "is the name right?"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("2026-11-05", datetime(2026, 11, 5, tzinfo=UTC)),
+        ("2026-11-05T14:30", datetime(2026, 11, 5, 14, 30, tzinfo=UTC)),
+        ("2026-11-05T14:30:01Z", datetime(2026, 11, 5, 14, 30, 1, tzinfo=UTC)),
+        ("2026-11-05T14:30+02:00", datetime(2026, 11, 5, 12, 30, tzinfo=UTC)),
+        ("90m", NOW - timedelta(minutes=90)),
+        ("3d", NOW - timedelta(days=3)),
+        ("2w", NOW - timedelta(weeks=2)),
+        ("yesterday", datetime(2026, 11, 14, tzinfo=UTC)),
+        ("Today", datetime(2026, 11, 15, tzinfo=UTC)),
+        ("tomorrow", None),
+        ("", None),
+        ("999999w", None),
+    ],
+)
+def test_a_time_is_spoken_in_several_ways(words: str, meant: datetime | None) -> None:
+    assert spoken_moment(words, NOW) == meant
+
+
+@given(st.text())
+def test_any_words_are_a_time_or_none(words: str) -> None:
+    spoken_moment(words, NOW)
+
+
+@pytest.mark.parametrize(
+    ("ago", "shown"),
+    [
+        (timedelta(seconds=-5), "now"),
+        (timedelta(seconds=59), "now"),
+        (timedelta(minutes=1), "1m"),
+        (timedelta(hours=23, minutes=59), "23h"),
+        (timedelta(days=6), "6d"),
+        (timedelta(weeks=8, days=6), "8w"),
+        (timedelta(weeks=9), "2026-09-13"),
+    ],
+)
+def test_an_age_is_told_in_one_unit(ago: timedelta, shown: str) -> None:
+    assert age(NOW - ago, NOW) == shown
+
+
+def test_json_shows_what_a_terminal_would_obey_as_escapes_and_reads_back() -> None:
+    value = {"key": "a\x9b31m\u202eb\x1b[0m\ud83d ☃ 漢", "lines": ["1\n2"]}
+    for indent in (None, 2):
+        text = json_text(value, indent=indent)
+        assert not set(text) & {"\x9b", "\x1b", "\u202e", "\ud83d"}
+        assert "☃ 漢" in text
+        assert json.loads(text) == value

@@ -1,0 +1,194 @@
+"""`steno show`: Markdown and tools in a terminal, the pager, anchors, and JSON."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from stenolog.stores.open_store import open_store
+
+Steno = Callable[..., Result]
+InTerminal = Callable[..., tuple[int, str]]
+
+pytestmark = pytest.mark.usefixtures("place")
+
+KEY = "telegram:123"
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _golden(text: str) -> str:
+    return MOMENT.sub("TIME", text)
+
+
+# --- one message, and those around it --------------------------------------------------------
+
+
+def test_at_shows_a_message_with_those_around_it_hidden_ones_too(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        for number in range(1, 31):
+            store.add_message("long", "user", f"number {number}")
+        store.checkpoint("long", summary="Short.", upto=12)
+    result = steno("show", "long", "--at", "14")
+    assert (result.exit_code, result.stderr) == (0, "")
+    heads = re.findall(r"(?m)^\[(\d+)\] user · TIME(.*)$", _golden(result.stdout))
+    assert [int(seq) for seq, _ in heads] == list(range(9, 20))
+    assert [rest for _, rest in heads] == [" · hidden"] * 4 + [""] * 7
+    assert "Summary" not in result.stdout
+
+
+@pytest.mark.parametrize("key", ["long", "telegram:5", "a:b:c"])
+def test_the_anchors_of_search_are_taken(steno: Steno, key: str) -> None:
+    with open_store("workspace") as store:
+        store.add_messages(key, [{"role": "user", "content": f"needle {n}"} for n in range(9)])
+    [line] = steno("search", "needle 7", "--json").stdout.splitlines()
+    anchor = json.loads(line)["anchor"]
+    assert anchor == f"{key}:8"
+    shown = steno("show", anchor)
+    assert shown.exit_code == 0
+    assert shown.stdout == steno("show", key, "--at", "8").stdout
+    assert "needle 7" in shown.stdout
+    assert "needle 1\n" not in shown.stdout
+
+
+def test_a_session_of_that_very_key_counts_before_an_anchor(steno: Steno) -> None:
+    with open_store("workspace") as store:
+        store.add_message(f"{KEY}:2", "user", "a session of its own")
+    assert "a session of its own" in steno("show", f"{KEY}:2").stdout
+
+
+def test_a_message_that_is_not_there_is_one_sentence(steno: Steno) -> None:
+    for arguments in ([KEY, "--at", "9"], [f"{KEY}:9"]):
+        result = steno("show", *arguments)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr == f"Error: There is no message 9 in {KEY}; the last one is 4.\n"
+    nobody = steno("show", "nobody:7")
+    assert nobody.stderr.startswith("Error: There is no session 'nobody:7' here;")
+    assert steno("show", KEY, "--at", "0").exit_code == 2
+
+
+# --- JSON ------------------------------------------------------------------------------------
+
+
+def test_json_has_the_messages_exactly_as_they_were_given(steno: Steno) -> None:
+    given = {"role": "user", "content": "a\x1b[31m\u202eb\ud800", "z": [1.5, None]}
+    with open_store("workspace") as store:
+        store.add_full_message("k", given)
+        store.set_meta("k", title="Named")
+    result = steno("show", "k", "--json")
+    assert "\x1b" not in result.stdout
+    found = json.loads(result.stdout)
+    assert (found["key"], found["title"], found["count"]) == ("k", "Named", 1)
+    assert [one["message"] for one in found["messages"]] == [given]
+    hidden = json.loads(steno("show", KEY, "--json", "--all").stdout)
+    assert [one["hidden"] for one in hidden["messages"]] == [True, True, False, False]
+    assert hidden["summary"] == "They counted to two."
+
+
+# --- in a terminal ---------------------------------------------------------------------------
+
+
+def test_markdown_is_laid_out_in_a_terminal_and_left_alone_in_a_pipe(
+    steno: Steno, in_terminal: InTerminal
+) -> None:
+    said = "# Title\n\nSome **bold** words.\n\n- one\n- two"
+    with open_store("workspace") as store:
+        store.add_message("k", "assistant", said)
+    assert said in steno("show", "k").stdout
+    _, shown = in_terminal("show", "k", NO_COLOR="1")
+    assert _golden(shown) == (
+        "[1] assistant · TIME\nTitle\n\nSome bold words.\n\n • one\n • two\n\n"
+    )
+    _, coloured = in_terminal("show", "k")
+    assert "\x1b[1mbold\x1b[0m" in coloured
+    assert STYLE.sub("", coloured) == shown
+
+
+def test_tools_are_short_in_a_terminal_and_whole_when_asked_for(in_terminal: InTerminal) -> None:
+    arguments = json.dumps({"path": "/home", "pattern": "x" * 60})
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": arguments}}
+    found = "\n".join(f"file {number}" for number in range(40))
+    with open_store("workspace") as store:
+        store.add_full_message("k", {"role": "assistant", "content": None, "tool_calls": [call]})
+        result = {"role": "tool", "tool_call_id": "1", "content": found}
+        store.add_full_message("k", {**result, "stenolog": {"seconds": 0.314}})
+    _, shown = in_terminal("show", "k", NO_COLOR="1", LINES="100")
+    assert '→ find(path="/home", pattern="xxxxx' in shown
+    assert "x" * 60 not in shown
+    assert "[2] tool · TIME · 0.3 s\nfile 0\n" in _golden(shown)
+    assert "file 10\n… 29 more lines; --tools shows them\n" in shown
+    assert "tool_call_id" not in shown
+    assert "stenolog" not in shown
+    _, whole = in_terminal("show", "k", "--tools", NO_COLOR="1", LINES="100")
+    assert "file 39\n" in whole
+    assert "x" * 60 in whole.replace("\n", "")
+
+
+def test_who_answered_and_what_was_thought_stand_there(in_terminal: InTerminal) -> None:
+    body = {"role": "assistant", "content": "42", "reasoning_content": "Let me see."}
+    with open_store("workspace") as store:
+        store.add_full_message("k", {**body, "stenolog": {"model": "deep", "seconds": 7.5}})
+    _, shown = in_terminal("show", "k", NO_COLOR="1")
+    assert _golden(shown) == "[1] assistant · TIME · deep · 7.5 s\nLet me see.\n42\n\n"
+
+
+def test_an_image_does_not_fill_the_screen(in_terminal: InTerminal) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
+    with open_store("workspace") as store:
+        store.add_message("k", "user", [{"type": "text", "text": "look"}, part])
+    _, shown = in_terminal("show", "k", NO_COLOR="1")
+    assert "look\n" in shown
+    assert len(shown) < 700
+
+
+def test_a_strange_message_is_shown_in_a_terminal_too(in_terminal: InTerminal) -> None:
+    strange: list[dict[str, object]] = [
+        {},
+        {"role": 7, "content": 1.5, "tool_calls": "none"},
+        {"content": {"a": None}, "tool_calls": [1, {"function": {"name": 3}}]},
+        {"role": "assistant", "stenolog": 5, "reasoning": {"x": 1}},
+        {"role": "\x1b[2J", "content": "\x1b]0;t\x07> \u202equote", "tool_calls": [{}]},
+        {"role": "tool", "content": "\x1b[2Jcleared", "\x1b[1mname": "\u202e\x9b31mvalue"},
+        {"role": "assistant", "content": "x", "reasoning": "\x1b[31mred"},
+    ]
+    with open_store("workspace") as store:
+        store.add_messages("k", strange)
+    code, shown = in_terminal("show", "k", "--no-pager", NO_COLOR="1")
+    assert code == 0
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    assert [int(seq) for seq in re.findall(r"(?m)^\[(\d+)\]", shown)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.slow
+def test_what_is_longer_than_the_screen_is_paged(
+    place: Path, in_terminal: InTerminal, steno: Steno
+) -> None:
+    pager = place / "pager"
+    pager.write_text("#!/bin/sh\necho PAGED\nexec cat\n")
+    pager.chmod(0o755)
+    named = {"PAGER": str(pager), "LINES": "12", "NO_COLOR": "1"}
+    with open_store("workspace") as store:
+        for number in range(9):
+            store.add_message("long", "user", f"number {number}")
+    code, shown = in_terminal("show", "long", **named)
+    assert code == 0
+    assert shown.startswith("PAGED\n[1] user")
+    assert [f"number {number}\n" in shown for number in range(9)] == [True] * 9
+    assert "PAGED" not in in_terminal("show", "long", "--no-pager", **named)[1]
+    assert "PAGED" not in in_terminal("show", KEY, **named)[1]
+    assert "PAGED" not in steno("show", "long").stdout
+
+
+def test_a_pager_that_is_left_early_is_no_failure(place: Path, in_terminal: InTerminal) -> None:
+    pager = place / "pager"
+    pager.write_text("#!/bin/sh\nhead -1\n")
+    pager.chmod(0o755)
+    with open_store("workspace") as store:
+        store.add_messages("long", [{"role": "user", "content": "x" * 900}] * 2_000)
+    code, shown = in_terminal("show", "long", PAGER=str(pager), NO_COLOR="1")
+    assert code == 0
+    assert "Traceback" not in shown
+    assert shown.count("\n") < 5

@@ -1,0 +1,262 @@
+"""Messages as providers take them."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.catalog.message_metadata import marked
+from stenolog.context.request_messages import EMPTY, GOES_ON, INTERRUPTED, Needs, arrange
+from stenolog.stores.in_memory import InMemoryStore
+from unit.context.histories import (
+    anything,
+    assistant,
+    faults,
+    hands,
+    sessions,
+    tool,
+    user,
+    uses,
+    uses_with_a_text,
+)
+
+PLAIN = Needs()
+NEEDS = st.builds(
+    Needs,
+    merge_user=st.booleans(),
+    user_first=st.booleans(),
+    reasoning=st.sampled_from(["none", "newest", "all"]),
+    keep_fields=st.sampled_from([(), ("cache", "at")]),
+)
+
+
+def outline(messages: list[dict[str, Any]]) -> list[str]:
+    """Role and id or text of each message."""
+    return [f"{body['role']} {body.get('tool_call_id') or body['content']}" for body in messages]
+
+
+@given(anything(), NEEDS)
+def test_any_history_becomes_valid(messages: list[dict[str, Any]], needs: Needs) -> None:
+    before = copy.deepcopy(messages)
+    made = arrange(messages, needs)
+    assert faults(made) == []
+    assert messages == before
+    if needs.merge_user:
+        roles = [body["role"] for body in made]
+        assert all(pair != ("user", "user") for pair in pairwise(roles))
+    if needs.user_first:
+        talk = [body["role"] for body in made if body["role"] not in ("system", "developer")]
+        assert talk[:1] in ([], ["user"])
+
+
+@given(anything(), NEEDS)
+def test_no_history_changes_the_order_of_what_is_said(
+    messages: list[dict[str, Any]], needs: Needs
+) -> None:
+    """Each message carries its number in a field of its own, and so does what is made of it."""
+    numbered = [{**body, "number": at} for at, body in enumerate(messages)]
+    made = arrange(numbered, Needs(reasoning=needs.reasoning, keep_fields=("number",)))
+    said = [body["number"] for body in made if "number" in body and body["role"] != "tool"]
+    assert said == sorted(set(said))
+    assert {at for at, body in enumerate(messages) if must_be_heard(body)} <= set(said)
+    for at, body in enumerate(made):
+        # A result never stands before its call, and tells what was told there.
+        if body["role"] == "tool" and "number" in body:
+            calls = [other for other in made[:at] if other.get("tool_calls")]
+            assert calls[-1]["number"] < body["number"]
+
+
+def must_be_heard(body: dict[str, Any]) -> bool:
+    content = body.get("content")
+    if isinstance(content, str):
+        says = bool(content.strip())
+        return body.get("role") == "user" or (body.get("role") == "assistant" and says)
+    return body.get("role") == "user" and "tool_result" not in str(content)
+
+
+@given(sessions())
+def test_order_stays_but_for_what_stood_between_a_call_and_its_results(
+    messages: list[dict[str, Any]],
+) -> None:
+    made = arrange(messages, PLAIN)
+    assert [body for body in made if body["role"] != "tool"] == [
+        body for body in messages if body["role"] != "tool"
+    ]
+    results = {body["tool_call_id"]: body for body in messages if body["role"] == "tool"}
+    for at, body in enumerate(made):
+        ids = [call["id"] for call in body.get("tool_calls", [])]
+        behind = made[at + 1 : at + 1 + len(ids)]
+        assert [result["tool_call_id"] for result in behind] == ids
+        for result in behind:
+            told = results.get(result["tool_call_id"], {"content": INTERRUPTED})
+            assert result["content"] == told["content"]
+
+
+def test_what_stands_between_a_call_and_its_results_moves_behind_them() -> None:
+    messages = [user("a"), assistant(None, "c1", "c2"), user("wait"), tool("c2"), tool("c1")]
+    assert outline(arrange(messages, PLAIN)) == [
+        "user a",
+        "assistant None",
+        "tool c1",
+        "tool c2",
+        "user wait",
+    ]
+
+
+def test_a_call_without_a_result_is_answered_as_interrupted() -> None:
+    made = arrange([user("a"), assistant(None, "c1"), user("b")], PLAIN)
+    assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": INTERRUPTED}
+
+
+def test_orphans_and_second_results_are_left_out() -> None:
+    messages = [tool("c0"), user("a"), assistant(None, "c1"), tool("c1", "1"), tool("c1", "2")]
+    made = arrange(messages, PLAIN)
+    assert [body["content"] for body in made if body["role"] == "tool"] == ["1"]
+
+
+def test_ids_that_were_used_before_become_new_ones_for_call_and_result() -> None:
+    turn = [user("a"), assistant(None, "c1"), tool("c1", "x")]
+    made = arrange([*turn, *turn], PLAIN)
+    assert [body["tool_call_id"] for body in made if body["role"] == "tool"] == ["c1", "c1_2"]
+    assert faults(made) == []
+
+
+def test_calls_without_ids_are_answered_in_their_order() -> None:
+    messages = [user("a"), assistant(None, None, None), tool(None, "1"), tool(None, "2")]
+    made = arrange(messages, PLAIN)
+    assert [body["content"] for body in made[2:]] == ["1", "2"]
+    assert faults(made) == []
+
+
+def test_parts_that_are_results_stay_together_and_the_rest_follows() -> None:
+    messages = [user("a"), uses("b", "u1", "u2"), hands("u2", text="and?"), user("c")]
+    made = arrange(messages, PLAIN)
+    assert faults(made) == []
+    assert [part["content"] for part in made[2]["content"]] == [INTERRUPTED, "seen u2"]
+    assert made[3]["content"] == [{"type": "text", "text": "and?"}]
+
+
+def test_user_messages_in_a_row_stay_or_are_merged() -> None:
+    messages = [user("a"), user([{"type": "text", "text": "b"}]), user("c"), user("d")]
+    assert len(arrange(messages, PLAIN)) == 4
+    assert arrange([user("c"), user("d")], Needs(merge_user=True)) == [user("c\n\nd")]
+    assert len(arrange(messages, Needs(merge_user=True))) == 1
+
+
+def test_a_provider_that_wants_a_user_first_gets_one() -> None:
+    made = arrange([assistant("hello"), user("a")], Needs(user_first=True))
+    assert made[0] == user(GOES_ON)
+
+
+def test_system_and_developer_stand_before_the_first_user() -> None:
+    messages = [{"role": role, "content": "be brief"} for role in ("system", "developer")]
+    assert arrange([*messages, user("a")], Needs(user_first=True)) == [*messages, user("a")]
+    made = arrange([*messages, assistant("hello")], Needs(user_first=True))
+    assert [body["role"] for body in made] == ["system", "developer", "user", "assistant"]
+
+
+def test_reasoning_goes_back_to_those_who_need_it() -> None:
+    thought = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
+    messages = [user("a"), thought, user("c"), thought]
+    kept = {
+        reasoning: [
+            "reasoning_content" in body
+            for body in arrange(messages, Needs(reasoning=reasoning))
+            if body["role"] == "assistant"
+        ]
+        for reasoning in ("none", "newest", "all")
+    }
+    assert kept == {"none": [False, False], "newest": [False, True], "all": [True, True]}
+
+
+def test_fields_that_servers_do_not_know_stay_at_home() -> None:
+    message = {**user("a"), "created_at": "2026-01-01", "name": "ann", "cache": 1}
+    assert arrange([message], PLAIN) == [{**user("a"), "name": "ann"}]
+    assert arrange([message], Needs(keep_fields=("cache",)))[0]["cache"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ({"a": 1}, '{"a":1}'),
+        ({"a": 2**70}, '{"a":1180591620717411303424}'),
+        ({"a": "\ud800"}, '{"unreadable":"{\\"a\\": \\"\\\\ud800\\"}"}'),
+        ([1], '{"unreadable":"[1]"}'),
+        ("", "{}"),
+        (None, "{}"),
+        ('{"a": 1', '{"unreadable":"{\\"a\\": 1"}'),
+    ],
+)
+def test_arguments_are_always_the_text_of_an_object(given: Any, sent: Any) -> None:
+    made = arrange([assistant(None, "c1", arguments=given)], PLAIN)
+    assert made[0]["tool_calls"][0]["function"]["arguments"] == sent
+
+
+@pytest.mark.parametrize(
+    "nothing", [None, "", " \n", [], [{"type": "text", "text": ""}], ["\t"], [{"type": "text"}]]
+)
+def test_what_says_nothing_is_left_out_but_a_user_is_heard(nothing: Any) -> None:
+    messages = [user(nothing), assistant(nothing), {"role": "system", "content": nothing}]
+    assert arrange([*messages, {"role": "odd", "content": "x"}], PLAIN) == [user(EMPTY)]
+    call = arrange([assistant(nothing, "c1"), tool("c1", nothing)], PLAIN)
+    assert [body["content"] for body in call] == [None, EMPTY]
+
+
+def test_parts_that_say_nothing_are_left_out() -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    assert arrange([user([{"type": "text", "text": " "}, image])], PLAIN) == [user([image])]
+    said = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": ""}, *uses("", "u1")["content"]],
+    }
+    assert [part["type"] for part in arrange([said], PLAIN)[0]["content"]] == ["tool_use"]
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [("", None), (" \n", None), (None, None), (5, "5"), (["a"], '["a"]'), ({"a": 1}, '{"a":1}')],
+)
+def test_the_text_of_a_part_is_always_text(kind: str, given: Any, sent: str | None) -> None:
+    [made] = arrange([user(["so", {"type": kind, "text": given, "note": 1}])], PLAIN)
+    kept = [] if sent is None else [{"type": kind, "text": sent, "note": 1}]
+    assert made["content"] == [{"type": "text", "text": "so"}, *kept]
+
+
+@pytest.mark.parametrize("text", ["", " ", None])
+def test_a_part_that_is_no_text_is_not_judged_by_one(text: Any) -> None:
+    image = {"type": "image_url", "image_url": {"url": "x"}, "text": text}
+    assert arrange([user(["what is it?", image])], PLAIN)[0]["content"][1] == image
+
+
+@pytest.mark.parametrize("text", ["", " ", "x", None])
+def test_a_call_with_a_text_is_a_call(text: Any) -> None:
+    said = uses_with_a_text(text, "u1", "u2")
+    made = arrange([user("hi"), said, hands("u1", "u2")], PLAIN)
+    assert made == arrange([user("hi"), uses("so", "u1", "u2"), hands("u1", "u2")], PLAIN)
+    assert faults(made) == []
+
+
+def test_half_a_surrogate_pair_can_be_sent() -> None:
+    assert arrange([user("a\ud800b")], PLAIN) == [user("a?b")]
+
+
+def test_what_an_answer_has_not_seen_stands_behind_it() -> None:
+    store = InMemoryStore()
+    for text in ("first", "second", "third"):
+        store.add_message("a", "user", text)
+    store.add_full_message("a", marked(assistant("to the first"), seen=1))
+    store.add_full_message("a", marked(assistant("to all"), seen=4))
+    store.add_message("a", "user", "fourth")
+    assert outline(arrange(store.get_history("a"), PLAIN)) == [
+        "user first",
+        "assistant to the first",
+        "user second",
+        "user third",
+        "assistant to all",
+        "user fourth",
+    ]

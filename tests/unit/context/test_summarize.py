@@ -1,0 +1,431 @@
+"""Plans carried out: one checkpoint, by seq, or nothing at all."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import needs
+from stenolog import Store
+from stenolog.context.budget import Limits
+from stenolog.context.plan import Asked, Plan, plan_compaction
+from stenolog.context.summarize import COMPACTED, Compaction, compact_context, look
+from stenolog.errors import StoreBusy
+from stenolog.providers.chat_model import Ask
+from stenolog.stores.open_store import open_store
+from stenolog.stores.withdrawn_messages import withdrawn
+from stenolog.testing.scripted_model import Scripted
+from unit.context.histories import CHEAP, KEY, talk
+
+LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
+NEW = '{"facts": ["The cat is called Ivo"], "last_state": "on"}'
+
+
+@pytest.fixture(params=["memory:", "jsonl", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A session of eight turns, sixteen messages, on each engine."""
+    if request.param == "sqlite":
+        needs.package("apsw")
+    places = {"memory:": "memory:", "jsonl": str(tmp_path), "sqlite": f"sqlite:{tmp_path}/s.db"}
+    with open_store(places[request.param]) as opened:
+        opened.add_messages(KEY, talk(8))
+        yield opened
+
+
+def planned(store: Store, asked: Asked = "auto") -> Plan | None:
+    seen = look(store, KEY)
+    return plan_compaction(
+        seen.history,
+        summary=seen.summary,
+        floor=seen.floor,
+        uid=seen.uid,
+        limits=LIMITS,
+        tokens=CHEAP,
+        asked=asked,
+        undone=seen.undone,
+    )
+
+
+def carried_out(store: Store, ask: Ask | None = None, asked: Asked = "auto") -> Compaction | None:
+    plan = planned(store, asked)
+    assert plan is not None
+    return compact_context(store, KEY, plan, ask=ask, limits=LIMITS, tokens=CHEAP)
+
+
+def seqs(store: Store) -> list[int]:
+    return [message.seq for message in store.get_history(KEY)]
+
+
+def test_a_plan_becomes_one_checkpoint_and_an_event_tells_of_it(store: Store) -> None:
+    done = carried_out(store, Scripted([NEW]))
+    assert done is not None
+    assert (done.key, done.why, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
+    assert done.tokens_after < done.tokens_before
+    assert done.fallback == ""
+    assert "12 messages (seq 1–12) are now a summary: about" in str(done)
+    assert seqs(store) == [13, 14, 15, 16]
+    assert "The cat is called Ivo" in store.get_summary(KEY)
+    assert store.info(KEY).undoable == 1
+    assert planned(store) is None
+
+
+def test_the_event_tells_how_many_lines_had_no_room(store: Store) -> None:
+    lines = [f"a fact of some length, number {number}" for number in range(99)]
+    done = carried_out(store, Scripted([json.dumps({"facts": lines, "last_state": "on"})]))
+    assert done is not None
+    kept = store.get_summary(KEY).splitlines()
+    assert done.given_up == sum(f"- {line}" not in kept for line in lines) > 0
+    assert f"tokens; {done.given_up} lines had no room in it; undo brings" in str(done)
+
+
+def test_it_is_taken_back_by_one_undo(store: Store) -> None:
+    carried_out(store)
+    undone = store.undo(KEY)
+    assert (undone.op, undone.shown) == ("checkpoint", 12)
+    assert len(seqs(store)) == 16
+    assert store.get_summary(KEY) == ""
+
+
+def test_after_an_undo_the_number_of_messages_is_no_reason_any_more(store: Store) -> None:
+    carried_out(store)
+    store.undo(KEY)
+    assert look(store, KEY).undone
+    assert planned(store) is None
+    store.add_messages(KEY, talk(2))
+    assert planned(store) is None
+    store.add_messages(KEY, [*talk(1, size=9_000), *talk(1)])
+    plan = planned(store)
+    assert plan is not None
+    assert plan.why == "tokens"
+    assert compact_context(store, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is not None
+    assert not look(store, KEY).undone
+    store.add_messages(KEY, talk(8))
+    plan = planned(store)
+    assert plan is not None
+    assert plan.why == "count"
+
+
+def test_two_undos_of_two_compactions_are_known_too(store: Store) -> None:
+    carried_out(store)
+    store.add_messages(KEY, talk(8))
+    carried_out(store)
+    store.undo(KEY)
+    assert look(store, KEY).undone
+    store.undo(KEY)
+    assert look(store, KEY).undone
+
+
+def test_that_it_was_undone_is_known_after_a_restart(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.add_messages(KEY, talk(8))
+        carried_out(store)
+        store.undo(KEY)
+    with open_store(tmp_path) as store:
+        assert planned(store) is None
+
+
+def test_a_crash_before_the_checkpoint_leaves_the_token_budget_in_force(store: Store) -> None:
+    plan = planned(store)
+    assert plan is not None
+    store.set_meta(KEY, **{COMPACTED: plan.upto})  # and no checkpoint after it
+    assert planned(store) is None
+    store.add_messages(KEY, talk(2, size=9_000))
+    assert planned(store) is not None
+
+
+def test_p5_messages_that_come_while_the_summary_is_written_stay_in_sight(store: Store) -> None:
+    asked, appended = threading.Event(), threading.Event()
+
+    def slow(
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> str:
+        del messages, schema, max_tokens
+        asked.set()
+        assert appended.wait(60)
+        return NEW
+
+    def talk_on() -> None:
+        assert asked.wait(60)
+        for number in range(30):
+            store.add_message(KEY, "user", f"meanwhile {number}")
+        appended.set()
+
+    other = threading.Thread(target=talk_on)
+    other.start()
+    done = carried_out(store, slow)
+    other.join()
+    assert done is not None
+    assert (done.first, done.last) == (1, 12)
+    assert seqs(store) == list(range(13, 47))
+    assert [message.seq for message in store.get_history(KEY, full=True) if message.hidden] == list(
+        range(1, 13)
+    )
+
+
+def moved(store: Store) -> None:
+    store.checkpoint(KEY, summary="Somebody was quicker.", upto=4)
+
+
+def told(store: Store) -> None:
+    store.set_summary(KEY, "Somebody knows better.")
+
+
+def begun_anew(store: Store) -> None:
+    store.delete(KEY)
+    store.add_messages(KEY, talk(8))
+
+
+def gone(store: Store) -> None:
+    store.delete(KEY)
+
+
+def taken_back(store: Store) -> None:
+    store.hide(KEY, 3, 4)
+
+
+@pytest.mark.parametrize("meanwhile", [moved, told, begun_anew, gone, taken_back])
+def test_a_plan_is_dropped_where_the_session_is_another_by_then(
+    store: Store, meanwhile: Any
+) -> None:
+    def answer(messages: Sequence[Mapping[str, Any]]) -> str:
+        del messages
+        meanwhile(store)
+        return NEW
+
+    assert carried_out(store, Scripted([answer])) is None
+    assert "Ivo" not in store.get_summary(KEY)
+    left = {moved: 12, told: 16, begun_anew: 16, gone: 0, taken_back: 14}
+    assert len(seqs(store)) == left[meanwhile]
+    assert not look(store, KEY).undone
+
+
+def test_what_is_shown_again_while_the_summary_is_written_is_not_hidden_without_it(
+    store: Store,
+) -> None:
+    store.hide(KEY, 3, 4)
+
+    def answer(messages: Sequence[Mapping[str, Any]]) -> str:
+        del messages
+        store.undo(KEY)
+        return NEW
+
+    assert carried_out(store, Scripted([answer])) is None
+    assert len(seqs(store)) == 16
+
+
+def test_what_is_taken_back_behind_the_plan_does_not_stop_it(store: Store) -> None:
+    def answer(messages: Sequence[Mapping[str, Any]]) -> str:
+        del messages
+        store.pop(KEY)
+        return NEW
+
+    assert carried_out(store, Scripted([answer])) is not None
+    assert seqs(store) == [13, 14, 15]
+
+
+class Late:
+    """A store on which somebody else moves the floor at the last moment."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def checkpoint(self, key: str, **given: Any) -> None:
+        moved(self._store)
+        self._store.checkpoint(key, **given)
+
+
+def test_a_floor_that_moved_at_the_last_moment_is_not_forced(store: Store) -> None:
+    plan = planned(store)
+    assert plan is not None
+    late: Any = Late(store)
+    assert compact_context(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert store.get_summary(KEY) == "Somebody was quicker."
+    assert seqs(store) == list(range(5, 17))
+    assert not look(store, KEY).undone
+
+
+class Busy(Late):
+    """A store that is busy when the checkpoint comes; what came before it is done."""
+
+    meanwhile: Any = staticmethod(lambda _: None)
+
+    def checkpoint(self, key: str, **given: Any) -> None:
+        del given
+        self.meanwhile(self._store)
+        raise StoreBusy(f"{key!r} is in use")
+
+
+def test_a_checkpoint_that_failed_leaves_the_number_of_messages_a_reason(store: Store) -> None:
+    store.hide(KEY, 3, 4)
+    before = store.info(KEY).meta
+    plan = planned(store)
+    assert plan is not None
+    busy: Any = Busy(store)
+    with pytest.raises(StoreBusy):
+        compact_context(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
+    assert store.info(KEY).meta == before
+    assert not look(store, KEY).undone
+    assert carried_out(store) is not None
+
+
+def test_a_checkpoint_that_was_made_although_it_failed_can_be_undone(store: Store) -> None:
+    plan = planned(store)
+    assert plan is not None
+    busy: Any = Busy(store)
+    busy.meanwhile = lambda at: at.checkpoint(KEY, summary="It was made.", upto=plan.upto)
+    with pytest.raises(StoreBusy):
+        compact_context(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
+    assert not look(store, KEY).undone
+    store.undo(KEY)
+    assert look(store, KEY).undone
+
+
+class Deleted(Late):
+    """A store on which somebody deletes the session just before our note in its meta."""
+
+    meanwhile: Any = staticmethod(gone)
+
+    def set_meta(self, key: str, **given: Any) -> None:
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile(self._store)
+        self._store.set_meta(key, **given)
+
+    def checkpoint(self, key: str, **given: Any) -> None:
+        self._store.checkpoint(key, **given)
+
+
+def test_a_session_that_is_deleted_at_the_last_moment_does_not_come_back(store: Store) -> None:
+    plan = planned(store)
+    assert plan is not None
+    deleted: Any = Deleted(store)
+    assert compact_context(deleted, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert store.list_sessions() == []
+    assert plan.uid in [trashed.uid for trashed in store.list_trash()]
+
+
+def test_a_session_that_is_begun_anew_at_the_last_moment_is_left_as_it_is(store: Store) -> None:
+    plan = planned(store)
+    assert plan is not None
+    deleted: Any = Deleted(store)
+    deleted.meanwhile = begun_anew
+    assert compact_context(deleted, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert len(seqs(store)) == 16
+    assert store.get_summary(KEY) == ""
+    assert store.info(KEY).meta == {}
+
+
+def test_a_session_that_is_deleted_before_the_checkpoint_is_no_error(store: Store) -> None:
+    class Later(Late):
+        def checkpoint(self, key: str, **given: Any) -> None:
+            gone(self._store)
+            self._store.checkpoint(key, **given)
+
+    plan = planned(store)
+    assert plan is not None
+    later: Any = Later(store)
+    assert compact_context(later, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert store.list_sessions() == []
+
+
+# --- what a person took back before --------------------------------------------------------------
+
+
+def test_what_was_taken_back_before_is_noted_with_the_compaction(store: Store) -> None:
+    store.hide(KEY, 3, 4)
+    store.hide(KEY, 7, 7)
+    carried_out(store)
+    assert store.info(KEY).floor == 12
+    assert withdrawn(store.info(KEY).meta) == [(3, 4), (7, 7)]
+
+
+def test_the_beginning_of_a_talk_is_taken_back_where_no_summary_tells_of_it(store: Store) -> None:
+    store.truncate_history(KEY, 12)
+    carried_out(store)
+    assert withdrawn(store.info(KEY).meta) == [(1, 4)]
+
+
+def test_what_somebody_else_summarised_was_not_taken_back(store: Store) -> None:
+    store.checkpoint(KEY, summary="By a loop of their own.", upto=4)
+    carried_out(store)
+    assert withdrawn(store.info(KEY).meta) == []
+
+
+def test_each_compaction_adds_what_was_taken_back_since_the_last(store: Store) -> None:
+    store.hide(KEY, 3, 4)
+    carried_out(store)  # up to 12
+    store.hide(KEY, 13, 14)  # touches the floor, and becomes part of it
+    store.add_messages(KEY, talk(8))  # up to 32
+    store.hide(KEY, 20, 20)
+    carried_out(store)
+    assert withdrawn(store.info(KEY).meta) == [(3, 4), (13, 14), (20, 20)]
+
+
+def test_what_a_replaced_history_left_behind_was_taken_back(store: Store) -> None:
+    store.set_history(KEY, [*talk(2), *talk(6, size=20)])
+    carried_out(store)
+    assert withdrawn(store.info(KEY).meta) == [(5, 16)]
+
+
+def test_what_is_in_sight_again_is_not_noted_any_more(store: Store) -> None:
+    store.hide(KEY, 3, 4)
+    carried_out(store)
+    store.undo(KEY)
+    store.undo(KEY)
+    assert len(seqs(store)) == 16
+    carried_out(store, asked="manual")
+    assert withdrawn(store.info(KEY).meta) == []
+
+
+def test_another_compaction_at_the_last_moment_keeps_its_note(store: Store) -> None:
+    store.hide(KEY, 3, 3)
+    store.hide(KEY, 7, 7)
+    plan = planned(store)
+    assert plan is not None
+    late: Any = Late(store)
+    assert compact_context(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert withdrawn(store.info(KEY).meta) == [(3, 3)]
+
+
+@pytest.mark.parametrize("meanwhile", [moved, taken_back])
+def test_a_look_is_of_one_moment(store: Store, meanwhile: Any) -> None:
+    class Moving(Late):
+        """The first history is read just before something happens, the rest just after."""
+
+        moves = 1
+
+        def get_history(self, key: str) -> Any:
+            found = self._store.get_history(key)
+            if self.moves:
+                self.moves -= 1
+                meanwhile(self._store)
+            return found
+
+    moving: Any = Moving(store)
+    seen = look(moving, KEY)
+    assert seen.summary == store.get_summary(KEY)
+    assert [message.seq for message in seen.history] == seqs(store)
+
+
+def test_a_session_that_is_not_there_is_seen_as_empty(store: Store) -> None:
+    assert look(store, "cli:none").history == ()
+    assert store.list_sessions() == [KEY]
+
+
+def test_the_next_summary_carries_the_one_before(store: Store) -> None:
+    carried_out(store, Scripted([NEW]))
+    store.add_messages(KEY, talk(8))
+    model = Scripted(['{"facts": ["The dog is called Max"], "last_state": "on"}'])
+    carried_out(store, model)
+    assert "Ivo" in model.asked[0][-1]["content"]
+    assert "The cat is called Ivo" in store.get_summary(KEY)
+    assert "The dog is called Max" in store.get_summary(KEY)

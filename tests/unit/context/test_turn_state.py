@@ -1,0 +1,72 @@
+"""Where a session stands, from its log alone."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from stenolog.context.turn_state import answer_to, standing
+from stenolog.records import Message
+from stenolog.stores.in_memory import InMemoryStore
+
+USER = {"role": "user", "content": "?"}
+ANSWER = {"role": "assistant", "content": "!"}
+
+
+def _stored(said: Sequence[Mapping[str, Any]]) -> list[Message]:
+    with InMemoryStore() as store:
+        if said:
+            store.add_messages("k", said)
+        return store.get_history("k")
+
+
+def _seen(upto: int) -> dict[str, Any]:
+    return {**ANSWER, "stenolog": {"seen": upto}}
+
+
+def _calls(*ids: str) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": one, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            for one in ids
+        ],
+    }
+
+
+def _result(of: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": of, "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("said", "unanswered", "open_calls", "unfinished"),
+    [
+        ([], (), [], False),
+        ([USER, ANSWER], (), [], False),
+        ([USER], (1,), [], True),
+        ([USER, USER, _seen(1)], (2,), [], True),
+        ([USER, USER, _seen(1), _seen(2)], (), [], False),
+        ([USER, USER, _seen(2)], (), [], False),
+        ([USER, _calls("a", "b")], (1,), ["a", "b"], True),
+        ([USER, _calls("a", "b"), _result("b")], (1,), ["a"], True),
+        ([USER, _calls("a"), _result("a")], (1,), [], True),
+        ([USER, _calls("a"), USER, _result("a"), _seen(4)], (), [], False),
+        ([USER, _calls("a"), _result("a"), ANSWER, USER], (5,), [], True),
+        # A call that never got its result, and was talked about since, is no work left to do.
+        ([USER, _calls("a"), ANSWER], (), [], False),
+        ([{"role": "system", "content": "x"}], (), [], False),
+    ],
+)
+def test_where_a_session_stands(
+    said: list[dict[str, Any]], unanswered: tuple[int, ...], open_calls: list[str], unfinished: bool
+) -> None:
+    found = standing(_stored(said))
+    assert found.unanswered == unanswered
+    assert [call.id for call in found.open_calls] == open_calls
+    assert found.unfinished == unfinished
+
+
+def test_an_answer_is_the_first_one_that_had_seen_the_message() -> None:
+    history = _stored([USER, USER, _seen(1), _seen(2), USER, _calls("a"), _result("a")])
+    assert [getattr(answer_to(history, seq), "seq", None) for seq in (1, 2, 5)] == [3, 4, None]

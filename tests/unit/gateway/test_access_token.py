@@ -1,0 +1,190 @@
+"""The token: made once, for its owner only, and never shown."""
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.errors import WrongSettings
+from stenolog.gateway.access_token import Token, keep_token, read_token, token_path
+from stenolog.settings.file import config_path
+
+GOOD = b"x" * 43
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where the token goes, in a folder that is not there yet."""
+    return tmp_path / "new" / "gateway.token"
+
+
+def _written(file: Path, content: bytes, mode: int = 0o600) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    file.chmod(mode)
+    return file
+
+
+def test_the_first_start_makes_a_token_that_only_its_owner_reads(file: Path) -> None:
+    umask = os.umask(0)
+    try:
+        made = keep_token(file)
+    finally:
+        os.umask(umask)
+    assert len(made.value) == 43
+    assert file.read_bytes() == made.value + b"\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_the_next_start_has_the_same_token(file: Path) -> None:
+    assert keep_token(file) == keep_token(file) == read_token(file)
+
+
+def test_two_tokens_are_never_the_same(tmp_path: Path) -> None:
+    assert keep_token(tmp_path / "a") != keep_token(tmp_path / "b")
+
+
+def test_daemons_that_start_at_once_have_the_same_token(file: Path) -> None:
+    start, found = threading.Barrier(8), []
+
+    def begin() -> None:
+        start.wait()
+        found.append(keep_token(file).value)
+
+    threads = [threading.Thread(target=begin) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [file.read_bytes().rstrip()] * 8
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_who_was_quicker_is_not_overwritten(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def late(source: Path, target: Path) -> None:
+        _written(file, GOOD)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    assert keep_token(file).value == GOOD
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o777])
+def test_a_file_that_others_can_reach_is_refused(file: Path, mode: int) -> None:
+    _written(file, GOOD, mode)
+    with pytest.raises(WrongSettings, match=f"chmod 600 {file}"):
+        keep_token(file)
+    assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
+def test_a_file_of_another_user_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _written(file, GOOD)
+    if os.geteuid() == 0:
+        os.chown(file, 12_345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    with pytest.raises(WrongSettings, match="belongs to another user"):
+        read_token(file)
+
+
+def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(_written(tmp_path / "real", GOOD))
+    with pytest.raises(WrongSettings, match="symbolic link"):
+        keep_token(link)
+
+
+def test_a_link_to_nowhere_makes_no_file_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(WrongSettings, match="symbolic link"):
+        keep_token(tmp_path / "link")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"short",
+        b"x" * 31,
+        b"x" * 513,
+        b"x" * 5_000,
+        b"x" * 40 + b"\n" + b"y" * 40,
+        b"two words " + b"x" * 40,
+        b"\x00" * 40,
+        "ü".encode() * 40,
+    ],
+)
+def test_a_file_without_a_token_is_refused_and_stays(file: Path, content: bytes) -> None:
+    _written(file, content)
+    with pytest.raises(WrongSettings, match="there is no token in it"):
+        keep_token(file)
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"x" * 32, b"x" * 512 + b"\r\n", b"aA0-._~+/=" * 4 + b"\n"])
+def test_a_token_of_ones_own_is_taken(file: Path, content: bytes) -> None:
+    assert read_token(_written(file, content)).value == content.strip()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_refused_without_waiting(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "it")
+    with pytest.raises(WrongSettings, match="no file"):
+        keep_token(tmp_path / "it")
+
+
+def test_who_only_reads_is_told_what_makes_the_file(file: Path) -> None:
+    with pytest.raises(WrongSettings, match="`steno serve` makes it"):
+        read_token(file)
+    assert not file.parent.exists()
+
+
+def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WrongSettings, match=r"gateway\.token_file: it cannot be made"):
+        keep_token(tmp_path / "file" / "gateway.token")
+
+
+def test_the_usual_place_is_beside_the_users_config_file(tmp_path: Path) -> None:
+    assert token_path("") == config_path(None, {}).parent / "gateway.token"
+    assert token_path(str(tmp_path / "mine")) == tmp_path / "mine"
+    assert token_path("~/mine") == Path.home() / "mine"
+
+
+def test_no_text_of_a_token_tells_it() -> None:
+    token = Token(GOOD)
+    assert GOOD.decode() not in f"{token} {token!r} {[token]} {vars(Token)}"
+
+
+@given(st.binary(max_size=60))
+def test_only_the_token_itself_is_the_same(other: bytes) -> None:
+    token = Token(GOOD)
+    assert token.is_same(GOOD)
+    assert token.is_same(other) == (other == GOOD)
+
+
+def test_a_proof_is_of_these_words_and_of_this_token_and_does_not_tell_it() -> None:
+    said = [("a", "b"), ("b", "a"), ("a",), ("ab",), ("a", "b", "")]
+    proofs = {Token(value).proof(*words) for words in said for value in (GOOD, b"y" * 43)}
+    assert len(proofs) == 10
+    assert all(GOOD.hex() not in proof and len(proof) == 64 for proof in proofs)
+
+
+def test_each_purpose_has_a_key_of_its_own_that_is_not_the_token() -> None:
+    keys = {Token(GOOD).key("a"), Token(GOOD).key("b"), Token(b"y" * 43).key("a")}
+    assert len(keys) == 3
+    assert Token(GOOD).key("a") == Token(GOOD).key("a")
+    assert GOOD not in keys

@@ -1,0 +1,179 @@
+"""Which of what a client sends is new, whichever way it sends it."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.catalog.message_metadata import for_client, marked
+from stenolog.gateway.history_matching import as_seen, match, text_at
+from stenolog.records import Message
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.testing.scripted_model import tool_call
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def _log(*bodies: dict[str, Any], hide: int = 0) -> tuple[list[Message], list[Message]]:
+    """What is in sight, and what no longer is, once so many were compacted."""
+    store = InMemoryStore()
+    store.add_messages("k", bodies)
+    if hide:
+        store.checkpoint("k", summary="before", upto=hide)
+    everything = store.get_history("k", full=True)
+    return store.get_history("k"), [message for message in everything if message.hidden]
+
+
+U1, A1, U2, A2, U3 = _user("one?"), _said("One."), _user("two?"), _said("Two."), _user("three?")
+
+
+def test_a_client_that_sends_all_adds_what_is_behind_the_common_start() -> None:
+    shown, _ = _log(U1, A1)
+    found = match(shown, [U1, A1, U2])
+    assert (found.keep, found.new) == (2, (U2,))
+
+
+def test_a_client_that_sends_what_is_new_adds_just_that() -> None:
+    shown, _ = _log(U1, A1)
+    assert match(shown, [U2]).new == (U2,)
+    # Also where it says again what it said first: nothing is taken out of sight.
+    again = match(shown, [U1])
+    assert (again.keep, again.new) == (2, (U1,))
+
+
+def test_what_was_changed_by_the_client_is_said_anew_from_there() -> None:
+    shown, _ = _log(U1, A1, U2, A2)
+    edited = _user("two, please?")
+    found = match(shown, [U1, A1, edited])
+    assert (found.keep, found.new) == (2, (edited,))
+
+
+def test_who_asks_again_after_a_lost_answer_is_not_stored_twice() -> None:
+    unanswered, _ = _log(U1, A1, U2)
+    assert match(unanswered, [U2]).new == ()
+    assert match(unanswered, [U1, A1, U2]).new == ()
+    answered, _ = _log(U1, A1, U2, A2)
+    assert match(answered, [U2]).answered == 4
+    whole = match(answered, [U1, A1, U2])
+    assert (whole.answered, whole.keep, whole.new) == (4, 3, ())
+
+
+def test_what_was_compacted_is_still_known() -> None:
+    shown, gone = _log(U1, A1, U2, A2, hide=2)
+    found = match(shown, [U1, A1, U2, A2, U3], before=lambda: gone)
+    assert (found.keep, found.new) == (2, (U3,))
+    all_gone, gone = _log(U1, A1, U2, A2, hide=4)
+    found = match(all_gone, [U1, A1, U2, A2, U3], before=lambda: gone)
+    assert (found.keep, found.new) == (0, (U3,))
+
+
+def test_an_edit_above_what_was_compacted_is_found_by_what_is_out_of_sight() -> None:
+    shown, gone = _log(U1, A1, U2, A2, hide=2)
+    edited = _user("two, please?")
+    found = match(shown, [U1, A1, edited], before=lambda: gone)
+    assert (found.keep, found.new) == (0, (edited,))
+    again = match(shown, [U1, A1, U2, _said("Too."), U3], before=lambda: gone)
+    assert (again.keep, again.new) == (1, (_said("Too."), U3))
+
+
+def test_a_client_that_sends_its_newest_messages_only_takes_nothing_away() -> None:
+    shown, _ = _log(U1, A1, U2, A2)
+    found = match(shown, [U2, A2, U3])
+    assert (found.keep, found.new) == (4, (U3,))
+
+
+def test_a_talk_of_which_nothing_is_known_takes_the_place_of_the_other() -> None:
+    shown, _ = _log(U1, A1)
+    other = [_user("Hello."), _said("Hello!"), _user("Go on.")]
+    found = match(shown, other)
+    assert (found.keep, found.new) == (0, tuple(other))
+
+
+def test_what_the_agent_did_by_itself_is_one_message_to_the_client() -> None:
+    call = tool_call("clock", id="c1")
+    shown, _ = _log(
+        U1,
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+        _said("It is noon."),
+    )
+    assert [part.role for part in as_seen(shown)] == ["user", "assistant"]
+    assert text_at(shown, 4) == "I look.\n\nIt is noon."
+    found = match(shown, [U1, _said("I look.\n\nIt is noon."), U2])
+    assert (found.keep, found.new) == (4, (U2,))
+
+
+def test_calls_of_the_client_and_their_results_are_messages_of_its_own() -> None:
+    call = tool_call("lamp", {"on": True}, id="c1")
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "done"}
+    shown, _ = _log(U1, for_client(calling, ["c1"]))
+    assert match(shown, [result]).new == (result,)
+    assert match(shown, [U1, {**calling, "content": None}, result]).new == (result,)
+
+
+def test_an_answer_that_was_cut_off_is_known_by_what_came_of_it() -> None:
+    shown, _ = _log(U1, marked(_said("A long ans [interrupted]"), seen=1, interrupted="stopped"))
+    found = match(shown, [U1, _said("A long"), U2])
+    assert (found.keep, found.new) == (2, (U2,))
+
+
+def test_a_text_and_a_list_that_holds_it_alone_are_the_same() -> None:
+    shown, _ = _log(U1, A1)
+    parts = {"role": "user", "content": [{"type": "text", "text": "one?"}]}
+    assert match(shown, [parts, A1, U2]).new == (U2,)
+
+
+_talks = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), min_size=1, max_size=6)
+
+
+@given(_talks, st.data())
+def test_whatever_is_compacted_a_client_that_sends_all_adds_only_its_last_message(
+    talk: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    bodies = [body for asked, said in talk for body in (_user(asked), _said(said))]
+    hide = data.draw(st.integers(0, len(talk))) * 2
+    shown, gone = _log(*bodies, hide=hide)
+    found = match(shown, [*bodies, U3], before=lambda: gone)
+    assert (found.keep, found.new) == (len(shown), (U3,))
+
+
+@given(_talks, _talks, st.booleans())
+def test_in_the_end_what_was_sent_is_what_is_in_sight(
+    talk: list[tuple[str, str]], other: list[tuple[str, str]], ends: bool
+) -> None:
+    """Where nothing was compacted, and the client's talk begins as the log does."""
+    bodies = [body for asked, said in talk for body in (_user(asked), _said(said))]
+    sent = [_user("hello"), _said("hello")]
+    sent += [body for asked, said in other for body in (_user(asked), _said(said))]
+    sent = sent if ends else [*sent, U3]
+    shown, _ = _log(_user("hello"), _said("hello"), *bodies)
+    found = match(shown, sent)
+    assert [message.to_dict() for message in shown[: found.keep]] + list(found.new) == sent
+
+
+def test_ids_that_are_used_again_and_calls_written_differently_are_known() -> None:
+    own = {"role": "assistant", "content": "Let me look.\n", "tool_calls": [tool_call("t", id="c")]}
+    done = {"role": "tool", "tool_call_id": "c", "content": "noon"}
+    call = tool_call("lamp", '{"on":true}', id="c")
+    handed = for_client({"role": "assistant", "content": "", "tool_calls": [call]}, ["c"])
+    result = {"role": "tool", "tool_call_id": "c", "content": "on"}
+    shown, _ = _log(U1, own, done, _said("It is noon."), U2, handed, result, A2)
+    again = tool_call("lamp", '{"on": true}', id="c")
+    sent = [
+        U1,
+        _said("Let me look.\n\n\nIt is noon."),
+        U2,
+        {"role": "assistant", "content": None, "tool_calls": [again]},
+        result,
+        A2,
+        U3,
+    ]
+    found = match(shown, sent)
+    assert (found.keep, found.new) == (len(shown), (U3,))

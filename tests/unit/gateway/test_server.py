@@ -1,0 +1,389 @@
+"""The server: it leaves signals alone, stops when it is told to, and waits for no client."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from stenolog.gateway.server import Patience, Room, Server, config
+
+SHORT = 0.2
+LONG = 60.0
+PATIENT = Patience(head=LONG, rest=LONG, unread=LONG)
+
+
+async def _app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers at once; `/endless` never stops, and `/waits` never begins."""
+    if scope["type"] == "lifespan":
+        for event in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{event}.complete"})
+        return
+    if scope["path"] == "/waits":
+        await asyncio.sleep(LONG)
+    ok: Message = {"type": "http.response.start", "status": 200, "headers": []}
+    if scope["path"] == "/endless":
+        await send(ok)
+        gone = asyncio.create_task(_gone(receive))
+        while not gone.done():
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+            await asyncio.sleep(0)
+        return
+    await send({**ok, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _until(holds: Callable[[], object]) -> None:
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+class Served:
+    """A server that runs, and how to connect to it."""
+
+    def __init__(self, server: Server, port: int) -> None:
+        self.server = server
+        self.port = port
+
+    @contextlib.asynccontextmanager
+    async def client(
+        self, sent: bytes = b""
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection over which this was sent."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(sent)
+            yield reader, writer
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def _served(
+    patience: Patience = PATIENT, *, connections: int = 100, idle: int = 60
+) -> AsyncIterator[Served]:
+    bound = socket.create_server(("127.0.0.1", 0))
+    server = Server(
+        config(_app, patience=patience, connections=connections, idle=idle, stopping=0.0)
+    )
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    await _until(lambda: server.started)
+    try:
+        yield Served(server, bound.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _get(path: str = "/", *more: str) -> bytes:
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *more, "", ""]).encode()
+
+
+def _run(main: Coroutine[object, None, None]) -> None:
+    """Run a test; a client that is waited for all the same ends it."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(15):
+            await main
+
+    asyncio.run(bounded())
+
+
+async def _ended(reader: asyncio.StreamReader) -> bytes:
+    """All that came until the connection was closed."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while part := await reader.read(65_536):
+            found += part
+    return found
+
+
+def test_it_takes_a_bound_socket_and_no_signal() -> None:
+    async def main() -> None:
+        before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+        async with _served() as served, served.client(_get("/", "Connection: close")) as (read, _):
+            assert {kind: signal.getsignal(kind) for kind in before} == before
+            answer = await _ended(read)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"\r\n\r\nok")
+        assert b"server:" not in answer.lower()
+        assert served.server.started
+
+    _run(main())
+
+
+def test_no_address_and_no_header_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        sent = _get("/?code=hush", "Connection: close", "Authorization: Bearer hush")
+        async with _served() as served, served.client(sent) as (read, _):
+            assert await _ended(read)
+
+    with caplog.at_level(1):
+        _run(main())
+        assert logging.getLogger("uvicorn.error").getEffectiveLevel() == logging.WARNING
+    assert "hush" not in caplog.text
+
+
+def test_a_head_that_is_never_whole_is_not_waited_for() -> None:
+    async def main() -> None:
+        quick = Patience(head=SHORT, rest=LONG, unread=LONG)
+        async with _served(quick) as served:
+            for begun in (b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "):
+                async with served.client(begun) as (read, _):
+                    assert await _ended(read) == b""
+
+    _run(main())
+
+
+def test_a_head_that_trickles_has_no_more_time() -> None:
+    async def main() -> None:
+        quick = Patience(head=SHORT, rest=LONG, unread=LONG)
+        async with _served(quick) as served, served.client(b"GET / HTTP/1.1\r\n") as (read, write):
+            ending = asyncio.create_task(_ended(read))
+            while not ending.done():
+                with contextlib.suppress(ConnectionError):
+                    write.write(b"X: y\r\n")
+                    await write.drain()
+                await asyncio.sleep(SHORT / 10)
+            assert await ending == b""
+
+    _run(main())
+
+
+def test_the_second_request_of_a_connection_has_a_time_too() -> None:
+    async def main() -> None:
+        quick = Patience(head=SHORT, rest=LONG, unread=LONG)
+        async with _served(quick) as served, served.client(_get()) as (read, write):
+            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            write.write(b"GET / HT")
+            assert await _ended(read) == b""
+
+    _run(main())
+
+
+def test_a_whole_head_is_answered_however_long_that_takes() -> None:
+    async def main() -> None:
+        quick = Patience(head=SHORT, rest=SHORT, unread=SHORT)
+        async with _served(quick) as served, served.client(_get("/waits")) as (read, _):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(read.read(1), SHORT * 4)
+
+    _run(main())
+
+
+def test_an_idle_connection_is_closed() -> None:
+    async def main() -> None:
+        async with _served(idle=0) as served, served.client(_get()) as (read, _):
+            assert (await _ended(read)).endswith(b"ok")
+
+    _run(main())
+
+
+def test_requests_in_a_row_are_all_answered() -> None:
+    async def main() -> None:
+        async with _served() as served, served.client(_get() * 3) as (read, _):
+            for _ in range(3):
+                assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    _run(main())
+
+
+def test_what_is_left_of_a_body_after_its_answer_is_soon_given_up() -> None:
+    async def main() -> None:
+        quick = Patience(head=LONG, rest=SHORT, unread=LONG)
+        async with _served(quick) as served:
+            sent = _get("/", "Content-Length: 1000000")
+            async with served.client(sent) as (read, _):
+                assert (await _ended(read)).endswith(b"ok")
+
+    _run(main())
+
+
+def test_no_more_of_it_is_taken_than_so_many_bytes() -> None:
+    async def main() -> None:
+        small = Patience(head=LONG, rest=LONG, unread=LONG, rest_bytes=1_000)
+        sent = _get("/", "Content-Length: 100000")
+        async with _served(small) as served, served.client(sent) as (read, write):
+            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            write.write(b"x" * 2_000)
+            assert await _ended(read) == b""
+
+    _run(main())
+
+
+def test_a_client_that_sends_the_rest_in_time_goes_on() -> None:
+    async def main() -> None:
+        sent = _get("/", "Content-Length: 10")
+        async with _served() as served, served.client(sent) as (read, write):
+            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+            write.write(b"x" * 10 + _get())
+            assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    _run(main())
+
+
+def test_a_body_of_hardly_anything_but_its_framing_is_not_read() -> None:
+    async def main() -> None:
+        async with _served() as served:
+            for chunk in (b"1\r\nx\r\n", b"1;" + b"y" * 1_000 + b"\r\nx\r\n"):
+                sent = _get("/waits", "Transfer-Encoding: chunked") + chunk * 20_000
+                async with served.client(sent) as (read, _):
+                    assert await _ended(read) == b""
+
+    _run(main())
+
+
+def test_who_reads_nothing_is_dropped() -> None:
+    async def main() -> None:
+        quick = Patience(head=LONG, rest=LONG, unread=SHORT)
+        async with _served(quick) as served, served.client(_get("/endless")) as (read, _):
+            await read.readuntil(b"\r\n\r\n")
+            # The client's library reads on by itself up to its limit, and no further.
+            await _until(lambda: not served.server.server_state.connections)
+
+    _run(main())
+
+
+async def _taken(served: Served, count: int) -> None:
+    """Until so many connections are open."""
+    await _until(lambda: len(served.server.server_state.connections) == count)
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HT"])
+def test_who_asks_for_nothing_keeps_nobody_out(begun: bytes) -> None:
+    async def main() -> None:
+        async with _served(connections=3) as served, contextlib.AsyncExitStack() as idle:
+            opened = [await idle.enter_async_context(served.client(begun)) for _ in range(3)]
+            await _taken(served, 3)
+            # Everyone that comes is answered, also those that go on to use what they have.
+            for count in (1, 2, 3):
+                read, write = await idle.enter_async_context(served.client(_get()))
+                assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+                write.write(_get())
+                assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+                # The oldest goes first, and no more than are in the way.
+                assert await _ended(opened[count - 1][0]) == b""
+                assert len(served.server.server_state.connections) == 3
+
+    _run(main())
+
+
+def test_who_was_answered_and_asks_for_nothing_more_keeps_nobody_out() -> None:
+    async def main() -> None:
+        async with _served(connections=2) as served, contextlib.AsyncExitStack() as idle:
+            answered = [await idle.enter_async_context(served.client(_get())) for _ in range(2)]
+            for read, _ in answered:
+                await read.readuntil(b"ok")
+            for _ in range(5):
+                async with served.client(_get()) as (read, _):
+                    assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    _run(main())
+
+
+def test_of_those_that_ask_for_nothing_who_was_answered_before_stays() -> None:
+    async def main() -> None:
+        async with _served(connections=2) as served, served.client(_get()) as (read, write):
+            await read.readuntil(b"ok")
+            async with contextlib.AsyncExitStack() as idle:
+                opened = [await idle.enter_async_context(served.client()) for _ in range(20)]
+                await asyncio.gather(*(_ended(one) for one, _ in opened[:-1]))
+                write.write(_get())
+                assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    _run(main())
+
+
+def test_of_many_that_come_at_once_as_many_stay_as_there_is_room_for() -> None:
+    async def main() -> None:
+        async with _served(connections=3) as served, contextlib.AsyncExitStack() as idle:
+            # The server has no turn between them, and takes all of them at once.
+            made = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(9)]
+            opened = [await asyncio.open_connection(sock=one) for one in made]
+            for _, writer in opened:
+                idle.callback(writer.close)
+            await asyncio.gather(*(_ended(read) for read, _ in opened[:6]))
+            assert len(served.server.server_state.connections) == 3
+            opened[-1][1].write(_get())
+            assert (await opened[-1][0].readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+
+    _run(main())
+
+
+def test_where_all_are_being_answered_a_further_one_is_closed_at_once() -> None:
+    async def main() -> None:
+        async with _served(connections=2) as served, contextlib.AsyncExitStack() as asking:
+            for _ in range(2):
+                await asking.enter_async_context(served.client(_get("/waits")))
+            await _until(lambda: len(served.server.server_state.tasks) == 2)
+            for _ in range(20):
+                async with served.client(_get()) as (read, _):
+                    assert await _ended(read) == b""
+            assert len(served.server.server_state.tasks) == 2
+
+    _run(main())
+
+
+def test_a_flood_of_connections_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with _served(connections=2) as served, contextlib.AsyncExitStack() as idle:
+            opened = [await idle.enter_async_context(served.client()) for _ in range(30)]
+            await asyncio.gather(*(_ended(read) for read, _ in opened[:28]))
+            assert [record.name for record in caplog.records] == ["stenolog"]
+
+    _run(main())
+
+
+def test_the_next_line_comes_after_a_minute_and_counts_those_between(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    room = Room(5, lambda: now)
+    for now in (0.0, 1.0, 59.0, 60.0, 61.0):  # noqa: B007
+        room.close_one()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"too many connections, there is room for 5; closed to have some: {count}"
+        for count in (1, 3)
+    ]
+    assert room.closed == 5
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HT", _get("/waits"), b"nonsense\r\n\r\n"])
+def test_it_stops_whatever_clients_do(begun: bytes) -> None:
+    async def main() -> None:
+        async with _served() as served:
+            _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(begun)
+            await writer.drain()
+        await _until(lambda: not served.server.server_state.tasks)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    _run(main())
+
+
+def test_what_is_no_http_in_the_middle_of_an_answer_ends_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        head = _get("/endless", "Transfer-Encoding: chunked")
+        async with _served() as served, served.client(head) as (read, write):
+            await read.readuntil(b"\r\n\r\n")
+            write.write(b"this is no chunk\r\n")
+            await _ended(read)
+
+    _run(main())
+    assert "Fatal error" not in caplog.text

@@ -1,0 +1,685 @@
+"""The sessions API, asked as a client asks it: over the whole application, on real stores."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import pytest
+from httpx2 import Response
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+import memory_disk
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.registry import AgentRegistry
+from stenolog.errors import ModelRefused, ModelUnavailable
+from stenolog.gateway.app import HEALTH
+from stenolog.gateway.error_responses import HANDLERS
+from stenolog.gateway.openapi import VERSION, routes, with_document
+from stenolog.gateway.requests import RawPaths
+from stenolog.gateway.sessions_api import SESSIONS
+from stenolog.gateway.shared_state import Gateway
+from stenolog.providers.chat_model import ChatModel, Delta
+from stenolog.settings.values import GatewaySettings, Settings
+from stenolog.stores.base import Store
+from stenolog.testing.scripted_model import ScriptedModel
+from unit.agent.agents import SPEC, open_agent
+
+KEY: Final = "cli:default"
+ODD_KEYS: Final = (
+    "a/b",
+    "a/messages",
+    "..",
+    ".",
+    "../../etc/passwd",
+    "%2F",
+    "%",
+    "ü",
+    "a b",
+    " ",
+    "+",
+    "a?b#c",
+    "\0",
+    "x" * 1024,
+    "ü" * 512,
+)
+
+
+def echo(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    """An answer to everything."""
+    del tools
+    return f"I heard {len(messages)} messages."
+
+
+class Endless:
+    """A model that says a word and never comes to an end."""
+
+    name = "endless"
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+
+    async def stream(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        schema: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """One word, and then nothing."""
+        del messages, tools, schema, max_tokens
+        yield Delta(text="Well")
+        self.began.set()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def application(
+    open_agents: Callable[[], Sequence[AgentInstance]], *, max_turns: int = 64
+) -> Starlette:
+    """The endpoints of the API alone, over agents that live as long as it does."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        loop = AgentLoop(AgentRegistry(open_agents()), ttl=5.0)
+        settings = Settings(
+            gateway=GatewaySettings(max_turns=max_turns), keys={"SOME_API_KEY": "sk-very-secret"}
+        )
+        app.state.gateway = Gateway(loop, settings)
+        try:
+            yield
+        finally:
+            await asyncio.wait_for(loop.close(patience=5.0), 30)
+
+    endpoints = with_document((*SESSIONS, *HEALTH), version=VERSION)
+    app = Starlette(routes=routes(endpoints), exception_handlers=dict(HANDLERS), lifespan=lifespan)
+    app.router.redirect_slashes = False
+    return app
+
+
+class Api:
+    """A client of the API, with the store beneath it."""
+
+    def __init__(self, client: TestClient, agents: list[AgentInstance], app: Starlette) -> None:
+        self.client = client
+        self._agents = agents
+        self._app = app
+
+    @property
+    def gateway(self) -> Gateway:
+        """What the requests work with."""
+        found: Gateway = self._app.state.gateway
+        return found
+
+    @property
+    def agent(self) -> AgentInstance:
+        """The first agent."""
+        return self._agents[0]
+
+    @property
+    def store(self) -> Store:
+        """Its store."""
+        assert self.agent.store is not None
+        return self.agent.store
+
+    def __call__(
+        self, method: str, path: str, *, key: str | None = None, status: int = 200, **said: Any
+    ) -> Any:
+        """What is answered, which must have this status."""
+        where = "" if key is None else f"/v1/sessions/{segment(key)}"
+        response = self.client.request(method, f"{where}{path}", **said)
+        assert response.status_code == status, response.text
+        assert response.headers["content-type"] == "application/json"
+        return response.json()
+
+    def error(self, method: str, path: str, *, status: int, **said: Any) -> tuple[str, str]:
+        """The code and the words of what is refused."""
+        found = self(method, path, status=status, **said)["error"]
+        assert set(found) == {"message", "type", "code"}
+        return found["code"], found["message"]
+
+
+def segment(key: str) -> str:
+    """The key as one segment of a path."""
+    return quote(key, safe="").replace(".", "%2E")
+
+
+@contextmanager
+def serving(
+    folder: Path, model: ChatModel | None = None, *, store: str = "jsonl", max_turns: int = 64
+) -> Iterator[Api]:
+    """The API over an agent in this folder."""
+    agents: list[AgentInstance] = []
+
+    def open_agents() -> list[AgentInstance]:
+        agents.append(open_agent(store, folder, model or ScriptedModel(echo), spec=SPEC))
+        return agents
+
+    app = application(open_agents, max_turns=max_turns)
+    with TestClient(RawPaths(app)) as client:
+        yield Api(client, agents, app)
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    with memory_disk.folder() as folder, serving(folder) as found:
+        yield found
+
+
+# --- keys ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ODD_KEYS, ids=lambda key: repr(key)[:24])
+def test_a_key_may_hold_anything(api: Api, key: str) -> None:
+    told = api("POST", "/messages", key=key, json={"content": "Hello"})
+    assert (told["session"], told["outcome"], told["seq"]) == (key, "answered", 2)
+    assert api.store.list_sessions() == [key]
+    assert api("GET", "", key=key)["key"] == key
+    assert len(api("GET", "/messages", key=key)["messages"]) == 2
+    assert api("POST", "/fork", key=key, json={"new_key": "b:1"}, status=201)["forked_from"] == key
+    deleted = api("DELETE", "", key=key)
+    assert (deleted["key"], deleted["count"]) == (key, 2)
+    assert api.store.list_sessions() == ["b:1"]
+    api("POST", "/restore", key=key, json={"uid": deleted["uid"]})
+    assert sorted(api.store.list_sessions()) == sorted(["b:1", key])
+
+
+def test_no_key_is_no_session(api: Api) -> None:
+    for path in ("/v1/sessions/", "/v1/sessions//messages", "/v1/sessions//", "/v1/sessions/a/b"):
+        assert api.error("GET", path, status=404)[0] == "not_found"
+    api.store.add_message("a", "user", "Hello")
+    assert api.error("GET", "/v1/sessions/a/", status=404)[0] == "not_found"
+    assert api.error("GET", "/v1/%73essions", status=404)[0] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("segment", "words"),
+    [("%FF", "not UTF-8"), ("%C3", "not UTF-8"), ("%", "hex"), ("a%zz", "hex"), ("%ED%A0%80", "8")],
+)
+def test_what_is_no_key_is_refused(api: Api, segment: str, words: str) -> None:
+    code, message = api.error("GET", f"/v1/sessions/{segment}", status=400)
+    assert code == "usage_error"
+    assert words in message
+
+
+def test_a_key_that_is_too_long_is_refused(api: Api) -> None:
+    assert api.error("GET", "", key="x" * 1025, status=400)[0] == "invalid_key"
+    assert api.error("POST", "/messages", key="ü" * 513, status=400, json={"content": "a"})[0] == (
+        "invalid_key"
+    )
+    assert api.store.list_sessions() == []
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def test_the_list_is_paged_to_its_end(api: Api) -> None:
+    for number in range(120):
+        api.store.add_message(f"chat:{number:03}", "user", f"Question {number}")
+    seen: list[str] = []
+    after: str | None = None
+    pages = 0
+    while True:
+        page = api("GET", "/v1/sessions", params={} if after is None else {"after": after})
+        seen += [entry["key"] for entry in page["entries"]]
+        pages += 1
+        after = page["after"]
+        if after is None:
+            break
+    assert pages == 3
+    assert seen == [f"chat:{number:03}" for number in reversed(range(120))]
+
+
+def test_the_list_has_all_fields_and_filters(api: Api) -> None:
+    api("POST", "/messages", key="cli:ann", json={"content": "Where is the key?"})
+    api.store.add_message("web:bob", "user", "Hello")
+    api("PATCH", "", key="web:bob", json={"tags": ["new"]})
+    [entry] = api("GET", "/v1/sessions", params={"channel": "cli"})["entries"]
+    assert set(entry) == {
+        *("key", "uid", "title", "prompt", "state", "visible", "count", "tokens", "created"),
+        *("updated", "tags", "agent", "channel", "lost", "damaged", "problem", "sender"),
+    }
+    assert (entry["title"], entry["state"], entry["count"]) == ("Where is the key?", "idle", 2)
+
+    def keys(**wanted: str) -> list[str]:
+        return [one["key"] for one in api("GET", "/v1/sessions", params=wanted)["entries"]]
+
+    assert keys(prefix="web:") == keys(tag="new") == keys(state="interrupted") == ["web:bob"]
+    assert keys(tag="null") == keys(prefix="zz") == keys(state="running") == []
+
+
+def test_messages_are_paged_to_their_end(api: Api) -> None:
+    said = [{"role": "user", "content": f"Line {number}"} for number in range(2_500)]
+    api.store.add_messages(KEY, said)
+    seen: list[Any] = []
+    sizes: list[int] = []
+    after = 0
+    while True:
+        page = api("GET", "/messages", key=KEY, params={"after": after, "limit": 1_000})
+        seen += page["messages"]
+        sizes.append(len(page["messages"]))
+        if page["after"] is None:
+            break
+        after = page["after"]
+    assert sizes == [1_000, 1_000, 500]
+    assert [one["message"] for one in seen] == said
+    assert [one["seq"] for one in seen] == list(range(1, 2_501))
+
+    newest = api("GET", "/messages", key=KEY, params={"last": 150})
+    assert (len(newest["messages"]), newest["after"]) == (100, 2_450)
+    rest = api("GET", "/messages", key=KEY, params={"last": 150, "after": 2_450})
+    assert ([one["seq"] for one in rest["messages"]], rest["after"]) == (
+        list(range(2_451, 2_501)),
+        None,
+    )
+
+
+def test_a_page_of_long_messages_ends_early_and_the_next_goes_on(api: Api) -> None:
+    for _ in range(3):
+        api.store.add_message(KEY, "user", "x" * 5_000_000)
+    first = api("GET", "/messages", key=KEY)
+    assert ([one["seq"] for one in first["messages"]], first["after"]) == ([1, 2], 2)
+    second = api("GET", "/messages", key=KEY, params={"after": 2})
+    assert ([one["seq"] for one in second["messages"]], second["after"]) == ([3], None)
+
+
+def test_hidden_messages_are_shown_where_all_are_asked_for(api: Api) -> None:
+    api.store.add_message(KEY, "user", "first")
+    api.store.add_message(KEY, "user", "second")
+    api.store.truncate_history(KEY, 1)
+    [shown] = api("GET", "/messages", key=KEY)["messages"]
+    assert (shown["seq"], shown["hidden"]) == (2, False)
+    every = api("GET", "/messages", key=KEY, params={"full": "true"})["messages"]
+    assert [(one["seq"], one["hidden"]) for one in every] == [(1, True), (2, False)]
+
+
+def test_what_few_decoders_take_comes_back_as_it_was_stored(api: Api) -> None:
+    said = {"role": "user", "content": "half a \ud83d pair", "number": int("9" * 400)}
+    api.store.add_full_message(KEY, said)
+    api.store.set_summary(KEY, "so far \udc00")
+    api.store.set_meta(KEY, title="\ud800", huge=int("7" * 400))
+    [shown] = api("GET", "/messages", key=KEY)["messages"]
+    assert shown["message"] == said
+    session = api("GET", "", key=KEY)
+    assert (session["title"], session["summary"]) == ("\ud800", "so far \udc00")
+    assert session["meta"] == {"title": "\ud800", "huge": int("7" * 400)}
+
+
+def test_a_half_character_can_be_said_and_comes_back(api: Api) -> None:
+    body = b'{"content": "half a \\ud83d pair"}'
+    headers = {"Content-Type": "application/json"}
+    api("POST", "/messages", key=KEY, content=body, headers=headers)
+    shown = api("GET", "/messages", key=KEY)["messages"]
+    assert shown[0]["message"]["content"] == "half a \ud83d pair"
+
+
+def test_script_in_content_comes_back_as_json_that_no_browser_takes_for_a_page(api: Api) -> None:
+    script = "<script>alert(1)</script>"
+    for path in ("/messages", ""):
+        api.store.add_message(f"{script}{path}", "user", script)
+        response = api.client.get(f"/v1/sessions/{segment(script + path)}{path}")
+        assert response.headers["content-type"] == "application/json"
+        assert response.headers["x-content-type-options"] == "nosniff"
+    response = api.client.get(f"/v1/sessions/{segment('<b>')}")
+    assert (response.status_code, response.headers["content-type"]) == (404, "application/json")
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_search_finds_and_pages(api: Api) -> None:
+    for number in range(5):
+        api.store.add_message(f"a:{number}", "user", f"the red boat {number}")
+    api.store.add_message("b:1", "assistant", "a red car")
+    found = api("GET", "/v1/search", params={"q": "red boat", "limit": 3, "newest": "1"})
+    assert [hit["key"] for hit in found["hits"]] == ["a:4", "a:3", "a:2"]
+    assert not found["exact"]
+    more = api(
+        "GET",
+        "/v1/search",
+        params={"q": "red boat", "limit": 3, "newest": "1", "after": found["after"]},
+    )
+    assert ([hit["key"] for hit in more["hits"]], more["after"]) == (["a:1", "a:0"], None)
+    where = {"q": "red", "role": "assistant", "since": "2020-01-01T00:00:00Z"}
+    assert api("GET", "/v1/search", params=where)["count"] == 1
+    assert api("GET", "/v1/search", params={**where, "until": "2020-01-02T00:00:00Z"})["hits"] == []
+    assert "q" in api.error("GET", "/v1/search", status=400)[1]
+    _, words = api.error(
+        "GET", "/v1/search", params={"q": "x", "since": "2020-01-01T00:00:00"}, status=400
+    )
+    assert "timezone" in words
+
+
+def test_the_figures_add_up(api: Api) -> None:
+    for number in range(3):
+        api.store.add_message(f"cli:{number}", "user", "Hello")
+    api("POST", "/messages", key="plain", json={"content": "Hello"})
+    found = api("GET", "/v1/stats")
+    assert (found["sessions"], found["messages"], found["complete"]) == (4, 5, True)
+    assert found["channels"]["cli"]["sessions"] == 3
+    assert found["channels"][""]["messages"] == 2
+    assert {state: one["sessions"] for state, one in found["states"].items()} == {
+        "interrupted": 3,
+        "idle": 1,
+    }
+    assert found["tokens"] == sum(one["tokens"] for one in found["channels"].values()) > 0
+
+
+# --- talking ---------------------------------------------------------------------------------
+
+
+def test_a_message_of_the_same_id_is_stored_and_answered_once(api: Api) -> None:
+    said = {"content": "Hello", "id": "one"}
+    first = api("POST", "/messages", key=KEY, json=said)
+    again = api("POST", "/messages", key=KEY, json=said)
+    assert (first["outcome"], again["outcome"]) == ("answered", "again")
+    assert first["answer"] == again["answer"]
+    assert api.store.info(KEY).count == 2
+    code, _ = api.error(
+        "POST", "/messages", key=KEY, json={"content": "Other", "id": "one"}, status=409
+    )
+    assert code == "once_conflict"
+
+
+def test_parts_are_kept_as_they_were_said(api: Api) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "x", "number": int("9" * 30)}]
+    api("POST", "/messages", key=KEY, json={"content": parts})
+    [first, _] = api("GET", "/messages", key=KEY)["messages"]
+    mark: dict[str, object] = {"received": {}}
+    assert first["message"] == {"role": "user", "content": parts, "stenolog": mark}
+
+
+def test_a_command_is_carried_out_and_names_the_session_to_go_on_in(api: Api) -> None:
+    api("POST", "/messages", key=KEY, json={"content": "Hello"})
+    told = api("POST", "/messages", key=KEY, json={"content": "/fork side"})
+    assert (told["outcome"], told["session"]) == ("command", "cli:side:default")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"content": ""},
+        {"content": []},
+        {"content": 1},
+        {"content": [1]},
+        {"content": "a", "id": 3},
+        {"content": "a", "id": "x" * 300},
+        {"content": "a", "id": "ü" * 200},
+        {"content": "a", "titel": "b"},
+    ],
+    ids=str,
+)
+def test_a_message_that_cannot_be_used_is_refused_and_nothing_stored(
+    api: Api, body: dict[str, Any]
+) -> None:
+    assert api.error("POST", "/messages", key=KEY, json=body, status=400)[0] == "usage_error"
+    assert api.store.list_sessions() == []
+
+
+def test_a_model_that_fails_is_told_without_secrets_and_the_message_is_kept() -> None:
+    error = ModelUnavailable("http://me:hunter22@models.test/v1 refuses sk-very-secret")
+    said = {"content": "Hello", "id": "1"}
+    with (
+        memory_disk.folder() as folder,
+        serving(folder, ScriptedModel([error, "At last."])) as api,
+    ):
+        code, words = api.error("POST", "/messages", key=KEY, json=said, status=503)
+        assert code == "service_unavailable"
+        assert "models.test" in words
+        assert "the message is kept" in words
+        assert "hunter22" not in words
+        assert "very-secret" not in words
+        assert api.store.info(KEY).count == 1
+        assert api("POST", "/messages", key=KEY, json=said)["answer"] == "At last."
+        assert api.store.info(KEY).count == 2
+
+
+def test_a_model_that_refuses_is_a_bad_gateway() -> None:
+    with (
+        memory_disk.folder() as folder,
+        serving(folder, ScriptedModel([ModelRefused("no such model")])) as api,
+    ):
+        code, words = api.error("POST", "/messages", key=KEY, json={"content": "a"}, status=502)
+        assert code == "bad_gateway"
+        assert words.startswith("no such model")
+
+
+@contextmanager
+def talking(api: Api, model: Endless) -> Iterator[Callable[[], Response]]:
+    """While an answer is being made that does not end by itself; what is answered then."""
+    with ThreadPoolExecutor(1) as pool:
+        where = f"/v1/sessions/{segment(KEY)}/messages"
+        saying = pool.submit(api.client.post, where, json={"content": "Hello"})
+        assert model.began.wait(30)
+        try:
+            yield lambda: saying.result(30)
+        finally:
+            # Not by a request, which may be what fails: the other one would never end.
+            assert api.client.portal is not None
+            api.client.portal.call(api.gateway.loop.stop, KEY)
+
+
+def test_what_changes_a_session_is_refused_while_an_answer_is_written() -> None:
+    model = Endless()
+    with memory_disk.folder() as folder, serving(folder, model) as api:
+        with talking(api, model) as ended:
+            for method, path, body in (
+                ("DELETE", "", None),
+                ("POST", "/undo", None),
+                ("POST", "/compact", None),
+                ("POST", "/fork", {"new_key": "other"}),
+            ):
+                code, words = api.error(method, path, key=KEY, json=body, status=409)
+                assert code == "busy"
+                assert "stop" in words
+            assert api("GET", "", key=KEY)["state"] == "running"
+            [entry] = api("GET", "/v1/sessions", params={"state": "running"})["entries"]
+            assert entry["key"] == KEY
+            assert api("PATCH", "", key=KEY, json={"title": "Now"})["title"] == "Now"
+            assert api("POST", "/stop", key=KEY) == {"stopped": True}
+            assert ended().json()["outcome"] == "interrupted"
+        assert api("POST", "/stop", key=KEY) == {"stopped": False}
+        assert api.store.list_sessions() == [KEY]
+        assert api("DELETE", "", key=KEY)["key"] == KEY
+
+
+def test_who_gets_no_place_is_sent_away_at_once_and_can_still_stop_an_answer() -> None:
+    model = Endless()
+    with memory_disk.folder() as folder, serving(folder, model, max_turns=1) as api:
+        with talking(api, model) as ended:
+            response = api.client.get("/v1/sessions")
+            assert response.status_code == 429
+            assert response.json()["error"]["type"] == "rate_limit_error"
+            assert response.headers["retry-after"]
+            assert api("POST", "/stop", key=KEY) == {"stopped": True}
+            ended()
+        assert [one["key"] for one in api("GET", "/v1/sessions")["entries"]] == [KEY]
+
+
+# --- changing --------------------------------------------------------------------------------
+
+
+def test_a_title_and_tags_change_and_no_other_meta_does(api: Api) -> None:
+    api.store.add_message(KEY, "user", "Hello")
+    api.store.set_meta(KEY, chat_model="small", nested={"a": [1]}, tags=["old"])
+    found = api("PATCH", "", key=KEY, json={"title": "A talk"})
+    assert (found["title"], found["tags"]) == ("A talk", ["old"])
+    found = api("PATCH", "", key=KEY, json={"tags": ["x", "y", "x"]})
+    assert (found["title"], found["tags"]) == ("A talk", ["x", "y"])
+    assert api.store.info(KEY).meta == {
+        "chat_model": "small",
+        "nested": {"a": [1]},
+        "tags": ["x", "y"],
+        "title": "A talk",
+    }
+    assert api("PATCH", "", key=KEY, json={})["title"] == "A talk"
+    found = api("PATCH", "", key=KEY, json={"title": None, "tags": []})
+    assert (found["title"], found["tags"]) == (None, [])
+    assert api.store.info(KEY).meta == {"chat_model": "small", "nested": {"a": [1]}}
+
+
+def test_a_session_that_is_not_there_is_not_made_by_asking_for_it(api: Api) -> None:
+    for method, path, body in (
+        ("GET", "", None),
+        ("GET", "/messages", None),
+        ("PATCH", "", {"title": "x"}),
+        ("DELETE", "", None),
+        ("POST", "/undo", None),
+        ("POST", "/compact", None),
+        ("POST", "/fork", {"new_key": "other"}),
+        ("POST", "/restore", {}),
+    ):
+        code, words = api.error(method, path, key="nobody", json=body, status=404)
+        assert code == "no_such_session"
+        assert "nobody" in words
+    assert api.store.list_sessions() == []
+
+
+def test_the_last_deleted_comes_back_and_an_older_one_by_its_uid(api: Api) -> None:
+    api.store.add_message(KEY, "user", "first life")
+    first = api("DELETE", "", key=KEY)
+    api.store.add_message(KEY, "user", "second life")
+    second = api("DELETE", "", key=KEY)
+    assert first["uid"] != second["uid"]
+    assert api("POST", "/restore", key=KEY)["uid"] == second["uid"]
+    body = {"uid": first["uid"]}
+    assert api.error("POST", "/restore", key=KEY, json=body, status=409)[0] == "session_exists"
+    found = api("POST", "/restore", key=KEY, json={**body, "as_key": "a/b"})
+    assert (found["key"], found["uid"]) == ("a/b", first["uid"])
+
+
+def test_a_fork_goes_up_to_where_it_is_told(api: Api) -> None:
+    for number in range(3):
+        api.store.add_message(KEY, "user", f"{number}")
+    made = api("POST", "/fork", key=KEY, json={"new_key": "side", "at": 2}, status=201)
+    assert (made["key"], made["forked_from"], made["count"]) == ("side", KEY, 2)
+    taken = api.error("POST", "/fork", key=KEY, json={"new_key": "side"}, status=409)
+    assert taken[0] == "session_exists"
+    beyond = {"new_key": "far", "at": 9}
+    assert api.error("POST", "/fork", key=KEY, json=beyond, status=400)[0] == "usage_error"
+
+
+@pytest.mark.parametrize("store", ["jsonl", "sqlite"])
+def test_undo_takes_a_compaction_back(store: str) -> None:
+    with memory_disk.folder() as folder, serving(folder, store=store) as api:
+        for _ in range(10):
+            api("POST", "/messages", key=KEY, json={"content": "word " * 200})
+        before = api("GET", "/messages", key=KEY)["messages"]
+        done = api("POST", "/compact", key=KEY)
+        assert done["compacted"] > 0
+        session = api("GET", "", key=KEY)
+        assert session["visible"] == len(before) - done["compacted"]
+        assert session["summary"]
+        assert done["last"] == session["floor"]
+        undone = api("POST", "/undo", key=KEY)
+        assert (undone["op"], undone["shown"]) == ("checkpoint", done["compacted"])
+        assert api("GET", "/messages", key=KEY)["messages"] == before
+        assert api.error("POST", "/undo", key=KEY, status=409)[0] == "nothing_to_undo"
+        assert api("DELETE", "", key=KEY)["count"] == len(before)
+
+
+def test_what_cannot_be_made_shorter_is_left_alone(api: Api) -> None:
+    api("POST", "/messages", key=KEY, json={"content": "Hello"})
+    assert api("POST", "/compact", key=KEY)["compacted"] == 0
+
+
+# --- what is wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("limit=0", "limit"),
+        ("limit=501", "limit"),
+        ("limit=ten", "limit"),
+        ("limt=10", "limt"),
+        ("limit=1&limit=2", "more than once"),
+        ("state=asleep", "state"),
+        ("after=nowhere", "after"),
+        ("prefix=%FF", "UTF-8"),
+        ("&".join(f"p{number}=1" for number in range(101)), "more than 100"),
+    ],
+)
+def test_a_query_that_cannot_be_used_is_refused(api: Api, query: str, words: str) -> None:
+    code, message = api.error("GET", f"/v1/sessions?{query}", status=400)
+    assert code == "usage_error"
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "empty"),
+        (b"hello", "not JSON"),
+        (b'{"content": "a"', "not JSON"),
+        (b'["content"]', "object"),
+        (b'{"content": [{"n": NaN}]}', "not JSON"),
+        (b'{"content": [{"n": NaN, "s": "\\ud800"}]}', "not JSON"),
+        (b'{"content": [{"n": 1e999}]}', "range"),
+        (b'{"content": "\xff"}', "UTF-8"),
+        (b'{"content": [{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}", "deep"),
+        (b'{"content": [{"a":' + b"[" * 300 + b"]" * 300 + b"}]}", "deep"),
+        (b'{"content": "\\ud800", "x": ' + b"[" * 100_000, "deep"),
+        (b'{"content": [{"n": ' + b"9" * 5_000 + b"}]}", "range"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_body_that_cannot_be_used_is_refused(api: Api, body: bytes, words: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    _, message = api.error("POST", "/messages", key=KEY, content=body, headers=headers, status=400)
+    assert words in message
+    assert api.store.list_sessions() == []
+
+
+def test_a_body_of_another_media_type_is_refused(api: Api) -> None:
+    body = json.dumps({"content": "Hello"}).encode()
+    for given in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=x"):
+        headers = {"Content-Type": given}
+        code, _ = api.error("POST", "/messages", key=KEY, content=body, headers=headers, status=415)
+        assert code == "unsupported_media_type"
+    assert api.error("POST", "/messages", key=KEY, content=body, status=415)[0]
+    twice = [("Content-Type", "application/json"), ("Content-Type", "text/plain")]
+    _, words = api.error("POST", "/messages", key=KEY, content=body, headers=twice, status=400)
+    assert "more than one" in words
+    assert api.store.list_sessions() == []
+    good = {"Content-Type": 'application/json; charset="UTF-8"'}
+    api("POST", "/messages", key=KEY, content=body, headers=good)
+
+
+def test_a_wrong_method_is_told_all_that_are_right(api: Api) -> None:
+    response = api.client.put(f"/v1/sessions/{segment(KEY)}")
+    assert response.status_code == 405
+    assert {"GET", "PATCH", "DELETE"} <= set(response.headers["allow"].split(", "))
+    assert response.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_an_agent_that_is_not_there_is_not_found(api: Api) -> None:
+    assert api("GET", "/v1/sessions", params={"agent": "main"})["entries"] == []
+    assert "'other'" in api.error("GET", "/v1/sessions?agent=other", status=404)[1]
+
+
+def test_a_session_manager_serves_what_it_can_and_names_what_it_cannot() -> None:
+    with memory_disk.folder() as folder, serving(folder, store="legacy") as api:
+        assert api("POST", "/messages", key=KEY, json={"content": "Hi"})["outcome"] == "answered"
+        assert len(api("GET", "/messages", key=KEY)["messages"]) == 2
+        assert api("PATCH", "", key=KEY, json={"title": "x"})["title"] == "x"
+        assert api("GET", "", key=KEY)["title"] == "x"
+        assert [one["key"] for one in api("GET", "/v1/sessions")["entries"]] == [KEY]
+        assert len(api("GET", "/v1/search?q=Hi")["hits"]) == 1
+        for method, path, body in (
+            ("DELETE", "", None),
+            ("POST", "/undo", None),
+            ("POST", "/fork", {"new_key": "other"}),
+            ("POST", "/restore", {}),
+        ):
+            words = api.error(method, path, key=KEY, json=body, status=400)[1]
+            assert "SessionManager keeps sessions as plain JSON files" in words

@@ -1,0 +1,86 @@
+"""Numbers and times as people say them."""
+
+from datetime import UTC, datetime, timedelta
+
+from stenolog.gateway.viewer.formatting import (
+    age,
+    clock,
+    damage,
+    dollars,
+    in_sight,
+    plural,
+    seconds,
+    segment,
+    short,
+    unreadable,
+)
+
+_NOW = datetime(2026, 3, 14, 12, tzinfo=UTC)
+
+
+def test_an_age_has_one_unit() -> None:
+    ages = [timedelta(seconds=1), timedelta(seconds=50), timedelta(minutes=5), timedelta(hours=30)]
+    assert [age(_NOW - one, _NOW) for one in ages] == ["now", "50 s", "5 min", "1 d"]
+    assert age(_NOW - timedelta(days=30), _NOW) == "2026-02-12"
+    assert age(None) == ""
+
+
+def test_numbers_are_short() -> None:
+    assert [short(one) for one in (0, 950, 1_234, 34_000, 5_600_000)] == [
+        "0",
+        "950",
+        "1.2k",
+        "34k",
+        "5.6M",
+    ]
+    assert [seconds(one) for one in (0.412, 2.5, 125.0)] == ["412 ms", "2.5 s", "2 min 5 s"]
+    assert (plural(1, "turn"), plural(2_000, "turn")) == ("1 turn", "2,000 turns")
+
+
+def test_a_duration_is_rounded_once_and_as_a_whole() -> None:
+    told = [seconds(one) for one in (0.9996, 59.97, 61, 90, 119.7, 150, 3_599.6)]
+    assert told == [
+        "1.0 s",
+        "1 min 0 s",
+        "1 min 1 s",
+        "1 min 30 s",
+        "2 min 0 s",
+        "2 min 30 s",
+        "60 min 0 s",
+    ]
+
+
+def test_a_key_is_one_segment() -> None:
+    assert segment("a/b?c#d%e ü") == "a%2Fb%3Fc%23d%25e%20%C3%BC"
+
+
+def test_small_amounts_are_told_from_nothing() -> None:
+    amounts = (0.0, 0.000_01, 0.0042, 0.5, 1.0, 1_234.567)
+    assert [dollars(one) for one in amounts] == [
+        "$0.00",
+        "<$0.0001",
+        "$0.0042",
+        "$0.5000",
+        "$1.00",
+        "$1,234.57",
+    ]
+
+
+def test_messages_are_counted_in_one_wording() -> None:
+    told = [in_sight(1, 1), in_sight(11, 11), in_sight(8, 11), in_sight(0, 1)]
+    assert told == ["1 message", "11 messages", "8 of 11 messages", "0 of 1 message"]
+
+
+def test_a_time_of_another_day_has_its_date() -> None:
+    assert clock(_NOW - timedelta(hours=3), _NOW) == "09:00"
+    assert clock(_NOW - timedelta(hours=13), _NOW) == "2026-03-13 23:00"
+
+
+def test_damage_is_told_with_what_it_cost() -> None:
+    assert damage(0, 0, "w") == ""
+    told = "damaged and cannot be read; `steno doctor w` says more."
+    assert damage(1, 1, "w") == f"1 message is {told}"
+    assert damage(2, 0, "w") == f"2 messages are {told}"
+    assert damage(0, 1, "w").startswith("The log is damaged, but no message is lost")
+    assert unreadable(2, 2) == "message 2 cannot be read"
+    assert unreadable(2, 4) == "messages 2 to 4 cannot be read"

@@ -1,0 +1,113 @@
+"""What is out of sight, and what took it away."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stenolog.gateway.viewer.hidden_messages import Gap, look
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.open_store import open_store
+
+_KEY = "s"
+
+
+def _filled(store: Store, count: int = 10) -> None:
+    roles = ("user", "assistant")
+    store.add_messages(
+        _KEY, [{"role": roles[number % 2], "content": f"{number}"} for number in range(count)]
+    )
+
+
+def _told(store: Store, key: str = _KEY) -> list[tuple[int, int, int, str]]:
+    return [(one.first, one.last, one.count, one.why) for one in _gaps(store, key)]
+
+
+def _gaps(store: Store, key: str = _KEY) -> list[Gap]:
+    return list(look(store, store.info(key)).gaps)
+
+
+def test_where_all_is_in_sight_there_is_no_gap() -> None:
+    with InMemoryStore() as store:
+        _filled(store)
+        assert _gaps(store) == []
+
+
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        (lambda store: store.checkpoint(_KEY, summary="so", upto=4), (1, 4, 4, "compacted")),
+        (lambda store: store.truncate_history(_KEY, 3), (1, 7, 7, "truncated")),
+        (lambda store: store.clear(_KEY), (1, 10, 10, "cleared")),
+        (lambda store: store.hide(_KEY, 1, 2), (1, 2, 2, "hidden")),
+        (
+            lambda store: store.set_history(_KEY, [{"role": "user", "content": "new"}]),
+            (1, 10, 10, "replaced"),
+        ),
+    ],
+)
+def test_each_operation_is_told_by_its_name(
+    tmp_path: Path, act: Callable[[Store], None], told: tuple[int, int, int, str]
+) -> None:
+    sqlite = open_store(f"sqlite:{tmp_path / 's.db'}")
+    for opened in (InMemoryStore(), open_store(str(tmp_path / "s")), sqlite):
+        with opened as store:
+            _filled(store)
+            act(store)
+            assert _told(store) == [told]
+            assert _gaps(store)[0].undo
+
+
+def test_what_two_operations_hid_are_two_gaps_and_only_the_last_can_be_undone() -> None:
+    with InMemoryStore() as store:
+        _filled(store)
+        store.checkpoint(_KEY, summary="so", upto=2)
+        store.checkpoint(_KEY, summary="so on", upto=4)
+        store.set_history(_KEY, [*store.get_history(_KEY)[:-2], {"role": "user", "content": "x"}])
+        first, second = _gaps(store)
+        assert (first.first, first.last, first.why, first.told) == (1, 4, "compacted", True)
+        assert (second.first, second.last, second.why, second.told) == (9, 10, "replaced", False)
+        assert (first.undo, second.undo) == (False, True)
+
+
+def test_an_edit_right_above_the_compacted_ones_is_not_told_as_compacted() -> None:
+    with InMemoryStore() as store:
+        _filled(store)
+        store.checkpoint(_KEY, summary="so", upto=4)
+        store.set_history(_KEY, [{"role": "user", "content": "new"}])
+        assert store.info(_KEY).floor == 10
+        assert _told(store) == [(1, 4, 4, "compacted"), (5, 10, 6, "replaced")]
+        assert [one.told for one in _gaps(store)] == [True, False]
+
+
+def test_what_a_fork_has_not_is_no_message_that_was_hidden() -> None:
+    with InMemoryStore() as store:
+        _filled(store)
+        store.hide(_KEY, 3, 4)
+        store.fork(_KEY, "fork")
+        assert _gaps(store, "fork") == []
+        store.hide("fork", 7, 8)
+        assert _told(store, "fork") == [(7, 8, 2, "hidden")]
+        store.checkpoint("fork", summary="so", upto=6)
+        assert _told(store, "fork") == [(1, 6, 4, "compacted"), (7, 8, 2, "hidden")]
+        assert list(look(store, store.info("fork")).present) == [(1, 2), (5, 10)]
+
+
+def test_a_fork_tells_the_summary_of_what_it_does_not_have() -> None:
+    with InMemoryStore() as store:
+        _filled(store)
+        store.checkpoint(_KEY, summary="so", upto=4)
+        store.fork(_KEY, "fork")
+        [only] = _gaps(store, "fork")
+        assert (only.last, only.count, only.told, only.undo) == (4, 0, True, False)
+
+
+def test_of_what_undo_does_not_know_only_that_it_is_hidden_is_told() -> None:
+    with InMemoryStore() as store:
+        _filled(store, 30)
+        store.set_history(_KEY, store.get_history(_KEY)[:-2])
+        for seq in range(1, 18, 2):
+            store.hide(_KEY, seq, seq)
+        assert _told(store)[-1] == (29, 30, 2, "hidden")
+        assert look(store, store.info(_KEY)).why(29) == "hidden"

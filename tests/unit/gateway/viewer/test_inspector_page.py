@@ -1,0 +1,66 @@
+"""The numbers of the context inspector add up."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.agent.instance import AgentInstance
+from stenolog.agent.spec import AgentSpec
+from stenolog.context.budget import Limits
+from stenolog.gateway.viewer.inspector_page import WIDTH, divided, inspect
+from stenolog.testing.scripted_model import ScriptedModel
+
+_KEY = "s"
+
+
+def _looked_up(what: str) -> str:
+    """Look something up."""
+    return what
+
+
+@pytest.mark.parametrize("summary", ["", "Owls are kept.", "A very long tale of owls. " * 400])
+@pytest.mark.parametrize("system", ["", "You keep owls."])
+def test_all_parts_together_are_what_is_sent_and_what_there_is_room_for(
+    tmp_path: Path, summary: str, system: str
+) -> None:
+    spec = AgentSpec(
+        consolidation=False,
+        sessions=str(tmp_path),
+        system=system,
+        limits=Limits(max_context_tokens=2_000),
+    )
+    agent = AgentInstance.open(spec, model=ScriptedModel(["x"]), tools=[_looked_up])
+    try:
+        store = agent.store
+        assert store is not None
+        bodies: list[dict[str, Any]] = [
+            {"role": "user" if number % 2 else "assistant", "content": f"Owl {number}. " * 20}
+            for number in range(60)
+        ]
+        store.add_messages(_KEY, bodies)
+        store.checkpoint(_KEY, summary=summary, upto=4)
+        found = inspect(agent, _KEY)
+    finally:
+        asyncio.run(agent.close())
+    assert found.left_out > 0
+    assert sum(one.tokens for one in found.sent) == found.tokens
+    assert sum(one.tokens for one in found.messages) + found.tools_tokens == found.tokens
+    assert sum(one.tokens for one in found.shares) == found.total
+    assert sum(one.width for one in found.sent) == pytest.approx(WIDTH)
+    parts = {one.kind: one.tokens for one in found.shares}
+    assert min(parts.values()) >= 0
+    assert parts["tools"] > 0
+    assert bool(parts["summary"]) == bool(summary)
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 500), st.booleans())
+def test_the_system_message_is_divided_without_a_rest(
+    head: int, system: int, memory: int, summary: bool
+) -> None:
+    parts = divided(head, system=system, memory=memory, summary=summary)
+    assert sum(parts.values()) == head
+    assert min(parts.values()) >= 0

@@ -1,0 +1,64 @@
+"""Which sessions fit some words, and how a hit is marked."""
+
+from datetime import UTC, datetime
+
+from stenolog.catalog import Catalog, open_catalog
+from stenolog.catalog.entries import Hit
+from stenolog.gateway.viewer.list_page import SIZE, HomeQuery, fitting, marked, those_that_fit
+from stenolog.stores.in_memory import InMemoryStore
+
+
+def test_all_words_stand_in_title_key_or_tags() -> None:
+    with InMemoryStore() as store:
+        store.add_message("cli:ada", "user", "Trains to Lugano")
+        store.add_message("cli:bob", "user", "Trains to Chur")
+        store.set_meta("cli:bob", tags=["Travel"])
+        with open_catalog(store) as catalog:
+            entries = catalog.list().entries
+    assert {one.key for one in fitting(entries, "train")} == {"cli:ada", "cli:bob"}
+    assert [one.key for one in fitting(entries, "TRAIN ada")] == ["cli:ada"]
+    assert [one.key for one in fitting(entries, "travel chur")] == ["cli:bob"]
+    assert fitting(entries, "boat") == []
+
+
+def _pages(catalog: Catalog, words: str) -> list[list[str]]:
+    """The keys on each page of what fits."""
+    made: list[list[str]] = []
+    after = ""
+    while True:
+        entries, more = those_that_fit(catalog, HomeQuery(q=words, after=after))
+        made.append([one.key for one in entries])
+        if more is None:
+            return made
+        after = more
+
+
+def test_what_fits_comes_in_pages_and_each_session_once() -> None:
+    with InMemoryStore() as store:
+        for number in range(400):
+            kind = "chat" if number >= 200 else "invoice" if number % 2 else "bill"
+            store.add_message(f"cli:{number:03}", "user", f"{kind} {number}")
+        with open_catalog(store) as catalog:
+            for words, count in (("chat", 200), ("invoice", 100), ("cli:00", 10), ("boat", 0)):
+                pages = _pages(catalog, words)
+                found = [key for page in pages for key in page]
+                assert len(found) == len(set(found)) == count, words
+                assert found == sorted(found, reverse=True)
+                assert max(map(len, pages)) == min(SIZE, count)
+
+
+def test_what_was_found_is_marked_and_all_else_is_text() -> None:
+    hit = Hit(
+        key="s",
+        uid="u",
+        title="",
+        seq=1,
+        role="user",
+        at=datetime.now(UTC),
+        hidden=False,
+        snippet="<b>owl</b> & <i> <s>",
+        marks=[(0, 6), (13, 16)],
+    )
+    assert (
+        marked(hit) == "<mark>&lt;b&gt;owl</mark>&lt;/b&gt; &amp; <mark>&lt;i&gt;</mark> &lt;s&gt;"
+    )

@@ -1,0 +1,90 @@
+"""What was said, as HTML: readable, and without anything that acts."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.gateway.viewer.markdown_html import LONGEST, coloured, is_picture, to_html
+
+_PICTURE = "data:image/png;base64,iVBORw0KGgo="
+_ACTS = re.compile(r"<(script|style|iframe|object|svg|form|input|meta|base|link)|\son\w+\s*=")
+_SIGNS = "<>\"'`[]()!&/=: \n\tascriptonerrjvx#|-*_~\\"
+
+
+def _acting(made: str) -> list[str]:
+    """The tags that would do something; what stands in quotes is no part of a tag."""
+    tags = re.findall(r"<[^>]*>", re.sub(r'"[^"]*"', '""', made).lower())
+    return [tag for tag in tags if _ACTS.search(tag)]
+
+
+def test_markdown_is_shown() -> None:
+    made = to_html("# Title\n\n*a* **b** `c` ~~d~~\n\n- one\n\n|x|y|\n|-|-|\n|1|2|")
+    for tag in ("<h1>Title</h1>", "<em>a</em>", "<code>c</code>", "<s>d</s>", "<li>", "<td>1</td>"):
+        assert tag in made
+
+
+def test_code_has_the_colours_of_its_language() -> None:
+    made = to_html("```python\ndef f(): return 'x'\n```")
+    assert '<span class="k">def</span>' in made
+    assert "def" in to_html("```no-such-language\ndef f()\n```")
+    assert "<span" not in coloured("<b>" * 9_000, "html")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "```html\n<script>alert(1)</script>\n```",
+        '```"><script>\nx\n```',
+        "[x](javascript:alert(1))",
+        "[x](JaVaScRiPt:alert(1))",
+        "[x](data:text/html;base64,PHNjcmlwdD4=)",
+        "[x](vbscript:x)",
+        "<javascript:alert(1)>",
+        "![x](javascript:alert(1))",
+        "![x](data:image/svg+xml;base64,PHN2Zz4=)",
+        '![x](https://evil.example/"onerror=alert(1))',
+        '[x](https://a.example "t\\" onclick=alert(1)")',
+        "[x]: javascript:alert(1)\n\n[x]",
+    ],
+)
+def test_nothing_that_was_said_can_act(text: str) -> None:
+    made = to_html(text)
+    assert _acting(made) == []
+    for address in re.findall(r'(?:href|src)="([^"]*)"', made):
+        assert address.startswith(("https://", "http://", "mailto:"))
+
+
+@given(st.text(alphabet=st.sampled_from(_SIGNS), max_size=80))
+def test_no_text_makes_a_tag_that_acts(text: str) -> None:
+    assert _acting(to_html(text)) == []
+
+
+def test_tags_in_what_was_said_are_text() -> None:
+    assert to_html("a <b>bold</b> <i>word</i>") == (
+        "<p>a &lt;b&gt;bold&lt;/b&gt; &lt;i&gt;word&lt;/i&gt;</p>\n"
+    )
+    assert "&lt;table&gt;" in to_html("<table><tr><td>x</td></tr></table>")
+
+
+def test_only_a_picture_that_is_in_the_text_is_shown() -> None:
+    assert f'<img src="{_PICTURE}"' in to_html(f"![a]({_PICTURE})")
+    made = to_html("![a cat](https://elsewhere.example/cat.png)")
+    assert "<img" not in made
+    assert 'href="https://elsewhere.example/cat.png"' in made
+    assert "noreferrer" in made
+    assert not is_picture("data:image/svg+xml;base64,PHN2Zz4=")
+    assert not is_picture(7)
+
+
+def test_what_is_very_long_is_plain_and_cut() -> None:
+    made = to_html("<b>" + "x" * LONGEST)
+    assert made.startswith('<pre class="plain">&lt;b&gt;')
+    assert "3 more characters" in made
+
+
+def test_half_a_character_does_no_harm() -> None:
+    assert "a?b" in to_html("a\ud800b")

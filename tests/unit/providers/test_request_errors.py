@@ -1,0 +1,164 @@
+"""Whether to try again, and what a server's error says."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.providers.request_errors import (
+    Failure,
+    Patience,
+    failure_of,
+    is_passing,
+    read_retry_after,
+    refused,
+    seconds_to_wait,
+    words_of,
+)
+
+NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
+PATIENCE = Patience(retries=4, backoff=0.5, longest=60.0)
+
+
+def waits(failure: Failure, *, tried: int = 1, chance: float = 1.0) -> float | None:
+    return seconds_to_wait(failure, PATIENCE, tried=tried, now=NOW, chance=chance)
+
+
+@pytest.mark.parametrize("status", [0, 408, 409, 425, 429, 500, 502, 503, 504, 529])
+def test_what_passes_is_tried_again(status: int) -> None:
+    assert waits(Failure("was busy", status)) == 0.5
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 413, 422, 501, 505])
+def test_a_refusal_is_not_tried_again(status: int) -> None:
+    assert waits(Failure("said no", status)) is None
+    assert not is_passing(Failure("said no", status))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "context size has been exceeded",
+        "code: context_length_exceeded",
+        "The prompt is too long",
+        "code: insufficient_quota",
+        "exceeds the context window",
+        "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 45000",
+    ],
+)
+def test_what_no_time_helps_is_not_tried_again_whatever_its_status(words: str) -> None:
+    assert waits(Failure(words, 500)) is None
+    assert waits(Failure(words, 429)) is None
+
+
+def test_after_silence_there_is_at_most_one_more_try() -> None:
+    silent = Failure("was silent", silent=True)
+    assert [waits(silent, tried=tried) for tried in (1, 2)] == [0.5, None]
+    for patience in (Patience(retries=0), Patience(after_silence=0)):
+        assert seconds_to_wait(silent, patience, tried=1, now=NOW, chance=1) is None
+    assert waits(Failure("cannot be reached"), tried=4) == 4
+
+
+def test_each_wait_is_twice_as_long_up_to_a_bound_and_not_the_same_for_all() -> None:
+    failure = Failure("was busy", 503)
+    assert [waits(failure, tried=tried) for tried in (1, 2, 3, 4, 5)] == [0.5, 1, 2, 4, None]
+    assert waits(failure, tried=3, chance=0) == 1.0
+    patience = Patience(retries=100, backoff=1, longest=30)
+    waited = seconds_to_wait(failure, patience, tried=99, now=NOW, chance=1)
+    assert waited == 30
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [
+        ("3", 3.0),
+        (" 0.5 ", 0.5),
+        ("-4", 0.0),
+        ("60", 60.0),
+        ("61", None),
+        ("1e9", None),
+        ("Sun, 15 Nov 2026 12:00:20 GMT", 20.0),
+        ("Sun, 15 Nov 2026 11:00:00 GMT", 0.0),
+        ("Sun, 15 Nov 2026 13:00:00 GMT", None),
+        ("Sun, 15 Nov 2026 13:00:20 +0100", 20.0),
+        ("soon", 0.5),
+        ("nan", 0.5),
+        ("inf", 0.5),
+        ("", 0.5),
+    ],
+)
+def test_retry_after_is_obeyed_where_it_says_something_bearable(
+    asked: str, seconds: float | None
+) -> None:
+    assert waits(Failure("was busy", 429, asked)) == seconds
+
+
+@given(st.text(max_size=40))
+def test_no_retry_after_is_too_strange(value: str) -> None:
+    found = read_retry_after(value, NOW)
+    assert found is None or found >= 0
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"error":{"message":"No.","type":"t","param":null,"code":""}}', "No. (type: t)"),
+        ('{"error":"plain words"}', "plain words"),
+        ('{"error":{"code":400,"n_ctx":4096}}', "code: 400, n_ctx: 4096"),
+        ('{"message":"No.","object":"error"}', "No. (object: error)"),
+        ('[{"error":{"message":"No."}}]', "No."),
+        (
+            '{"detail":[{"loc":["body","stream_options"],"msg":"Extra inputs"}]}',
+            'loc: ["body", "stream_options"], msg: Extra inputs',
+        ),
+        ("<html><style>a{}</style><h1>Bad\n gateway</h1></html>", "Bad gateway"),
+        (
+            '{"detail":[{"msg":"Extra inputs","input":{"a":"mine"},"ctx":{"e":"its"}}]}',
+            "msg: Extra inputs, e: its",
+        ),
+        ("[{'msg': 'Extra inputs', 'input': 'mine'}]", "[{'msg': 'Extra inputs', 'input': …"),
+        ('{"messages":[{"content":"mine"}],"reason":"its"}', "reason: its"),
+        ("plain\nwords", "plain words"),
+        ("", ""),
+        ("null", "null"),
+    ],
+)
+def test_the_words_of_a_server_are_found_in_any_shape(body: str, words: str) -> None:
+    assert words_of(body) == words
+    shown = f"answered 400: {words}" if words else "answered 400 (no body)"
+    assert refused(400, body) == Failure(shown, 400)
+
+
+def test_long_words_are_cut() -> None:
+    assert len(words_of("x " * 1_000_000)) == 2_001
+    assert len(words_of(json.dumps({"error": {"message": "x" * 1_000_000}}))) == 2_001
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"code": 429}, 429),
+        ({"code": "503"}, 503),
+        ({"status": 404}, 404),
+        ({"code": "context_length_exceeded"}, 400),
+        ({"type": "rate_limit_error"}, 429),
+        ({"type": "overloaded_error"}, 529),
+        ({"type": "invalid_request_error"}, 400),
+        ({"code": 3051}, 0),
+        ({"code": True}, 0),
+        ("words", 0),
+    ],
+)
+def test_an_error_inside_of_a_stream_has_the_status_that_it_names(error: Any, status: int) -> None:
+    found = failure_of({"error": error})
+    assert found is not None
+    assert found.status == status
+
+
+def test_what_tells_of_no_error_is_none() -> None:
+    fine: Any
+    for fine in ({}, {"error": None}, {"choices": []}, [], "error", None, 7):
+        assert failure_of(fine) is None

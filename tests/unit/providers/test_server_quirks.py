@@ -1,0 +1,113 @@
+"""How a server is asked after it has refused to be asked as others are."""
+
+from typing import Any
+
+import pytest
+
+from stenolog.providers.request_errors import Failure
+from stenolog.providers.server_quirks import NO_TOOLS, Fallbacks
+from stenolog.testing.scripted_model import tool_call
+from stenolog.testing.strict_requests import fault_of
+from unit.providers.answering import messages, tool
+
+NOT_9 = Failure(
+    "answered 400: Tool call id was call_a but must be a-z, A-Z, 0-9, with a length of 9.", 400
+)
+NO_TOOL = Failure("answered 400: gemma does not support tools", 400)
+
+
+def request(*further: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": "m",
+        "messages": [*messages("look"), *further],
+        "tools": [tool("look"), tool("now")],
+    }
+
+
+def called(*ids: str, content: Any = None) -> list[dict[str, Any]]:
+    calls = [tool_call("look", {"at": id}, id=id) for id in ids]
+    results = [{"role": "tool", "tool_call_id": id, "content": f"saw {id}"} for id in ids]
+    return [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
+
+
+def test_calls_and_results_stand_in_words_where_no_tools_are_taken() -> None:
+    said = {"role": "assistant", "content": "Both are high."}
+    parts = [{"type": "text", "text": "I look."}, {"type": "image_url", "image_url": {}}]
+    sent = request(*called("a", "b"), said, *messages("again"), *called("c", content=parts))
+    fallbacks = Fallbacks()
+    assert fallbacks.learn(sent, NO_TOOL) == NO_TOOLS
+    made = fallbacks.applied(sent)
+    assert made == {
+        "model": "m",
+        "messages": [
+            *messages("look"),
+            {
+                "role": "assistant",
+                "content": '[called the tool look with {"at": "a"}]\n'
+                '[called the tool look with {"at": "b"}]',
+            },
+            *messages("[the tool answered: saw a]\n[the tool answered: saw b]"),
+            said,
+            *messages("again"),
+            {"role": "assistant", "content": 'I look.\n[called the tool look with {"at": "c"}]'},
+            *messages("[the tool answered: saw c]"),
+        ],
+    }
+    assert fault_of(made) is None
+    assert sent["messages"][1]["tool_calls"]
+
+
+def test_a_server_that_wants_short_ids_gets_the_same_ones_each_time() -> None:
+    sent = request(*called("call_a", "abcDEF123"))
+    fallbacks = Fallbacks()
+    assert fallbacks.learn(sent, NOT_9) == ""
+    made = fallbacks.applied(sent)
+    ids = [call["id"] for call in made["messages"][1]["tool_calls"]]
+    assert ids == [message["tool_call_id"] for message in made["messages"][2:]]
+    assert [len(id) for id in ids] == [9, 9]
+    assert ids[0].isalnum()
+    assert ids[1] == "abcDEF123"
+    assert fault_of(made) is None
+    assert fallbacks.applied(request(*called("call_a")))["messages"][2]["tool_call_id"] == ids[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unknown parameter: 'messages[1].tool_calls[0].note'.",
+        "'messages.1.tool_calls.0' : property 'note' is unsupported",
+        "Additional properties are not allowed (['note']) - 'messages.[1].tool_calls[0]'",
+        'loc: ["body", "messages", 1, "tool_calls", 0, "note"], msg: Extra inputs',
+    ],
+)
+def test_fields_of_calls_that_another_server_made_are_left_out(words: str) -> None:
+    sent = request(*called("a"))
+    plain = request(*called("a"))
+    sent["messages"][1]["tool_calls"][0]["note"] = "x"
+    fallbacks = Fallbacks()
+    assert fallbacks.learn(plain, Failure(words, 400)) is None
+    assert fallbacks.learn(sent, Failure(words, 400)) == ""
+    assert fallbacks.applied(sent) == plain
+
+
+def test_nothing_is_learnt_twice_nor_from_what_would_change_nothing() -> None:
+    fallbacks = Fallbacks()
+    assert fallbacks.learn({"messages": messages("x")}, NO_TOOL) is None
+    assert fallbacks.learn(request(), Failure(NO_TOOL.what, 503)) is None
+    assert fallbacks.learn(request(), Failure(NO_TOOL.what, 500)) == NO_TOOLS
+    assert fallbacks.learn(request(), NO_TOOL) is None
+    assert fallbacks.learn(request(), NOT_9) is None
+
+
+def test_strange_messages_do_not_break_it() -> None:
+    odd: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": "x"},
+        {"role": "assistant", "tool_calls": [{"id": None, "function": "x"}]},
+        {"role": "assistant", "tool_calls": ["x"]},
+        {"role": "assistant", "tool_calls": [tool_call("look", id="\ud83d")]},
+        {"role": "tool", "tool_call_id": None, "content": [{"type": "text"}, "x", None]},
+    ]
+    fallbacks = Fallbacks()
+    for failure in (NOT_9, NO_TOOL):
+        assert fallbacks.learn(request(*odd), failure) is not None
+    assert "tools" not in fallbacks.applied(request(*odd))

@@ -1,0 +1,323 @@
+"""Chunks of every known shape, read into one."""
+
+import json
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.providers.chat_model import CallPart, Delta, Reply, Usage
+from stenolog.providers.request_errors import Trouble
+from stenolog.providers.stream_parser import ChunkReader, _Calls
+
+
+def reader() -> ChunkReader:
+    numbers = count(1)
+    return ChunkReader(new_id=lambda: f"new_{next(numbers)}")
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": None}]}
+
+
+def read(*chunks: Any) -> Reply:
+    reading, reply = reader(), Reply()
+    for chunk in chunks:
+        found = reading.read(chunk if isinstance(chunk, str) else json.dumps(chunk))
+        if found is not None:
+            reply.add(found)
+    last = reading.rest()
+    if last is not None:
+        reply.add(last)
+    return reply
+
+
+def call(index: Any = None, *, id: Any = None, name: Any = None, arguments: Any = None) -> Any:
+    made: dict[str, Any] = {"function": {}}
+    if index is not None:
+        made["index"] = index
+    if id is not None:
+        made["id"] = id
+    if name is not None:
+        made["function"]["name"] = name
+    if arguments is not None:
+        made["function"]["arguments"] = arguments
+    return made
+
+
+def calls(reply: Reply) -> list[tuple[str, str, str]]:
+    return [
+        (one["id"], one["function"]["name"], one["function"]["arguments"]) for one in reply.calls
+    ]
+
+
+def test_what_says_nothing_of_the_answer_is_passed_over() -> None:
+    reading = reader()
+    for nothing in (
+        "",
+        " ",
+        "{}",
+        '{"choices": []}',
+        '{"choices": null}',
+        '{"choices": [{"index": 0, "delta": null}]}',
+        json.dumps(delta(role="assistant", content="")),
+        json.dumps(delta(content=None, tool_calls=None)),
+    ):
+        assert reading.read(nothing) is None
+    assert (reading.done, reading.finished, reading.rest()) == (False, False, None)
+    assert reading.read("[DONE]") is None
+    assert (reading.done, reading.finished, reading.rest()) == (True, False, None)
+
+
+def test_only_the_first_of_several_answers_is_read() -> None:
+    first = {"index": 0, "delta": {"content": "yes"}}
+    other = {"index": 1, "delta": {"content": "no"}}
+    assert read({"choices": [other]}, {"choices": [other, first]}).text == "yes"
+
+
+def test_the_reason_of_the_end_is_told_once() -> None:
+    reading = reader()
+    ended = '{"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"length"}]}'
+    first, again = reading.read(ended), reading.read(ended)
+    assert first is not None
+    assert first.finish == "length"
+    assert again is not None
+    assert again.finish == ""
+    assert reading.finished
+
+
+def test_usage_is_the_last_that_was_told() -> None:
+    told = read(
+        {**delta(content="a"), "usage": {"prompt_tokens": 5, "completion_tokens": 1}},
+        {**delta(content="b"), "usage": None},
+        {
+            "choices": [],
+            "usage": {
+                "prompt_tokens": 5,
+                "completion_tokens": 2,
+                "prompt_tokens_details": {"cached_tokens": 3},
+            },
+        },
+    )
+    assert told.usage == Usage(prompt=5, answer=2, cached=3)
+    cached = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_cache_hit_tokens": 8}
+    assert read({"choices": [], "usage": cached}).usage == Usage(prompt=9, answer=1, cached=8)
+
+
+@pytest.mark.parametrize(
+    "usage", [None, {}, [], "many", {"prompt_tokens": "x"}, {"prompt_tokens": -1}]
+)
+def test_usage_that_says_nothing_is_none(usage: Any) -> None:
+    assert read({"choices": [], "usage": usage}).usage is None
+
+
+def test_content_in_parts_is_read_and_so_are_the_thoughts_in_it() -> None:
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    reply = read(delta(content=[thinking]), delta(content=[{"type": "text", "text": "yes"}, 7]))
+    assert (reply.reasoning, reply.text) == ("hm", "yes")
+
+
+def test_thoughts_that_are_told_twice_are_read_once() -> None:
+    assert read(delta(reasoning="hm", reasoning_content="hm")).reasoning == "hm"
+
+
+def test_a_refusal_is_something_said() -> None:
+    assert read(delta(refusal="I will not.")).text == "I will not."
+
+
+# --- tool calls ------------------------------------------------------------------------------
+
+
+def test_parts_are_put_together_by_their_number() -> None:
+    reply = read(
+        delta(tool_calls=[call(0, id="a", name="x", arguments="")]),
+        delta(tool_calls=[call(1, id="b", name="y", arguments='{"n"')]),
+        delta(tool_calls=[call(0, arguments='{"m":')]),
+        delta(tool_calls=[call(0, arguments=" 1}"), call(1, arguments=": 2}")]),
+    )
+    assert calls(reply) == [("a", "x", '{"m": 1}'), ("b", "y", '{"n": 2}')]
+
+
+def test_parts_that_repeat_id_and_name_are_one_call() -> None:
+    parts = [call(0, id="a", name="x", arguments=piece) for piece in ('{"m":', " 1}")]
+    assert calls(read(*(delta(tool_calls=[part]) for part in parts))) == [("a", "x", '{"m": 1}')]
+
+
+def test_calls_that_are_all_numbered_0_are_told_apart() -> None:
+    by_id = [call(0, id=id, name="x", arguments="{}") for id in "ab"]
+    assert calls(read(*(delta(tool_calls=[one]) for one in by_id))) == [
+        ("a", "x", "{}"),
+        ("b", "x", "{}"),
+    ]
+    without = [call(0, name="x", arguments=given) for given in ('{"n": 1}', '{"n": 2}')]
+    assert calls(read(delta(tool_calls=without))) == [
+        ("new_1", "x", '{"n": 1}'),
+        ("new_2", "x", '{"n": 2}'),
+    ]
+
+
+def test_calls_without_a_number_go_by_their_id_or_their_name() -> None:
+    reply = read(
+        delta(tool_calls=[call(id="a", name="x", arguments="{")]),
+        delta(tool_calls=[call(arguments='"n": 1')]),
+        delta(tool_calls=[call(id="b", name="y", arguments="{")]),
+        delta(tool_calls=[call(id="a", arguments="}")]),
+        delta(tool_calls=[call(id="b", arguments="}")]),
+        delta(tool_calls=[call(name="z", arguments="{}")]),
+        delta(tool_calls=[call(name="z", arguments="{}")]),
+    )
+    assert calls(reply) == [
+        ("a", "x", '{"n": 1}'),
+        ("b", "y", "{}"),
+        ("new_1", "z", "{}"),
+        ("new_2", "z", "{}"),
+    ]
+
+
+def test_arguments_that_are_an_object_become_text() -> None:
+    assert calls(read(delta(tool_calls=[call(0, id="a", name="x", arguments={"n": 1})]))) == [
+        ("a", "x", '{"n": 1}')
+    ]
+
+
+# --- characters in halves --------------------------------------------------------------------
+
+
+def test_a_character_that_comes_in_two_halves_is_whole() -> None:
+    halves = '{"choices":[{"delta":{"content":"%s"}}]}'
+    assert read(halves % "a\\ud83d", halves % "\\ude00b").text == "a\N{GRINNING FACE}b"
+    assert read(halves % "a\\ud83d", halves % "b").text == "a\ufffdb"
+    assert read(halves % "a\\ud83d").text == "a\ufffd"
+    assert read(halves % "\\ude00").text == "\ufffd"
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=30), st.data())
+def test_any_text_in_any_pieces_is_the_text(text: str, data: st.DataObject) -> None:
+    units = text.encode("utf-16-le")
+    cut = 2 * data.draw(st.integers(0, len(units) // 2))
+    pieces = [part.decode("utf-16-le", "surrogatepass") for part in (units[:cut], units[cut:])]
+    assert read(*(delta(content=piece) for piece in pieces)).text == text
+
+
+# --- what is no chunk ------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                [
+                    "choices",
+                    "delta",
+                    "index",
+                    "content",
+                    "tool_calls",
+                    "function",
+                    "name",
+                    "arguments",
+                    "id",
+                    "usage",
+                    "finish_reason",
+                    "prompt_tokens",
+                    "reasoning",
+                    "error",
+                    "message",
+                    "type",
+                    "text",
+                ]
+            ),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+def _trouble(way: str, text: str) -> str | None:
+    try:
+        getattr(reader(), way)(text)
+    except Trouble as trouble:
+        return trouble.failure.what
+    return None
+
+
+@given(JSON)
+def test_whatever_a_server_sends_it_is_read_or_named(sent: Any) -> None:
+    chunk = json.dumps({"choices": [{"delta": sent, "finish_reason": sent}], "usage": sent})
+    for text in (json.dumps(sent), chunk):
+        for way in ("read", "whole"):
+            found = _trouble(way, text)
+            assert found is None or "malformed" in found or "error" in found
+
+
+def test_a_whole_answer_that_is_an_error_or_nothing_is_named() -> None:
+    with pytest.raises(Trouble, match="no such model"):
+        reader().whole('{"error": {"message": "no such model"}}')
+    for nothing in ("{}", "[]", '{"choices": []}', "null"):
+        with pytest.raises(Trouble, match="malformed answer"):
+            reader().whole(nothing)
+
+
+def test_further_fields_of_a_call_are_kept_and_can_be_stored() -> None:
+    first = {**call(0, id="a", name="look"), "type": "function", "extra_content": {"s": "1"}}
+    later = {**call(0, arguments="{}"), "note": "\ud83d\ude00\ud83d", "none": None}
+    odd = '{"choices":[{"delta":{"tool_calls":[{"index":0,"n":NaN,"deep":{"m":NaN}}]}}]}'
+    reply = read(delta(tool_calls=[first]), delta(tool_calls=[later]), odd)
+    assert reply.calls == [
+        {
+            "extra_content": {"s": "1"},
+            "note": "\N{GRINNING FACE}\ufffd",
+            "n": None,
+            "deep": {"m": None},
+            "id": "a",
+            "type": "function",
+            "function": {"name": "look", "arguments": "{}"},
+        }
+    ]
+
+
+def test_details_of_thoughts_that_are_none_are_passed_over() -> None:
+    said = {"type": "reasoning.text", "text": "It is "}
+    odd: Any
+    for odd in (None, "x", 7, {}, ["x", None]):
+        reply = read(delta(reasoning_details=odd), delta(reasoning_details=[said]))
+        assert reply.details == [said]
+    apart = [said, {"type": "reasoning.summary", "summary": "a"}, said, {**said, "index": 1}]
+    assert read(*(delta(reasoning_details=[one]) for one in apart)).details == apart
+
+
+class Piece(str):
+    """A text that is not to be put behind another: a long one would be copied each time."""
+
+    def __radd__(self, other: object) -> str:
+        raise AssertionError(f"{self!r} was put behind a text")
+
+
+def test_many_pieces_are_joined_once() -> None:
+    reply = Reply()
+    part = CallPart(index=0, id="a", name="look", arguments=Piece("x"))
+    detail = {"type": "reasoning.text", "text": "t"}
+    for _ in range(3):
+        reply.add(Delta(text=Piece("a"), reasoning=Piece("b"), details=(detail,), calls=(part,)))
+    assert (reply.text, reply.reasoning) == ("aaa", "bbb")
+    assert calls(reply) == [("a", "look", "xxx")]
+    reply.add(Delta(text=Piece("c"), details=(detail,), calls=(part,)))
+    message = reply.message()
+    reply.add(Delta(text="d", details=(detail,), calls=(part,)))
+    assert message["content"] == "aaac"
+    assert message["reasoning_details"] == [{**detail, "text": "tttt"}]
+    assert message["tool_calls"][0]["function"]["arguments"] == "xxxx"
+    assert (reply.text, reply.details) == ("aaacd", [{**detail, "text": "ttttt"}])
+
+
+def test_many_pieces_of_a_call_are_joined_where_they_are_looked_at() -> None:
+    found = _Calls(lambda: "new")
+    for piece in ("{", "}"):
+        function = {"name": "", "arguments": Piece(piece)}
+        assert found.part({"index": 0, "function": function}).index == 0
+    again = {"index": 0, "function": {"name": "look", "arguments": "{}"}}
+    assert found.part(again).index == 1

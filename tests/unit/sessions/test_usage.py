@@ -1,0 +1,56 @@
+"""What answers cost, by the real prices of the package."""
+
+import sys
+from datetime import UTC, datetime
+
+import genai_prices
+import pytest
+
+from stenolog.sessions.usage import Counts, Totals, cost_of, prices
+from stenolog.stores.in_memory import InMemoryStore
+
+LONG = {"prompt": 150_000, "answer": 1_000, "cached": 0}
+TIERED = "gemini-2.5-pro"
+"""A prompt of more than 200,000 tokens costs more by the token."""
+
+
+def _by_package(model: str, prompt: int, answer: int) -> float:
+    usage = genai_prices.Usage(input_tokens=prompt, output_tokens=answer)
+    return float(genai_prices.calc_price(usage, model_ref=model).total_price)
+
+
+def test_each_answer_has_a_price_of_its_own() -> None:
+    one, both = _by_package(TIERED, 150_000, 1_000), _by_package(TIERED, 300_000, 2_000)
+    assert both > 2.2 * one, "or this shows nothing"
+    totals = Totals(price=prices())
+    body = {"role": "assistant", "content": "x", "stenolog": {"model": TIERED, "usage": LONG}}
+    with InMemoryStore() as store:
+        store.add_messages("s", [body, body], at=[datetime(2026, 1, 5, tzinfo=UTC)] * 2)
+        totals.add(store.info("s"), store.get_history("s"))
+    found = cost_of(totals.models)
+    assert found.total == pytest.approx(2 * one)
+    assert found.models == {TIERED: found.total}
+
+
+def test_a_model_is_known_with_its_provider_before_it_and_without() -> None:
+    price = prices()
+    assert price is not None
+    plain = price("gpt-4o", LONG)
+    assert plain == pytest.approx(_by_package("gpt-4o", 150_000, 1_000))
+    assert price("openai/gpt-4o", LONG) == plain
+    assert price("my-own/gpt-4o", LONG) == plain
+    for unknown in ("nobody/knows", "", "/", "x" * 1_000):
+        assert price(unknown, LONG) is None
+
+
+def test_what_has_no_price_is_named_and_adds_nothing() -> None:
+    priced, unpriced = Counts(), Counts()
+    priced.take(LONG, 1.5)
+    unpriced.take(LONG, None)
+    found = cost_of({"a": priced, "b": unpriced, "c": Counts(messages=1)})
+    assert (found.total, found.models, found.unknown) == (1.5, {"a": 1.5}, ("b",))
+
+
+def test_without_the_package_there_are_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "genai_prices", None)
+    assert prices() is None

@@ -1,0 +1,51 @@
+"""P6: key ↔ file name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stenolog.stores.jsonl.log_names import file_name, is_long, key_of
+
+keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300).filter(
+    lambda key: len(key.encode()) <= 1024
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("telegram:123", "telegram%3A123.jsonl"),
+        ("a_b", "a_b.jsonl"),
+        ("A:B", "%41%3A%42.jsonl"),
+        ("..", "%2E..jsonl"),
+        ("../x", "%2E.%2Fx.jsonl"),
+        ("CON", "%43%4F%4E.jsonl"),
+        ("ü", "%C3%BC.jsonl"),
+        ("\n", "%0A.jsonl"),
+    ],
+)
+def test_p6_names_are_what_the_format_says(key: str, name: str) -> None:
+    assert file_name(key) == name
+    assert key_of(name) == key
+
+
+@given(keys, keys)
+def test_p6_two_keys_never_have_one_name_on_any_file_system(one: str, other: str) -> None:
+    assert (one == other) == (file_name(one).casefold() == file_name(other).casefold())
+
+
+@given(keys)
+def test_p6_a_name_is_short_plain_and_spells_its_key_or_is_long(key: str) -> None:
+    name = file_name(key)
+    assert len(name) <= 210
+    assert name.isascii()
+    assert "/" not in name
+    assert not name.startswith(".")
+    assert key_of(name) == key or (is_long(name) and key_of(name) is None)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", ".jsonl", "%zz.jsonl", "%41.jsonl.gz", "A.jsonl", "%ff.jsonl"]
+)
+def test_other_files_are_not_taken_for_logs(name: str) -> None:
+    assert key_of(name) is None

@@ -1,0 +1,123 @@
+"""What the doctor is told of a database."""
+
+import shutil
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stenolog import SQLiteStore, StoreUnavailable
+from stenolog.stores.sqlite import file_check, schema
+
+SAMPLES = Path(__file__).resolve().parents[3] / "samples"
+
+
+@pytest.fixture
+def used(file: Path) -> Path:
+    """A database with all that may lawfully be in one."""
+    with SQLiteStore(file) as store:
+        for number in range(30):
+            store.add_message("a", "user", f"{number} \ud800", once=f"t{number}")
+        store.checkpoint("a", summary="so far", upto=5)
+        store.compact("a")
+        store.fork("a", "fork", at=12)
+        store.purge("a", before=4)
+        store.add_message("gone", "user", "x")
+        store.delete("gone")
+        store.set_summary("without messages", "text")
+        store.lease("a", ttl=60)
+    return file
+
+
+def _spoil(file: Path, script: str) -> None:
+    connection = apsw.Connection(str(file))
+    schema.run(connection, script)
+    connection.close()
+
+
+def test_a_database_as_it_should_be(used: Path) -> None:
+    before = used.read_bytes()
+    report = file_check.examine(used)
+    assert report.findings == ()
+    assert report.sessions == 4
+    assert used.read_bytes() == before
+
+
+def test_missing_messages_are_told_by_seq(used: Path) -> None:
+    _spoil(used, "DELETE FROM message WHERE seq IN (7, 8, 11) AND session = 1")
+    [found] = file_check.examine(used).findings
+    assert (found.kind, found.key, found.lost) == ("missing message", "a", ((7, 8), (11, 11)))
+
+
+def test_messages_that_are_no_objects_are_told_by_seq(used: Path) -> None:
+    _spoil(
+        used, "UPDATE message SET body = CAST('{\"role\"' AS BLOB) WHERE seq = 9 AND session = 1"
+    )
+    _spoil(used, "UPDATE message SET body = CAST('[]' AS BLOB) WHERE seq = 10 AND session = 1")
+    [found] = file_check.examine(used).findings
+    assert (found.kind, found.key, found.lost) == ("damaged message", "a", ((9, 10),))
+
+
+def test_a_state_that_cannot_be_read(used: Path) -> None:
+    _spoil(used, "UPDATE state SET body = CAST('{}' AS BLOB) WHERE session = 1")
+    _spoil(used, "DELETE FROM state WHERE session = 2")
+    found = file_check.examine(used).findings
+    assert [(one.kind, one.key) for one in found] == [
+        ("damaged state", "a"),
+        ("damaged state", "fork"),
+    ]
+
+
+def test_rows_that_belong_to_nobody(used: Path) -> None:
+    _spoil(used, "PRAGMA foreign_keys = OFF; INSERT INTO token VALUES (99, x'00', 1, 1)")
+    _spoil(used, "INSERT INTO message VALUES (999, 1, 31, '', CAST('{}' AS BLOB), NULL)")
+    assert [one.kind for one in file_check.examine(used).findings] == ["stray row", "stray row"]
+
+
+def test_pages_that_are_damaged(used: Path) -> None:
+    size = used.stat().st_size
+    with used.open("r+b") as database:
+        database.seek(4096)
+        database.write(b"\xff" * (size - 4096))
+    found = file_check.examine(used).findings
+    assert found
+    assert {one.kind for one in found} == {"damaged database"}
+
+
+def test_a_purge_that_was_interrupted(used: Path) -> None:
+    _spoil(used, "INSERT INTO purge (begun) VALUES ('2026-01-01T00:00:00.000000Z')")
+    assert [one.kind for one in file_check.examine(used).findings] == ["unfinished purge"]
+
+
+def test_modes_and_known_bugs(used: Path) -> None:
+    used.chmod(0o644)
+    # What SQLite makes beside it has the same mode.
+    assert {one.kind for one in file_check.examine(used).findings} == {"wide permissions"}
+    found = file_check.examine(used, sqlite_version="3.50.4").findings
+    assert {one.kind for one in found} == {"known bug", "wide permissions"}
+    assert "3.50.4" in found[0].meaning
+
+
+def test_files_that_are_not_ours_or_not_yet(tmp_path: Path, used: Path) -> None:
+    theirs = tmp_path / "theirs.db"
+    shutil.copyfile(SAMPLES / "openai-agents.db", theirs)
+    assert [one.kind for one in file_check.examine(theirs).findings] == ["foreign file"]
+    _spoil(used, f"PRAGMA user_version = {schema.newest() + 1}")
+    assert [one.kind for one in file_check.examine(used).findings] == ["newer format"]
+    with pytest.raises(StoreUnavailable):
+        file_check.examine(tmp_path / "nothing.db")
+
+
+def test_repair_of_a_purged_session_keeps_hidden_messages_hidden(used: Path) -> None:
+    with SQLiteStore(used) as store:
+        store.hide("a", 20, 21)
+        store.purge("a", before=5)
+        before = [message.seq for message in store.get_history("a")]
+    _spoil(used, "UPDATE state SET body = CAST('{}' AS BLOB) WHERE session = 1")
+    [result] = file_check.repair(used)
+    assert (result.finding.kind, result.done) == ("damaged state", True)
+    assert file_check.examine(used).findings == ()
+    with SQLiteStore(used) as store:
+        assert [message.seq for message in store.get_history("a")] == before
+        assert store.info("a").lost == 0
+    assert file_check.repair(used) == []

@@ -1,0 +1,80 @@
+"""P8: what each error of the driver and of the system comes to."""
+
+import errno
+import os
+
+import apsw
+import pytest
+
+from stenolog import (
+    DamagedStore,
+    MaybeStored,
+    NewerFormat,
+    NotStored,
+    StenologError,
+    StoreBusy,
+    StoreUnavailable,
+)
+from stenolog.stores.sqlite.sqlite_errors import commit_failure, read_failure, write_failure
+
+
+def _error(code: int) -> Exception:
+    error: Exception = apsw.exception_for(code)
+    return error
+
+
+_CASES: list[tuple[Exception, type[StenologError], type[StenologError], type[StenologError]]] = [
+    (_error(apsw.SQLITE_BUSY), StoreBusy, StoreBusy, StoreBusy),
+    (_error(apsw.SQLITE_LOCKED), StoreBusy, StoreBusy, StoreBusy),
+    (_error(apsw.SQLITE_FULL), StoreUnavailable, NotStored, NotStored),
+    (_error(apsw.SQLITE_IOERR_WRITE), StoreUnavailable, NotStored, MaybeStored),
+    (_error(apsw.SQLITE_IOERR_FSYNC), StoreUnavailable, NotStored, MaybeStored),
+    (_error(apsw.SQLITE_READONLY), StoreUnavailable, NotStored, MaybeStored),
+    (_error(apsw.SQLITE_CANTOPEN), StoreUnavailable, NotStored, MaybeStored),
+    (_error(apsw.SQLITE_NOMEM), StoreUnavailable, NotStored, MaybeStored),
+    (_error(apsw.SQLITE_CORRUPT), DamagedStore, DamagedStore, MaybeStored),
+    (_error(apsw.SQLITE_NOTADB), DamagedStore, DamagedStore, MaybeStored),
+    (_error(apsw.SQLITE_ERROR), DamagedStore, DamagedStore, MaybeStored),
+    (_error(apsw.SQLITE_CONSTRAINT), DamagedStore, DamagedStore, MaybeStored),
+    (PermissionError(errno.EACCES, "no"), StoreUnavailable, NotStored, MaybeStored),
+    (FileNotFoundError(errno.ENOENT, "no"), StoreUnavailable, NotStored, MaybeStored),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "reading", "writing", "committing"),
+    _CASES,
+    ids=[f"{type(error).__name__}-{getattr(error, 'extendedresult', '')}" for error, *_ in _CASES],
+)
+def test_p8_no_error_of_the_driver_comes_out_as_it_is(
+    error: Exception,
+    reading: type[StenologError],
+    writing: type[StenologError],
+    committing: type[StenologError],
+) -> None:
+    assert type(read_failure(error, "x")) is reading
+    assert type(write_failure(error, "x")) is writing
+    assert type(commit_failure(error, "x")) is committing
+
+
+def test_p8_our_own_errors_stay_what_they_are() -> None:
+    error = NewerFormat("x")
+    assert read_failure(error, "y") is error
+    assert write_failure(error, "y") is error
+
+
+def test_p8_damage_names_the_doctor() -> None:
+    for code in (apsw.SQLITE_CORRUPT, apsw.SQLITE_NOTADB, apsw.SQLITE_ERROR):
+        assert "steno doctor" in str(read_failure(_error(code), "x"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_p8_a_commit_that_was_refused_for_want_of_room_is_surely_absent(number: int) -> None:
+    refused = commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", number=number)
+    assert type(refused) is NotStored
+    assert os.strerror(number) in str(refused)
+    unknown = commit_failure(_error(apsw.SQLITE_IOERR_FSYNC), "x", number=number)
+    assert type(unknown) is MaybeStored
+    assert type(commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", number=errno.EIO)) is (
+        MaybeStored
+    )

@@ -1,0 +1,51 @@
+"""Which versions of SQLite are warned about."""
+
+import logging
+from pathlib import Path
+
+import apsw
+import pytest
+
+from stenolog import SQLiteStore
+from stenolog.stores.sqlite.connections import Settings
+from stenolog.stores.sqlite.database import Database
+from stenolog.stores.sqlite.dialect import SQLiteDialect
+from stenolog.stores.sqlite.sqlite_versions import known_bugs
+
+
+@pytest.mark.parametrize(
+    "version", ["3.7.0", "3.40.1", "3.44.5", "3.45.0", "3.50.6", "3.51.0", "3.51.2", "3.51"]
+)
+def test_versions_with_the_wal_reset_bug_are_named(version: str) -> None:
+    [told] = known_bugs(version)
+    assert f"SQLite {version} " in told
+    assert "WAL-reset" in told
+
+
+@pytest.mark.parametrize(
+    "version", ["3.6.23", "3.44.6", "3.44.9", "3.50.7", "3.51.3", "3.52.0", "3.54.1", "4.0.0"]
+)
+def test_versions_without_it_are_not(version: str) -> None:
+    assert known_bugs(version) == []
+
+
+def test_the_sqlite_that_we_link_has_no_known_bug() -> None:
+    assert known_bugs(apsw.sqlite_lib_version()) == []
+
+
+def test_start_up_and_health_name_a_sqlite_with_a_known_bug(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with SQLiteStore(file) as store:
+        assert store.health().problems == ()
+        store.database.close()
+        with caplog.at_level(logging.WARNING, "stenolog"):
+            store.database = Database(file, Settings(sqlite_version="3.40.1"))
+            store._dialect = SQLiteDialect(store.database)
+        assert "WAL-reset" in caplog.text
+        assert any("3.40.1" in problem for problem in store.health().problems)
+
+
+def test_the_version_that_counts_is_that_of_the_driver_s_library(file: Path) -> None:
+    with SQLiteStore(file) as store:
+        assert store.database.settings.sqlite_version == apsw.sqlite_lib_version()

@@ -1,0 +1,140 @@
+"""`open_store`: which engine a place names, and which places are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.errors import UsageError
+from stenolog.memory.facade import open_memory
+from stenolog.sessions.session_manager import SessionManager
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.jsonl import JSONLStore
+from stenolog.stores.open_store import address, open_store
+from stenolog.transfer.open_sessions import open_sessions
+
+
+@pytest.mark.parametrize(
+    ("where", "engine", "path"),
+    [
+        ("./workspace", "jsonl", "./workspace"),
+        ("jsonl:w", "jsonl", "w"),
+        ("sqlite:./steno.db", "sqlite", "./steno.db"),
+        ("sqlite:/srv/steno.db?cache_kb=9", "sqlite", "/srv/steno.db"),
+        ("memory:", "memory", ""),
+        ("postgres://host/x", "postgresql", "postgres://host/x"),
+        ("f:g", "jsonl", "f:g"),
+        ("./sqllite:a.db", "jsonl", "./sqllite:a.db"),
+        ("a b: c", "jsonl", "a b: c"),
+    ],
+)
+def test_a_place_names_an_engine_and_a_path(where: str, engine: str, path: str) -> None:
+    found = address(where)
+    assert (found.engine, found.path) == (engine, path)
+
+
+def test_a_path_object_is_always_a_folder(tmp_path: Path) -> None:
+    with open_store(tmp_path / "sqlite:a.db") as store:
+        assert isinstance(store, JSONLStore)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("", "the place is empty; name a folder, or sqlite:FILE"),
+        ("sqlite:", "sqlite: names no place; write sqlite:./workspace/sessions.db"),
+        ("jsonl:", "jsonl: names no place; write jsonl:./workspace"),
+        (
+            "sqlite://abs.db",
+            "sqlite:PATH takes a plain path, without //: sqlite:./abs.db from here, "
+            "or sqlite:/abs.db from the root",
+        ),
+        ("sqlite:///srv/a.db", "sqlite:PATH takes a plain path, without //: "),
+        ("jsonl://w", "jsonl:PATH takes a plain path, without //: jsonl:./w from here"),
+        (
+            "sqllite:a.db",
+            "'sqllite:' is no engine (jsonl:, sqlite:, postgresql: and memory: are); "
+            "for a folder of that name write ./sqllite:a.db",
+        ),
+        ("file:./workspace", "'file:' is no engine"),
+        ("ftp://host/x", "'ftp:' is no engine (jsonl:, sqlite:, postgresql: and memory: are)"),
+        ("memory:x", "memory: takes no name"),
+        ("sqlite::memory:", "memory: keeps them in this process"),
+    ],
+)
+def test_a_place_that_no_engine_takes_is_refused_in_a_sentence(where: str, words: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        address(where)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("where", ["sqllite:a.db", "file:./workspace", "postgres://h/x?schema="])
+def test_what_is_refused_is_not_made(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"is not accepted|is no engine"):
+        open_store(where)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", [None, 7, b"bytes", "a\0b", "sqlite:a\0b", Path("a\0b")])
+def test_what_names_no_place_at_all_is_the_caller_s_error(where: Any) -> None:
+    for opener in (open_store, open_sessions, open_memory):
+        with pytest.raises(UsageError, match=r"text or a path, not|is a NUL in it"):
+            opener(where)
+
+
+@pytest.mark.parametrize("name", ["steno.db", "steno.sqlite", "steno.sqlite3"])
+def test_a_database_named_as_a_folder_is_not_made_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for opener in (open_store, open_sessions):
+        with pytest.raises(UsageError, match=f"for a database write sqlite:{name}"):
+            opener(name)
+    assert list(tmp_path.iterdir()) == []
+    open_sessions(f"jsonl:{name}").close()
+    open_store(name).close()
+    assert Path(name, "sessions").is_dir()
+
+
+def test_a_file_is_not_a_workspace(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("x")
+    with pytest.raises(UsageError, match=r"there is a file at .*passwd, and no folder"):
+        open_store(tmp_path / "passwd")
+
+
+def test_a_folder_that_is_there_is_opened_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("telegram:1").mkdir(mode=0o700)
+    with open_store("telegram:1") as store:
+        store.add_message("k", "user", "x")
+    assert Path("telegram:1/sessions/k.jsonl").exists()
+
+
+def test_a_home_folder_is_found_behind_a_scheme_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for where in ("~/w", "jsonl:~/w", "sqlite:~/w"):
+        assert address(where).path == f"{tmp_path}/w"
+
+
+def test_what_is_only_in_memory_is_there_to_be_written() -> None:
+    with open_store("memory:") as store:
+        assert isinstance(store, InMemoryStore)
+    with pytest.raises(UsageError):
+        open_store("memory:", read_only=True)
+
+
+def test_stores_and_faces_say_where_they_are(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        assert repr(store) == f"JSONLStore('{tmp_path}', namespace='sessions')"
+        assert repr(JSONLBackend(store)) == f"JSONLBackend({store!r})"
+    with open_store(f"sqlite:{tmp_path}/a.db", namespace="notes") as store:
+        assert repr(store) == f"SQLiteStore('{tmp_path}/a.db', namespace='notes')"
+    assert repr(SessionManager(tmp_path)) == f"SessionManager('{tmp_path}')"

@@ -1,0 +1,185 @@
+"""The scripted model behind HTTP: what it answers, what it keeps, and what is left of it."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from stenolog.context.overflow import read_overflow
+from stenolog.errors import UsageError
+from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.testing.model_server import ModelServer
+from stenolog.testing.model_server_plays import Play, answer_by_rule
+from stenolog.testing.scripted_model import calls_in
+from unit.providers.answering import asked_once, messages, tool
+
+
+def post(server: ModelServer, body: Any, *, path: str = "/chat/completions") -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return get(server.url + path, data)
+
+
+def get(url: str, data: bytes | None = None) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=10) as answered:
+            return answered.status, json.load(answered)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_it_answers_without_a_stream_too() -> None:
+    with ModelServer() as server:
+        status, answer = post(server, {"model": "m", "messages": messages("hello")})
+        assert status == 200
+        assert answer["choices"][0]["message"]["content"] == "You said: hello"
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["prompt_tokens"] > 0
+        assert get(f"{server.url}/models")[1]["data"][0]["id"] == "scripted"
+
+
+def test_what_is_wrong_is_refused_counted_and_kept() -> None:
+    with ModelServer(most_kept=3) as server:
+        for body in (b"{", {"model": "m", "messages": [{"role": "bot"}]}):
+            status, answer = post(server, body)
+            assert status == 400
+            assert answer["error"]["type"] == "invalid_request_error"
+        assert (server.asked, server.refused) == (2, 2)
+        assert "Invalid value: 'bot'" in server.refusals[1]
+        for number in range(4):
+            post(server, {"model": "m", "messages": messages(str(number))})
+        assert (server.asked, server.refused) == (6, 2)
+        kept = [sent["messages"][0]["content"] for sent in server.requests]
+        assert kept == ["1", "2", "3"]
+        told = get(server.url.removesuffix("/v1") + "/told")[1]
+        assert told == {"asked": 6, "refused": 2, "left": 0, "refusals": server.refusals}
+        assert get(server.url.removesuffix("/v1") + "/requests")[1] == server.requests
+
+
+def test_a_fault_that_is_played_does_not_hide_what_was_wrong_with_the_request() -> None:
+    with ModelServer(plays=[Play(status=500)]) as server:
+        assert post(server, {"messages": []})[0] == 400
+        assert server.refused == 1
+
+
+def test_other_addresses_and_methods_are_refused() -> None:
+    with ModelServer() as server:
+        assert post(server, {}, path="/embeddings")[0] == 404
+        assert get(f"{server.url}/nothing")[0] == 404
+
+
+def test_a_conversation_with_tools_can_be_foreseen() -> None:
+    with ModelServer() as server:
+        model = OpenAIChat("scripted", base_url=server.url)
+        asked = messages('call look {"at": "x"} and now')
+        reply, _ = asked_once(model, asked, tools=[tool("look"), tool("now")])
+        assert [call["function"]["name"] for call in reply.calls] == ["look", "now"]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": f"result {number}"}
+            for number, call in enumerate(reply.calls)
+        ]
+        asked += [reply.message(), *results]
+        again, error = asked_once(model, asked)
+        assert error is None
+        assert again.text == "The tools said: result 0 | result 1"
+        asked += [again.message(), *messages("call now")]
+        third, _ = asked_once(model, asked)
+        # An id that this conversation has not seen: a strict provider would refuse it twice.
+        assert third.calls[0]["id"] not in {call["id"] for call in reply.calls}
+        assert server.refused == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("call now", [("now", "{}")]),
+        ('Call look {"a": {"b": [1]}}', [("look", '{"a": {"b": [1]}}')]),
+        ("call a {} and b {}", [("a", "{}"), ("b", "{}")]),
+        ("call a, b and c", [("a", "{}"), ("b", "{}"), ("c", "{}")]),
+        ("call a {broken", []),
+        ("recall something", []),
+        ("please call me", []),
+        ("", []),
+    ],
+)
+def test_calls_are_read_from_what_a_user_says(text: str, calls: list[tuple[str, str]]) -> None:
+    assert calls_in(text) == calls
+
+
+def test_whatever_is_asked_the_script_has_an_answer() -> None:
+    assert answer_by_rule({}) == "You said: "
+    parts = [{"type": "text", "text": "this"}, {"type": "image_url"}]
+    assert answer_by_rule({"messages": [{"role": "user", "content": parts}]}) == "You said: this "
+
+
+def test_a_request_beyond_its_context_is_refused_as_an_overflow() -> None:
+    with ModelServer(context=100, dialect="llama.cpp") as server:
+        model = OpenAIChat("scripted", base_url=server.url)
+        assert asked_once(model, "short")[1] is None
+        _, error = asked_once(model, "long " * 200)
+        assert error is not None
+        found = read_overflow(error)
+        assert found is not None
+        assert found.limit == 100
+        # Tools are counted too.
+        assert asked_once(model, "short", tools=[tool(f"tool_{n}") for n in range(10)])[1]
+        assert server.refused == 0
+    with pytest.raises(UsageError, match="no dialect"):
+        ModelServer(dialect="klingon")
+
+
+def test_closing_it_ends_answers_and_leaves_no_thread() -> None:
+    before = threading.active_count()
+    server = ModelServer(plays=[Play(stall_after=2), Play(first_byte=60)])
+    errors = []
+
+    def talk() -> None:
+        model = OpenAIChat("scripted", base_url=server.url, retries=0)
+        errors.append(asked_once(model, "hello there")[1])
+
+    talking = [threading.Thread(target=talk) for _ in range(2)]
+    for thread in talking:
+        thread.start()
+    assert server.wait_until(lambda: server.asked == 2)
+    server.close()
+    server.close()
+    for thread in talking:
+        thread.join()
+    assert all(errors)
+    assert threading.active_count() == before
+
+
+def test_it_runs_as_a_child_process_until_it_is_told_to_end() -> None:
+    play = '{"answer": "as played"}'
+    command = [sys.executable, "-m", "stenolog.testing.model_server", "--play", play]
+    with subprocess.Popen(
+        [*command, "--context", "50"], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        url = child.stdout.readline().strip()
+        model = OpenAIChat("scripted", base_url=url)
+        assert asked_once(model, "hello")[0].text == "as played"
+        assert asked_once(model, "hello")[0].text == "You said: hello"
+        assert read_overflow(asked_once(model, "long " * 200)[1] or ValueError())
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(10) == 0
+
+
+def test_it_needs_nothing_that_only_tests_have() -> None:
+    code = "import sys, stenolog.testing.model_server; print('pytest' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+def test_a_play_that_is_none_is_told_in_one_line() -> None:
+    command = [sys.executable, "-m", "stenolog.testing.model_server", "--play", "nonsense"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "--play takes a JSON object" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,134 @@
+"""Stores of every engine, filled with all that a copy has to carry, and all that can be read."""
+
+from pathlib import Path
+from typing import Any
+
+from stenolog import StenologError
+from stenolog.records import timestamp
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.open_store import open_store
+from stenolog.stores.snapshots import LifeMark, WholeStore
+from stenolog.transfer.comparison import digest_of
+
+LONG = "what was said \ud800 \x00 " * 1_000
+"""A summary that no engine repeats in each state."""
+LONG_KEY = "K" * 900
+
+_SAME = (
+    *("key", "uid", "created", "updated", "last_seq", "floor", "visible", "count", "lost"),
+    *("archived", "undoable", "summary", "meta", "forked_from", "in_sight"),
+)
+
+
+def opened(engine: str, place: Path, *, name: str = "x", **options: Any) -> Store:
+    """The store of an engine at a place; PostgreSQL is opened by who has a server."""
+    match engine:
+        case "jsonl":
+            return open_store(f"jsonl:{place / name}", **options)
+        case "sqlite":
+            return open_store(f"sqlite:{place / name}.db", **options)
+        case _:
+            return InMemoryStore()
+
+
+def whole(store: Store) -> WholeStore:
+    """The same, as who copies sees it."""
+    assert isinstance(store, WholeStore)
+    return store
+
+
+def mark_of(store: Store, key: str) -> LifeMark:
+    """The living session of this key."""
+    [found] = [m for m in whole(store).lives() if m.key == key and m.deleted is None]
+    return found
+
+
+def fill(store: Store) -> None:
+    """Sessions with everything in them that a session can have."""
+    for number in range(30):
+        once = f"t{number} \udfff" if number % 3 == 0 else None
+        store.add_message("a", "user", f"m{number} \ud800", once=once)
+    store.add_messages("a", [{"n": number} for number in range(4)], once="batch")
+    store.checkpoint("a", summary=LONG, upto=12)
+    store.compact("a")
+    store.hide("a", 15, 16)
+    store.set_history("a", [*store.get_history("a")[:5], {"x": 1}, {"y": [2.5, None]}])
+    store.checkpoint("a", summary="then " + LONG, upto=14)
+    store.add_message("a", "user", "after it all", once="last")
+    store.set_summary("a", "short \x00")
+    store.set_meta("a", title="T", aliases=["another name"], **{"\ud800": {"b": 1, "a": 2}})
+    store.set_meta("only meta", x=1)
+    store.set_summary("only a summary", "yes")
+    store.fork("a", "fork")
+    for text in ("first", "second", "third"):
+        store.add_message("b/\u00e9:X", "user", text, once=text)
+        if text != "third":
+            store.delete("b/\u00e9:X")
+    for number in range(10):
+        store.add_message("purged", "user", str(number), once=f"p{number}")
+    store.clear("purged")
+    store.undo("purged")
+    store.truncate_history("purged", 3)
+    store.purge("purged", before=5)
+    store.add_message(LONG_KEY, "user", "a long key")
+
+
+def go_on(store: Store) -> None:
+    """Every way in which a session that was copied may change."""
+    store.add_message("a", "user", "more", once="more")
+    store.undo("a")
+    store.purge("a", before=5)
+    store.compact("purged")
+    store.delete("fork")
+    store.restore("b/\u00e9:X", as_key="another key")
+    store.delete("only meta")
+    store.add_message("only meta", "user", "another life")
+    store.set_summary("only a summary", LONG)
+    store.add_message("new", "user", "new")
+
+
+def everything(store: Store) -> dict[str, Any]:
+    """All that reading the store gives, times included."""
+    found: dict[str, Any] = {
+        "trash": [(one.key, one.uid, one.deleted, one.count) for one in store.list_trash()]
+    }
+    for key in store.list_sessions():
+        info = store.info(key)
+        found[key] = (
+            {name: getattr(info, name) for name in _SAME},
+            store.get_summary(key),
+            [(m.seq, m.at, m.to_json()) for m in store.get_history(key)],
+            [(m.seq, m.at, m.hidden, m.to_json()) for m in store.get_history(key, full=True)],
+            [m.seq for m in store.follow(key, timeout=0)],
+        )
+    return found
+
+
+def digests(store: Store) -> dict[str, tuple[str, str | None, str]]:
+    """By uid: where each life is, and what its content comes to."""
+    found = {}
+    for mark in whole(store).lives():
+        with whole(store).hold_life(mark) as reading:
+            found[mark.uid] = mark.key, mark.deleted, digest_of(reading)
+    return found
+
+
+def undone(store: Store) -> dict[str, list[object]]:
+    """What taking everything back gives, step by step, in each session."""
+    found: dict[str, list[object]] = {}
+    for key in store.list_sessions():
+        found[key] = []
+        for _ in range(9):
+            try:
+                step: object = store.undo(key)
+            except StenologError as error:
+                step = type(error)
+            seqs = [(m.seq, m.hidden) for m in store.get_history(key, full=True)]
+            found[key].append((step, store.get_summary(key), seqs))
+    return found
+
+
+def now_of(store: Store, key: str) -> str:
+    """When a session was changed last, as it is written."""
+    return timestamp(store.info(key).updated)

@@ -1,0 +1,423 @@
+"""Messages of other shapes become messages of the chat shape; what has no place stays beside."""
+
+import json
+from typing import Any
+
+import pytest
+
+from stenolog.context.request_messages import Needs, arrange
+from stenolog.transfer.importers import adk, langchain, openai_agents, strands
+from stenolog.transfer.importers.chat_format import NotAMessage, Report
+from unit.transfer.old_sources import said
+
+IMAGE = "data:image/png;base64,aGk="
+
+
+def call(id: str | None, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+# --- items of the OpenAI Agents SDK ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ({"role": "user", "content": "hi"}, {"role": "user", "content": "hi"}),
+        (
+            {
+                "type": "message",
+                "id": "msg_1",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "hi", "annotations": []}],
+            },
+            {
+                "role": "assistant",
+                "content": "hi",
+                "openai_agents": {"id": "msg_1", "status": "completed"},
+            },
+        ),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "what is it?"},
+                    {"type": "input_image", "image_url": IMAGE, "detail": "low"},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "what is it?"},
+                    {"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}},
+                ],
+            },
+        ),
+        (
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [call("c", "f", "{}")],
+                "openai_agents": {"id": "fc"},
+            },
+        ),
+        (
+            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x = 1"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [call("c", "f", '{"input": "x = 1"}')],
+                "openai_agents": {"type": "custom_tool_call"},
+            },
+        ),
+        (
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": [
+                    {"type": "input_text", "text": "a"},
+                    {"type": "input_text", "text": "b"},
+                ],
+            },
+            {
+                "role": "tool",
+                "tool_call_id": "c",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+        ),
+        (
+            {
+                "type": "reasoning",
+                "id": "rs",
+                "summary": [{"type": "summary_text", "text": "I think."}],
+                "encrypted_content": "gAAA",
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "I think.",
+                "openai_agents": {
+                    "type": "reasoning",
+                    "id": "rs",
+                    "summary": [{"type": "summary_text", "text": "I think."}],
+                    "encrypted_content": "gAAA",
+                },
+            },
+        ),
+    ],
+)
+def test_an_item_is_one_message(item: dict[str, Any], expected: dict[str, Any]) -> None:
+    report = Report()
+    assert openai_agents.message_of(item, report) == expected
+    assert report.problems() == ()
+
+
+def test_an_item_that_no_model_here_can_be_shown_is_kept_and_told() -> None:
+    report = Report()
+    item = {"type": "web_search_call", "id": "ws", "status": "completed"}
+    found = [openai_agents.message_of(item, report) for _ in range(2)]
+    assert found[0] == {"role": "assistant", "content": None, "openai_agents": item}
+    words = "kept, but no model will be shown it: 2 web_search_call"
+    assert report.problems() == (words,)
+    assert report.dropped == 0
+    assert arrange(found, Needs()) == []
+
+
+def test_a_part_that_is_not_known_stays_beside_the_words_that_are() -> None:
+    report = Report()
+    parts = [{"type": "input_text", "text": "see"}, {"type": "hologram", "data": 7}]
+    message = openai_agents.message_of({"role": "user", "content": parts}, report)
+    assert message == {"role": "user", "content": "see", "openai_agents": {"content": parts}}
+    assert "shown it: 1 hologram" in report.problems()[0]
+
+
+def test_calls_made_at_once_become_a_window_in_order() -> None:
+    items = [
+        {"role": "user", "content": "both"},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+        {"type": "function_call_output", "call_id": "b", "output": "2"},
+    ]
+    found = [openai_agents.message_of(item, Report()) for item in items]
+    sent = [
+        (body["role"], body.get("tool_call_id") or [c["id"] for c in body.get("tool_calls", [])])
+        for body in arrange(found, Needs())
+    ]
+    assert sent == [
+        ("user", []),
+        ("assistant", ["a"]),
+        ("tool", "a"),
+        ("assistant", ["b"]),
+        ("tool", "b"),
+    ]
+
+
+# --- LangChain -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [
+        (
+            "human",
+            {"content": "hi", "name": "ada"},
+            {"role": "user", "content": "hi", "name": "ada"},
+        ),
+        ("system", {"content": "be"}, {"role": "system", "content": "be"}),
+        (
+            "system",
+            {"content": "be", "additional_kwargs": {"__openai_role__": "developer"}},
+            {
+                "role": "developer",
+                "content": "be",
+                "langchain": {"additional_kwargs": {"__openai_role__": "developer"}},
+            },
+        ),
+        ("chat", {"content": "x", "role": "user"}, {"role": "user", "content": "x"}),
+        (
+            "AIMessageChunk",
+            {"content": "x", "id": "run-1"},
+            {
+                "role": "assistant",
+                "content": "x",
+                "langchain": {"id": "run-1", "type": "AIMessageChunk"},
+            },
+        ),
+        (
+            "ai",
+            {
+                "content": [
+                    {"type": "text", "text": "let me see"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"q": "é"}},
+                ],
+                "tool_calls": [{"name": "f", "args": {"q": "é"}, "id": "c", "type": "tool_call"}],
+                "usage_metadata": {"input_tokens": 3},
+            },
+            {
+                "role": "assistant",
+                "content": "let me see",
+                "tool_calls": [call("c", "f", '{"q": "é"}')],
+                "langchain": {
+                    "usage_metadata": {"input_tokens": 3},
+                    "content": [
+                        {"type": "text", "text": "let me see"},
+                        {"type": "tool_use", "id": "c", "name": "f", "input": {"q": "é"}},
+                    ],
+                },
+            },
+        ),
+        (
+            "ai",
+            {"content": "", "invalid_tool_calls": [{"name": "f", "args": "{bad", "id": "c"}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [call("c", "f", "{bad")],
+                "langchain": {"invalid_tool_calls": [{"name": "f", "args": "{bad", "id": "c"}]},
+            },
+        ),
+        (
+            "ai",
+            {
+                "content": "",
+                "additional_kwargs": {"function_call": {"name": "f", "arguments": "{}"}},
+            },
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [call(None, "f", "{}")],
+                "langchain": {
+                    "additional_kwargs": {"function_call": {"name": "f", "arguments": "{}"}}
+                },
+            },
+        ),
+        ("function", {"content": "1", "name": "f"}, {"role": "tool", "content": "1", "name": "f"}),
+        (
+            "human",
+            {"content": [{"type": "image", "base64": "aGk=", "mime_type": "image/png"}]},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]},
+        ),
+    ],
+)
+def test_langchain_s_messages(kind: str, data: dict[str, Any], expected: dict[str, Any]) -> None:
+    report = Report()
+    message = langchain.message_of({"type": kind, "data": data}, report)
+    if kind == "chat":
+        assert message.pop("langchain") == {"role": "user", "type": "chat"}
+    if kind == "function":
+        message.pop("langchain", None)
+    assert message == expected
+    assert report.problems() == ()
+
+
+@pytest.mark.parametrize("given", [{}, {"type": "ai"}, {"type": "remove", "data": {}}])
+def test_what_is_no_message_of_langchain_s_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(NotAMessage):
+        langchain.message_of(given, Report())
+
+
+# --- Strands ---------------------------------------------------------------------------------
+
+
+def test_results_of_tools_stand_before_what_the_user_says_with_them() -> None:
+    blocks = [
+        {"text": "and now?"},
+        {"toolResult": {"toolUseId": "a", "status": "error", "content": [{"text": "no"}]}},
+        {"toolResult": {"toolUseId": "b", "content": [{"json": {"n": 1}}]}},
+        {"cachePoint": {"type": "default"}},
+    ]
+    report = Report()
+    found = strands.messages_of({"role": "user", "content": blocks}, report)
+    assert found == [
+        {"role": "tool", "tool_call_id": "a", "content": "no", "strands": {"status": "error"}},
+        {
+            "role": "tool",
+            "tool_call_id": "b",
+            "content": '{"n": 1}',
+            "strands": {"result": [{"json": {"n": 1}}]},
+        },
+        {"role": "user", "content": "and now?", "strands": {"content": blocks}},
+    ]
+    assert report.problems() == ()
+
+
+def test_thoughts_images_and_what_is_not_known_of_strands() -> None:
+    encoded = {"__bytes_encoded__": True, "data": "aGk="}
+    blocks = [
+        {"reasoningContent": {"reasoningText": {"text": "hm", "signature": "s"}}},
+        {"image": {"format": "png", "source": {"bytes": encoded}}},
+        {"hologram": {}},
+    ]
+    report = Report()
+    message = {"role": "assistant", "content": blocks, "metadata": {"usage": {"inputTokens": 1}}}
+    assert strands.messages_of(message, report) == [
+        {
+            "role": "assistant",
+            "content": [{"type": "image_url", "image_url": {"url": IMAGE}}],
+            "reasoning_content": "hm",
+            "strands": {"metadata": {"usage": {"inputTokens": 1}}, "content": blocks},
+        }
+    ]
+    assert "shown it: 1 hologram" in report.problems()[0]
+
+
+# --- ADK -------------------------------------------------------------------------------------
+
+
+def test_parts_of_an_event() -> None:
+    report = Report()
+    event = said(
+        0,
+        {"text": "thinking", "thought": True},
+        {"text": "Look: "},
+        {"inline_data": {"mime_type": "image/png", "data": "aGk="}},
+        {"function_call": {"id": "c", "name": "f", "args": {"a": 1}}},
+        author="agent",
+        actions={"state_delta": {"k": 1}, "artifact_delta": {}},
+    )
+    assert adk.messages_of(event, report) == [
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "Look: "},
+                {"type": "image_url", "image_url": {"url": IMAGE}},
+            ],
+            "reasoning_content": "thinking",
+            "tool_calls": [call("c", "f", '{"a": 1}')],
+            "adk": {
+                "id": "0",
+                "author": "agent",
+                "invocation_id": "i0",
+                "actions": {"state_delta": {"k": 1}},
+            },
+        }
+    ]
+    assert report.problems() == ()
+
+
+def test_a_part_of_an_event_that_is_not_known_is_kept_and_told() -> None:
+    report = Report()
+    event = said(0, {"executable_code": {"code": "1 + 1"}}, {"text": "x"}, author="agent")
+    [message] = adk.messages_of(event, report)
+    assert message["content"] == "x"
+    assert message["adk"]["content"] == event["content"]
+    assert "shown it: 1 executable_code" in report.problems()[0]
+
+
+def test_an_event_that_only_changes_a_state_is_nothing_that_somebody_said() -> None:
+    report = Report()
+    event = said(0, actions={"state_delta": {"k": 1}})
+    found = adk.messages_of(event, report)
+    assert [message["role"] for message in found] == ["assistant"]
+    assert arrange(found, Needs()) == []
+    assert found[0]["adk"]["actions"] == {"state_delta": {"k": 1}}
+
+
+def test_what_was_rewound_is_hidden_and_a_rewind_inside_it_counts_no_more() -> None:
+    turns = [said(n, {"text": str(n)}) for n in range(6)]
+    first = said(6, actions={"rewind_before_invocation_id": "i2"}, content=None, invocation_id="r1")
+    second = said(7, actions={"rewind_before_invocation_id": "i1"}, content=None)
+    events = [adk.Event(str(n), fields) for n, fields in enumerate([*turns, first, second])]
+    talk = adk.talk_of(events, Report())
+    assert [message.hidden for message in talk.messages] == [False] * 2 + [True] * 6
+    unknown = said(2, actions={"rewind_before_invocation_id": "never"})
+    events = [adk.Event(str(n), fields) for n, fields in enumerate([*turns[:2], unknown])]
+    talk = adk.talk_of(events, Report())
+    assert [message.hidden for message in talk.messages] == [False] * 2 + [True]
+
+
+def _compacted(number: int, first: int, last: int, text: str) -> dict[str, Any]:
+    compaction = {
+        "start_timestamp": said(first)["timestamp"],
+        "end_timestamp": said(last)["timestamp"],
+        "compacted_content": {"role": "model", "parts": [{"text": text}]},
+    }
+    return said(number, actions={"compaction": compaction}, content=None, author="agent")
+
+
+def test_what_was_compacted_is_hidden_behind_the_summaries() -> None:
+    fields = [said(n, {"text": str(n)}) for n in range(6)]
+    fields += [
+        _compacted(6, 0, 1, "one"),
+        _compacted(7, 0, 2, "one and two"),
+        _compacted(8, 3, 3, "three"),
+    ]
+    talk = adk.talk_of([adk.Event(str(n), one) for n, one in enumerate(fields)], Report())
+    # A summary inside another is said by that one.
+    assert talk.summary == "one and two\n\nthree"
+    assert [message.hidden for message in talk.messages] == [True] * 4 + [False] * 5
+
+
+def test_partial_events_are_no_messages() -> None:
+    events = [adk.Event("0", said(0, {"text": "h"}, partial=True))]
+    assert adk.talk_of(events, Report()).messages == []
+
+
+# --- the report ------------------------------------------------------------------------------
+
+
+def test_many_problems_are_counted_and_few_are_told() -> None:
+    report = Report()
+    for number in range(1_000):
+        report.drop(f"message {number} is no object")
+    assert report.dropped == 1_000
+    assert len(report.problems()) == 21
+    assert report.problems()[-1] == "and 980 more like these"
+
+
+def test_what_stands_in_a_file_cannot_fill_the_screen() -> None:
+    report = Report()
+    report.drop("x" * 10_000)
+    report.note("y" * 10_000)
+    for number in range(100):
+        report.unseen(f"{number}" * 1_000)
+    assert sum(map(len, report.problems())) < 3_000
+
+
+def test_a_message_that_cannot_be_kept_is_named() -> None:
+    report = Report()
+    assert report.keep(json.loads('{"role": "user", "n": NaN}'), None, "message 3") == []
+    assert report.problems() == ("message 3: n: nan has no place in JSON",)

@@ -1,0 +1,448 @@
+"""Backups: what changed is taken, damage is told, and nothing newer is overwritten."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+import memory_disk
+from postgres_server import Databases
+from stenolog import DamagedStore, JSONLStore, SQLiteStore, StoreBusy, UsageError
+from stenolog.stores.base import Store
+from stenolog.stores.open_store import open_store
+from stenolog.stores.snapshots import WholeStore
+from stenolog.transfer import backup
+from stenolog.transfer.backup import MANIFEST, back_up, restore, verify
+from stenolog.transfer.copy import Step
+from stenolog.transfer.copy_all import copy_place, namespaces_of
+from unit.transfer.carried import digests, everything, fill, go_on
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with memory_disk.folder() as path:
+        yield path
+
+
+@pytest.fixture
+def where(place: Path) -> str:
+    """A database with all that a session can have, notes, and an agent with a name."""
+    found = f"sqlite:{place}/store.db"
+    with open_store(found) as store:
+        fill(store)
+    with open_store(found, namespace="notes") as store:
+        store.add_message("x", "user", "a note")
+    with open_store(found, namespace="agents.ada") as store:
+        store.add_message("a", "user", "to ada")
+    return found
+
+
+def _of(where: str, namespace: str = "sessions") -> dict[str, tuple[str, str | None, str]]:
+    with open_store(where, namespace=namespace) as store:
+        return digests(store)
+
+
+def _tear(folder: Path, text: bytes) -> Path:
+    """Damage the one file of a backup that says this."""
+    [log] = [path for path in folder.rglob("*.jsonl") if text in path.read_bytes()]
+    log.write_bytes(log.read_bytes().replace(text, text.swapcase()))
+    return log
+
+
+def test_a_backup_is_a_workspace_of_plain_text(place: Path, where: str) -> None:
+    taken = back_up(where, str(place / "b"))
+    assert (taken.problems, taken.kept) == (0, 0)
+    folder = f"jsonl:{place}/b"
+    assert namespaces_of(folder) == ["sessions", "notes", "agents.ada"]
+    assert _of(folder) == _of(where)
+    with open_store(folder) as store, open_store(where) as source:
+        assert everything(store) == everything(source)
+    with JSONLStore(place / "b/agents/ada") as store:
+        assert [m.content for m in store.get_history("a")] == ["to ada"]
+    found = verify(str(place / "b"))
+    assert (found.findings, found.sessions) == ((), taken.sessions + taken.deleted)
+
+
+def test_files_of_a_backup_are_private(place: Path, where: str) -> None:
+    back_up(where, str(place / "b"))
+    modes = {oct(path.stat().st_mode & 0o777) for path in (place / "b", *(place / "b").rglob("*"))}
+    assert modes == {"0o700", "0o600"}
+
+
+@pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
+def test_only_what_changed_is_read_and_taken(place: Path, engine: str) -> None:
+    where = f"jsonl:{place}/store" if engine == "jsonl" else f"sqlite:{place}/store.db"
+    with open_store(where) as store:
+        fill(store)
+    back_up(where, str(place / "b"))
+    looked: list[int] = []
+
+    def watch(_: str, step: Step) -> None:
+        looked.append(step.total)
+
+    assert back_up(where, str(place / "b"), watch=watch).written == 0
+    assert max(looked) == 0
+    with open_store(where) as store:
+        go_on(store)
+    taken = back_up(where, str(place / "b"))
+    assert 0 < taken.written < taken.sessions + taken.deleted
+    assert _of(f"jsonl:{place}/b") == _of(where)
+    assert verify(str(place / "b")).findings == ()
+
+
+def test_a_life_that_was_purged_stays_in_the_backup_and_is_counted(place: Path, where: str) -> None:
+    back_up(where, str(place / "b"))
+    with open_store(where) as store:
+        store.purge("b/\u00e9:X")
+    assert back_up(where, str(place / "b")).kept == 3
+    assert verify(str(place / "b")).findings == ()
+
+
+def test_damage_is_told_by_name_and_mended_by_another_backup(place: Path, where: str) -> None:
+    back_up(where, str(place / "b"))
+    log = _tear(place / "b", b"a long key")
+    [finding] = verify(str(place / "b")).findings
+    assert (finding.namespace, finding.key[:3]) == ("sessions", "KKK")
+    assert "damaged" in finding.reason
+    log.unlink()
+    [finding] = verify(str(place / "b")).findings
+    assert "missing" in finding.reason
+    back_up(where, str(place / "b"))
+    assert verify(str(place / "b")).findings == ()
+
+
+def test_a_changed_time_in_a_backup_is_damage_too(place: Path, where: str) -> None:
+    back_up(where, str(place / "b"))
+    shutil.rmtree(place / "b/notes")
+    [finding] = verify(str(place / "b")).findings
+    assert (finding.namespace, finding.reason) == ("notes", "it is missing")
+
+
+def test_a_damaged_manifest_is_told(place: Path, where: str) -> None:
+    back_up(where, str(place / "b"))
+    manifest = place / "b" / MANIFEST
+    text = json.loads(manifest.read_text())
+    text["namespaces"]["notes"] = {}
+    manifest.write_text(json.dumps(text))
+    with pytest.raises(DamagedStore, match="is damaged"):
+        verify(str(place / "b"))
+    manifest.write_text("{")
+    with pytest.raises(DamagedStore, match="is damaged"):
+        back_up(where, str(place / "b"))
+    manifest.write_text('{"format": 2, "source": "", "begun": ""}')
+    with pytest.raises(DamagedStore, match="newer"):
+        verify(str(place / "b"))
+
+
+def test_a_backup_that_was_cut_short_is_told_and_goes_on(place: Path, where: str) -> None:
+    class CutError(Exception):
+        pass
+
+    def cut(namespace: str, step: Step) -> None:
+        if namespace == "sessions" and step.phase == "comparing":
+            raise CutError
+
+    back_up(where, str(place / "b"))
+    with open_store(where) as store:
+        go_on(store)
+    with pytest.raises(CutError):
+        back_up(where, str(place / "b"), watch=cut)
+    found = verify(str(place / "b"))
+    assert found.taken == ""
+    assert {"cut short" in finding.reason for finding in found.findings} == {True}
+    back_up(where, str(place / "b"))
+    assert verify(str(place / "b")).findings == ()
+
+
+@pytest.mark.parametrize("there", ["jsonl:{}/restored", "sqlite:{}/restored.db"])
+def test_a_backup_is_restored_whole_into_an_empty_store(
+    place: Path, where: str, there: str
+) -> None:
+    back_up(where, str(place / "b"))
+    target = there.format(place)
+    copied, checked = restore(str(place / "b"), target)
+    assert (copied.problems, checked.findings) == (0, ())
+    assert _of(target) == _of(where)
+    assert _of(target, "notes") == _of(where, "notes")
+    with open_store(where) as one, open_store(target) as other:
+        assert everything(other) == everything(one)
+
+
+def test_restoring_brings_back_what_is_gone_and_leaves_what_is_newer(
+    place: Path, where: str
+) -> None:
+    back_up(where, str(place / "b"))
+    with open_store(where) as store:
+        store.purge("a")
+        store.add_message("purged", "user", "newer")
+        store.set_summary("fork", "newer")
+        store.delete(LONG)
+        before = digests(store)
+    copied, _ = restore(str(place / "b"), where)
+    problems = copied.namespaces["sessions"].problems
+    assert {problem.key for problem in problems} == {"purged", "fork", LONG}
+    assert all(problem.newer for problem in problems)
+    after = _of(where)
+    assert before.items() <= after.items()
+    assert [key for uid, (key, _, _) in after.items() if uid not in before] == ["a"]
+
+
+LONG = "K" * 900
+
+
+def test_restoring_leaves_out_what_is_damaged(place: Path, where: str) -> None:
+    back_up(where, str(place / "b"))
+    _tear(place / "b", b"a long key")
+    copied, checked = restore(str(place / "b"), f"jsonl:{place}/restored")
+    assert ([finding.key for finding in checked.findings], copied.problems) == ([LONG], 0)
+    restored = _of(f"jsonl:{place}/restored")
+    assert {key for key, _, _ in _of(where).values()} - {k for k, _, _ in restored.values()} == {
+        LONG
+    }
+
+
+def test_a_source_that_lost_messages_does_not_spoil_its_backup(place: Path) -> None:
+    where = f"jsonl:{place}/store"
+    with open_store(where) as store:
+        store.add_message("a", "user", "one")
+        store.add_message("a", "user", "two")
+    back_up(where, str(place / "b"))
+    _tear(place / "store", b"one")
+    with open_store(where) as store:
+        store.add_message("a", "user", "three")
+    [problem] = back_up(where, str(place / "b")).namespaces["sessions"].problems
+    assert "lost messages" in problem.reason
+    assert verify(str(place / "b")).findings == ()
+    with JSONLStore(place / "b", read_only=True) as store:
+        assert [m.content for m in store.get_history("a")] == ["one", "two"]
+
+
+def test_a_folder_that_holds_anything_else_is_refused(place: Path, where: str) -> None:
+    (place / "x").mkdir(mode=0o700)
+    (place / "x/letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match="something else and no backup"):
+        back_up(where, str(place / "x"))
+    with JSONLStore(place / "w") as store:
+        store.add_message("a", "user", "one")
+    with pytest.raises(UsageError, match="a workspace and no backup"):
+        back_up(where, str(place / "w"))
+    with pytest.raises(UsageError, match="no backup in"):
+        verify(str(place / "w"))
+    assert (place / "x/letter.txt").read_text() == "dear"
+
+
+def test_two_backups_into_one_folder_wait_for_each_other(
+    place: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup, "_PATIENCE", 0.01)
+    refused: list[str] = []
+
+    def watch(*_: object) -> None:
+        if not refused:
+            with pytest.raises(StoreBusy, match="another backup") as error:
+                back_up(where, str(place / "b"))
+            refused.append(str(error.value))
+
+    assert back_up(where, str(place / "b"), watch=watch).problems == 0
+    assert refused
+
+
+def test_another_store_of_the_same_stamps_is_not_taken_for_the_first(place: Path) -> None:
+    for name in ("one", "two"):
+        with SQLiteStore(place / f"{name}.db") as store:
+            store.add_message(name, "user", "x")
+    back_up(f"sqlite:{place}/one.db", str(place / "b"))
+    taken = back_up(f"sqlite:{place}/two.db", str(place / "b"))
+    assert (taken.written, taken.kept) == (1, 1)
+    with JSONLStore(place / "b", read_only=True) as store:
+        assert store.list_sessions() == ["one", "two"]
+
+
+def test_aliases_open_their_session_in_a_copy(place: Path) -> None:
+    from stenolog.sessions.aliases import Aliases
+
+    def opens(store: Store) -> str:
+        return Aliases(store).own_key("another name")
+
+    source, target = f"jsonl:{place}/one", f"sqlite:{place}/two.db"
+    with open_store(source) as store:
+        store.change_mark("aliases")  # type: ignore[attr-defined]
+        store.set_meta("a", aliases=["another name"])
+        assert opens(store) == "a"
+    with open_store(target) as store:
+        known = Aliases(store)
+        assert known.own_key("another name") == "another name"
+
+        def look(*_: object) -> None:
+            # Before anything was written: what is found is remembered.
+            found.append(known.own_key("another name"))
+
+        found: list[str] = []
+        copy_place(source, target, watch=look)
+        assert found[0] == "another name"
+        assert known.own_key("another name") == "a"
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["purged", "another file"])
+def test_what_is_written_after_a_restore_is_taken(place: Path, anew: bool) -> None:
+    where, folder = f"sqlite:{place}/store.db", str(place / "b")
+    with open_store(where) as store:
+        store.add_message("a", "user", "one")
+        store.set_summary("a", "first")
+    back_up(where, folder)
+    if anew:
+        for path in place.glob("store.db*"):
+            path.unlink()
+    else:
+        with open_store(where) as store:
+            store.purge("a")
+    assert restore(folder, where)[0].problems == 0
+    with open_store(where) as store:
+        store.set_summary("a", "second")
+    assert back_up(where, folder).written == 1
+    with open_store(where) as store:
+        store.purge("a")
+    restore(folder, where)
+    with open_store(where) as store:
+        store.add_message("a", "user", "two")
+    assert back_up(where, folder).messages == 1
+    assert _of(f"jsonl:{folder}") == _of(where)
+
+
+def test_a_folder_that_is_refused_stays_as_it_was(place: Path, where: str) -> None:
+    (place / "x").mkdir(mode=0o700)
+    (place / "x/letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match="something else"):
+        back_up(where, str(place / "x"))
+    assert [path.name for path in (place / "x").iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize("folder", ["sessions", "sessions/b", "notes/b", "agents/x", "others/b"])
+def test_a_backup_does_not_become_a_part_of_its_own_workspace(place: Path, folder: str) -> None:
+    for name in ("sessions", "others"):
+        with open_store(f"jsonl:{place}/w", namespace=name) as store:
+            store.add_message("a", "user", "one")
+    before = sorted(place.rglob("*"))
+    (place / "link").symlink_to(place / "w")
+    for root in ("w", "link"):
+        with pytest.raises(UsageError, match="part of the workspace"):
+            back_up(f"jsonl:{place}/w", str(place / root / folder))
+    (place / "link").unlink()
+    assert sorted(place.rglob("*")) == before
+    assert back_up(f"jsonl:{place}/w", str(place / "w/backup")).problems == 0
+    assert namespaces_of(f"jsonl:{place}/w") == ["sessions", "others"]
+
+
+def test_a_namespace_that_the_destination_does_not_take_stops_no_other(
+    place: Path, where: str
+) -> None:
+    long = "n" * 300
+    with open_store(where, namespace=long) as store:
+        store.add_message("a", "user", "one")
+    for found in (
+        copy_place(where, f"jsonl:{place}/w"),
+        copy_place(where, f"jsonl:{place}/w", dry_run=True),
+        back_up(where, str(place / "b")),
+        back_up(where, str(place / "b")),
+    ):
+        [problem] = found.namespaces[long].problems
+        assert (found.problems, problem.key, problem.uid) == (1, "", "")
+        assert problem.reason
+    for folder in ("w", "b"):
+        for name in ("sessions", "notes"):
+            assert _of(f"jsonl:{place}/{folder}", name) == _of(where, name)
+    assert verify(str(place / "b")).findings == ()
+
+
+@pytest.mark.slow
+def test_no_stamp_of_a_server_comes_again_after_a_restore(
+    place: Path, own_databases: Databases
+) -> None:
+    where, folder = own_databases.new(), str(place / "b")
+
+    def changed(summaries: str) -> Iterator[str]:
+        with open_store(where) as store:
+            for summary in summaries:
+                store.set_summary("a", summary)
+                assert isinstance(store, WholeStore)
+                yield from (mark.stamp for mark in store.lives())
+
+    with open_store(where) as store:
+        store.add_message("a", "user", "one")
+    before = set(changed("1234"))
+    back_up(where, folder)
+    with open_store(where) as store:
+        store.purge("a")
+    restore(folder, where)
+    assert before.isdisjoint(changed("5678"))
+    assert back_up(where, folder).written == 1
+    assert _of(f"jsonl:{folder}") == _of(where)
+
+
+def test_a_server_that_may_only_be_read_is_copied_while_others_write(
+    place: Path, own_databases: Databases
+) -> None:
+    where = own_databases.new()
+    reader = f"{where}?options=-c%20default_transaction_read_only%3Don"
+    with open_store(where) as store:
+        store.add_message("a", "user", "one")
+
+        def write(_: str, step: Step) -> None:
+            if step.phase == "copying" and step.done:
+                store.add_message("a", "user", "more")
+
+        found = copy_place(reader, f"jsonl:{place}/w", watch=write)
+    assert (found.problems, found.unlocked) == (0, True)
+    assert _of(f"jsonl:{place}/w") == _of(where)
+
+
+def test_p11_the_manifest_does_not_depend_on_the_password(
+    place: Path, own_databases: Databases
+) -> None:
+    url = own_databases.new()
+    with open_store(url) as store:
+        store.add_message("a", "user", "x")
+    back_up(url, str(place / "b"))
+    source = json.loads((place / "b" / MANIFEST).read_text())["source"]
+    user, _, rest = url.partition("://")[2].partition(":")
+    password, _, host = rest.partition("@")
+    texts = {
+        f"{scheme}://{user}:{word}@{host}"
+        for scheme in ("postgresql", "postgres")
+        for word in (password, "other")
+    }
+    assert source not in {sha256(text.encode()).hexdigest() for text in texts}
+    in_query = f"postgresql://{user}@{host}?password={password}"
+    assert _read_again(in_query, place / "b") == 0
+    own_databases.leave(url)
+
+
+def test_a_backup_of_a_version_that_hashed_the_password_is_extended(
+    place: Path, own_databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = own_databases.new()
+    with open_store(url) as store:
+        store.add_message("a", "user", "x")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(backup, "_name_of", lambda where: sha256(where.encode()).hexdigest())
+        back_up(url, str(place / "b"))
+    assert _read_again(url, place / "b") == 0
+    own_databases.leave(url)
+
+
+def _read_again(where: str, folder: Path) -> int:
+    taken = back_up(where, str(folder))
+    return taken.sessions + taken.deleted - taken.not_compared
+
+
+def test_a_backup_tells_what_it_compared_from_what_it_did_not_read(place: Path, where: str) -> None:
+    first = back_up(where, str(place / "b"))
+    total = first.sessions + first.deleted
+    assert (first.not_compared, first.written) == (0, total)
+    with open_store(where) as store:
+        store.add_message("new", "user", "x")
+    second = back_up(where, str(place / "b"))
+    assert (second.not_compared, second.written) == (total, 1)

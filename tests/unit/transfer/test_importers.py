@@ -1,0 +1,304 @@
+"""The layouts of other programs, and `steno import`, which takes them in as a copy."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stenolog.cli import main
+from stenolog.codec import MAX_MESSAGE_BYTES
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.importers import picoclaw, zeroclaw
+from stenolog.transfer.importers.legacy_session import lines
+from stenolog.transfer.migration import take_in
+
+SAMPLES: Final = Path(__file__).parents[2] / "samples"
+LAYOUTS: Final = ("picoclaw", "picoclaw-legacy", "zeroclaw")
+
+Steno = Callable[..., Result]
+
+
+@pytest.fixture
+def steno(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steno:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(main, [str(one) for one in arguments], prog_name="steno")
+
+    return run
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+# --- layouts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "user", "content": "hi"}, None),
+        ({"role": "user", "content": '{"tool_calls":[{"id":"a","name":"b"}]}'}, None),
+        ({"role": "assistant", "content": "{not json"}, None),
+        ({"role": "assistant", "content": "[1]"}, None),
+        ({"role": "assistant", "content": '{"tool_calls":[]}'}, None),
+        ({"role": "assistant", "content": '{"tool_calls":[{"id":"a","name":"b"}]}'}, None),
+        ({"role": "assistant", "content": '{"tool_calls":[7]}'}, None),
+        ({"role": "assistant", "content": '{"answer": 42}'}, None),
+        ({"role": "assistant", "content": None}, None),
+        ({"role": "assistant"}, None),
+        ({"role": "tool", "content": '{"content":"42"}'}, None),
+        (
+            {
+                "role": "assistant",
+                "content": json.dumps(
+                    {
+                        "content": "Let me see.",
+                        "reasoning_content": "hm",
+                        "tool_calls": [{"id": "a", "name": "b", "arguments": {"q": "é"}}],
+                    }
+                ),
+            },
+            {
+                "role": "assistant",
+                "content": "Let me see.",
+                "reasoning_content": "hm",
+                "tool_calls": [
+                    {
+                        "id": "a",
+                        "type": "function",
+                        "function": {"name": "b", "arguments": '{"q": "é"}'},
+                    }
+                ],
+            },
+        ),
+        (
+            {"role": "tool", "content": '{"tool_call_id":"a","content":"42","role":"user"}'},
+            {"role": "tool", "content": "42", "tool_call_id": "a"},
+        ),
+    ],
+)
+def test_zeroclaw_packs_tool_calls_as_text(
+    message: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    assert zeroclaw.unpacked(message) == (message if expected is None else expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "layout"),
+    [
+        (b'{"role":"user","content":"x"}', "zeroclaw"),
+        (b'{"role":"user","content":"x","created_at":"2026-11-15T09:15:41Z"}', "picoclaw"),
+        (b'{"role":"user","content":"x","timestamp":"2026"}', None),
+        (b"words", None),
+        (b"", None),
+    ],
+)
+def test_a_log_without_meta_is_known_by_its_lines(line: bytes, layout: str | None) -> None:
+    found = list(lines(line))
+    known = [
+        name
+        for name, program in (("picoclaw", picoclaw), ("zeroclaw", zeroclaw))
+        if program.looks_like(found)
+    ]
+    assert known == ([] if layout is None else [layout])
+
+
+@pytest.mark.parametrize("meta", [b"", b"[]", b"{", b"\xff", b'{"key":7,"skip":0,"aliases":"x"}'])
+def test_a_meta_that_cannot_be_read_does_not_keep_the_messages_out(
+    meta: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "a_1.jsonl").write_text('{"role":"user","content":"x"}\n')
+    (tmp_path / "a_1.meta.json").write_bytes(meta)
+    assert picoclaw.read_meta(meta).key is None
+    with open_store("memory:") as store:
+        [taken] = take_in(tmp_path, store, renaming=False).taken
+        assert (taken.key, taken.messages) == ("a_1", 1)
+        assert store.get_history("a_1")[0].content == "x"
+
+
+# --- steno import ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["workspace", "sqlite:steno.db"])
+def test_all_samples_are_copied_and_twice_adds_nothing(
+    steno: Steno, tmp_path: Path, where: str
+) -> None:
+    for layout, expected in zip(LAYOUTS, [(3, 36), (2, 11), (1, 5)], strict=True):
+        shutil.copytree(SAMPLES / layout, tmp_path / layout)
+        before = bytes_of(tmp_path / layout)
+
+        first = steno("import", layout, "-w", where)
+
+        sessions, messages = expected
+        rows = [line.split("\t") for line in first.stdout.splitlines()]
+        assert len(rows) == sessions
+        assert sum(int(row[1]) for row in rows) == messages
+        assert {row[3] for row in rows} == {layout}
+        plural = "" if sessions == 1 else "s"
+        assert f"{sessions} session{plural} taken in, {messages} messages" in first.stderr
+        assert bytes_of(tmp_path / layout) == before
+        # The torn line, broken.json, the line that is not JSON.
+        assert first.exit_code == 3
+
+        second = steno("import", layout, "-w", where)
+        # What could not be carried then is not here now either, and that is told again.
+        assert second.exit_code == 3
+        assert "0 sessions taken in, 0 messages" in second.stderr
+        assert f"{sessions} had been taken in before" in second.stderr
+        if layout != "picoclaw-legacy":
+            of = "it" if sessions == 1 else "them"
+            words = f"taken in before, and 1 message of {of} was never carried."
+            assert words in second.stderr
+            assert "is not JSON" in second.stderr
+    with open_store(where) as store:
+        assert len(store.list_sessions()) == 6
+        assert sum(store.info(key).count for key in store.list_sessions()) == 52
+
+
+def test_what_could_not_be_carried_is_printed_with_the_reason(steno: Steno, tmp_path: Path) -> None:
+    for layout in LAYOUTS:
+        shutil.copytree(SAMPLES / layout, tmp_path / "old", dirs_exist_ok=True)
+    result = steno("import", "old")
+    assert result.exit_code == 3
+    words = result.stderr.splitlines()
+    assert any("broken.json is left out: it is not JSON" in line for line in words)
+    assert any("telegram_1001_alice.jsonl: line 5 is not JSON" in line for line in words)
+    assert any("cli_torn-1001.jsonl: line 2 is not JSON" in line for line in words)
+    counted = "1 file left out; 2 messages could not be carried."
+    assert words[-1] == f"6 sessions taken in, 52 messages; {counted}"
+    assert len(result.stdout.splitlines()) == 6
+
+
+def test_a_dry_run_writes_nothing_and_says_the_same(steno: Steno, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "picoclaw", tmp_path / "old")
+    before = bytes_of(tmp_path)
+    dry = steno("import", "old", "--dry-run")
+    assert bytes_of(tmp_path) == before
+    assert not (tmp_path / "workspace").exists()
+    carried = "3 sessions would be taken in, 36 messages; 1 message could not be carried."
+    assert carried in dry.stderr
+    wet = steno("import", "old")
+    assert wet.stdout == dry.stdout
+    after = bytes_of(tmp_path)
+    again = steno("import", "old", "--dry-run")
+    assert "0 sessions would be taken in, 0 messages; 3 had been" in again.stderr
+    assert bytes_of(tmp_path) == after
+
+
+def test_one_file_and_the_workspace_of_the_other_program(steno: Steno, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "picoclaw", tmp_path / "other" / "sessions")
+    (tmp_path / "other" / "config.json").write_text("{}")
+    one = steno("import", "other/sessions/telegram_1001.meta.json")
+    assert one.exit_code == 0
+    assert one.stdout.split("\t")[:3] == ["telegram:1001", "5", "5"]
+    whole = steno("import", "other")
+    assert "2 sessions taken in, 31 messages; 1 had been taken in before" in whole.stderr
+    assert "config.json" not in whole.stderr
+
+
+def test_in_place_the_files_make_room(steno: Steno, tmp_path: Path) -> None:
+    place = tmp_path / "workspace" / "sessions"
+    for layout in LAYOUTS:
+        shutil.copytree(SAMPLES / layout, place, dirs_exist_ok=True)
+    before = bytes_of(place)
+    dry = steno("import", "workspace", "--dry-run")
+    assert "6 sessions would be taken in, 52 messages" in dry.stderr
+    assert bytes_of(place) == before
+    result = steno("import", "workspace/sessions")
+    assert "6 sessions taken in, 52 messages" in result.stderr
+    assert (place / "telegram_1001_alice.jsonl.migrated").exists()
+    assert steno("show", "telegram_1001_alice").exit_code == 0
+    assert {path.stat().st_mode & 0o777 for path in place.glob("*.migrated")} == {0o600}
+    again = steno("import", "workspace")
+    assert "Already taken in: 9 files *.migrated.\n" in again.stderr
+    assert "0 sessions taken in, 0 messages; 1 file left out." in again.stderr
+    assert again.exit_code == 3
+    (place / "broken.json").unlink()
+    again = steno("import", "workspace")
+    assert (again.exit_code, again.stderr) == (0, "Already taken in: 9 files *.migrated.\n")
+    one = steno("import", "workspace/sessions/telegram_1001.jsonl.migrated")
+    assert (one.exit_code, one.stderr) == (0, "Already taken in: 1 file *.migrated.\n")
+
+
+@pytest.mark.parametrize("where", ["workspace", "sqlite:steno.db"])
+def test_a_summary_that_is_too_long_does_not_keep_its_session_out(
+    steno: Steno, tmp_path: Path, where: str
+) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "k.jsonl").write_text('{"role":"user","content":"a"}\n{"role":"user","content":"b"}\n')
+    meta = {"key": "k", "summary": "x" * MAX_MESSAGE_BYTES, "skip": 1}
+    (old / "k.meta.json").write_text(json.dumps(meta))
+
+    result = steno("import", "old", "-w", where)
+
+    assert result.exit_code == 3
+    assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in result.stderr
+    assert "1 session taken in, 2 messages.\n" in result.stderr
+    with open_store(where) as store:
+        assert [m.content for m in store.get_history("k")] == ["b"]
+        assert "importing" not in store.info("k").meta
+    again = steno("import", "old", "-w", where)
+    assert again.exit_code == 3
+    assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in again.stderr
+
+
+def test_another_conversation_of_that_key_is_told(steno: Steno, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES / "picoclaw-legacy", tmp_path / "old")
+    with open_store("workspace") as store:
+        store.add_message("telegram:91001", "user", "something else")
+    result = steno("import", "old")
+    assert "telegram:91001 (legacy 2026-11-15)" in result.stdout
+    assert "'telegram:91001' is another conversation" in result.stderr
+
+
+@pytest.mark.parametrize("content", [None, "{}", "hello"])
+def test_where_there_is_no_session_it_says_so(
+    steno: Steno, tmp_path: Path, content: str | None
+) -> None:
+    (tmp_path / "old").mkdir()
+    if content is not None:
+        (tmp_path / "old" / "x.json").write_text(content)
+    result = steno("import", "old")
+    assert result.exit_code == 1
+    none = (
+        "There is no session of a program that is known here in old; `steno import --help` lists "
+        "the programs."
+    )
+    assert "left out" in result.stderr if content else result.stderr == f"{none}\n"
+    for where in ("workspace", "sqlite:new/steno.db"):
+        assert steno("import", "old", "-w", where).exit_code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]  # no workspace for nothing
+    assert steno("import", "nowhere").exit_code == 2
+
+
+def test_folders_further_down_are_not_looked_at_and_that_is_said(
+    steno: Steno, tmp_path: Path
+) -> None:
+    for layout in (*LAYOUTS, "strands", "nanobot"):
+        shutil.copytree(SAMPLES / layout, tmp_path / "old" / layout)
+    result = steno("import", "old")
+    assert result.exit_code == 1
+    folders = len([path for path in (tmp_path / "old").iterdir() if path.is_dir()])
+    told = f"The {folders} folders in it were not looked into; name one of them.\n"
+    assert result.stderr.endswith(told)
+
+
+def test_a_name_cannot_drive_the_terminal(steno: Steno, tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    text = json.dumps({"key": "\x1b[31mred\n", "messages": [{"role": "user", "content": "x"}]})
+    (tmp_path / "old" / "a\x1b[31m.json").write_text(text)
+    result = steno("import", "old")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.output
+    assert result.stdout.count("\n") == 1

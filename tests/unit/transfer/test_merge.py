@@ -1,0 +1,117 @@
+"""What an old session adds to one that is there: each message once, and nothing brought back."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memory_disk
+from stenolog.sessions.session_manager import SessionManager
+from stenolog.stores.base import Store
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.migration import migrate_from_json
+
+
+@pytest.fixture
+def workspace() -> Iterator[Path]:
+    with memory_disk.folder() as path:
+        yield path
+
+
+@pytest.fixture
+def place(workspace: Path) -> Path:
+    folder = workspace / "old"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(params=["{}", "sqlite:{}/steno.db"], ids=["jsonl", "sqlite"])
+def store(request: pytest.FixtureRequest, workspace: Path) -> Iterator[Store]:
+    with open_store(request.param.format(workspace)) as opened:
+        yield opened
+
+
+def contents(store: Store, key: str = "k") -> list[Any]:
+    return [message.content for message in store.get_history(key, full=True)]
+
+
+def forget_tokens(store: Store) -> list[str]:
+    """Say so much that the tokens before it are forgotten; what was said."""
+    said = [f"said here {number}" for number in range(1_200)]
+    store.add_messages("k", [{"role": "user", "content": text} for text in said])
+    for number in range(1_100):
+        said.append(f"live {number}")
+        store.add_message("k", "user", said[-1], once=f"u{number}")
+    store.truncate_history("k", 10)
+    store.compact("k")
+    return said
+
+
+@pytest.mark.parametrize("before", [[], ["a", "b"]], ids=["new", "begun"])
+def test_p12_a_session_manager_that_outlives_its_tokens_is_merged_once(
+    store: Store, place: Path, before: list[str]
+) -> None:
+    for content in before:
+        store.add_message("k", "user", content)
+    manager = SessionManager(place)
+    there = [f"there {number}" for number in range(5)]
+    for content in there:
+        manager.add_message("k", "user", content)
+    migrate_from_json(place, store)
+    assert contents(store) == before + there
+    said = forget_tokens(store)
+
+    manager.add_message("k", "user", "the last one")
+    migrated = migrate_from_json(place, store)
+
+    assert contents(store) == [*before, *there, *said, "the last one"]
+    assert migrated.messages == 1
+    # And so on: the newest receipt counts for all that went before.
+    manager.add_message("k", "user", "after that")
+    assert migrate_from_json(place, store).messages == 1
+
+
+def test_p4_what_was_purged_is_not_brought_back_by_a_session_manager_that_goes_on(
+    store: Store, place: Path
+) -> None:
+    file = {"key": "k", "messages": [{"role": "user", "content": text} for text in "ab"]}
+    (place / "k.json").write_text(json.dumps(file))
+    manager = SessionManager(place)
+    manager.add_message("k", "user", "c")
+    migrate_from_json(place, store)
+    store.checkpoint("k", summary="", upto=2)
+    store.purge("k", before=3)
+    assert contents(store) == ["c"]
+
+    manager.add_message("k", "user", "d")
+    migrated = migrate_from_json(place, store)
+
+    assert [one.key for one in migrated.taken] == ["k"]
+    assert contents(store) == ["c", "d"]
+
+
+def test_p4_a_summary_of_what_was_purged_is_not_brought_back(store: Store, place: Path) -> None:
+    manager = SessionManager(place)
+    for content in "abc":
+        manager.add_message("k", "user", content)
+    migrate_from_json(place, store)
+    store.checkpoint("k", summary="", upto=3)
+    store.purge("k", before=4)
+
+    manager.checkpoint("k", summary="a secret in b", upto=3)
+    manager.add_message("k", "user", "d")
+    migrate_from_json(place, store)
+
+    assert (contents(store), store.get_summary("k")) == (["d"], "")
+
+
+def test_p4_a_session_manager_that_began_alike_is_another_one(store: Store, place: Path) -> None:
+    """The same words with other tokens were said once more."""
+    for number in (1, 2):
+        manager = SessionManager(place)
+        assert manager.add_message("k", "user", "hi") == 1
+        assert manager.add_message("k", "user", f"talk {number}") == 2
+        migrate_from_json(place, store)
+    assert contents(store) == ["hi", "talk 1", "hi", "talk 2"]

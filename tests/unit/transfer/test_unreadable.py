@@ -1,0 +1,140 @@
+"""A session that cannot be read does not stop the copy of the others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import memory_disk
+from stenolog.stores.open_store import open_store
+from stenolog.transfer.backup import back_up, verify
+from stenolog.transfer.copy_all import Copied, copy_place
+from unit.transfer.carried import digests
+from unit.unreadable import obey_modes
+
+pytestmark = pytest.mark.usefixtures("obey_modes")
+__all__ = ["obey_modes"]
+
+KEY = "telegram:123"
+LOG = "sessions/telegram%3A123.jsonl"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with memory_disk.folder() as path:
+        with open_store(str(path / "ws")) as store:
+            for key in ("a", KEY, "z"):
+                store.add_message(key, "user", f"to {key}")
+        yield path
+
+
+def _of(where: object) -> dict[str, tuple[str, str | None, str]]:
+    with open_store(str(where)) as store:
+        return digests(store)
+
+
+def _reason(copied: Copied) -> tuple[str, str]:
+    [problem] = copied.namespaces["sessions"].problems
+    return problem.key, problem.reason
+
+
+def test_a_backup_skips_an_unreadable_session_and_names_it(place: Path) -> None:
+    (place / "ws" / LOG).chmod(0)
+    taken = back_up(str(place / "ws"), str(place / "b"))
+    assert (taken.sessions, taken.written, taken.kept) == (2, 2, 0)
+    key, reason = _reason(taken)
+    assert key == KEY
+    assert "Permission denied" in reason
+    (place / "ws" / LOG).chmod(0o600)
+    assert back_up(str(place / "ws"), str(place / "b")).problems == 0
+    assert _of(place / "b") == _of(place / "ws")
+
+
+def test_a_backup_keeps_its_copy_of_a_session_that_became_unreadable(place: Path) -> None:
+    back_up(str(place / "ws"), str(place / "b"))
+    copy = (place / "b" / LOG).read_bytes()
+    with open_store(str(place / "ws")) as store:
+        store.add_message("z", "user", "more")
+    (place / "ws" / LOG).chmod(0)
+    for written in (1, 0):
+        taken = back_up(str(place / "ws"), str(place / "b"))
+        assert (taken.sessions, taken.written, taken.kept) == (2, written, 0)
+        assert _reason(taken)[0] == KEY
+        assert taken.namespaces["sessions"].only_there == ()
+        assert (place / "b" / LOG).read_bytes() == copy
+        found = verify(str(place / "b"))
+        assert (found.sessions, found.findings) == (3, ())
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_copy_to_sqlite_skips_an_unreadable_session(place: Path, dry_run: bool) -> None:
+    (place / "ws" / LOG).chmod(0)
+    target = f"sqlite:{place}/new.db"
+    copied = copy_place(str(place / "ws"), target, dry_run=dry_run)
+    assert (copied.sessions, _reason(copied)[0]) == (2, KEY)
+    (place / "ws" / LOG).chmod(0o600)
+    copy_place(str(place / "ws"), target)
+    before = _of(target)
+    assert before == _of(place / "ws")
+    (place / "ws" / LOG).chmod(0)
+    copied = copy_place(str(place / "ws"), target, dry_run=dry_run)
+    assert (copied.sessions, _reason(copied)[0]) == (2, KEY)
+    assert copied.namespaces["sessions"].only_there == ()
+    assert _of(target) == before
+
+
+@pytest.mark.parametrize("target", ["jsonl:{}/new", "sqlite:{}/new.db"])
+def test_an_unreadable_file_in_the_trash_does_not_stop_a_copy(place: Path, target: str) -> None:
+    target = target.format(place)
+    with open_store(str(place / "ws")) as store:
+        store.delete(KEY)
+    copy_place(str(place / "ws"), target)
+    before = _of(target)
+    [deleted] = (place / "ws/sessions/trash").glob("*.jsonl")
+    deleted.chmod(0)
+    copied = copy_place(str(place / "ws"), target)
+    assert copied.sessions == 2
+    assert "Permission denied" in _reason(copied)[1]
+    assert copied.namespaces["sessions"].only_there == ()
+    assert _of(target) == before
+
+
+@pytest.mark.parametrize("target", ["jsonl:{}/new", "sqlite:{}/new.db"])
+def test_an_unreadable_archive_does_not_stop_a_copy(place: Path, target: str) -> None:
+    target = target.format(place)
+    with open_store(str(place / "ws")) as store:
+        for number in range(10):
+            store.add_message(KEY, "user", f"message {number}")
+        store.checkpoint(KEY, summary="They counted.", upto=8)
+        store.compact(KEY)
+    [packed] = (place / "ws/sessions/archive").rglob("*.gz")
+    packed.chmod(0)
+    copied = copy_place(str(place / "ws"), target)
+    assert copied.sessions == 2
+    key, reason = _reason(copied)
+    assert key == KEY
+    assert "Permission denied" in reason
+    packed.chmod(0o600)
+    assert copy_place(str(place / "ws"), target).problems == 0
+    assert _of(target) == _of(place / "ws")
+
+
+def test_an_unreadable_copy_in_the_destination_is_left_alone(place: Path) -> None:
+    back_up(str(place / "ws"), str(place / "b"))
+    copy = place / "b" / LOG
+    text = copy.read_bytes()
+    with open_store(str(place / "ws")) as store:
+        store.add_message(KEY, "user", "more")
+        store.add_message("z", "user", "more")
+    copy.chmod(0)
+    taken = back_up(str(place / "ws"), str(place / "b"))
+    assert (taken.sessions, taken.written) == (2, 1)
+    key, reason = _reason(taken)
+    assert key == KEY
+    assert "Permission denied" in reason
+    [finding] = verify(str(place / "b")).findings
+    assert (finding.key, "Permission denied" in finding.reason) == (KEY, True)
+    copy.chmod(0o600)
+    assert copy.read_bytes() == text
+    assert back_up(str(place / "ws"), str(place / "b")).problems == 0
+    assert _of(place / "b") == _of(place / "ws")
