@@ -16,7 +16,7 @@ import stenolog
 from measure import Figure, NotRun, Place
 from messages import payload, sample
 from postgres import driver, server
-from stenolog.stores.snapshots import WholeStore
+from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer.copy import copy_lives
 
 SESSIONS = 200
@@ -98,7 +98,7 @@ def _measured(
             bare_seconds += perf_counter() - start
             with stenolog.open_store(new_place()) as target:
                 start = perf_counter()
-                done = copy_lives(cast("WholeStore", source), cast("WholeStore", target))
+                done = copy_lives(cast("SnapshotStore", source), cast("SnapshotStore", target))
                 seconds += perf_counter() - start
             assert not done.problems
             assert done.messages == len(rows)

@@ -21,7 +21,7 @@ from demo_gateway import Gateway
 from demo_stage import Agent, Failed, expect, heading, history, info, shell, tell, wait_for
 
 from stenolog.agent.turn import CUT_OFF
-from stenolog.context.turn_state import answer_to, standing
+from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.providers.local_model import find_weights, is_installed
 from stenolog.records import Message
 from stenolog.testing.model_server import ModelServer
@@ -65,7 +65,7 @@ class Demo:
             agent.say("What do cake and coffee cost?", id="m2")
         roles = [message.role for message in history(MONDAY)]
         expect(roles.count("user") == 2, "both messages are in the log")
-        expect(not standing(history(MONDAY)).unfinished, "and both are answered")
+        expect(not turn_state(history(MONDAY)).unfinished, "and both are answered")
         if self._scripted:
             calls = ["user", "assistant", "tool", "tool", "assistant"]
             expect(roles[-5:] == calls, "with the calls of the tools and what they said")
@@ -85,7 +85,7 @@ class Demo:
                 agent.until("asked")
             agent.kill()
         tell("  Killed: it had no time to say a word, or to close a file.")
-        left = standing(history(MONDAY))
+        left = turn_state(history(MONDAY))
         expect(_times_said(ORDER) == 1, "the message is in the log, as before the model was asked")
         expect(left.unfinished, "the log says that its turn is not over")
         if self._scripted:
@@ -105,7 +105,7 @@ class Demo:
         after = history(MONDAY)
         [asked] = [message for message in after if message.content == ORDER]
         answer = answer_to(after, asked.seq)
-        expect(not standing(after).unfinished, "the turn has come to its end")
+        expect(not turn_state(after).unfinished, "the turn has come to its end")
         expect(outcome == "again", "the message was not answered twice")
         told = answer is not None and _on_one_line(answer.content) == words
         expect(told, "its answer from the log was told again")
@@ -135,7 +135,7 @@ class Demo:
         expect(len(shown) < len(everything), f"{len(shown)} of {len(everything)} are in sight")
         seqs = [message.seq for message in everything]
         expect(seqs == list(range(1, len(seqs) + 1)), "and not one is gone")
-        expect(not standing(shown).unfinished, "the page that was too much is answered")
+        expect(not turn_state(shown).unfinished, "the page that was too much is answered")
         tell("  The summary, and how many messages it stands for:")
         shell(f"steno show {MONDAY}", lines=6)
         shell(f"steno show {MONDAY} --all | grep -c hidden")

@@ -17,12 +17,12 @@ from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import tool
 from stenolog.agent.turn_events import (
     Answer,
-    Asked,
-    Compacted,
     Event,
     Inbound,
-    ToolBegan,
-    ToolEnded,
+    ModelCalled,
+    SummaryCreated,
+    ToolFinished,
+    ToolStarted,
 )
 from stenolog.context.budget import Limits
 from stenolog.providers.chat_model import ChatModel
@@ -77,13 +77,13 @@ async def main(key: str, model: ChatModel, limits: Limits) -> None:
 def tell(event: Event) -> None:
     """Say what happens during a turn."""
     match event:
-        case Asked():
+        case ModelCalled():
             tell_line("asked", f"{event.tokens} tokens sent, {event.recalled} recalled")
-        case ToolBegan():
+        case ToolStarted():
             tell_line("calls", f"{event.name} {event.arguments}")
-        case ToolEnded():
+        case ToolFinished():
             tell_line("result", f"{event.name} says {event.text}")
-        case Compacted():
+        case SummaryCreated():
             tell_line("compacted", f"{event.compaction.why}: {event.compaction}")
 
 

@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     from stenolog.agent.instance import AgentInstance
     from stenolog.agent.loop import AgentLoop
     from stenolog.agent.registry import AgentRegistry
-    from stenolog.agent.scheduler import Left
+    from stenolog.agent.scheduler import InterruptedTurn
     from stenolog.agent.spec import AgentSpec, Route
-    from stenolog.agent.tools import Here, Tool, tool
+    from stenolog.agent.tools import Tool, ToolContext, tool
     from stenolog.agent.turn_events import Answer, Inbound
-    from stenolog.agent.turn_options import Manner
+    from stenolog.agent.turn_options import TurnOptions
     from stenolog.catalog import Catalog, open_catalog
     from stenolog.context.budget import Limits
     from stenolog.context.context import Context
     from stenolog.context.plan import Plan, plan_compaction
-    from stenolog.context.request_messages import Needs
+    from stenolog.context.request_messages import ProviderRequirements
     from stenolog.context.summarize import Compaction
     from stenolog.context.window import Window, build_window
-    from stenolog.memory.consolidation import Consolidated
+    from stenolog.memory.consolidation import ConsolidationReport
     from stenolog.memory.facade import Memory, open_memory
     from stenolog.memory.note_files import export_notes, import_notes
     from stenolog.memory.notes import Draft, Note, Notes, PurgedNote
-    from stenolog.memory.recall import Found, Recalled
+    from stenolog.memory.recall import RecallHit, RecallResult
     from stenolog.memory.scopes import Scope, scope_of
     from stenolog.providers.chat_model import Ask, CallPart, ChatModel, Delta, Reply, Usage
     from stenolog.providers.local_model import LocalModel
@@ -63,14 +63,14 @@ if TYPE_CHECKING:
     from stenolog.sessions.session_manager import SessionManager
     from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
     from stenolog.stores.async_store import AsyncStore
-    from stenolog.stores.following import Changed, follow_changes
+    from stenolog.stores.following import SessionChange, follow_changes
     from stenolog.stores.in_memory import InMemoryStore
     from stenolog.stores.jsonl import JSONLStore
     from stenolog.stores.postgres import PostgresStore
     from stenolog.stores.sqlite import SQLiteStore
-    from stenolog.testing.scripted_model import Scripted, ScriptedModel
+    from stenolog.testing.scripted_model import ScriptedModel, ScriptedReply
     from stenolog.tokens import Calibration, Tokens
-    from stenolog.transfer.migration import Migrated, migrate_from_json
+    from stenolog.transfer.migration import ImportReport, migrate_from_json
     from stenolog.transfer.open_sessions import open_sessions
 
 __all__ = [
@@ -84,38 +84,33 @@ __all__ = [
     "Calibration",
     "CallPart",
     "Catalog",
-    "Changed",
     "ChatModel",
     "Compacted",
     "Compaction",
-    "Consolidated",
+    "ConsolidationReport",
     "Context",
     "ContextTooSmall",
     "DamagedStore",
     "Delta",
     "Draft",
     "ForeignLog",
-    "Found",
     "Health",
-    "Here",
+    "ImportReport",
     "InMemoryStore",
     "Inbound",
+    "InterruptedTurn",
     "InvalidKey",
     "JSONLBackend",
     "JSONLStore",
     "Lease",
     "LeaseLost",
-    "Left",
     "Limits",
     "LocalModel",
-    "Manner",
     "MaybeStored",
     "Memory",
     "Message",
-    "Migrated",
     "ModelRefused",
     "ModelUnavailable",
-    "Needs",
     "NewerFormat",
     "NoSuchNote",
     "NoSuchSession",
@@ -127,18 +122,21 @@ __all__ = [
     "OpenAIChat",
     "Plan",
     "PostgresStore",
+    "ProviderRequirements",
     "Purged",
     "PurgedNote",
     "ReadOnly",
-    "Recalled",
+    "RecallHit",
+    "RecallResult",
     "Redacted",
     "RefusedMessage",
     "Reply",
     "Route",
     "SQLiteStore",
     "Scope",
-    "Scripted",
     "ScriptedModel",
+    "ScriptedReply",
+    "SessionChange",
     "SessionDeleted",
     "SessionExists",
     "SessionHealth",
@@ -155,7 +153,9 @@ __all__ = [
     "StoreUnavailable",
     "Tokens",
     "Tool",
+    "ToolContext",
     "Trashed",
+    "TurnOptions",
     "Undone",
     "Usage",
     "UsageError",
@@ -189,39 +189,39 @@ _LATER = {
     "Calibration": "stenolog.tokens",
     "CallPart": "stenolog.providers.chat_model",
     "Catalog": "stenolog.catalog",
-    "Changed": "stenolog.stores.following",
+    "SessionChange": "stenolog.stores.following",
     "ChatModel": "stenolog.providers.chat_model",
     "Compaction": "stenolog.context.summarize",
-    "Consolidated": "stenolog.memory.consolidation",
+    "ConsolidationReport": "stenolog.memory.consolidation",
     "Context": "stenolog.context.context",
     "Delta": "stenolog.providers.chat_model",
     "Draft": "stenolog.memory.notes",
-    "Found": "stenolog.memory.recall",
-    "Here": "stenolog.agent.tools",
+    "RecallHit": "stenolog.memory.recall",
+    "ToolContext": "stenolog.agent.tools",
     "InMemoryStore": "stenolog.stores.in_memory",
     "Inbound": "stenolog.agent.turn_events",
     "JSONLBackend": "stenolog.sessions.session_store",
     "JSONLStore": "stenolog.stores.jsonl",
-    "Left": "stenolog.agent.scheduler",
+    "InterruptedTurn": "stenolog.agent.scheduler",
     "Limits": "stenolog.context.budget",
     "LocalModel": "stenolog.providers.local_model",
-    "Manner": "stenolog.agent.turn_options",
+    "TurnOptions": "stenolog.agent.turn_options",
     "Memory": "stenolog.memory.facade",
-    "Migrated": "stenolog.transfer.migration",
-    "Needs": "stenolog.context.request_messages",
+    "ImportReport": "stenolog.transfer.migration",
+    "ProviderRequirements": "stenolog.context.request_messages",
     "Note": "stenolog.memory.notes",
     "Notes": "stenolog.memory.notes",
     "OpenAIChat": "stenolog.providers.openai_chat",
     "Plan": "stenolog.context.plan",
     "PostgresStore": "stenolog.stores.postgres",
     "PurgedNote": "stenolog.memory.notes",
-    "Recalled": "stenolog.memory.recall",
+    "RecallResult": "stenolog.memory.recall",
     "Redacted": "stenolog.redaction.redact",
     "Reply": "stenolog.providers.chat_model",
     "Route": "stenolog.agent.spec",
     "SQLiteStore": "stenolog.stores.sqlite",
     "Scope": "stenolog.memory.scopes",
-    "Scripted": "stenolog.testing.scripted_model",
+    "ScriptedReply": "stenolog.testing.scripted_model",
     "ScriptedModel": "stenolog.testing.scripted_model",
     "SessionHealth": "stenolog.sessions.session_store",
     "SessionManager": "stenolog.sessions.session_manager",

@@ -21,14 +21,14 @@ from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool, tool
 from stenolog.agent.turn_events import (
-    Asked,
     Event,
+    EventHandler,
     Inbound,
-    NotSaved,
-    Said,
-    Tell,
-    ToolBegan,
-    ToolEnded,
+    ModelCalled,
+    SaveFailed,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
 )
 from stenolog.context.budget import Limits
 from stenolog.providers.openai_chat import OpenAIChat
@@ -38,23 +38,23 @@ def _say(*words: object) -> None:
     os.write(1, json.dumps(words).encode() + b"\n")
 
 
-def _teller(id: str) -> Tell:
+def _teller(id: str) -> EventHandler:
     """Says what happens to a message, or to what was resumed."""
     unsaved = False
 
     def tell(event: Event) -> None:
         nonlocal unsaved
         match event:
-            case NotSaved():
+            case SaveFailed():
                 unsaved = True
                 _say("unsaved", id, event.words)
-            case Asked():
+            case ModelCalled():
                 _say("asked" if unsaved or not id else "ack", id)
-            case Said():
+            case TextDelta():
                 _say("said", id)
-            case ToolBegan():
+            case ToolStarted():
                 _say("began", event.id)
-            case ToolEnded():
+            case ToolFinished():
                 _say("ended", event.id)
             case _:
                 pass

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from crash.migrating import serve
-from stenolog.memory.consolidation import Consolidated, Consolidation
+from stenolog.memory.consolidation import Consolidation, ConsolidationReport
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.providers.chat_model import Ask
@@ -95,7 +95,7 @@ def _consolidate(where: str, tone: str, *, most_turns: int) -> None:
             most_turns=most_turns,
         )
         for key in KEYS:
-            found: Consolidated = consolidation.run(key)
+            found: ConsolidationReport = consolidation.run(key)
             assert not found.problems, found.problems
 
 

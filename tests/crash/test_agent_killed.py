@@ -21,7 +21,7 @@ from crash.conftest import Say
 from stenolog.agent.turn import CUT_OFF
 from stenolog.catalog.message_metadata import interruption
 from stenolog.context.message_parts import calls_of
-from stenolog.context.turn_state import answer_to, standing
+from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.records import Message
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
@@ -81,7 +81,7 @@ class Trial:
         agent.send(do="resume")
         agent.until("all resumed", 1)
         for key, history in self._histories(full=False).items():
-            assert not standing(history).unfinished, (key, standing(history))
+            assert not turn_state(history).unfinished, (key, turn_state(history))
         for id, (key, text) in self._sent.items():
             agent.send(key=key, id=id, text=text)
         self._heard(agent.end())
@@ -129,7 +129,7 @@ class Trial:
         missing = {id for id in self._acknowledged if said[self._sent[id][1]] != 1}
         assert not missing
         for history in self._histories(full=False).values():
-            found = standing(history)
+            found = turn_state(history)
             if found.open_calls:
                 self.struck["in a tool"] += 1
             elif found.in_tools:

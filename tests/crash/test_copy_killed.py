@@ -23,7 +23,7 @@ from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
-from stenolog.stores.snapshots import LifeMark
+from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer import backup
 from stenolog.transfer.copy import copy_lives
 from stenolog.transfer.copy_all import copy_place
@@ -293,7 +293,7 @@ def _check_prefixes(source: str, target: str) -> int:
     return found
 
 
-def _messages(store: Store, mark: LifeMark) -> list[Message]:
+def _messages(store: Store, mark: SnapshotMark) -> list[Message]:
     with whole(store).read_life(mark) as reading:
         return list(reading.messages)
 

@@ -120,7 +120,7 @@ def test_p7_nothing_is_lost_across_a_restart_of_the_server(
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is not told waits for longer than any test."""
     monkeypatch.setattr(notifications, "LOOK_AGAIN", 1000.0)
-    monkeypatch.setattr(notifications.News, "longest", 1000.0)
+    monkeypatch.setattr(notifications.Notifications, "longest", 1000.0)
 
 
 @pytest.mark.usefixtures("never_looks")

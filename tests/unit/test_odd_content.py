@@ -21,7 +21,7 @@ from stenolog.gateway.viewer import message_views as viewer
 from stenolog.gateway.viewer.turns_page import turns_of
 from stenolog.memory import transcript
 from stenolog.records import Message, SessionInfo
-from stenolog.redaction.redact import Sharing
+from stenolog.redaction.redact import SharingRedactor
 from stenolog.stores.base import Store
 from stenolog.testing.strategies import messages
 from stenolog.tokens import Tokens, message_tokens
@@ -102,7 +102,7 @@ def _window(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
             build_window(history, limits=Limits(max_context_tokens=most, reserve=10))
         except ContextTooSmall:
             continue
-    turn_state.standing(history)
+    turn_state.turn_state(history)
     list(summary_writer.transcript(history, 100, Tokens()))
 
 
@@ -134,7 +134,7 @@ def _export(_store: Store, info: SessionInfo, history: list[Message]) -> None:
     forms: tuple[Form, ...] = ("jsonl", "openai", "markdown", "html")
     for form in forms:
         for wanted in (False, True):
-            assert b"".join(pieces(form, info, history, Sharing(wanted=wanted)))
+            assert b"".join(pieces(form, info, history, SharingRedactor(wanted=wanted)))
 
 
 _Use = Callable[[Store, SessionInfo, list[Message]], None]

@@ -18,7 +18,7 @@ from msgspec import inspect as types
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.workspace import DEFAULT as WORKSPACE
 from stenolog.context.budget import Limits
-from stenolog.context.request_messages import Needs
+from stenolog.context.request_messages import ProviderRequirements
 from stenolog.errors import UsageError, WrongSettings
 from stenolog.memory.facade import HALF_LIFE_DAYS, RECALL_TOKENS
 from stenolog.providers.openai_chat import OpenAIChat
@@ -26,7 +26,7 @@ from stenolog.settings.conversion import limits_of, needs_of
 from stenolog.settings.environment import variable_of
 from stenolog.settings.fields import NAME, Field, all_fields, commented_file, literal
 from stenolog.settings.file import config_path, dotted, lines_of
-from stenolog.settings.loading import load_settings, settings_in_force
+from stenolog.settings.loading import load_effective, load_settings
 from stenolog.settings.secrets import without_password
 from stenolog.settings.validation import wanted
 from stenolog.settings.values import ModelSettings, Settings
@@ -72,7 +72,7 @@ def test_flags_stand_over_the_environment_and_that_over_the_file(file: Path) -> 
 
 def test_each_value_says_where_it_comes_from(file: Path) -> None:
     file.write_text("\n[agent]\nmodel = 'local'\nmax_iterations = 2\n[agents.ada]\nsystem = 'Hi'")
-    found = settings_in_force(
+    found = load_effective(
         config=file,
         environment={"STENO_MEMORY__ZONE": "UTC"},
         flags={"agent.max_iterations": 9},
@@ -116,7 +116,7 @@ def test_defaults_are_those_of_the_rooms_that_use_them() -> None:
     settings = Settings()
     assert settings.agent.sessions == WORKSPACE
     assert limits_of(settings.agent) == Limits()
-    assert needs_of(settings.agent) == Needs()
+    assert needs_of(settings.agent) == ProviderRequirements()
     memory = settings.memory
     assert (memory.recall_tokens, memory.half_life_days) == (RECALL_TOKENS, HALF_LIFE_DAYS)
     shared = {*settings.agent.__struct_fields__} & {*AgentSpec.__struct_fields__} - {"system"}
@@ -507,7 +507,7 @@ def test_lines_are_those_in_which_values_and_tables_begin() -> None:
 def test_a_variable_is_read_as_its_field_wants_it(
     variable: str, text: str, name: str, value: object
 ) -> None:
-    found = settings_in_force(environment={variable: text})
+    found = load_effective(environment={variable: text})
     assert found.shown[name].value == value
 
 
@@ -560,7 +560,7 @@ def test_every_field_has_a_variable_of_its_own() -> None:
     for path, field in all_fields().items():
         if NAME not in path and isinstance(field.default, bool | int | float):
             environment = {variable_of(path): str(field.default)}
-            found = settings_in_force(environment=environment)
+            found = load_effective(environment=environment)
             assert found.shown[field.name].source == variable_of(path)
 
 
@@ -594,7 +594,7 @@ def test_no_secret_is_in_what_is_printed(file: Path) -> None:
     )
     file.write_text(text)
     environment = {"OPENAI_API_KEY": "hush"}
-    found = settings_in_force(config=file, environment=environment)
+    found = load_effective(config=file, environment=environment)
     assert found.settings.models["m"].key == "hush"
     assert "hush" not in repr(found)
     assert found.shown["models.m.key"].value == "***"

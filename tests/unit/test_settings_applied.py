@@ -16,7 +16,7 @@ from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import SYSTEM, AgentSpec, Route
 from stenolog.agent.turn_events import Answer, Inbound
 from stenolog.context.budget import Limits
-from stenolog.context.request_messages import Needs
+from stenolog.context.request_messages import ProviderRequirements
 from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings import conversion
@@ -78,7 +78,9 @@ def test_every_setting_of_an_agent_arrives(tmp_path: Path) -> None:
         model="local",
         models=("deep", "fast", "scripted"),
         limits=Limits(max_context_tokens=9_000, max_history_messages=7, reserve=77),
-        needs=Needs(reasoning="all", merge_user=True, user_first=True, keep_fields=("x",)),
+        needs=ProviderRequirements(
+            reasoning="all", merge_user=True, user_first=True, keep_fields=("x",)
+        ),
         system="Be brief.",
         max_iterations=3,
         tools=False,

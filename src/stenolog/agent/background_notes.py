@@ -12,12 +12,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from stenolog.agent.blocking_model import Closing
+from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.shielded_wait import ended
+from stenolog.agent.shielded_wait import wait_until_done
 from stenolog.agent.threads import Threads
 from stenolog.errors import StenologError
-from stenolog.memory.consolidation import Consolidated
+from stenolog.memory.consolidation import ConsolidationReport
 
 PATIENCE: Final = 30.0
 """Maximum wait in seconds for a pause between answers; then notes are made anyway."""
@@ -28,7 +28,7 @@ _STORE_RETRY: Final = 60.0
 _logger = logging.getLogger("stenolog")
 
 
-class Notetaking:
+class BackgroundNotes:
     """Writes the notes of one agent, in one task."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Notetaking:
         """Cancel the task and the timers. Closing the model has ended a request in progress."""
         for key in list(self._timers):
             self._cancel_timer(key)
-        await ended([self._task])
+        await wait_until_done([self._task])
 
     async def _work(self) -> None:
         try:
@@ -85,7 +85,7 @@ class Notetaking:
                 self._woken.clear()
                 self._done.set()
                 await self._woken.wait()
-        except Closing:
+        except ModelClosing:
             return
         finally:
             self._done.set()
@@ -104,7 +104,7 @@ class Notetaking:
     async def _consolidate(self, key: str) -> None:
         self._waiting.pop(key)
         try:
-            done: Consolidated = await self._threads.ask(self._instance.consolidate, key)
+            done: ConsolidationReport = await self._threads.ask(self._instance.consolidate, key)
         except StenologError as error:
             _logger.warning("no notes could be made of %r: %s", key, error)
             self._retry(key, _STORE_RETRY)

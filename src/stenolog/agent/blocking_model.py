@@ -10,7 +10,7 @@ from typing import Any
 from stenolog.providers.chat_model import Ask, ChatModel, Reply
 
 
-class Closing(BaseException):
+class ModelClosing(BaseException):
     """Signals that the agent closes and no answer will come.
 
     It is not an Exception, because summarizing continues after errors of the model.
@@ -93,7 +93,7 @@ class BlockingAsk:
     ) -> str:
         with self._mutex:
             if self._closed or self._loop is None:
-                raise Closing
+                raise ModelClosing
             asked = asyncio.run_coroutine_threadsafe(
                 _text(model, messages, schema, max_tokens), self._loop
             )
@@ -101,7 +101,7 @@ class BlockingAsk:
         try:
             return asked.result()
         except concurrent.futures.CancelledError:
-            raise Closing from None
+            raise ModelClosing from None
         finally:
             with self._mutex:
                 self._asked.discard(asked)

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.history_changes import last_seq, rewrite
+from stenolog.agent.history_changes import last_seq, replace_history
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.scheduler import Busy, TurnScheduler
-from stenolog.agent.turn_events import Answer, Tell
-from stenolog.agent.turn_options import Manner
+from stenolog.agent.scheduler import SessionBusy, TurnScheduler
+from stenolog.agent.turn_events import Answer, EventHandler
+from stenolog.agent.turn_options import TurnOptions
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, origin_of, received, seen_by
-from stenolog.context.message_parts import calls_of, speaks, words_of
-from stenolog.context.turn_state import standing
+from stenolog.context.message_parts import calls_of, has_text, text_parts_of
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     ModelRefused,
     NoSuchNote,
@@ -32,7 +32,7 @@ from stenolog.errors import (
 from stenolog.records import Message
 from stenolog.sessions.keys import Parts, join, split
 from stenolog.sessions.session_store import SessionStore
-from stenolog.sessions.undoing import undo
+from stenolog.sessions.undoing import undo_last
 from stenolog.stores.base import Store
 
 _LISTED: Final = 15
@@ -54,7 +54,7 @@ COMMANDS: Final = {
     "new": Command(help="begin a new session; this one stays and can be resumed"),
     "clear": Command(help="hide everything said so far; /undo brings it back", alone=True),
     "compact": Command(help="make a summary of all but the last turns now", alone=True),
-    "undo": Command(help="take back the last /clear, /compact, /retry or /edit", alone=True),
+    "undo_last": Command(help="take back the last /clear, /compact, /retry or /edit", alone=True),
     "retry": Command(help="have the last message answered again", alone=True),
     "edit": Command(arguments="TEXT", help="say the last message differently", alone=True),
     "context": Command(help="what the model sees, and how much room is left"),
@@ -94,7 +94,7 @@ def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | Non
     return join(Parts(channel, sender, f"{moment}-{secrets.token_hex(2)}"))
 
 
-def key_beside(key: str, thread: str = "") -> str:
+def sibling_key(key: str, thread: str = "") -> str:
     """Return a key for a new session of the same user.
 
     Raises UsageError if `key` is not of the form channel:sender: its user is unknown, and two users
@@ -128,7 +128,7 @@ class Commands:
         self._seen = 0
         """The last seq of the session when the command arrived."""
 
-    async def carry_out(self, key: str, asked: Given, tell: Tell) -> Answer:
+    async def carry_out(self, key: str, asked: Given, tell: EventHandler) -> Answer:
         """Run a command and return its result in Markdown, even if the store fails."""
         known = COMMANDS.get(asked.name)
         if known is None:
@@ -148,9 +148,9 @@ class Commands:
                 changed: Answer | None = await carry(key, asked.rest, tell, sessions)
                 return changed
 
-            manner = Manner(sender=self._sender)
+            manner = TurnOptions(sender=self._sender)
             return await self._turns.alone(self._instance, key, change, tell=tell, manner=manner)
-        except Busy:
+        except SessionBusy:
             return _told(key, _BUSY)
         except StenologError as error:
             # Users can correct a wrong command; other errors are for the operator.
@@ -165,17 +165,19 @@ class Commands:
         """
         if not self._turns.is_asked(self._instance, key):
             return self._seen
-        unanswered = standing(sessions.get_history(key)).unanswered
+        unanswered = turn_state(sessions.get_history(key)).unanswered
         return min(self._seen, *(seq - 1 for seq in unanswered)) if unanswered else self._seen
 
     # --- the session -------------------------------------------------------------------------
 
-    async def _new(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _new(self, key: str, rest: str, tell: EventHandler) -> Answer:
         del rest, tell
         words = "A new session. The one before stays: /sessions shows it, /resume goes back."
-        return _told(key_beside(key), words)
+        return _told(sibling_key(key), words)
 
-    async def _clear(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
+    async def _clear(
+        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+    ) -> Answer:
         del rest, tell
         # guard: clear-upto-seen
         await self._run(sessions.store.clear, key, upto=self._seen)
@@ -183,7 +185,9 @@ class Commands:
         back = "; /undo brings it back" if undoable else ""
         return _told(key, f"Everything said so far is hidden{back}.")
 
-    async def _compact(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
+    async def _compact(
+        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+    ) -> Answer:
         del rest, tell, sessions
         model = await self._run(self._instance.model_of, key)
         done = await self._turns.threads.ask(self._instance.context(model).compact, key)
@@ -191,10 +195,12 @@ class Commands:
             return _told(key, "There is nothing that could be made shorter.")
         return _told(key, f"{done}.")
 
-    async def _undo(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
+    async def _undo(
+        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+    ) -> Answer:
         del rest, tell
         try:
-            undone = await self._run(undo, sessions.store, key)
+            undone = await self._run(undo_last, sessions.store, key)
         except NothingToUndo:
             return _told(key, "There is nothing to take back.")
         shown = f"{_count(undone.shown)} back" if undone.shown else "the summary is as before"
@@ -202,12 +208,14 @@ class Commands:
         return _told(key, f"Taken back, {_OPERATIONS.get(undone.op, undone.op)}: {shown}{gone}.")
 
     async def _retry(
-        self, key: str, rest: str, tell: Tell, sessions: SessionStore
+        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
     ) -> Answer | None:
         del rest, tell
         return await self._again(key, sessions, None)
 
-    async def _edit(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer | None:
+    async def _edit(
+        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+    ) -> Answer | None:
         del tell
         if not rest:
             return _told(key, "Write the new words behind it: /edit TEXT.")
@@ -232,7 +240,7 @@ class Commands:
             said = received(new, sender=self._sender, origin=origin)
             return [*history[:last], *history[last + 1 : end], said]
 
-        done = await self._run(rewrite, sessions, key, until_the_last)
+        done = await self._run(replace_history, sessions, key, until_the_last)
         match done:
             case "done":
                 return None
@@ -241,14 +249,16 @@ class Commands:
             case _:
                 return _told(key, _ARRIVED)
 
-    async def _stop(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _stop(self, key: str, rest: str, tell: EventHandler) -> Answer:
         del rest, tell
         stopped = await self._turns.stop(self._instance, key)
         return _told(key, "Stopped." if stopped else "No answer is being written.")
 
-    async def _fork(self, key: str, rest: str, tell: Tell, sessions: SessionStore) -> Answer:
+    async def _fork(
+        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+    ) -> Answer:
         del tell
-        fork = key_beside(key, self._thread_named(key, rest))
+        fork = sibling_key(key, self._thread_named(key, rest))
         await self._run(sessions.store.fork, key, fork)
         return _told(fork, f"This is a copy, `{fork}`; `{key}` stays as it is.")
 
@@ -266,7 +276,7 @@ class Commands:
 
     # --- sessions ----------------------------------------------------------------------------
 
-    async def _sessions(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _sessions(self, key: str, rest: str, tell: EventHandler) -> Answer:
         del tell
         found = await self._run(self._matching, key, rest)
         if not found:
@@ -279,7 +289,7 @@ class Commands:
         more = f"\n\n{len(found) - _LISTED} more; name some words." if len(found) > _LISTED else ""
         return _told(key, "\n".join(lines) + more)
 
-    async def _resume(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _resume(self, key: str, rest: str, tell: EventHandler) -> Answer:
         if not rest:
             return await self._sessions(key, rest, tell)
         found = await self._run(self._matching, key, rest)
@@ -322,7 +332,7 @@ class Commands:
 
     # --- information -------------------------------------------------------------------------
 
-    async def _context(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _context(self, key: str, rest: str, tell: EventHandler) -> Answer:
         del rest, tell
         return _told(key, await self._run(self._context_words, key))
 
@@ -331,7 +341,7 @@ class Commands:
         context = self._instance.context(model)
         tokens = context.tokens
         history = self._instance.sessions.get_history(key)
-        said = [words_of(body) for message in history if speaks(body := message.to_dict())]
+        said = [text_parts_of(body) for message in history if has_text(body := message.to_dict())]
         recalled = self._instance.recall(said[-1] if said else "", key, sender=self._sender)
         window = context.window(key, memory=recalled.block)
         parts = {
@@ -358,7 +368,7 @@ class Commands:
             lines += [f"- {one.text}" for one in recalled.found[:_LISTED]]
         return "\n".join(lines)
 
-    async def _memory(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _memory(self, key: str, rest: str, tell: EventHandler) -> Answer:
         del tell
         memory = self._instance.memory
         if memory is None:
@@ -378,7 +388,7 @@ class Commands:
         told = f"\n\n{more} older ones; /memory WORDS finds them." if more > 0 else ""
         return _told(key, "\n".join(lines) + f"{told}\n\n/forget ID forgets one.")
 
-    async def _forget(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _forget(self, key: str, rest: str, tell: EventHandler) -> Answer:
         del tell
         memory = self._instance.memory
         if memory is None:
@@ -392,7 +402,7 @@ class Commands:
             return _told(key, f"There is no note {rest!r}; /memory shows the ones there are.")
         return _told(key, f"Forgotten: {note.text}")
 
-    async def _model(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _model(self, key: str, rest: str, tell: EventHandler) -> Answer:
         del tell
         if not rest:
             model = await self._run(self._instance.model_of, key)
@@ -401,7 +411,7 @@ class Commands:
         model = await self._run(choose, key, rest, any_model=self._everything)
         return _told(key, f"{model.name} answers here from now on.")
 
-    async def _help(self, key: str, rest: str, tell: Tell) -> Answer:
+    async def _help(self, key: str, rest: str, tell: EventHandler) -> Answer:
         del rest, tell
         lines = [
             f"- `/{name}{' ' if one.arguments else ''}{one.arguments}` {one.help}"
@@ -449,7 +459,7 @@ def _last_said(history: Sequence[Message]) -> int | None:
     found = [
         index
         for index, message in enumerate(history)
-        if speaks(body := message.to_dict()) and words_of(body)
+        if has_text(body := message.to_dict()) and text_parts_of(body)
     ]
     return found[-1] if found else None
 

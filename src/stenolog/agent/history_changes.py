@@ -14,7 +14,7 @@ RewriteResult = Literal["done", "unchanged", "message arrived"]
 """unchanged: `make` returned None. message arrived: nothing changed because of a new message."""
 
 
-def rewrite(
+def replace_history(
     sessions: SessionStore,
     key: str,
     make: Callable[[Sequence[Message]], NewHistory | None],

@@ -12,19 +12,19 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stenolog.agent.blocking_model import BlockingAsk, Threadwise
 from stenolog.agent.spec import AgentSpec
-from stenolog.agent.tool_calls import Calling
-from stenolog.agent.tools import BUILT_IN, Here, Tool, as_tools
-from stenolog.agent.turn_options import AS_USUAL, Manner, tool_name
+from stenolog.agent.tool_calls import ToolRunner
+from stenolog.agent.tools import BUILT_IN, Tool, ToolContext, as_tools
+from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions, tool_name
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summarize import Compaction
 from stenolog.errors import NoSuchSession, StenologError, StoreUnavailable, UsageError
-from stenolog.memory.consolidation import Consolidated
+from stenolog.memory.consolidation import ConsolidationReport
 from stenolog.memory.facade import AGENT, Memory
-from stenolog.memory.recall import Recalled
+from stenolog.memory.recall import RecallResult
 from stenolog.memory.scopes import Scope, scope_of
-from stenolog.providers.chat_model import ChatModel, KnowsItsContext
+from stenolog.providers.chat_model import ChatModel, HasContextWindow
 from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES
@@ -70,7 +70,7 @@ class AgentInstance:
         self._models = {"": model}
         self._contexts: dict[str, Context] = {}
         self._tools = as_tools([*BUILT_IN, *tools]) if spec.tools else {}
-        self.calling = Calling(
+        self.calling = ToolRunner(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )
         self._noting = Threadwise(model)
@@ -235,18 +235,20 @@ class AgentInstance:
                 self._models[name] = self._open_model(name)
             return self._models[name]
 
-    def context(self, model: ChatModel, manner: Manner = AS_USUAL) -> Context:
+    def context(self, model: ChatModel, manner: TurnOptions = DEFAULT_OPTIONS) -> Context:
         """Return the context builder for this model; it also writes summaries."""
         with self._opening:
             if model.name not in self._contexts:
                 limits = self.spec.limits
-                if isinstance(model, KnowsItsContext):
+                if isinstance(model, HasContextWindow):
                     limits = limits.at_most(model.context)
-                self._contexts[model.name] = self._context(model, manner=AS_USUAL, limits=limits)
+                self._contexts[model.name] = self._context(
+                    model, manner=DEFAULT_OPTIONS, limits=limits
+                )
             usual = self._contexts[model.name]
         return usual if manner.as_usual else self._context(model, manner, limits=usual.limits)
 
-    def _context(self, model: ChatModel, manner: Manner, *, limits: Limits) -> Context:
+    def _context(self, model: ChatModel, manner: TurnOptions, *, limits: Limits) -> Context:
         return Context(
             self.sessions,
             self.ask.by(model),
@@ -266,7 +268,7 @@ class AgentInstance:
         """Definitions of the agent's tools, in OpenAI's format."""
         return [one.definition() for one in self._tools.values()]
 
-    def offered(self, manner: Manner) -> list[dict[str, Any]]:
+    def offered(self, manner: TurnOptions) -> list[dict[str, Any]]:
         """Return the tool definitions for a turn: the client's tools, then the agent's."""
         taken = manner.client_tools
         own = self.definitions if manner.own_tools else []
@@ -278,14 +280,14 @@ class AgentInstance:
         """Return the tool with this name, or None."""
         return self._tools.get(name)
 
-    def here(self, key: str, *, sender: str | None = "") -> Here:
+    def here(self, key: str, *, sender: str | None = "") -> ToolContext:
         """Return facts about a session for its tools; `sender` as in `memory_scope`."""
         found = (
             None
             if self.memory is None
             else lambda question: self.recall(question, key, sender=sender)
         )
-        return Here(key=key, agent=self.id, recall=found, zone=self._zone)
+        return ToolContext(key=key, agent=self.id, recall=found, zone=self._zone)
 
     def memory_scope(
         self, key: str, *, sender: str | None = "", info: SessionInfo | None = None
@@ -321,25 +323,25 @@ class AgentInstance:
         *,
         sender: str | None = "",
         info: SessionInfo | None = None,
-    ) -> Recalled:
+    ) -> RecallResult:
         """Return memories for a question; nothing if there is no memory or recall fails.
 
         `sender` (who sees the result) and `info` are as in `memory_scope`.
         """
         if self.memory is None or not question.strip():
-            return Recalled()
+            return RecallResult()
         try:
             scope = self.memory_scope(key, sender=sender, info=info)
             budget = self.spec.recall_tokens
             return self.memory.recall(question, scope=scope, budget=budget, asking=key)
         except StenologError as error:
             _logger.warning("nothing could be recalled for %r: %s", key, error)
-            return Recalled()
+            return RecallResult()
 
-    def consolidate(self, key: str) -> Consolidated:
+    def consolidate(self, key: str) -> ConsolidationReport:
         """Write some notes about a session, with the model of that session."""
         if self.memory is None:
-            return Consolidated()
+            return ConsolidationReport()
         with self._noting.using(self.model_of(key)):
             return self.memory.consolidate(key, most_calls=1)
 

@@ -13,9 +13,9 @@ from stenolog.agent.commands import Commands
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.resume import Resumer
-from stenolog.agent.scheduler import TTL, Left, TurnScheduler
-from stenolog.agent.turn_events import Answer, Event, Inbound, Tell, nobody
-from stenolog.agent.turn_options import AS_USUAL, Manner
+from stenolog.agent.scheduler import TTL, InterruptedTurn, TurnScheduler
+from stenolog.agent.turn_events import Answer, Event, EventHandler, Inbound, nobody
+from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
 from stenolog.catalog.message_metadata import received, requested
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreClosed, UsageError
 from stenolog.sessions.keys import check_sender
@@ -62,11 +62,11 @@ class AgentLoop:
         self,
         inbound: Inbound,
         *,
-        tell: Tell = nobody,
+        tell: EventHandler = nobody,
         agent: str | None = None,
         everything: bool = False,
         commands_too: bool = True,
-        manner: Manner = AS_USUAL,
+        manner: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
         """Store a message and answer it, or run a command.
@@ -115,9 +115,9 @@ class AgentLoop:
         key: str,
         change: Callable[[SessionStore], Awaitable[Answer | None]],
         *,
-        tell: Tell = nobody,
+        tell: EventHandler = nobody,
         agent: str | None = None,
-        manner: Manner = AS_USUAL,
+        manner: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
         """Run `change` while holding the lease, then answer unanswered messages.
@@ -193,7 +193,7 @@ class AgentLoop:
         self,
         key: str | None = None,
         *,
-        tell: Tell = nobody,
+        tell: EventHandler = nobody,
         agent: str | None = None,
         idle_for: float = 0.0,
         each: Callable[[Answer], Awaitable[None]] | None = None,
@@ -225,7 +225,7 @@ class AgentLoop:
         """Wait until summaries and notes are done too, for tests and scripts."""
         await self._turns.quiet()
 
-    async def close(self, *, patience: float = 10.0) -> Left:
+    async def close(self, *, patience: float = 10.0) -> InterruptedTurn:
         """Wait up to `patience` seconds for turns in progress, cancel the others, close everything.
 
         Cancelled turns stay in the log and resume at the next start. A second call only returns the
@@ -251,7 +251,7 @@ class AgentLoop:
         self._turns.threads.close()
 
 
-def _careful(tell: Tell) -> Tell:
+def _careful(tell: EventHandler) -> EventHandler:
     """Wrap a callback: its errors are logged and do not end the turn."""
 
     def careful(event: Event) -> None:

@@ -11,10 +11,10 @@ from typing import Final
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import NotLeased, Seat, TurnScheduler, failed
 from stenolog.agent.turn import Turn
-from stenolog.agent.turn_events import Answer, Tell
-from stenolog.agent.turn_options import Manner
-from stenolog.agent.turn_ownership import OthersTurns, hide_late_message, is_own_turn, late_message
-from stenolog.context.turn_state import standing
+from stenolog.agent.turn_events import Answer, EventHandler
+from stenolog.agent.turn_options import TurnOptions
+from stenolog.agent.turn_ownership import ForeignTurns, hide_late_message, is_own_turn, late_message
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     ContextTooSmall,
     ModelRefused,
@@ -48,14 +48,14 @@ class Resumer:
         self._turns = turns
         self._backoff = ResumeBackoff()
         self._idle = IdleSessions()
-        self._others = OthersTurns()
+        self._others = ForeignTurns()
         self._too_old: list[str] = []
         """Sessions whose turn was closed since the last log line about it."""
         self._searched: set[str | None] = set()
         """Agents whose recent sessions were searched for late messages."""
 
     async def resume(
-        self, instance: AgentInstance, key: str, *, tell: Tell, idle_for: float = 0.0
+        self, instance: AgentInstance, key: str, *, tell: EventHandler, idle_for: float = 0.0
     ) -> Answer | None:
         """Resume an unfinished turn, or close it if it is too old; return None if there is none.
 
@@ -93,7 +93,7 @@ class Resumer:
         self,
         instance: AgentInstance,
         *,
-        tell: Tell,
+        tell: EventHandler,
         idle_for: float = 0.0,
         each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
@@ -136,16 +136,16 @@ class Resumer:
         key: str,
         seat: Seat,
         sessions: SessionStore,
-        tell: Tell,
+        tell: EventHandler,
     ) -> tuple[Answer | None, Turn | None]:
         view = await self._turns.threads.run(_view, sessions, key)
-        where = standing(view.messages)
+        where = turn_state(view.messages)
         own = is_own_turn(view.messages, after=forked_at(view.info))
         if not where.unfinished or not own:  # guard: resume-own
             return None, None
         if _seconds_since(view.messages[-1].at) <= instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
-            manner = Manner(sender=None)
+            manner = TurnOptions(sender=None)
             answer, turn = await self._turns.run_turn(
                 instance, key, seat, sessions, None, tell, manner, view
             )
@@ -217,7 +217,7 @@ class IdleSessions:
         return now - since
 
 
-def _interrupted(instance: AgentInstance, others: OthersTurns) -> list[str]:
+def _interrupted(instance: AgentInstance, others: ForeignTurns) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
     The log decides once the session is leased. Sessions of other programs are never leased.

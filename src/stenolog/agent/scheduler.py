@@ -15,16 +15,24 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.agent import turn_lease
-from stenolog.agent.background_notes import Notetaking
-from stenolog.agent.blocking_model import Closing
+from stenolog.agent.background_notes import BackgroundNotes
+from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.shielded_wait import settled
 from stenolog.agent.threads import Threads
 from stenolog.agent.turn import TRIES, Fate, Turn, gone, take_back, told_answer
-from stenolog.agent.turn_events import Answer, Compacted, Heard, Noticed, Outcome, Tell, nobody
-from stenolog.agent.turn_options import AS_USUAL, Manner
-from stenolog.agent.unsaved import InHand, new_token
+from stenolog.agent.turn_events import (
+    Answer,
+    EventHandler,
+    MessageStored,
+    Notice,
+    Outcome,
+    SummaryCreated,
+    nobody,
+)
+from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
+from stenolog.agent.unsaved import UnsavedMessages, new_token
 from stenolog.context.summarize import Compaction
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import (
@@ -54,7 +62,7 @@ CLOSES: Final = "the agent closes; this is answered at the next start"
 _logger = logging.getLogger("stenolog")
 
 
-class Left(Struct, frozen=True, kw_only=True):
+class InterruptedTurn(Struct, frozen=True, kw_only=True):
     """Unfinished work when the scheduler closes."""
 
     turns: tuple[str, ...] = ()
@@ -75,7 +83,7 @@ class Left(Struct, frozen=True, kw_only=True):
         return "; ".join(words) or "nothing is left undone"
 
 
-class Busy(Exception):
+class SessionBusy(Exception):
     """Another turn holds the lock or the lease."""
 
 
@@ -93,13 +101,13 @@ class NotLeased(StenologError):
 class Seat:
     """The state of one session in this process."""
 
-    def __init__(self, in_hand: InHand) -> None:
+    def __init__(self, in_hand: UnsavedMessages) -> None:
         self.turn_lock = asyncio.Lock()
         self.in_hand = in_hand
         self.turn: Turn | None = None
         self.task: asyncio.Task[Answer] | None = None
         self.settling: asyncio.Task[None] | None = None
-        self.tell: Tell = nobody
+        self.tell: EventHandler = nobody
         self.users = 0
         self.asking = 0
         """Number of messages that are being stored or wait for their answer."""
@@ -140,7 +148,7 @@ class TurnScheduler:
         self._registry = registry
         self._ttl = ttl
         self._seats: dict[tuple[str | None, str], Seat] = {}
-        self._notetaking: dict[str | None, Notetaking] = {}
+        self._notetaking: dict[str | None, BackgroundNotes] = {}
         self._closed = False
         self._left_off: set[str] = set()
         self._nobody_here = asyncio.Event()
@@ -149,7 +157,7 @@ class TurnScheduler:
             instance.ask.bind(self.threads.event_loop)
             instance.on_compaction = partial(self._compacted, instance)
             if instance.memory is not None and instance.spec.consolidation:
-                self._notetaking[instance.id] = Notetaking(instance, self.threads)
+                self._notetaking[instance.id] = BackgroundNotes(instance, self.threads)
 
     def check_open(self) -> None:
         """Raise StoreClosed if the scheduler is closed."""
@@ -177,8 +185,8 @@ class TurnScheduler:
         body: Mapping[str, Any],
         *,
         once: str = "",
-        tell: Tell = nobody,
-        manner: Manner = AS_USUAL,
+        tell: EventHandler = nobody,
+        manner: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
         """Store a message, and run a turn that answers it and all other unanswered messages.
@@ -202,7 +210,7 @@ class TurnScheduler:
                 error = await self.threads.run(_withdrawn, instance.store, view, seq, body)
                 return failed(key, seat, error)
             if seq is not None:
-                tell(Heard(seq=seq))
+                tell(MessageStored(seq=seq))
             if once and not is_new:
                 found = await self._found(instance, key, seat, seq, token, "again")
                 if found is not None:
@@ -222,9 +230,9 @@ class TurnScheduler:
         key: str,
         change: Callable[[SessionStore], Awaitable[Answer | None]],
         *,
-        tell: Tell,
+        tell: EventHandler,
         wait: bool = False,
-        manner: Manner = AS_USUAL,
+        manner: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
         """Run `change` while holding the lease. Raise Busy if another turn runs.
@@ -235,7 +243,7 @@ class TurnScheduler:
         """
         with self.used(instance, key) as seat:
             if seat.turn_lock.locked() and not wait:
-                raise Busy
+                raise SessionBusy
             async with seat.turn_lock:
                 if seat.settling is not None:
                     await asyncio.wait([seat.settling])
@@ -249,7 +257,7 @@ class TurnScheduler:
                         return done
                     if lease is None:
                         # Another process created the session in the meantime.
-                        raise Busy
+                        raise SessionBusy
                     answer, turn = await self.run_turn(
                         instance, key, seat, sessions, None, tell, manner, view
                     )
@@ -261,7 +269,7 @@ class TurnScheduler:
         instance: AgentInstance,
         key: str,
         seat: Seat,
-        tell: Tell,
+        tell: EventHandler,
         *,
         wait: bool,
         known: SessionView | None,
@@ -287,7 +295,7 @@ class TurnScheduler:
         try:
             return await self.lease(instance, key)
         except StoreBusy as error:
-            raise Busy from error
+            raise SessionBusy from error
         except NoSuchSession:
             return None
 
@@ -306,7 +314,7 @@ class TurnScheduler:
 
     # --- closing -----------------------------------------------------------------------------
 
-    async def close(self, *, patience: float) -> Left:
+    async def close(self, *, patience: float) -> InterruptedTurn:
         """Wait up to `patience` seconds for turns in progress, then cancel them.
 
         Cancelled turns stay in the log, and the next start resumes them. If two calls overlap, the
@@ -325,7 +333,7 @@ class TurnScheduler:
             await self.save_unsaved(instance)
         for notetaking in self._notetaking.values():
             await notetaking.close()
-        return Left(
+        return InterruptedTurn(
             turns=tuple(sorted(self._left_off)),
             not_saved=sum(len(seat.in_hand.bodies) for seat in self._seats.values()),
             hanging=len(self.busy),
@@ -370,8 +378,8 @@ class TurnScheduler:
         seat: Seat,
         seq: int | None,
         token: str,
-        tell: Tell,
-        manner: Manner,
+        tell: EventHandler,
+        manner: TurnOptions,
         view: SessionView | None,
     ) -> Answer:
         try:
@@ -414,8 +422,8 @@ class TurnScheduler:
         seat: Seat,
         sessions: SessionStore,
         seq: int | None,
-        tell: Tell,
-        manner: Manner = AS_USUAL,
+        tell: EventHandler,
+        manner: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> tuple[Answer, Turn]:
         """Run a turn as a separate task, which `stop` and the caller can cancel."""
@@ -443,7 +451,7 @@ class TurnScheduler:
         try:
             # A task that was cancelled before it started has not stored the interruption.
             answer = await turn.close("stopped") if task.cancelled() else task.result()
-        except Closing:
+        except ModelClosing:
             raise StoreClosed(CLOSES) from None
         return answer, turn
 
@@ -454,8 +462,8 @@ class TurnScheduler:
         seat: Seat,
         sessions: SessionStore,
         seq: int | None,
-        tell: Tell,
-        manner: Manner = AS_USUAL,
+        tell: EventHandler,
+        manner: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Turn:
         """Create a turn without starting it."""
@@ -472,7 +480,7 @@ class TurnScheduler:
         )
 
     async def _waited_for(
-        self, instance: AgentInstance, key: str, seat: Seat, seq: int | None, tell: Tell
+        self, instance: AgentInstance, key: str, seat: Seat, seq: int | None, tell: EventHandler
     ) -> Lease | Answer | None:
         """Wait for the lease, or until another process has answered the message at `seq`.
 
@@ -488,7 +496,7 @@ class TurnScheduler:
                     if seq is not None and (found := await self._answered(instance, key, seq)):
                         return told_answer(key, found, "elsewhere")
                     if not told:
-                        tell(Noticed(words=f"waiting for the turn in this session: {error}"))
+                        tell(Notice(words=f"waiting for the turn in this session: {error}"))
                         told = True
                 except NoSuchSession:
                     if seq is not None:
@@ -549,13 +557,13 @@ class TurnScheduler:
     # --- after the answer --------------------------------------------------------------------
 
     def settle_later(
-        self, instance: AgentInstance, key: str, seat: Seat, tell: Tell, turn: Turn
+        self, instance: AgentInstance, key: str, seat: Seat, tell: EventHandler, turn: Turn
     ) -> None:
         """Summarize in the background; the next turn of the session waits for it."""
         seat.settling = asyncio.create_task(self._settle(instance, key, seat, tell, turn))
 
     async def _settle(
-        self, instance: AgentInstance, key: str, seat: Seat, tell: Tell, turn: Turn
+        self, instance: AgentInstance, key: str, seat: Seat, tell: EventHandler, turn: Turn
     ) -> None:
         """Summarize if needed, and queue the session for notes."""
         try:
@@ -564,10 +572,10 @@ class TurnScheduler:
                 await self.threads.run(instance.sessions.save, key)
             if instance.id in self._notetaking and not self._closed:
                 self._notetaking[instance.id].add(key)
-        except (Closing, NoSuchSession):
+        except (ModelClosing, NoSuchSession):
             return
         except StenologError as error:
-            tell(Noticed(words=f"the conversation could not be compacted: {error}"))
+            tell(Notice(words=f"the conversation could not be compacted: {error}"))
         except Exception:
             _logger.exception("what follows an answer in %r failed", key)
         finally:
@@ -581,7 +589,7 @@ class TurnScheduler:
     def _tell_of(self, instance: AgentInstance, done: Compaction) -> None:
         seat = self._seats.get((instance.id, done.key))
         if seat is not None:
-            seat.tell(Compacted(compaction=done))
+            seat.tell(SummaryCreated(compaction=done))
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
         found = [task for seat in self._seats.values() for task in (seat.task, seat.settling)]
@@ -595,7 +603,7 @@ class TurnScheduler:
         self.check_open()
         place = (instance.id, key)
         if place not in self._seats:
-            self._seats[place] = Seat(InHand(key, self.threads.run))
+            self._seats[place] = Seat(UnsavedMessages(key, self.threads.run))
         seat = self._seats[place]
         seat.users += 1
         self._nobody_here.clear()

@@ -31,7 +31,7 @@ async def outcome(future: asyncio.Future[T]) -> T:
     return future.result()
 
 
-async def ended(tasks: Iterable[asyncio.Task[Any]]) -> bool:
+async def wait_until_done(tasks: Iterable[asyncio.Task[Any]]) -> bool:
     """Cancel the tasks and wait for them; return whether the caller was cancelled while waiting."""
     found = list(tasks)
     for task in found:

@@ -5,7 +5,7 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.context.budget import Limits
-from stenolog.context.request_messages import Needs
+from stenolog.context.request_messages import ProviderRequirements
 
 SYSTEM: Final = (
     "You are a helpful assistant. Answer in plain words, and in Markdown where it helps. "
@@ -32,7 +32,7 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     """Name of the model, as in the settings; empty: chosen automatically."""
     system: str = SYSTEM
     limits: Limits = Limits()
-    needs: Needs = Needs()
+    needs: ProviderRequirements = ProviderRequirements()
     max_iterations: int = 25
     """Maximum number of requests to the model per turn."""
     tool_timeout: float = 60.0

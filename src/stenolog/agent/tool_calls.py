@@ -13,24 +13,24 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.shielded_wait import ended
-from stenolog.agent.tools import Here, Tool, as_text, read_arguments
-from stenolog.agent.turn_events import Tell, ToolBegan, ToolEnded
+from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.tools import Tool, ToolContext, as_text, read_arguments
+from stenolog.agent.turn_events import EventHandler, ToolFinished, ToolStarted
 from stenolog.catalog.message_metadata import ran_for
 
 STOPPED: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
 
 
-def not_made(call: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+def not_made(call: Mapping[str, Any], tell: EventHandler) -> dict[str, Any]:
     """Return an error result for a call that was cut off at the model's limit."""
     name = call["function"]["name"]
     words = "Error: the answer was cut off at the model's limit, and so this call was not made"
-    tell(ToolBegan(id=call["id"], name=name, arguments=call["function"]["arguments"]))
-    tell(ToolEnded(id=call["id"], name=name, text=words, failed=True, seconds=0.0))
+    tell(ToolStarted(id=call["id"], name=name, arguments=call["function"]["arguments"]))
+    tell(ToolFinished(id=call["id"], name=name, text=words, failed=True, seconds=0.0))
     return {"role": "tool", "tool_call_id": call["id"], "content": words}
 
 
-class Calling(Struct, frozen=True, kw_only=True):
+class ToolRunner(Struct, frozen=True, kw_only=True):
     """The available tools, with the limits of their time and output."""
 
     tools: Mapping[str, Tool]
@@ -42,9 +42,9 @@ class Calling(Struct, frozen=True, kw_only=True):
     async def run(
         self,
         calls: Sequence[Mapping[str, Any]],
-        here: Here,
+        here: ToolContext,
         *,
-        tell: Tell,
+        tell: EventHandler,
         keep: Callable[[dict[str, Any]], Awaitable[object]],
     ) -> None:
         """Run the calls and pass each result to `keep` immediately.
@@ -60,7 +60,7 @@ class Calling(Struct, frozen=True, kw_only=True):
         try:
             await asyncio.gather(*together)
         finally:
-            if await ended(together):
+            if await wait_until_done(together):
                 raise asyncio.CancelledError
         for call in alone:
             await one(call)
@@ -69,17 +69,19 @@ class Calling(Struct, frozen=True, kw_only=True):
         found = self.tools.get(call["function"]["name"])
         return found is not None and found.alone
 
-    async def _result(self, call: Mapping[str, Any], here: Here, tell: Tell) -> dict[str, Any]:
+    async def _result(
+        self, call: Mapping[str, Any], here: ToolContext, tell: EventHandler
+    ) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        tell(ToolBegan(id=call["id"], name=name, arguments=arguments))
+        tell(ToolStarted(id=call["id"], name=name, arguments=arguments))
         began = time.monotonic()
         failed, text = await self._outcome(name, arguments, here)
         took = time.monotonic() - began
-        tell(ToolEnded(id=call["id"], name=name, text=text, failed=failed, seconds=took))
+        tell(ToolFinished(id=call["id"], name=name, text=text, failed=failed, seconds=took))
         body = {"role": "tool", "tool_call_id": call["id"], "content": text}
         return ran_for(body, seconds=took, failed=failed)
 
-    async def _outcome(self, name: str, arguments: str, here: Here) -> tuple[bool, str]:
+    async def _outcome(self, name: str, arguments: str, here: ToolContext) -> tuple[bool, str]:
         """Return whether the call failed, and the text for the model."""
         tool = self.tools.get(name)
         if tool is None:
@@ -104,7 +106,7 @@ class Calling(Struct, frozen=True, kw_only=True):
         return False, as_text(result, limit=self.limit)
 
 
-async def _called(tool: Tool, given: Mapping[str, Any], here: Here) -> Any:
+async def _called(tool: Tool, given: Mapping[str, Any], here: ToolContext) -> Any:
     if tool.is_async:
         return await tool.call(given, here)
     # A daemon thread, not a pool: a tool that hangs cannot be stopped and must not keep the program

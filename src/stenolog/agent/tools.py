@@ -2,7 +2,7 @@
 
 The type hints become the JSON schema for the model, and arguments are checked against them. The
 docstring describes the function, and `Annotated[str, "…"]` describes an argument. A parameter of
-type `Here` is hidden from the model and gets the session of the call.
+type `ToolContext` is hidden from the model and gets the session of the call.
 """
 
 import inspect
@@ -16,20 +16,20 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.errors import UsageError
-from stenolog.memory.recall import Recalled
+from stenolog.memory.recall import RecallResult
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Tool names that every provider accepts."""
 _REF: Final = "#/$defs/"
 
 
-class Here(Struct, frozen=True, kw_only=True):
+class ToolContext(Struct, frozen=True, kw_only=True):
     """The session in which a tool is called."""
 
     key: str
     """Key of the session."""
     agent: str | None
-    recall: Callable[[str], Recalled] | None = None
+    recall: Callable[[str], RecallResult] | None = None
     """Searches the memory of the session's user; None if the agent has no memory."""
     zone: tzinfo = UTC
     """Time zone of the user."""
@@ -42,7 +42,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     description: str
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
-    call: Callable[[Mapping[str, Any], Here], Any]
+    call: Callable[[Mapping[str, Any], ToolContext], Any]
     """Checks the arguments and calls the function. Raises ValidationError."""
     is_async: bool = False
     repeatable: bool = False
@@ -103,7 +103,7 @@ def tool(
             f"{called}_arguments", fields, forbid_unknown_fields=True, kw_only=True
         )
 
-        def call(given: Mapping[str, Any], where: Here) -> Any:
+        def call(given: Mapping[str, Any], where: ToolContext) -> Any:
             found = msgspec.convert(given, arguments, strict=False)
             values = {field: getattr(found, field) for field in arguments.__struct_fields__}
             return function(**values, **({here: where} if here else {}))
@@ -179,7 +179,7 @@ def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], s
             raise UsageError(f"tool {called!r}: {name} takes anything; name each argument")
         if name not in hints:
             raise UsageError(f"tool {called!r}: {name} has no type hint, so no model can fill it")
-        if hints[name] is Here:
+        if hints[name] is ToolContext:
             here = name
             continue
         kind = _described(hints[name])
@@ -220,7 +220,7 @@ def _schema(arguments: type[Struct], called: str) -> dict[str, Any]:
 @tool(repeatable=True)
 def recall(
     question: Annotated[str, "what to look for, in plain words; names and dates help"],
-    here: Here,
+    here: ToolContext,
 ) -> str:
     """Search your notes about this user and your past conversations with them."""
     if here.recall is None:
@@ -229,7 +229,7 @@ def recall(
 
 
 @tool(repeatable=True)
-def now(here: Here) -> str:
+def now(here: ToolContext) -> str:
     """The date and the time, with the weekday and the zone."""
     return datetime.now(here.zone).strftime("%A, %Y-%m-%d %H:%M:%S %Z (UTC%z)")
 

@@ -12,30 +12,30 @@ from typing import Any, Final, Literal, NamedTuple
 
 from msgspec.structs import asdict
 
-from stenolog.agent.blocking_model import Closing
+from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.shielded_wait import settled
 from stenolog.agent.threads import Threads
 from stenolog.agent.tool_calls import STOPPED, not_made
 from stenolog.agent.turn_events import (
     Answer,
-    Asked,
-    Counted,
-    Noticed,
-    NotSaved,
+    EventHandler,
+    ModelCalled,
+    Notice,
     Outcome,
-    Said,
-    Tell,
-    Thought,
+    SaveFailed,
+    TextDelta,
+    ThinkingDelta,
+    UsageReported,
 )
-from stenolog.agent.turn_options import AS_USUAL, Manner
+from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
 from stenolog.agent.turn_ownership import hide_late_message, is_own_call
-from stenolog.agent.unsaved import InHand, Seen
+from stenolog.agent.unsaved import Seen, UnsavedMessages
 from stenolog.catalog.message_metadata import for_client, made_by
 from stenolog.codec import encode_message
 from stenolog.context.context import Attempt
-from stenolog.context.message_parts import Call, calls_of, words_of
-from stenolog.context.turn_state import Standing, answer_to, standing
+from stenolog.context.message_parts import Call, calls_of, text_parts_of
+from stenolog.context.turn_state import TurnState, answer_to, turn_state
 from stenolog.errors import (
     LeaseLost,
     ModelRefused,
@@ -44,7 +44,7 @@ from stenolog.errors import (
     SessionDeleted,
     StenologError,
 )
-from stenolog.memory.recall import Recalled
+from stenolog.memory.recall import RecallResult
 from stenolog.providers.chat_model import ChatModel, Reply
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
@@ -91,7 +91,7 @@ class _Request(NamedTuple):
     """The next request to the model."""
 
     model: ChatModel
-    recalled: Recalled
+    recalled: RecallResult
     attempt: Attempt
     token: str
     """Idempotency key of the newest unsaved message in the request."""
@@ -105,12 +105,12 @@ class Turn:
         instance: AgentInstance,
         key: str,
         sessions: SessionStore,
-        in_hand: InHand,
+        in_hand: UnsavedMessages,
         *,
         threads: Threads,
-        tell: Tell,
+        tell: EventHandler,
         asked_for: int | None = None,
-        manner: Manner = AS_USUAL,
+        manner: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> None:
         """Create a turn.
@@ -135,7 +135,7 @@ class Turn:
         """Tokens that the provider counted in the last request; None if it reports none."""
         self._ending = ""
         """The text of the final answer while it is stored."""
-        self._recalled: tuple[str, Recalled] = ("", Recalled())
+        self._recalled: tuple[str, RecallResult] = ("", RecallResult())
         self._sources: dict[str, tuple[str, int] | None] = {}
         """Sessions of the recalled messages, as returned by `_sources_of`."""
         self._results: dict[str, str] = {}
@@ -161,7 +161,7 @@ class Turn:
         self.begun = True
         try:
             return await self._answer()
-        except (asyncio.CancelledError, Closing):
+        except (asyncio.CancelledError, ModelClosing):
             if self.fate == "lost":
                 raise LeaseLost(self._key, 0) from None
             if self.fate == "left":
@@ -169,13 +169,13 @@ class Turn:
             return await self._outlasting("stopped")
         except _HistoryChanged:
             self._drop()
-            self._tell(Said(text=HIDDEN_UNANSWERED))
+            self._tell(TextDelta(text=HIDDEN_UNANSWERED))
             return self._made(HIDDEN_UNANSWERED, None)
         except (ModelUnavailable, ModelRefused) as error:
             if not self._reply.text:
                 raise
             broken = await self._outlasting("broken off")
-            self._tell(Noticed(words=f"{error}; what was said is kept, /retry asks again"))
+            self._tell(Notice(words=f"{error}; what was said is kept, /retry asks again"))
             return broken
 
     async def close(self, why: str) -> Answer:
@@ -189,8 +189,8 @@ class Turn:
         found = await self._request(check=saved)
         if isinstance(found, Answer):
             return found
-        request = None if isinstance(found, Standing) else found
-        if isinstance(found, Standing):
+        request = None if isinstance(found, TurnState) else found
+        if isinstance(found, TurnState):
             again = await self._run(self._may_try_again, found)
             await self._finish_calls(found, again=again)
             if found.of_client:
@@ -231,7 +231,7 @@ class Turn:
     def _handed_over(self, history: Sequence[Message], calls: list[dict[str, Any]]) -> Answer:
         """Return the pending calls of a turn that waits for its client again."""
         last = next(message for message in reversed(history) if calls_of(message.to_dict()))
-        return self._made(words_of(last.to_dict()), last.seq, calls=calls)
+        return self._made(text_parts_of(last.to_dict()), last.seq, calls=calls)
 
     # --- the request -------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Turn:
         assert isinstance(request, _Request)
         return request
 
-    async def _request(self, *, check: bool) -> "_Request | Standing | Answer":
+    async def _request(self, *, check: bool) -> "_Request | TurnState | Answer":
         """Read the session and build the next request, in one thread call.
 
         `check`: return the answer if the log has it already, or the pending calls if tool calls
@@ -254,13 +254,13 @@ class Turn:
 
     def _build(
         self, unsaved: Sequence[Mapping[str, Any]], token: str, *, check: bool
-    ) -> "_Request | Standing | Answer":
+    ) -> "_Request | TurnState | Answer":
         self.report_usage()
         if check and self.view is not None:
             # A killed turn may have left an answer whose question was hidden.
             hide_late_message(self._sessions, self.view)
         view = self._read_question(unsaved)
-        where = Standing() if view is None else standing(view.messages)
+        where = TurnState() if view is None else turn_state(view.messages)
         self._asked_seqs |= frozenset(where.unanswered)
         if check and view is not None and (found := self._left_open(view, where)) is not None:
             return found
@@ -308,7 +308,7 @@ class Turn:
         """Return the error for a session that was deleted or purged during the turn."""
         return gone(self._sessions.store, self._key)
 
-    def _left_open(self, view: SessionView, where: Standing) -> Standing | Answer | None:
+    def _left_open(self, view: SessionView, where: TurnState) -> TurnState | Answer | None:
         """Return the answer if the log has it, otherwise pending calls; None if there are none."""
         if self._asked_for:
             found = answer_in(self._sessions, view, self._asked_for)
@@ -325,7 +325,9 @@ class Turn:
         meta = {} if view is None else view.info.meta
         return self._instance.chosen_model(meta, self._tell_from_thread)
 
-    def _recall(self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]) -> Recalled:
+    def _recall(
+        self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]
+    ) -> RecallResult:
         """Search the memory for the user's newest text, once per text.
 
         It searches again if a session that it found was deleted or purged since.
@@ -337,7 +339,7 @@ class Turn:
         )
         if question == self._recalled[0] and self._sources == self._sources_of(self._recalled[1]):
             return self._recalled[1]
-        self._recalled, self._sources = (question, Recalled()), {}
+        self._recalled, self._sources = (question, RecallResult()), {}
         info = None if view is None else view.info
         for _ in range(_SEARCHES):
             found = self._instance.recall(
@@ -349,7 +351,7 @@ class Turn:
                 break
         return self._recalled[1]
 
-    def _sources_of(self, recalled: Recalled) -> dict[str, tuple[str, int] | None]:
+    def _sources_of(self, recalled: RecallResult) -> dict[str, tuple[str, int] | None]:
         """Return uid and generation of the sessions that messages were recalled from.
 
         The generation increases when messages are purged. None: the session is gone or unreadable.
@@ -373,7 +375,9 @@ class Turn:
             window = attempt.window
             told = 0 if window.memory_left_out else len(request.recalled.found)
             self._tell(
-                Asked(model=model.name, tokens=window.tokens, budget=window.budget, recalled=told)
+                ModelCalled(
+                    model=model.name, tokens=window.tokens, budget=window.budget, recalled=told
+                )
             )
             self._seen = Seen(upto=window.upto, token=request.token)
             began = time.monotonic()
@@ -387,7 +391,7 @@ class Turn:
         self._asked = (model.name, time.monotonic() - began)
         usage = self._reply.usage
         if usage is not None:
-            self._tell(Counted(usage=usage))
+            self._tell(UsageReported(usage=usage))
         self._prompt_tokens = None if usage is None else usage.prompt
 
     def report_usage(self) -> None:
@@ -409,11 +413,11 @@ class Turn:
             async for delta in deltas:
                 self._reply.add(delta)
                 if delta.notice:
-                    self._tell(Noticed(words=delta.notice))
+                    self._tell(Notice(words=delta.notice))
                 if delta.reasoning:
-                    self._tell(Thought(text=delta.reasoning))
+                    self._tell(ThinkingDelta(text=delta.reasoning))
                 if delta.text:
-                    self._tell(Said(text=delta.text))
+                    self._tell(TextDelta(text=delta.text))
 
     # --- tools -------------------------------------------------------------------------------
 
@@ -430,7 +434,7 @@ class Turn:
         here = self._instance.here(self._key, sender=self._manner.sender)
         await self._instance.calling.run(calls, here, tell=self._tell, keep=keep)
 
-    async def _finish_calls(self, where: Standing, *, again: bool) -> None:
+    async def _finish_calls(self, where: TurnState, *, again: bool) -> None:
         """Store results for the calls that a killed process left open.
 
         Repeatable calls run again; the others get a result that says that their effect is unknown.
@@ -447,7 +451,7 @@ class Turn:
         if repeated:
             await self._call(repeated)
 
-    def _may_try_again(self, where: Standing) -> bool:
+    def _may_try_again(self, where: TurnState) -> bool:
         """Return whether open calls may be repeated: only the agent's own, and a few times.
 
         A tool may kill the program each time. Calls that another program stored, or that a fork
@@ -471,9 +475,9 @@ class Turn:
 
     async def _end(self, reply: Reply) -> Answer:
         if reply.finish == "length":
-            self._tell(Noticed(words="the answer was cut off at the model's limit"))
+            self._tell(Notice(words="the answer was cut off at the model's limit"))
         if not reply.text.strip():
-            self._tell(Noticed(words="the model answered without a word"))
+            self._tell(Notice(words="the model answered without a word"))
         self._ending = reply.text
         seq = await self._keep(self._signed(reply), seen=self._seen)
         return self._made(reply.text, seq, finish=reply.finish)
@@ -485,7 +489,7 @@ class Turn:
         return made_by(reply.message(), model=model, seconds=seconds, usage=counted)
 
     async def _give_up(self, words: str) -> Answer:
-        self._tell(Said(text=words))
+        self._tell(TextDelta(text=words))
         body = {"role": "assistant", "content": words}
         seen = Seen(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
         return self._made(words, await self._keep(body, seen=seen))
@@ -507,7 +511,7 @@ class Turn:
             content = getattr(message, "content", None)
             if self._ending and message.seq > self._seen.upto and content == self._ending:
                 return self._made(self._ending, message.seq)  # the stop came too late
-        where = standing(history)
+        where = turn_state(history)
         for call in where.open_calls:
             await self._keep({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
         said = self._reply.text.rstrip()
@@ -543,8 +547,8 @@ class Turn:
     def _saved(self) -> bool:
         return not self._in_hand.bodies and not self._dropped
 
-    async def _where(self) -> Standing:
-        return standing(await self._run(self._sessions.get_history, self._key))
+    async def _where(self) -> TurnState:
+        return turn_state(await self._run(self._sessions.get_history, self._key))
 
     # --- storing -----------------------------------------------------------------------------
 
@@ -562,7 +566,7 @@ class Turn:
 
     def _drop(self) -> None:
         self._dropped = True
-        self._tell(NotSaved(count=1, words=HISTORY_CHANGED))
+        self._tell(SaveFailed(count=1, words=HISTORY_CHANGED))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
         """Append a message if the session still needs it. Blocks.
@@ -605,12 +609,12 @@ class Turn:
     def _wants(self, view: SessionView, body: Mapping[str, Any]) -> bool:
         """Return whether the visible messages still need this one."""
         if body.get("role") == "tool":
-            calls = standing(view.messages).open_calls
+            calls = turn_state(view.messages).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
         return not self._is_orphaned(view)
 
     def _tell_from_thread(self, words: str) -> None:
-        self._threads.event_loop.call_soon_threadsafe(self._tell, Noticed(words=words))
+        self._threads.event_loop.call_soon_threadsafe(self._tell, Notice(words=words))
 
 
 def gone(store: Store, key: str) -> NoSuchSession:
@@ -661,7 +665,7 @@ def told_answer(key: str, message: Message, outcome: Outcome) -> Answer:
     """Return an answer that is in the log, or the notice that its question was hidden."""
     body = message.to_dict()
     if body.get("role") == "assistant":
-        said = words_of(body)
+        said = text_parts_of(body)
     else:
         said = HIDDEN_UNANSWERED if outcome == "elsewhere" else ""
     return Answer(key=key, text=said, outcome=outcome, seq=message.seq)
@@ -674,12 +678,12 @@ def _given(key: str, history: Sequence[Message]) -> Answer:
         history[-1],
     )
     body = last.to_dict()
-    text = words_of(body) if body.get("role") == "assistant" else ""
+    text = text_parts_of(body) if body.get("role") == "assistant" else ""
     return Answer(key=key, text=text, outcome="elsewhere", seq=last.seq)
 
 
 def _question(body: Mapping[str, Any]) -> str:
-    return words_of(body).strip() if body.get("role") == "user" else ""
+    return text_parts_of(body).strip() if body.get("role") == "user" else ""
 
 
 def _round(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> object:

@@ -31,13 +31,13 @@ class Inbound(Struct, frozen=True, kw_only=True):
     """
 
 
-class Heard(Struct, frozen=True, kw_only=True):
+class MessageStored(Struct, frozen=True, kw_only=True):
     """The user's message is stored, with this seq."""
 
     seq: int
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class ModelCalled(Struct, frozen=True, kw_only=True):
     """A request to the model starts."""
 
     model: str
@@ -49,19 +49,19 @@ class Asked(Struct, frozen=True, kw_only=True):
     """Number of recalled notes and past messages in the request."""
 
 
-class Said(Struct, frozen=True, kw_only=True):
+class TextDelta(Struct, frozen=True, kw_only=True):
     """The next piece of the model's answer."""
 
     text: str
 
 
-class Thought(Struct, frozen=True, kw_only=True):
+class ThinkingDelta(Struct, frozen=True, kw_only=True):
     """The next piece of the model's reasoning, if the provider returns it."""
 
     text: str
 
 
-class ToolBegan(Struct, frozen=True, kw_only=True):
+class ToolStarted(Struct, frozen=True, kw_only=True):
     """A tool call starts."""
 
     id: str
@@ -70,7 +70,7 @@ class ToolBegan(Struct, frozen=True, kw_only=True):
     """JSON, as written by the model."""
 
 
-class ToolEnded(Struct, frozen=True, kw_only=True):
+class ToolFinished(Struct, frozen=True, kw_only=True):
     """A tool call ended. `text` is the result for the model."""
 
     id: str
@@ -80,51 +80,51 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Counted(Struct, frozen=True, kw_only=True):
+class UsageReported(Struct, frozen=True, kw_only=True):
     """Token counts that the provider reported for the last request."""
 
     usage: Usage
 
 
-class Compacted(Struct, frozen=True, kw_only=True):
+class SummaryCreated(Struct, frozen=True, kw_only=True):
     """The oldest turns were summarized."""
 
     compaction: Compaction
 
 
-class NotSaved(Struct, frozen=True, kw_only=True):
+class SaveFailed(Struct, frozen=True, kw_only=True):
     """The number of unsaved messages; `words` has the reason and what to do."""
 
     count: int
     words: str
 
 
-class SavedAfterAll(Struct, frozen=True, kw_only=True):
+class SaveRecovered(Struct, frozen=True, kw_only=True):
     """All unsaved messages are stored now."""
 
     count: int
 
 
-class Noticed(Struct, frozen=True, kw_only=True):
+class Notice(Struct, frozen=True, kw_only=True):
     """A notice for the user, one sentence."""
 
     words: str
 
 
 Event = (
-    Heard
-    | Asked
-    | Said
-    | Thought
-    | ToolBegan
-    | ToolEnded
-    | Counted
-    | Compacted
-    | NotSaved
-    | SavedAfterAll
-    | Noticed
+    MessageStored
+    | ModelCalled
+    | TextDelta
+    | ThinkingDelta
+    | ToolStarted
+    | ToolFinished
+    | UsageReported
+    | SummaryCreated
+    | SaveFailed
+    | SaveRecovered
+    | Notice
 )
-Tell = Callable[[Event], None]
+EventHandler = Callable[[Event], None]
 """Callback for events. It runs in the event loop and must not block; its errors are logged."""
 
 Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]

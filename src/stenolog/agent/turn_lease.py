@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from stenolog.agent.shielded_wait import ended, outcome, settled
+from stenolog.agent.shielded_wait import outcome, settled, wait_until_done
 from stenolog.agent.threads import Threads
 from stenolog.errors import LeaseLost, StenologError
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
@@ -42,7 +42,7 @@ async def held(
     try:
         yield JSONLBackend(lease.store, session=lease.key)
     finally:
-        cancelled = await ended([renewing])
+        cancelled = await wait_until_done([renewing])
         cancelled |= await settled(threads.lease(_release, lease))
         if cancelled:
             raise asyncio.CancelledError

@@ -6,7 +6,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 
-class Manner(Struct, frozen=True, kw_only=True):
+class TurnOptions(Struct, frozen=True, kw_only=True):
     """Client-side overrides for one turn. The defaults leave the agent's behaviour unchanged."""
 
     system: str | None = None
@@ -41,7 +41,7 @@ class Manner(Struct, frozen=True, kw_only=True):
         return self.system is None and not self.tools and self.own_tools
 
 
-AS_USUAL: Final = Manner()
+DEFAULT_OPTIONS: Final = TurnOptions()
 
 
 def tool_name(definition: Mapping[str, Any]) -> str:

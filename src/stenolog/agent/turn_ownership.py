@@ -12,8 +12,8 @@ from typing import Final
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, is_received, model_of, seen_by
-from stenolog.context.message_parts import calls_of, speaks
-from stenolog.context.turn_state import standing
+from stenolog.context.message_parts import calls_of, has_text
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import NoSuchSession
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
@@ -85,10 +85,10 @@ def late_message(sessions: SessionStore, view: SessionView) -> int | None:
     if question is None or not question.hidden:
         return None
     visible = {message.seq for message in view.messages}
-    return last.seq if visible.isdisjoint(standing(before).unanswered) else None
+    return last.seq if visible.isdisjoint(turn_state(before).unanswered) else None
 
 
-class OthersTurns:
+class ForeignTurns:
     """Cache of unfinished turns of other programs, so that each change is examined once."""
 
     def __init__(self) -> None:
@@ -113,4 +113,4 @@ class OthersTurns:
 
 
 def _last_spoken(history: Sequence[Message]) -> Message | None:
-    return next((one for one in reversed(history) if speaks(one.to_dict())), None)
+    return next((one for one in reversed(history) if has_text(one.to_dict())), None)

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.turn_events import NotSaved, SavedAfterAll, Tell
+from stenolog.agent.turn_events import EventHandler, SaveFailed, SaveRecovered
 from stenolog.catalog.message_metadata import marked, without_marks
 from stenolog.codec import check_key, check_once, encode_message
-from stenolog.context.message_parts import calls_of, words_of
-from stenolog.context.turn_state import standing
+from stenolog.context.message_parts import calls_of, text_parts_of
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     LeaseLost,
     NoSuchSession,
@@ -63,7 +63,7 @@ class _Waiting(Struct, frozen=True, kw_only=True):
         return self.body.get("role") != "user"
 
 
-class InHand:
+class UnsavedMessages:
     """The unsaved messages of one session."""
 
     def __init__(self, key: str, run: Run) -> None:
@@ -101,11 +101,11 @@ class InHand:
             if saw and not calls_of(one.body) and one.seen is not None:
                 last = tokens.index(one.seen.token)
                 if token in tokens[: last + 1]:
-                    return words_of(one.body)
+                    return text_parts_of(one.body)
         return None
 
     async def say(
-        self, sessions: SessionStore, body: Mapping[str, Any], *, tell: Tell, once: str
+        self, sessions: SessionStore, body: Mapping[str, Any], *, tell: EventHandler, once: str
     ) -> int | None:
         """Store a user message and return its seq; None if it stays unsaved.
 
@@ -133,7 +133,7 @@ class InHand:
         sessions: SessionStore,
         body: Mapping[str, Any],
         *,
-        tell: Tell,
+        tell: EventHandler,
         seen: Seen | None = None,
         append: Append | None = None,
     ) -> int | None:
@@ -168,7 +168,7 @@ class InHand:
         async with self._order:
             yield
 
-    async def flush(self, sessions: SessionStore, *, tell: Tell) -> bool:
+    async def flush(self, sessions: SessionStore, *, tell: EventHandler) -> bool:
         """Store the unsaved messages and return whether all are stored.
 
         Only the lease holder may call this. Raises LeaseLost.
@@ -183,7 +183,7 @@ class InHand:
         await self._tell(sessions, tell)
         return False
 
-    async def _cleared(self, sessions: SessionStore, tell: Tell, *, leased: bool) -> bool:
+    async def _cleared(self, sessions: SessionStore, tell: EventHandler, *, leased: bool) -> bool:
         waited = len(self._waiting)
         if not waited:
             return True
@@ -205,7 +205,7 @@ class InHand:
                 raise
             except UsageError as error:
                 # The store will never accept this message, and it must not block the later ones.
-                tell(NotSaved(count=1, words=f"one message is lost: {error}"))
+                tell(SaveFailed(count=1, words=f"one message is lost: {error}"))
                 del self._waiting[0]
                 continue
             if seq is None:
@@ -214,10 +214,10 @@ class InHand:
             while len(self._stored) > _REMEMBERED:
                 del self._stored[next(iter(self._stored))]
             del self._waiting[0]
-        tell(SavedAfterAll(count=waited))
+        tell(SaveRecovered(count=waited))
         return True
 
-    def _let_go(self, tell: Tell | None = None) -> None:
+    def _let_go(self, tell: EventHandler | None = None) -> None:
         """Drop unsaved messages of turns: all, or with `tell` those before a user message."""
         kept = next(
             (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
@@ -227,12 +227,12 @@ class InHand:
             return
         del self._waiting[:kept]
         words = "another process has answered meanwhile, so this answer is not kept"
-        tell(NotSaved(count=kept, words=words))
+        tell(SaveFailed(count=kept, words=words))
 
     async def _is_stale(self, sessions: SessionStore, one: _Waiting) -> bool:
         """Return whether another process has continued the turn of this message."""
         history: list[Message] = await self._run(sessions.get_history, self._key)
-        where = standing(history)
+        where = turn_state(history)
         if one.seen is None:
             wanted = {call.id for call in where.open_calls}
             return one.body.get("tool_call_id") not in wanted
@@ -265,9 +265,9 @@ class InHand:
             seq = await self._run(_again, sessions, self._key, body, one.token)
         return seq
 
-    async def _tell(self, sessions: SessionStore, tell: Tell) -> None:
+    async def _tell(self, sessions: SessionStore, tell: EventHandler) -> None:
         words = await self._run(_why, sessions)
-        tell(NotSaved(count=len(self._waiting), words=words))
+        tell(SaveFailed(count=len(self._waiting), words=words))
 
 
 def new_token() -> str:

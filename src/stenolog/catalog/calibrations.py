@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from stenolog.catalog.catalog_database import Broken, Database, Row, Unusable, clean
+from stenolog.catalog.catalog_database import CatalogDamaged, CatalogUnusable, Database, Row, clean
 from stenolog.catalog.sqlite_connections import is_calibration
 from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.tokens import Calibration
 
-_FAILURES = (Broken, Unusable, DamagedStore, StoreUnavailable)
+_FAILURES = (CatalogDamaged, CatalogUnusable, DamagedStore, StoreUnavailable)
 
 
 class Calibrations:
@@ -32,7 +32,7 @@ class Calibrations:
         for made_anew in (False, True):
             try:
                 return self._write(name, estimated, reported)
-            except Broken:
+            except CatalogDamaged:
                 with suppress(*_FAILURES):
                     # The tables are missing if nothing was listed yet.
                     if not made_anew:

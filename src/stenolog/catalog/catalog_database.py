@@ -97,19 +97,19 @@ def in_order(text: str) -> tuple[str, ...]:
 Row = tuple[Any, ...]
 
 
-class Broken(Exception):
+class CatalogDamaged(Exception):
     """The catalog is damaged or outdated. It is discarded and built again."""
 
 
-class Unusable(Exception):
+class CatalogUnusable(Exception):
     """The catalog cannot be read or written now: disk full, no permission, or a time-out."""
 
 
-class Busy(Unusable):
+class CatalogBusy(CatalogUnusable):
     """Other users held the lock for too long. A retry may work."""
 
 
-class Away(Busy):
+class DatabaseUnreachable(CatalogBusy):
     """The database server is unreachable, and so is the store in it."""
 
 

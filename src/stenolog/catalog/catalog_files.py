@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.catalog_database import Broken, Busy, Row, Transaction, Unusable, statements
+from stenolog.catalog.catalog_database import (
+    CatalogBusy,
+    CatalogDamaged,
+    CatalogUnusable,
+    Row,
+    Transaction,
+    statements,
+)
 from stenolog.catalog.sqlite_connections import (
     Exclusive,
     Use,
@@ -41,7 +48,7 @@ from stenolog.catalog.sqlite_connections import (
 )
 from stenolog.stores.catalog_file import journal_of, lock_of
 from stenolog.stores.disk import Descriptor, open_descriptor
-from stenolog.stores.locks import keep_for_ever
+from stenolog.stores.locks import keep_forever
 
 if TYPE_CHECKING:
     from stenolog.catalog.fulltext import Language
@@ -71,13 +78,13 @@ class LockFile:
         try:
             lock = self._open()
         except BlockingIOError as error:
-            raise Busy(f"{self._path}: others write all the time") from error
+            raise CatalogBusy(f"{self._path}: others write all the time") from error
         except OSError as error:
-            raise Unusable(f"{self._path}: {error.strerror}") from error
+            raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
         try:
             yield lock
         except OSError as error:
-            raise Unusable(f"{self._path}: {error.strerror}") from error
+            raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
         finally:
             lock.release()
 
@@ -141,9 +148,9 @@ def identity(path: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Unusable(f"{path}: {error.strerror}") from error
+        raise CatalogUnusable(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise Unusable(f"{path}: something else stands in its place")
+        raise CatalogUnusable(f"{path}: something else stands in its place")
     return found.st_dev, found.st_ino
 
 
@@ -209,7 +216,7 @@ class FileDatabase:
                 if self._exclusive.is_current(use) and identity(self._path) == opened.identity:
                     set_mark(lock, left(self._path))
             if identity(self._path) != opened.identity:
-                raise Broken(f"{self._path} was removed meanwhile")
+                raise CatalogDamaged(f"{self._path} was removed meanwhile")
 
     def renew(self) -> None:
         """Discard the file if it is broken, and create empty tables."""
@@ -220,7 +227,7 @@ class FileDatabase:
     def _renew(self, lock: Descriptor) -> None:
         if self._broken is None or identity(self._path) != self._broken:
             # Another process may have created it already.
-            with suppress(Broken):
+            with suppress(CatalogDamaged):
                 self._ready_to_write()
                 return
         self._disconnect()
@@ -234,9 +241,9 @@ class FileDatabase:
             growing.rename(self._path)
             set_mark(lock, left(self._path))
         except OSError as error:
-            raise Unusable(f"{self._path} cannot be made anew: {error.strerror}") from error
+            raise CatalogUnusable(f"{self._path} cannot be made anew: {error.strerror}") from error
         except sqlite3.Error as error:
-            raise Unusable(f"{self._path} cannot be made anew: {error}") from error
+            raise CatalogUnusable(f"{self._path} cannot be made anew: {error}") from error
         self._broken = None
 
     def _calibrations(self) -> list[Row]:
@@ -286,7 +293,7 @@ class FileDatabase:
         """Keep other threads out. Raises Busy, and Unusable after `close`."""
         with self._exclusive.use(patience=self._lock.patience, what=str(self._path)) as use:
             if self._closed:
-                raise Unusable(f"{self._path} is closed")
+                raise CatalogUnusable(f"{self._path} is closed")
             for opened in self._connections.values():
                 # A use that Ctrl-C interrupted may have left its transaction open.
                 roll_back(opened.connection)
@@ -305,7 +312,7 @@ class FileDatabase:
             except UnicodeDecodeError as error:
                 self._let_go("ro")
                 self._broken = identity(self._path)
-                raise Broken(f"{self._path} holds what nobody wrote: {error}") from error
+                raise CatalogDamaged(f"{self._path} holds what nobody wrote: {error}") from error
             except sqlite3.Error as error:
                 self._let_go("ro")
                 if code_of(error) & 0xFF != sqlite3.SQLITE_READONLY:
@@ -315,7 +322,7 @@ class FileDatabase:
                     self._ready_to_write()
             else:
                 return opened
-        raise Unusable(f"{self._path}: its writers die all the time")
+        raise CatalogUnusable(f"{self._path}: its writers die all the time")
 
     def _ready_to_write(self) -> "_Opened":
         """Return a writable connection. The caller holds the lock. Raises Broken, Unusable."""
@@ -332,7 +339,7 @@ class FileDatabase:
         if not has_tables(opened.connection):
             roll_back(opened.connection)
             self._broken = opened.identity
-            raise Broken(f"{self._path} is of another version")
+            raise CatalogDamaged(f"{self._path} is of another version")
 
     def _opened(self, mode: str) -> "_Opened":
         """Return a connection to the current file if it is unchanged since the last write.
@@ -342,10 +349,10 @@ class FileDatabase:
         found = identity(self._path)
         if found is None:
             self._disconnect()
-            raise Broken(f"{self._path} is missing")
+            raise CatalogDamaged(f"{self._path} is missing")
         if not self._untouched():
             self._broken = found
-            raise Broken(f"{self._path} is not as its last writer left it")
+            raise CatalogDamaged(f"{self._path} is not as its last writer left it")
         opened = self._connections.get(mode)
         if opened is None or opened.identity != found:
             self._let_go(mode)
@@ -363,18 +370,20 @@ class FileDatabase:
         except (ValueError, msgspec.MsgspecError) as error:
             # All data here was written by this class: unreadable data is damaged.
             self._broken = opened.identity
-            raise Broken(f"{self._path} holds what nobody wrote: {error}") from error
+            raise CatalogDamaged(f"{self._path} holds what nobody wrote: {error}") from error
         finally:
             if self._exclusive.is_current(use):
                 roll_back(opened.connection)
 
-    def _meaning(self, error: sqlite3.Error, opened: "_Opened | None" = None) -> Broken | Unusable:
+    def _meaning(
+        self, error: sqlite3.Error, opened: "_Opened | None" = None
+    ) -> CatalogDamaged | CatalogUnusable:
         found = sorted_out(error, f"{self._path}")
         at = identity(self._path)
         if at is None or (opened is not None and at != opened.identity):
             # The file was removed during the call, which may be the only problem.
-            return Broken(str(found))
-        if isinstance(found, Broken):
+            return CatalogDamaged(str(found))
+        if isinstance(found, CatalogDamaged):
             self._broken = at
         return found
 
@@ -392,7 +401,7 @@ class FileDatabase:
     def _held(self) -> AbstractContextManager[Descriptor]:
         """Lock for writing. Raises Unusable."""
         if not self._writable:
-            raise Unusable(f"{self._path} is only read")
+            raise CatalogUnusable(f"{self._path} is only read")
         return self._lock.held()
 
     def _untouched(self) -> bool:
@@ -411,7 +420,7 @@ class FileDatabase:
         if self._exclusive.is_mine():
             return  # then no other thread is inside
         use = Use()
-        with suppress(Busy):
+        with suppress(CatalogBusy):
             self._exclusive.begin(use, patience=_FORK_PATIENCE, what=str(self._path))
             self._paused[use.thread] = use
 
@@ -426,7 +435,7 @@ class FileDatabase:
         self._exclusive = Exclusive()
         self._paused = {}
         for opened in self._connections.values():
-            keep_for_ever(opened.connection)
+            keep_forever(opened.connection)
         self._connections = {}
 
 
@@ -465,7 +474,7 @@ class MemoryDatabase:
         self._closed = False
         self._connection = in_memory()
         if isinstance(source, FileDatabase):
-            with suppress(Broken, Unusable):
+            with suppress(CatalogDamaged, CatalogUnusable):
                 source.copy_to(self._connection)
                 return
         make_tables(self._connection)
@@ -514,7 +523,7 @@ class MemoryDatabase:
         """Keep other threads out. Raises Busy, and Unusable after `close`."""
         with self._exclusive.use(patience=_MEMORY_PATIENCE, what="the index in memory") as use:
             if self._closed:
-                raise Unusable("the index in memory is closed")
+                raise CatalogUnusable("the index in memory is closed")
             try:
                 # A use that Ctrl-C interrupted may have left its transaction open.
                 roll_back(self._connection)

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from stenolog.catalog.catalog_database import (
     MOST,
-    Away,
-    Broken,
-    Busy,
+    CatalogBusy,
+    CatalogDamaged,
+    CatalogUnusable,
     Database,
+    DatabaseUnreachable,
     Row,
     Transaction,
-    Unusable,
     clean,
     microseconds,
     moment,
@@ -290,13 +290,13 @@ class Catalog:
                 with current.database.read() as transaction:
                     if current.refresher.is_in(transaction, made):
                         return look(transaction, current.database)
-            except Broken as error:
+            except CatalogDamaged as error:
                 if attempt < _MOST_BREAKS:
                     self._renew(current, error)
                 else:
                     self._fall_back(current, error)
-            except Unusable as error:
-                if not isinstance(error, Busy) or attempt >= _MOST_WAITS:
+            except CatalogUnusable as error:
+                if not isinstance(error, CatalogBusy) or attempt >= _MOST_WAITS:
                     self._fall_back(current, error)
         raise StoreUnavailable("the index is damaged again and again; look at the disk")
 
@@ -313,13 +313,13 @@ class Catalog:
         if self._closed:
             raise UsageError("the catalog is closed")
 
-    def _renew(self, broken: "_Current", reason: Broken) -> None:
+    def _renew(self, broken: "_Current", reason: CatalogDamaged) -> None:
         log_reports.info("the index is made anew: %s", reason)
         try:
             broken.database.renew()
-        except (Broken, Busy):
+        except (CatalogDamaged, CatalogBusy):
             pass  # the next attempt finds the current state
-        except Unusable as error:
+        except CatalogUnusable as error:
             self._fall_back(broken, error)
 
     def _fall_back(self, failed: "_Current", reason: Exception) -> None:
@@ -328,7 +328,7 @@ class Catalog:
             self._check_open()
             if self._current is not failed:
                 return  # another thread has already done it
-            if isinstance(reason, Away):
+            if isinstance(reason, DatabaseUnreachable):
                 # Building it in memory needs the server too, and the server will be back.
                 raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed.database, MemoryDatabase):
@@ -417,7 +417,7 @@ class Refresher:
             if not missed:
                 return made
             # Another process changed these rows, perhaps with older stamps than ours.
-        raise Busy("the index is changed by others all the time")
+        raise CatalogBusy("the index is changed by others all the time")
 
     def is_in(self, transaction: Transaction, made: int | None) -> bool:
         """Whether the catalog is still the same: a purge may have emptied it."""
@@ -427,12 +427,12 @@ class Refresher:
     def _take_in(self, known: _Known, stamps: dict[str, str], progress: Progress) -> set[str]:
         """Update the rows to these stamps. Return the keys that another process changed first."""
         # Imported only if there are changes.
-        from stenolog.catalog.indexing import Intake, Reading
+        from stenolog.catalog.indexing import Indexer, Reading
         from stenolog.stores.jsonl import session_list
 
         by_file = isinstance(self._store, JSONLStore)
         reading = Reading(session_list.grew, session_list.changed) if by_file else Reading()
-        intake = Intake(self._store, self._database, reading, made=known.made, known=known.stamps)
+        intake = Indexer(self._store, self._database, reading, made=known.made, known=known.stamps)
         changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
         if changed:
             intake.take_in(changed, progress)

@@ -47,7 +47,7 @@ class NotIndexable(Exception):
         """Whether the next attempt may succeed."""
 
 
-class Intake:
+class Indexer:
     """One refresh, based on the catalog before the store was asked for its stamps.
 
     `made` identifies that catalog; `known` are the stamps that it had.

@@ -15,10 +15,10 @@ from typing import Final, Literal
 
 from stenolog.catalog.catalog_database import (
     VERSION,
-    Broken,
-    Busy,
+    CatalogBusy,
+    CatalogDamaged,
+    CatalogUnusable,
     Row,
-    Unusable,
     schema,
     statements,
 )
@@ -81,7 +81,7 @@ class Exclusive:
         deadline = time.monotonic() + patience
         while not self._take(use):
             if time.monotonic() > deadline:
-                raise Busy(f"{what} is used by another thread all the time")
+                raise CatalogBusy(f"{what} is used by another thread all the time")
             with suppress(Empty):
                 use.bell.get(timeout=_CHECK_INTERVAL)
 
@@ -247,14 +247,14 @@ def roll_back(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def sorted_out(error: sqlite3.Error, what: str) -> Broken | Unusable:
+def sorted_out(error: sqlite3.Error, what: str) -> CatalogDamaged | CatalogUnusable:
     """Convert an SQLite error: what it means for a catalog that can be built again."""
     code = code_of(error)
     if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Busy(f"{what}: {error}")
+        return CatalogBusy(f"{what}: {error}")
     if code != sqlite3.SQLITE_IOERR_SHORT_READ and code & 0xFF in _NOT_NOW:
-        return Unusable(f"{what}: {error} ({getattr(error, 'sqlite_errorname', '')})")
-    return Broken(f"{what}: {error}")
+        return CatalogUnusable(f"{what}: {error} ({getattr(error, 'sqlite_errorname', '')})")
+    return CatalogDamaged(f"{what}: {error}")
 
 
 def code_of(error: sqlite3.Error) -> int:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import ended
+from stenolog.agent.shielded_wait import wait_until_done
 from stenolog.agent.turn_events import Answer
 from stenolog.agent.turn_ownership import forked_at_in
 from stenolog.catalog.entries import Entry
@@ -26,7 +26,7 @@ from stenolog.catalog.message_metadata import is_received, origin_of
 from stenolog.channels.channel import Channel, MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.claims import Claims, conversation
 from stenolog.channels.splitting import split
-from stenolog.context.message_parts import words_of
+from stenolog.context.message_parts import text_parts_of
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message
@@ -137,7 +137,7 @@ def due(
             continue
         answer = answer_to(history[index:], message.seq)
         if answer is not None and is_due(mark, answer.seq):
-            text = words_of(answer.to_dict())
+            text = text_parts_of(answer.to_dict())
             found[answer.seq] = Due(seq=answer.seq, text=text, origin=origin)
     return [found[seq] for seq in sorted(found)]
 
@@ -211,7 +211,7 @@ class Delivery:
         """Stop sending while marks can still be written; the next start continues."""
         self._cut = True
         self._stopping.set()
-        if await ended(self._running):
+        if await wait_until_done(self._running):
             raise asyncio.CancelledError
 
     async def tell(self, origin: Place, text: str) -> None:

@@ -21,8 +21,8 @@ from stenolog.agent import commands
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CLOSES, TAKEN_OVER
-from stenolog.agent.shielded_wait import ended
-from stenolog.agent.turn_events import Answer, Event, Heard, Inbound, NotSaved
+from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.turn_events import Answer, Event, Inbound, MessageStored, SaveFailed
 from stenolog.channels.channel import Arrival, Place, Taken
 from stenolog.channels.claims import Claims, said_in
 from stenolog.channels.delivery import Delivery
@@ -334,7 +334,7 @@ class Inbox:
 
     async def close(self) -> None:
         """Cancel running tasks. Answers that are complete stay in the log."""
-        await ended(self._tasks | self._recovering)
+        await wait_until_done(self._tasks | self._recovering)
 
     # --- one message -------------------------------------------------------------------------
 
@@ -493,15 +493,15 @@ class _Hearing:
             await self._end()
 
     def _heard(self, event: Event) -> None:
-        if isinstance(event, Heard):
+        if isinstance(event, MessageStored):
             _settle(self._durable, True)
             if self._arrival.origin is not None and self._typing is None:
                 self._typing = asyncio.create_task(self._inbox.keep_typing(self._arrival.origin))
-        elif isinstance(event, NotSaved):
+        elif isinstance(event, SaveFailed):
             self.not_saved = event.words
 
     async def _end(self) -> None:
-        await ended(one for one in (self._typing, self._task) if one is not None)
+        await wait_until_done(one for one in (self._typing, self._task) if one is not None)
 
 
 def words_for(answer: Answer) -> str:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
-from stenolog.agent.scheduler import Left
+from stenolog.agent.scheduler import InterruptedTurn
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.config import Options, settings_of
 from stenolog.cli.output import error_sentence, one_line
@@ -23,7 +23,7 @@ from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
 from stenolog.sessions.folders import find_place, others_in
 from stenolog.sessions.session_store import JSONLBackend
-from stenolog.settings.conversion import CLI, MAIN, NOWHERE, model_of, spec_of, specs_of
+from stenolog.settings.conversion import CLI, MAIN, NO_STORE, model_of, spec_of, specs_of
 from stenolog.settings.model_selection import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store
@@ -110,7 +110,7 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
     try:
         for spec in specs:
             model = _some_model(settings, options.model or spec.model)
-            if options.workspace is not None and spec.sessions != NOWHERE:
+            if options.workspace is not None and spec.sessions != NO_STORE:
                 spec = replace(spec, sessions=options.workspace)
             opened.append(_opened(settings, spec, model))
     except BaseException:
@@ -292,7 +292,7 @@ async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any
         closings.append(asyncio.create_task(loop.close(patience=0)))
         done, _ = await asyncio.wait(closings, timeout=_AT_ONCE)
         if len(done) < len(closings):
-            say(words_of_left(Left(turns=unfinished)) or "Ended while it was closing.")
+            say(words_of_left(InterruptedTurn(turns=unfinished)) or "Ended while it was closing.")
             os._exit(_ended_by(signals))
     another.cancel()
     signals.ignore()
@@ -309,7 +309,7 @@ def _ended_by(signals: Signals) -> int:
     return 128 + (signals.number or signal.SIGTERM)
 
 
-def words_of_left(left: Left) -> str:
+def words_of_left(left: InterruptedTurn) -> str:
     """Describe unfinished turns and unsaved messages; empty if there are none."""
     words = []
     if left.turns:

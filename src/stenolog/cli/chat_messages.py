@@ -4,7 +4,7 @@ import json
 import shlex
 from typing import Any, Final
 
-from stenolog.agent.turn_events import Answer, Noticed, NotSaved, SavedAfterAll
+from stenolog.agent.turn_events import Answer, Notice, SaveFailed, SaveRecovered
 from stenolog.cli.output import error_sentence, one_line, printable
 from stenolog.context.summarize import Compaction
 from stenolog.errors import NoSuchSession
@@ -67,7 +67,7 @@ class Unsaved:
         self._told = 0
         self._count = 0
 
-    def words(self, event: NotSaved) -> str:
+    def words(self, event: SaveFailed) -> str:
         """Return the problem, its cause and the remedy; empty if it was already reported."""
         self._count = event.count
         if event.words == self._why:
@@ -91,13 +91,13 @@ class Unsaved:
         return f"Not saved: {what} in memory only."
 
 
-def words_of_saved(event: SavedAfterAll) -> str:
+def words_of_saved(event: SaveRecovered) -> str:
     """Return a sentence that all messages are saved now."""
     what = "the message that was" if event.count == 1 else f"all {event.count:,} messages that were"
     return f"Saved: {what} in memory only."
 
 
-def is_break_off(event: Noticed) -> bool:
+def is_break_off(event: Notice) -> bool:
     """Whether the event reports that the answer broke off, so it need not be reported again."""
     return "what was said is kept" in event.words
 

@@ -16,15 +16,15 @@ import click
 
 from stenolog.agent.turn_events import (
     Answer,
-    Compacted,
     Event,
     Inbound,
-    Noticed,
-    NotSaved,
-    Said,
-    SavedAfterAll,
-    ToolBegan,
-    ToolEnded,
+    Notice,
+    SaveFailed,
+    SaveRecovered,
+    SummaryCreated,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
 )
 from stenolog.cli.agents import NOT_SAVED, Opened, Signals
 from stenolog.cli.chat_messages import (
@@ -120,21 +120,21 @@ class Teller:
         """Print an event."""
         self._meter.take(event)
         match event:
-            case Said():
+            case TextDelta():
                 self._print(self._safe.add(event.text))
-            case ToolBegan():
+            case ToolStarted():
                 self._apart = bool(self._wrote)
                 self._calls[event.id] = event.arguments
-            case ToolEnded():
+            case ToolFinished():
                 self._tool(event)
-            case Compacted():
+            case SummaryCreated():
                 self._say(words_of_compaction(event.compaction))
-            case NotSaved():
+            case SaveFailed():
                 self._say(self._unsaved.words(event))
-            case SavedAfterAll():
+            case SaveRecovered():
                 self._unsaved.saved()
                 self._say(words_of_saved(event))
-            case Noticed():
+            case Notice():
                 self._broke_off = self._broke_off or is_break_off(event)
                 # Without further input there are no commands to suggest.
                 words = event.words.removesuffix(_RETRY) if self._once else event.words
@@ -157,7 +157,7 @@ class Teller:
         if self._talkative and answer.outcome in ("answered", "interrupted"):
             self._say(self._meter.words())
 
-    def _tool(self, event: ToolEnded) -> None:
+    def _tool(self, event: ToolFinished) -> None:
         given = self._calls.pop(event.id, "")
         self.tools.append(
             {

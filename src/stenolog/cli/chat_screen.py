@@ -12,17 +12,17 @@ from msgspec import Struct
 
 from stenolog.agent.turn_events import (
     Answer,
-    Asked,
-    Compacted,
-    Counted,
     Event,
-    Noticed,
-    NotSaved,
-    Said,
-    SavedAfterAll,
-    Thought,
-    ToolBegan,
-    ToolEnded,
+    ModelCalled,
+    Notice,
+    SaveFailed,
+    SaveRecovered,
+    SummaryCreated,
+    TextDelta,
+    ThinkingDelta,
+    ToolFinished,
+    ToolStarted,
+    UsageReported,
 )
 from stenolog.cli.chat_messages import (
     Unsaved,
@@ -75,15 +75,15 @@ class Meter:
     def take(self, event: Event) -> None:
         """Count an event."""
         match event:
-            case Asked():
+            case ModelCalled():
                 self.model = event.model
                 self._tokens, self._budget = event.tokens, event.budget
                 self._recalled = max(self._recalled, event.recalled)
-            case Counted():
+            case UsageReported():
                 self.sent += event.usage.prompt
                 self.answered += event.usage.answer
                 self.cached += event.usage.cached
-            case Compacted():
+            case SummaryCreated():
                 self._tokens = event.compaction.tokens_after
             case _:
                 pass
@@ -177,41 +177,41 @@ class Screen:
 
     def tell(self, event: Event) -> None:
         """Show an event."""
-        if not self._counts and isinstance(event, Asked):
+        if not self._counts and isinstance(event, ModelCalled):
             # Not earlier: the meter counts the previous turn until this turn's first request.
             self._counts = True
             self._meter.begin()
         self._meter.take(event)
         self._waiting = ""
         match event:
-            case Said():
+            case TextDelta():
                 self._end_thought()
                 self._spoke = True
                 self._print_blocks(self._stream.add(event.text))
-            case Thought():
+            case ThinkingDelta():
                 self._think(event.text)
-            case Asked():
+            case ModelCalled():
                 self._waiting = f"{printable(event.model)} is asked"
-            case ToolBegan():
+            case ToolStarted():
                 self._end_text()
                 call = short_call(event.name, event.arguments)
                 self._tools[event.id] = _Running(call=call, began=self._clock())
-            case ToolEnded():
+            case ToolFinished():
                 self._tool_ended(event)
-            case Compacted():
+            case SummaryCreated():
                 self._compacted = True
                 self._say(f"⊟ {words_of_compaction(event.compaction)}", "cyan")
-            case NotSaved():
+            case SaveFailed():
                 words = self._unsaved.words(event)
                 if words:
                     self._say(f"! {words}", _BAD)
-            case SavedAfterAll():
+            case SaveRecovered():
                 self._unsaved.saved()
                 self._say(f"✓ {words_of_saved(event)}", "green")
-            case Noticed():
+            case Notice():
                 self._broke_off = self._broke_off or is_break_off(event)
                 self._say(f"! {sentence(event.words)}", _WARNING)
-            case Counted():
+            case UsageReported():
                 pass
 
     def note(self, words: str) -> None:
@@ -277,7 +277,7 @@ class Screen:
         self._end_thought()
         self._print_blocks(self._stream.end())
 
-    def _tool_ended(self, event: ToolEnded) -> None:
+    def _tool_ended(self, event: ToolFinished) -> None:
         self._end_text()
         running = self._tools.pop(event.id, None)
         call = running.call if running is not None else short_call(event.name, "")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stenolog.agent.commands import COMMANDS, parse
-from stenolog.agent.turn_events import Answer, Asked, Event, Inbound
+from stenolog.agent.turn_events import Answer, Event, Inbound, ModelCalled
 from stenolog.agent.turn_ownership import forked_at_in, is_own_turn
 from stenolog.catalog.message_metadata import received
 from stenolog.cli.agents import CHANNEL, NOT_SAVED, Opened, Signals
@@ -20,8 +20,8 @@ from stenolog.cli.chat_start import Start
 from stenolog.cli.output import console, error_sentence, one_line, printable, sentence
 from stenolog.cli.picker import matching, pick
 from stenolog.cli.terminal_markdown import Block, painted
-from stenolog.context.message_parts import words_of
-from stenolog.context.turn_state import standing
+from stenolog.context.message_parts import text_parts_of
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import StenologError
 from stenolog.records import Message
 from stenolog.sessions.keys import cli_sender
@@ -60,7 +60,7 @@ def past_lines(
     told: list[tuple[str, bool]] = []
     for message in history:
         body = message.to_dict()
-        words = printable(words_of(body)).strip()
+        words = printable(text_parts_of(body)).strip()
         if words and body.get("role") in ("user", "assistant"):
             of_user = body["role"] == "user"
             told.append((said_by_user(words) if of_user else words, markdown and not of_user))
@@ -246,7 +246,7 @@ class Conversation:
         laid_out = self._opened.settings.cli.markdown
         self.line.show(past_lines(history, self._console, markdown=laid_out))
         own_after = forked_at_in(sessions, self.key)
-        if standing(history).unfinished and is_own_turn(history, after=own_after):
+        if turn_state(history).unfinished and is_own_turn(history, after=own_after):
             self.say("The last turn was interrupted; going on with it.", "yellow")
             self.line.show([""])
             self._said = True
@@ -379,7 +379,7 @@ class Conversation:
                 self.come_back()
 
     def _tell(self, one: _Entered, event: Event) -> None:
-        if isinstance(event, Asked):
+        if isinstance(event, ModelCalled):
             one.asked = True
             self._show(one)
         one.screen.tell(event)

@@ -16,7 +16,7 @@ from stenolog.cli.workspace import OF_SETTINGS
 from stenolog.errors import WrongSettings
 from stenolog.settings.fields import commented_file, literal
 from stenolog.settings.file import config_path
-from stenolog.settings.loading import InForce, settings_in_force
+from stenolog.settings.loading import EffectiveSettings, load_effective
 from stenolog.settings.values import Settings
 from stenolog.stores.disk import make_private
 
@@ -47,9 +47,9 @@ def settings_of(
     return _in_force(config, flags).settings
 
 
-def _in_force(config: Path | None, flags: Mapping[str, object]) -> InForce:
+def _in_force(config: Path | None, flags: Mapping[str, object]) -> EffectiveSettings:
     try:
-        found = settings_in_force(config=config, flags=flags)
+        found = load_effective(config=config, flags=flags)
     except WrongSettings as error:
         lines = [sentence(str(problem)) for problem in error.problems]
         if len(lines) > 1:

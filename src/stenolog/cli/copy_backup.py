@@ -10,9 +10,9 @@ import click
 from stenolog.cli.output import NOT_ALL, count, json_text, one_line, progress_bar, sentence
 from stenolog.cli.workspace import check_there, shown, workspace_option
 from stenolog.stores.open_store import address
-from stenolog.transfer.backup import Verified, back_up, restore, verify
+from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
 from stenolog.transfer.copy import Step
-from stenolog.transfer.copy_all import Copied, Watch, copy_place
+from stenolog.transfer.copy_all import CopyReport, Watch, copy_place
 
 _PHASES: Final = {"copying": "Copying", "last pass": "Last pass", "comparing": "Comparing"}
 
@@ -106,7 +106,7 @@ class _Lines:
 # --- report ----------------------------------------------------------------------------------
 
 
-def as_object(copied: Copied) -> dict[str, Any]:
+def as_object(copied: CopyReport) -> dict[str, Any]:
     """Return the report as a JSON object."""
     return {
         "sessions": copied.sessions,
@@ -136,7 +136,7 @@ def as_object(copied: Copied) -> dict[str, Any]:
     }
 
 
-def problem_lines(copied: Copied, *, newer: bool = True) -> Iterator[str]:
+def problem_lines(copied: CopyReport, *, newer: bool = True) -> Iterator[str]:
     """Yield a line for each session that could not be copied.
 
     Without `newer`, sessions that are newer in the destination are skipped. A line without a key is
@@ -149,7 +149,7 @@ def problem_lines(copied: Copied, *, newer: bool = True) -> Iterator[str]:
                 yield f"{one_line(name)}\t{one_line(one.key)}\t{words}"
 
 
-def in_words(copied: Copied, done: str) -> Iterator[str]:
+def in_words(copied: CopyReport, done: str) -> Iterator[str]:
     """Yield the summary of the report as sentences."""
     written = count(copied.messages, "message")
     if not copied.sessions and not copied.deleted and not copied.problems:
@@ -191,7 +191,7 @@ def in_words(copied: Copied, done: str) -> Iterator[str]:
         yield f"The destination has {count(only, 'other session')}, left as they are."
 
 
-def _rate(copied: Copied) -> int:
+def _rate(copied: CopyReport) -> int:
     return round(copied.messages / copied.seconds) if copied.seconds > 0 else 0
 
 
@@ -288,14 +288,14 @@ def _restore(folder: str, workspace: str, *, as_json: bool) -> int:
     return NOT_ALL if checked.findings or copied.problems > newer else 0
 
 
-def _finding_lines(found: Verified) -> list[str]:
+def _finding_lines(found: BackupCheck) -> list[str]:
     return [
         f"{one_line(one.namespace)}\t{one_line(one.key)}\t{sentence(one.reason)}"
         for one in found.findings
     ]
 
 
-def _as_object(found: Verified) -> dict[str, Any]:
+def _as_object(found: BackupCheck) -> dict[str, Any]:
     return {
         "sessions": found.sessions,
         "messages": found.messages,

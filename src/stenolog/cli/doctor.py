@@ -17,7 +17,7 @@ from stenolog.cli.output import count, error_sentence, json_text, one_line
 from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
 from stenolog.maintenance.environment_check import (
-    Note,
+    CheckNote,
     low_disk,
     not_indexed,
     notes_of,
@@ -98,13 +98,13 @@ def doctor_command(
     ctx.exit(1 if report.findings else 0)
 
 
-def _mixed_notes(place: str) -> list[Note]:
+def _mixed_notes(place: str) -> list[CheckNote]:
     """Return notes about memory notes of older versions that no session recalls."""
     # Imported late: needed only if notes are printed.
     from stenolog.memory.mixed import mixed_scopes
 
     return [
-        Note(
+        CheckNote(
             kind="mixed notes",
             meaning=(
                 f"{count(one.notes, 'note')} of {one.scope.name} were made of several sessions by "
@@ -145,7 +145,7 @@ def _print_finding(finding: Finding, folder: str) -> None:
     click.echo(_laid_out(f"  What to do: {one_line(finding.advice)}", sys.stdout) + "\n")
 
 
-def _print_note(note: Note) -> None:
+def _print_note(note: CheckNote) -> None:
     words = f"{note.meaning} {note.advice}".strip()
     click.echo(_laid_out(f"{note.kind}: {one_line(words)}", sys.stderr), err=True)
 

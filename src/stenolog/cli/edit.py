@@ -28,7 +28,7 @@ from stenolog.cli.show import info_of, messages_are
 from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
 from stenolog.errors import StenologError, UsageError
 from stenolog.records import SessionInfo, Undone
-from stenolog.sessions.undoing import undo
+from stenolog.sessions.undoing import undo_last
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl.scan import part_of
@@ -241,7 +241,7 @@ def undo_command(key: str, as_json: bool, where: Where) -> None:
     """
     with open_to_change(where) as store:
         own = info_of(store, key).key
-        done = undo(store, own)
+        done = undo_last(store, own)
         left = store.info(own).undoable
     more = count(left, "more step") if left else "No more steps"
     fields = {"key": own, **asdict(done), "left": left}
@@ -284,7 +284,7 @@ def compact_command(
 async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
     """Summarize a session and return the result as fields, as a sentence, and as an exit code."""
     # Imported late: slow, and not needed for --help.
-    from stenolog.agent.scheduler import Busy
+    from stenolog.agent.scheduler import SessionBusy
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.config import settings_of
 
@@ -303,7 +303,7 @@ async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[s
             session_model(opened, own)
             done = await signals.unless_asked(_compacted(opened, own))
             fields, words = _of_compaction(own, done)
-    except Busy:
+    except SessionBusy:
         raise click.ClickException(
             f"An answer is being written in {one_line(key)}; try again when it is done."
         ) from None
@@ -323,11 +323,11 @@ async def _compacted(opened: "Opened", key: str) -> "Compaction | None":
 def _planned(opened: "Opened", key: str) -> "Plan | None":
     """Return the plan of a summary made now, or None if there is nothing to summarize."""
     from stenolog.context.plan import plan_compaction
-    from stenolog.context.summarize import look
+    from stenolog.context.summarize import session_state
 
     agent = opened.agent
     context = agent.context(agent.model_of(key))
-    tokens, seen = context.tokens, look(context.store, key)
+    tokens, seen = context.tokens, session_state(context.store, key)
     system = {"role": "system", "content": f"{agent.spec.system}\n\n"}
     return plan_compaction(
         seen.history,

@@ -14,7 +14,7 @@ from stenolog.cli.completion import complete_key
 from stenolog.cli.output import count, json_text, one_line, printable
 from stenolog.cli.show import damage_words, info_of, messages_are
 from stenolog.cli.workspace import Where, open_to_read, where_options
-from stenolog.redaction.redact import Sharing
+from stenolog.redaction.redact import SharingRedactor
 from stenolog.transfer.export.formats import FOR_READERS, Form, pieces
 
 _SUFFIXES: Final[dict[str, Form]] = {
@@ -83,7 +83,7 @@ def export_command(
         raise click.UsageError("--json tells of a file: name it with -o.")
     form = _form_of(output, form)
     # guard: export-redacted
-    sharing = Sharing(wanted=form != "jsonl" if redact is None else redact)
+    sharing = SharingRedactor(wanted=form != "jsonl" if redact is None else redact)
     if not to_stdout and not force and os.path.lexists(str(output)):
         words = f"{one_line(str(output))} is there already; --force replaces it."
         raise click.ClickException(words)

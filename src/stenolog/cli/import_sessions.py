@@ -30,7 +30,7 @@ from stenolog.stores.open_store import address, open_store
 from stenolog.transfer.importers.key_map import KeyMap, pair_of, pairs_of
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT, Layout
 from stenolog.transfer.importers.log_pairs import LOG_SUFFIX
-from stenolog.transfer.migration import Migrated, Progress, Taken, take_in
+from stenolog.transfer.migration import ImportedSession, ImportReport, Progress, import_folder
 
 LONG: Final = 1024 * 1024
 """Size in bytes from which a progress bar is shown."""
@@ -139,9 +139,9 @@ def import_command(
     """  # noqa: D301 -- click knows a block by this character
     folder, only = _place_of(source)
     layouts = EVERY_LAYOUT if program is None else FROM[program]
-    look = partial(take_in, folder, only=only, layouts=layouts)
+    look = partial(import_folder, folder, only=only, layouts=layouts)
     keys = _key_map(pairs, map_file, look)
-    migrated = Migrated()
+    migrated = ImportReport()
     is_there = _is_there(where)
     if not is_there:
         # Create a workspace only if there is a session to import.
@@ -182,7 +182,7 @@ def import_command(
     ctx.exit(NOT_ALL if problems else 0)
 
 
-def _accepts(migrated: Migrated, aliases: bool | None, *, dry_run: bool) -> bool:
+def _accepts(migrated: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
     """Ask in a terminal whether to accept the aliases that were found."""
     found = [one for one in migrated.taken if one.aliases_left]
     if not found or aliases is not None or dry_run or not sys.stdin.isatty():
@@ -192,7 +192,7 @@ def _accepts(migrated: Migrated, aliases: bool | None, *, dry_run: bool) -> bool
     return click.confirm("Accept these other keys?", err=True)
 
 
-def _with_aliases(migrated: Migrated, named: Migrated) -> Migrated:
+def _with_aliases(migrated: ImportReport, named: ImportReport) -> ImportReport:
     """Return the first report with the aliases that the second run has added."""
     given = {(one.file, one.key): one for one in named.taken}
     taken = []
@@ -205,7 +205,7 @@ def _with_aliases(migrated: Migrated, named: Migrated) -> Migrated:
     return replace(migrated, taken=tuple(taken))
 
 
-def _aliases_in_words(migrated: Migrated, *, dry_run: bool) -> Iterator[str]:
+def _aliases_in_words(migrated: ImportReport, *, dry_run: bool) -> Iterator[str]:
     for one in migrated.taken:
         if one.aliases:
             would = "would open" if dry_run else "open"
@@ -225,7 +225,7 @@ def _alias_names(names: Sequence[str]) -> str:
     return ", ".join(map(one_line, names))
 
 
-def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Migrated]) -> KeyMap:
+def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., ImportReport]) -> KeyMap:
     """Return the mapping from old to new keys. Raises UsageError for pairs that make no sense."""
     try:
         given = KeyMap(tuple(map(pair_of, pairs)))
@@ -254,7 +254,7 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Migrat
     return keys
 
 
-def _fields(one: Taken) -> dict[str, Any]:
+def _fields(one: ImportedSession) -> dict[str, Any]:
     return {
         "key": one.key,
         "added": one.added,
@@ -268,7 +268,7 @@ def _fields(one: Taken) -> dict[str, Any]:
     }
 
 
-def _row(one: Taken) -> Sequence[str]:
+def _row(one: ImportedSession) -> Sequence[str]:
     cells = (one.key, one.added, one.messages, one.layout, one.file)
     return [one_line(str(cell)) for cell in cells]
 
@@ -277,7 +277,7 @@ _NEEDS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
 """Minimum width of the terminal for each column after the key."""
 
 
-def _print_table(migrated: Migrated, *, color: bool) -> None:
+def _print_table(migrated: ImportReport, *, color: bool) -> None:
     console = table_console(color=color)
     shown = [name for name, width in _NEEDS.items() if console.width >= width]
     columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
@@ -355,12 +355,12 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _is_looked_into(folder: Path) -> bool:
     # Imported late: loads SQLite, which no other command needs.
-    from stenolog.transfer.importers.sources import is_looked_into
+    from stenolog.transfer.importers.sources import is_searched
 
-    return is_looked_into(folder)
+    return is_searched(folder)
 
 
-def _problems(migrated: Migrated) -> Iterator[str]:
+def _problems(migrated: ImportReport) -> Iterator[str]:
     for one in migrated.taken:
         for words in one.problems:
             yield f"{one_line(one.file)}: {sentence(words)}"
@@ -369,7 +369,7 @@ def _problems(migrated: Migrated) -> Iterator[str]:
 
 
 def _in_words(
-    migrated: Migrated, source: Path, program: str | None, *, dry_run: bool
+    migrated: ImportReport, source: Path, program: str | None, *, dry_run: bool
 ) -> Iterator[str]:
     if migrated.migrated and not migrated.taken:
         yield f"Already taken in: {count(migrated.migrated, 'file')} *.migrated."
@@ -388,7 +388,7 @@ def _in_words(
         yield f"{them} not looked into; name {'it' if folders == 1 else 'one of them'}."
 
 
-def _sum(migrated: Migrated, *, dry_run: bool) -> str:
+def _sum(migrated: ImportReport, *, dry_run: bool) -> str:
     would = "would be " if dry_run else ""
     words = [
         f"{count(migrated.sessions, 'session')} {would}taken in, "

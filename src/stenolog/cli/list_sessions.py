@@ -28,7 +28,7 @@ from stenolog.cli.output import (
 from stenolog.cli.show import damage_words
 from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.errors import StoreUnavailable
-from stenolog.sessions.folders import Others, Place, others_in
+from stenolog.sessions.folders import OtherNamespaces, Place, others_in
 from stenolog.stores.jsonl.log_names import SUFFIX
 from stenolog.stores.open_store import address, open_store
 
@@ -211,7 +211,7 @@ def _whose(where: Where) -> str:
     return f"in {where.shown}"
 
 
-def _of_others(others: Others) -> Iterator[str]:
+def _of_others(others: OtherNamespaces) -> Iterator[str]:
     """Yield the other agents and namespaces that have sessions, and the option to list them."""
     for names, what in ((others.agents, "agent"), (others.namespaces, "namespace")):
         ways = ", ".join(f"--{what} {shlex.quote(one_line(name))}" for name in names[:_NAMED])

@@ -23,7 +23,7 @@ from stenolog.cli.note_output import (
 )
 from stenolog.cli.output import NOT_ALL, json_text, one_line, printable, sentence
 from stenolog.cli.workspace import shown, workspace_option
-from stenolog.memory.note_files import Edits, export_notes, import_notes
+from stenolog.memory.note_files import NoteChanges, export_notes, import_notes
 from stenolog.memory.note_pages import from_markdown
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import Scope, scope_named
@@ -347,11 +347,11 @@ def _scope_asked(page: str, *, who: str | None, agent: str | None) -> Scope | No
     return None if who is None else scope_named(who, agent=agent or "main")
 
 
-def _done(edits: Edits) -> dict[str, Sequence[Draft | Note]]:
+def _done(edits: NoteChanges) -> dict[str, Sequence[Draft | Note]]:
     return {"added": edits.added, "changed": edits.changed, "forgotten": edits.forgotten}
 
 
-def _in_words(edits: Edits, *, dry_run: bool) -> Iterator[str]:
+def _in_words(edits: NoteChanges, *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     for done, notes in _done(edits).items():
         for one in notes:

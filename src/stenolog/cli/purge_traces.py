@@ -13,7 +13,7 @@ from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, claimed
 from stenolog.sessions.folders import NAMESPACE, find_place
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import address
-from stenolog.stores.snapshots import Life, WholeStore
+from stenolog.stores.snapshots import Snapshot, SnapshotStore
 from stenolog.transfer.fallback import copies_in_fallback
 
 
@@ -42,9 +42,9 @@ def forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
     return found
 
 
-def deleted_lives(store: Store) -> Iterator[Life]:
+def deleted_lives(store: Store) -> Iterator[Snapshot]:
     """Yield the sessions in the trash that can be read."""
-    if not isinstance(store, WholeStore):
+    if not isinstance(store, SnapshotStore):
         return
     for mark in store.lives():
         if mark.deleted is not None:
@@ -84,7 +84,7 @@ def said_in(store: Store, key: str, before: int | None) -> Iterator[str]:
     """Yield the readable user messages with this key, below seq `before` if it is given."""
     with suppress(StenologError):
         yield from _texts(store.get_history(key, full=True), before)
-    if before is None and isinstance(store, WholeStore):
+    if before is None and isinstance(store, SnapshotStore):
         for mark in store.lives():
             if mark.deleted is not None and mark.key == key:
                 with suppress(StenologError), store.read_life(mark) as reading:

@@ -13,7 +13,7 @@ from stenolog.cli.edit import dry_run_option, progress
 from stenolog.cli.output import NOT_ALL, count, json_text, moment, one_line, sentence
 from stenolog.cli.workspace import Where, check_there, where_options
 from stenolog.maintenance.retention_rules import Rule
-from stenolog.maintenance.retention_runs import Done, keep_to
+from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
 from stenolog.settings.retention_settings import rules_of
 
 _NO_RULES: Final = (
@@ -92,7 +92,7 @@ def run_command(
 
     steps: list[Callable[[], None]] = []
 
-    def confirm(planned: Sequence[Done]) -> bool:
+    def confirm(planned: Sequence[RetentionResult]) -> bool:
         # guard: retention-asks
         if not yes and any(one.step.action != "archive" for one in planned):
             _ask(planned)
@@ -100,7 +100,7 @@ def run_command(
         return True
 
     with ExitStack() as bars:
-        found = keep_to(
+        found = apply_rules(
             where.workspace,
             rules,
             agent=where.agent,
@@ -116,7 +116,7 @@ def run_command(
     ctx.exit(NOT_ALL if any(one.outcome == "failed" for one in found) else 0)
 
 
-def _ask(planned: Sequence[Done]) -> None:
+def _ask(planned: Sequence[RetentionResult]) -> None:
     """Ask for confirmation. Raises UsageError, Abort."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(
@@ -128,7 +128,9 @@ def _ask(planned: Sequence[Done]) -> None:
     click.confirm(f"{_sum(planned, 'to be')} Do it?", abort=True, err=True)
 
 
-def _remarks(rules: Sequence[Rule], found: Sequence[Done], *, dry_run: bool) -> Iterator[str]:
+def _remarks(
+    rules: Sequence[Rule], found: Sequence[RetentionResult], *, dry_run: bool
+) -> Iterator[str]:
     if not rules:
         yield _NO_RULES
         return
@@ -143,7 +145,7 @@ def _remarks(rules: Sequence[Rule], found: Sequence[Done], *, dry_run: bool) -> 
         yield _sum(did, "would be" if dry_run else "")
 
 
-def _sum(found: Sequence[Done], verb: str) -> str:
+def _sum(found: Sequence[RetentionResult], verb: str) -> str:
     parts = []
     for action, words in _WORDS.items():
         number = sum(one.step.action == action for one in found)
@@ -152,7 +154,7 @@ def _sum(found: Sequence[Done], verb: str) -> str:
     return f"{', '.join(parts)}."
 
 
-def _row(one: Done) -> list[str]:
+def _row(one: RetentionResult) -> list[str]:
     step = one.step
     key = step.key or "-"
     name = key if one.agent is None else f"{one.agent}/{key}"
@@ -160,7 +162,7 @@ def _row(one: Done) -> list[str]:
     return [shown, step.rule, one_line(name), str(step.messages), moment(step.updated)]
 
 
-def _fields(one: Done) -> dict[str, Any]:
+def _fields(one: RetentionResult) -> dict[str, Any]:
     step = one.step
     return {
         "action": step.action,

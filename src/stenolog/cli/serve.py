@@ -159,10 +159,10 @@ def _close_stores(agents: "list[AgentInstance]") -> None:
 
 def _log_to_stderr(settings: "Settings") -> None:
     """Log to stderr with times and without secrets, because a daemon reports errors only there."""
-    from stenolog.gateway.error_responses import WithoutSecrets
+    from stenolog.gateway.error_responses import RedactingFilter
 
     writing = logging.StreamHandler()
-    writing.addFilter(WithoutSecrets(settings))
+    writing.addFilter(RedactingFilter(settings))
     writing.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name in ("stenolog", "uvicorn.error"):
         logger = logging.getLogger(name)

@@ -4,7 +4,7 @@ from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.overflow import is_overflow
 from stenolog.context.plan import Plan, plan_compaction
-from stenolog.context.request_messages import Needs, arrange
+from stenolog.context.request_messages import ProviderRequirements, arrange
 from stenolog.context.summarize import Compaction
 from stenolog.context.turn_boundaries import find_turns
 from stenolog.context.window import Window, build_window
@@ -13,8 +13,8 @@ __all__ = [
     "Compaction",
     "Context",
     "Limits",
-    "Needs",
     "Plan",
+    "ProviderRequirements",
     "Window",
     "arrange",
     "build_window",

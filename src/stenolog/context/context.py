@@ -10,8 +10,8 @@ from stenolog.context.budget import Limits
 from stenolog.context.message_parts import Body
 from stenolog.context.overflow import Overflow, read_overflow
 from stenolog.context.plan import Asked, plan_compaction
-from stenolog.context.request_messages import Needs
-from stenolog.context.summarize import Compaction, Seen, compact_context, look, seen_in
+from stenolog.context.request_messages import ProviderRequirements
+from stenolog.context.summarize import Compaction, Seen, compact_context, seen_in, session_state
 from stenolog.context.window import Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
 from stenolog.providers.chat_model import Ask, check_answer, check_ask, check_not_async
@@ -51,7 +51,7 @@ class Context:
         *,
         ask_limits: Limits | None = None,
         limits: Limits | None = None,
-        needs: Needs | None = None,
+        needs: ProviderRequirements | None = None,
         tokens: Tokens | None = None,
         model: str = "",
         catalog: Catalog | None = None,
@@ -73,7 +73,7 @@ class Context:
         self._ask = ask
         self._ask_limits = ask_limits
         self._learning = threading.Lock()
-        self._needs = needs or Needs()
+        self._needs = needs or ProviderRequirements()
         self._tokens = tokens or Tokens()
         self._system = system
         self._tools = tools
@@ -92,7 +92,7 @@ class Context:
         `memory`: the text that recall produced. `unsaved`: newest messages that are not in the
         store.
         """
-        return self._window(look(self.store, key), memory, unsaved, self.limits)
+        return self._window(session_state(self.store, key), memory, unsaved, self.limits)
 
     def call(
         self,
@@ -174,7 +174,7 @@ class Context:
         view: SessionView | None,
     ) -> Window:
         """Return the window for a call, after summarizing if that is needed."""
-        seen = look(self.store, key) if view is None else seen_in(view)
+        seen = session_state(self.store, key) if view is None else seen_in(view)
         window = self._window(seen, memory, unsaved, limits)
         overfull = bool(window.left_out)
         cramped = overfull or window.elided or window.memory_left_out
@@ -182,7 +182,7 @@ class Context:
             return window
         if self._compact(key, "auto", limits, memory, overfull=overfull, seen=seen) is None:
             return window
-        return self._window(look(self.store, key), memory, unsaved, limits)
+        return self._window(session_state(self.store, key), memory, unsaved, limits)
 
     def _window(
         self, seen: Seen, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
@@ -208,7 +208,7 @@ class Context:
         overfull: bool = False,
         seen: Seen | None = None,
     ) -> Compaction | None:
-        seen = seen or look(self.store, key)
+        seen = seen or session_state(self.store, key)
         tokens = self.tokens
         plan = plan_compaction(
             seen.history,
@@ -278,7 +278,7 @@ class Attempt:
         context, limits = self._context, self._limits
         context._compact(self._key, "overflow", limits, self._memory)
         try:
-            seen = look(context.store, self._key)
+            seen = session_state(context.store, self._key)
             self.window = context._window(seen, self._memory, self._unsaved, limits)
         except ContextTooSmall as least:
             raise _cannot_be_less(self.window, overflow, least) from error

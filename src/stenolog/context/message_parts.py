@@ -106,7 +106,7 @@ def parts_of(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
     return [part for part in parts if isinstance(part, Mapping) and part.get("type") == kind]
 
 
-def speaks(body: Mapping[str, Any]) -> bool:
+def has_text(body: Mapping[str, Any]) -> bool:
     """Whether this is a user message with content other than tool results."""
     if body.get("role") != "user":
         return False
@@ -126,7 +126,7 @@ def text_of(content: Any) -> str:
     return as_json(content)
 
 
-def words_of(body: Mapping[str, Any]) -> str:
+def text_parts_of(body: Mapping[str, Any]) -> str:
     """Return the text of a message without calls, results and thinking."""
     if body.get("role") == "tool":
         return ""

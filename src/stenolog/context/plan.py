@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from stenolog.context.budget import Limits
 from stenolog.context.message_parts import body_of
-from stenolog.context.request_messages import Needs, entries_of
+from stenolog.context.request_messages import ProviderRequirements, entries_of
 from stenolog.context.turn_boundaries import Turn, find_turns
 from stenolog.records import Message
 from stenolog.tokens import Tokens
@@ -50,7 +50,7 @@ def plan_compaction(
     uid: str = "",
     fixed: int = 0,
     limits: Limits | None = None,
-    needs: Needs | None = None,
+    needs: ProviderRequirements | None = None,
     tokens: Tokens | None = None,
     asked: Asked = "auto",
     undone: bool = False,
@@ -66,7 +66,7 @@ def plan_compaction(
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
     costs: Counter[int] = Counter()
-    for entry in entries_of(history, needs or Needs()):
+    for entry in entries_of(history, needs or ProviderRequirements()):
         costs[entry.turn] += tokens.message(entry.body)
     taken, told = costs.total(), tokens.text(summary)
     room = limits.history(fixed)

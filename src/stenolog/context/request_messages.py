@@ -21,11 +21,11 @@ from stenolog.context.message_parts import (
     as_json,
     body_of,
     calls_of,
+    has_text,
     pair,
     results_of,
     role_of,
     seq_of,
-    speaks,
 )
 from stenolog.context.turn_boundaries import Turn, turns_of
 from stenolog.records import Message
@@ -42,7 +42,7 @@ _TEXTS: Final = ("text", "input_text", "output_text")
 """Types of parts that contain only text. In parts of other types, an empty `text` is allowed."""
 
 
-class Needs(Struct, frozen=True, kw_only=True):
+class ProviderRequirements(Struct, frozen=True, kw_only=True):
     """Requirements of a provider. The defaults suit OpenAI-compatible servers."""
 
     merge_user: bool = False
@@ -71,12 +71,16 @@ class Entry(Struct, frozen=True, kw_only=True):
         return self.seqs[0]
 
 
-def arrange(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Body]:
+def arrange(
+    messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
+) -> list[Body]:
     """Return all messages in a form that a provider accepts. The input is not changed."""
     return finish([entry.body for entry in entries_of(messages, needs)], needs)
 
 
-def entries_of(messages: Sequence[Message | Mapping[str, Any]], needs: Needs) -> list[Entry]:
+def entries_of(
+    messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
+) -> list[Entry]:
     """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
     said = _as_said([(body_of(message), seq_of(message)) for message in messages])
     return _Arrangement([body for body, _ in said], [seq for _, seq in said], needs).entries()
@@ -93,13 +97,13 @@ def _as_said(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int 
         at = len(said)
         if seq is not None and role_of(body) == "assistant" and not calls_of(body):
             seen = seen_by(body, seq)
-            while at and speaks(said[at - 1][0]) and (said[at - 1][1] or 0) > seen:
+            while at and has_text(said[at - 1][0]) and (said[at - 1][1] or 0) > seen:
                 at -= 1
         said.insert(at, (body, seq))
     return said
 
 
-def finish(bodies: Iterable[Body], needs: Needs) -> list[Body]:
+def finish(bodies: Iterable[Body], needs: ProviderRequirements) -> list[Body]:
     """Merge user messages and insert a first user message where `needs` requires it.
 
     This is the last step, because it depends on which messages are sent.
@@ -120,7 +124,9 @@ def finish(bodies: Iterable[Body], needs: Needs) -> list[Body]:
 class _Arrangement:
     """One pass over the messages, which assigns unique call ids."""
 
-    def __init__(self, bodies: Sequence[Body], seqs: Sequence[int | None], needs: Needs) -> None:
+    def __init__(
+        self, bodies: Sequence[Body], seqs: Sequence[int | None], needs: ProviderRequirements
+    ) -> None:
         self._bodies = bodies
         self._seqs = seqs
         self._needs = needs
@@ -204,7 +210,7 @@ class _Arrangement:
     ) -> Body | None:
         """Return the message without parts that providers reject, or None if it becomes empty."""
         role = role_of(body)
-        if role in ("", "tool") or (role == "user" and not speaks(body)):
+        if role in ("", "tool") or (role == "user" and not has_text(body)):
             return None
         content = _content(
             body.get("content"), without=_unwanted(role, keep_reasoning=keep_reasoning)

@@ -23,7 +23,7 @@ from stenolog.context.request_messages import INTERRUPTED, Entry
 from stenolog.tokens import Tokens
 
 
-class Shortened(Struct, frozen=True, kw_only=True):
+class ShortenedTurn(Struct, frozen=True, kw_only=True):
     """A turn that fits the budget."""
 
     entries: list[Entry]
@@ -148,9 +148,9 @@ class _Shortening:
             self.costs[at] = cost
             self.elided.add(at)
 
-    def result(self) -> Shortened:
+    def result(self) -> ShortenedTurn:
         gone = set(self.left_out)
-        return Shortened(
+        return ShortenedTurn(
             entries=[entry for at, entry in enumerate(self.entries) if at not in gone],
             elided=len(self.elided - gone),
             left_out=tuple(self.entries[at].seq for at in self.left_out),
@@ -270,7 +270,7 @@ def _shorter(text: str, seq: int | None, tokens: Tokens) -> str:
     return mark if tokens.text(mark) < tokens.text(text) else text
 
 
-def shorten_turn(entries: Sequence[Entry], budget: int, tokens: Tokens) -> Shortened | None:
+def shorten_turn(entries: Sequence[Entry], budget: int, tokens: Tokens) -> ShortenedTurn | None:
     """Return the turn within the budget, or None if even its minimum is too long."""
     turn = _Shortening(entries, tokens)
     turn.shorten(budget)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from stenolog.context.budget import Limits
 from stenolog.context.plan import Plan, Why
 from stenolog.context.summary_writer import summarise
-from stenolog.context.turn_state import standing
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
 from stenolog.providers.chat_model import Ask
 from stenolog.records import Message, SessionInfo, Span
@@ -43,7 +43,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     @property
     def unanswered_from(self) -> int | None:
         """Seq of the first user message that no finished answer has seen, or None."""
-        return min(standing(self.history).unanswered, default=None)
+        return min(turn_state(self.history).unanswered, default=None)
 
 
 class Compaction(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Compaction(Struct, frozen=True, kw_only=True):
         )
 
 
-def look(store: Store, key: str) -> Seen:
+def session_state(store: Store, key: str) -> Seen:
     """Return the current state of the session; an empty one if it does not exist."""
     try:
         return seen_in(store.view(key))

@@ -20,7 +20,7 @@ from stenolog.context.message_parts import (
     results_of,
     role_of,
     text_of,
-    words_of,
+    text_parts_of,
 )
 from stenolog.context.overflow import read_overflow
 from stenolog.context.shortening import cut, pointer
@@ -46,7 +46,7 @@ _SMALLEST: Final = 256
 """A model that rejects this many tokens as too long is not asked again."""
 
 
-class Summarised(Struct, frozen=True, kw_only=True):
+class SummaryResult(Struct, frozen=True, kw_only=True):
     """A summary and how it was made."""
 
     text: str
@@ -66,7 +66,7 @@ def summarise(
     most: int,
     limits: Limits,
     tokens: Tokens,
-) -> Summarised:
+) -> SummaryResult:
     """Return the summary of `previous` and these messages in at most `most` tokens. Never fails."""
     return _Work(ask, most, limits, tokens).run(messages, previous)
 
@@ -83,7 +83,7 @@ class _Work:
         self._given_up = 0
         self._fallback = "" if ask is not None else "there is no model to ask"
 
-    def run(self, messages: Sequence[Message], previous: str) -> Summarised:
+    def run(self, messages: Sequence[Message], previous: str) -> SummaryResult:
         summary = parse(previous)
         unread = self._unread(messages) if self._ask is not None else 0
         if unread:
@@ -106,7 +106,7 @@ class _Work:
             else:
                 summary = self._bounded(updated)
             del waiting[:taken]
-        return Summarised(
+        return SummaryResult(
             text=render(summary),
             asked=self._asked,
             fallback=self._fallback,
@@ -184,7 +184,7 @@ def transcript(messages: Sequence[Message], most: int, tokens: Tokens) -> Iterat
         for place, result in enumerate(results_of(body)):
             call = asked_by.get((index, place))
             said.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
-        said.append(words_of(body))
+        said.append(text_parts_of(body))
         said += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
         text = "\n".join(filter(None, said))
         if tokens.text(text) > most:
@@ -204,7 +204,7 @@ def extract(messages: Sequence[Message]) -> dict[str, Any]:
             call = asked_by.get((index, place))
             made = f"{call.name}({_clip(_arguments(call), 80)})" if call else "a tool"
             outcomes.append(f"{made}: {_clip(text_of(result.content), 120)}")
-        text = _clip(words_of(body), _QUOTE)
+        text = _clip(text_parts_of(body), _QUOTE)
         if text and role_of(body) == "user":
             facts.append(QUOTED + text)
         if text and role_of(body) in ("user", "assistant"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stenolog.context.message_parts import Spot, calls_of, pair, speaks
+from stenolog.context.message_parts import Spot, calls_of, has_text, pair
 
 
 class Turn(Struct, frozen=True):
@@ -37,7 +37,7 @@ def turns_of(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) 
     begins = [0]
     open_until = _open_until(bodies, answers)
     for index, body in enumerate(bodies):
-        if index > 0 and index > open_until[index] and speaks(body):
+        if index > 0 and index > open_until[index] and has_text(body):
             begins.append(index)
     return [Turn(first, end) for first, end in zip(begins, [*begins[1:], len(bodies)], strict=True)]
 

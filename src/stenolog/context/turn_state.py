@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import calls_of_client, seen_by
-from stenolog.context.message_parts import Call, calls_of, pair, speaks
+from stenolog.context.message_parts import Call, calls_of, has_text, pair
 from stenolog.records import Message
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class TurnState(Struct, frozen=True, kw_only=True):
     """The pending work of a session."""
 
     unanswered: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Standing(Struct, frozen=True, kw_only=True):
         return not self.waits and (bool(self.unanswered) or self.in_tools)
 
 
-def standing(history: Sequence[Message]) -> Standing:
+def turn_state(history: Sequence[Message]) -> TurnState:
     """Return the state of a session with these visible messages."""
     bodies = [message.to_dict() for message in history]
     finished, seen = -1, 0
@@ -59,17 +59,17 @@ def standing(history: Sequence[Message]) -> Standing:
         if (index, place) not in answers
     ]
     # A new user message abandons the client calls before it.
-    last_said = max((index for index in after if speaks(bodies[index])), default=-1)
+    last_said = max((index for index in after if has_text(bodies[index])), default=-1)
     of_client = [
         (index, call)
         for index, call in without
         if index > last_said and call.id in calls_of_client(bodies[index])
     ]
-    return Standing(
+    return TurnState(
         unanswered=tuple(
             message.seq
             for message, body in zip(history, bodies, strict=True)
-            if message.seq > seen and speaks(body)
+            if message.seq > seen and has_text(body)
         ),
         open_calls=tuple(call for index, call in without if (index, call) not in of_client),
         of_client=tuple(call for _, call in of_client),

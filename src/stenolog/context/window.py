@@ -8,7 +8,13 @@ from msgspec import Struct
 
 from stenolog.context.budget import Limits, Parts, too_small
 from stenolog.context.message_parts import Body, seq_of
-from stenolog.context.request_messages import GOES_ON, Entry, Needs, entries_of, finish
+from stenolog.context.request_messages import (
+    GOES_ON,
+    Entry,
+    ProviderRequirements,
+    entries_of,
+    finish,
+)
 from stenolog.context.shortening import cut, shorten_turn, skeleton
 from stenolog.records import Message
 from stenolog.tokens import Tokens
@@ -50,7 +56,7 @@ def build_window(
     tools: Sequence[Mapping[str, Any]] = (),
     memory: str = "",
     limits: Limits | None = None,
-    needs: Needs | None = None,
+    needs: ProviderRequirements | None = None,
     tokens: Tokens | None = None,
 ) -> Window:
     """Return the window for this history: its newest turn, and as many older turns as fit.
@@ -64,7 +70,7 @@ def build_window(
         memory=memory,
         tools=tools,
         limits=limits or Limits(),
-        needs=needs or Needs(),
+        needs=needs or ProviderRequirements(),
         tokens=tokens or Tokens(),
     )
     return request.window(history)
@@ -82,7 +88,7 @@ class _Request(Struct, frozen=True, kw_only=True):
     memory: str
     tools: Sequence[Mapping[str, Any]]
     limits: Limits
-    needs: Needs
+    needs: ProviderRequirements
     tokens: Tokens
 
     def window(self, history: _Messages) -> Window:

@@ -213,7 +213,7 @@ class MessagePage(Struct, frozen=True, kw_only=True):
     """Seq after which the next page starts; None for the last page."""
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class Events(Struct, frozen=True, kw_only=True):
     """What came of a message."""
 
     answer: str

@@ -24,14 +24,23 @@ from starlette.responses import JSONResponse, Response
 from stenolog.agent.commands import new_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import ended
-from stenolog.agent.turn_events import Answer, Asked, Counted, Event, Noticed, Said, Tell, Thought
-from stenolog.agent.turn_options import Manner
+from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.turn_events import (
+    Answer,
+    Event,
+    EventHandler,
+    ModelCalled,
+    Notice,
+    TextDelta,
+    ThinkingDelta,
+    UsageReported,
+)
+from stenolog.agent.turn_options import TurnOptions
 from stenolog.codec import MAX_TOKEN_BYTES, check_key, encode_object
 from stenolog.context.window import build_window
 from stenolog.errors import ContextTooSmall, ModelRefused, StenologError, UsageError
 from stenolog.gateway.api_types import failure, sse_data
-from stenolog.gateway.chat_turns import Wanted, answered, note_response, text_told
+from stenolog.gateway.chat_turns import ChatTurnRequest, answered, note_response, text_told
 from stenolog.gateway.error_responses import INTERNAL, failed, without_secrets
 from stenolog.gateway.history_matching import BETWEEN
 from stenolog.gateway.limits import Held, Place
@@ -66,8 +75,8 @@ async def answered_only(
     loop: AgentLoop,
     instance: AgentInstance,
     talk: Sequence[Mapping[str, Any]],
-    manner: Manner,
-    tell: Tell,
+    manner: TurnOptions,
+    tell: EventHandler,
 ) -> Answer:
     """Return the model's answer to as many of the messages as fit, without the agent's tools.
 
@@ -94,15 +103,15 @@ async def answered_only(
             async for delta in deltas:
                 reply.add(delta)
                 if delta.notice:
-                    tell(Noticed(words=delta.notice))
+                    tell(Notice(words=delta.notice))
                 if delta.reasoning:
-                    tell(Thought(text=delta.reasoning))
+                    tell(ThinkingDelta(text=delta.reasoning))
                 if delta.text:
-                    tell(Said(text=delta.text))
+                    tell(TextDelta(text=delta.text))
     except StenologError as error:
         return Answer(key="", text=str(error), outcome="failed", error=error)
     if reply.usage is not None:
-        tell(Counted(usage=reply.usage))
+        tell(UsageReported(usage=reply.usage))
     calls = tuple(reply.calls)
     return Answer(
         key="",
@@ -134,7 +143,7 @@ class _Chat(Struct, frozen=True, kw_only=True):
 
     request: ChatRequest
     agent: AgentInstance
-    answer: Callable[[Tell], Awaitable[Answer]]
+    answer: Callable[[EventHandler], Awaitable[Answer]]
     head: Head
     headers: dict[str, str]
     kept: bool
@@ -158,17 +167,17 @@ class _Heard:
     def tell(self, event: Event) -> None:
         """Add an event."""
         match event:
-            case Asked():
+            case ModelCalled():
                 self._asked = bool(self.text)
-            case Said(text=text):
+            case TextDelta(text=text):
                 # The client sees all texts of a turn as one message.
                 piece = f"{BETWEEN}{text}" if self._asked else text
                 self._asked = False
                 self.text += piece
                 self._put("content", piece)
-            case Thought(text=text):
+            case ThinkingDelta(text=text):
                 self._put("reasoning_content", text)
-            case Counted(usage=usage):
+            case UsageReported(usage=usage):
                 self.usage.prompt_tokens += usage.prompt
                 self.usage.completion_tokens += usage.answer
                 self.usage.total_tokens += usage.prompt + usage.answer
@@ -194,7 +203,7 @@ class _Heard:
         try:
             await asyncio.wait(both, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if await ended([heard]):
+            if await wait_until_done([heard]):
                 raise asyncio.CancelledError
 
 
@@ -268,12 +277,12 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
         told = [name for name in ignored if _NAME.fullmatch(name)][:_MOST_NAMED]
         headers["X-Steno-Without-Effect"] = ", ".join(told) or "unknown fields"
     retries = _RETRY_COUNT in request.headers
-    answer: Callable[[Tell], Awaitable[Answer]]
+    answer: Callable[[EventHandler], Awaitable[Answer]]
     if key is None:
         answer = partial(answered_only, gateway.loop, agent, talk, manner)
     else:
         check_key(key)
-        said = Wanted(
+        said = ChatTurnRequest(
             key=key,
             talk=talk,
             agent=agent.id,

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.history_changes import rewrite, view_of
+from stenolog.agent.history_changes import replace_history, view_of
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Answer, Inbound, Tell
-from stenolog.agent.turn_options import AS_USUAL, Manner
+from stenolog.agent.turn_events import Answer, EventHandler, Inbound
+from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
 from stenolog.catalog.message_metadata import received, request_of, requested
-from stenolog.context.message_parts import calls_of, results_of, speaks
-from stenolog.context.turn_state import answer_to, standing
+from stenolog.context.message_parts import calls_of, has_text, results_of
+from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.errors import (
     NoSuchSession,
     OnceConflict,
@@ -47,13 +47,13 @@ _SCANNED: Final = 200
 _logger = logging.getLogger("stenolog")
 
 
-class Wanted(Struct, frozen=True, kw_only=True, dict=True):
+class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     """A chat request for a session."""
 
     key: str
     talk: Sequence[Mapping[str, Any]]
     agent: str | None = None
-    manner: Manner = AS_USUAL
+    manner: TurnOptions = DEFAULT_OPTIONS
     once: str = ""
     """The idempotency key of the request: a retry is stored and answered once."""
     asked_again: bool = False
@@ -78,7 +78,7 @@ class Wanted(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.once) or self.retries
 
 
-async def answered(loop: AgentLoop, wanted: Wanted, tell: Tell) -> Answer:
+async def answered(loop: AgentLoop, wanted: ChatTurnRequest, tell: EventHandler) -> Answer:
     """Answer the new messages. Raise UsageError and errors of reading the store."""
     instance = loop.registry.agent(wanted.agent)
     key, view, found = await loop.run(_prepared, instance, wanted)
@@ -127,7 +127,7 @@ def resolve_session(
 
 
 def _prepared(
-    instance: AgentInstance, wanted: Wanted
+    instance: AgentInstance, wanted: ChatTurnRequest
 ) -> "tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]":
     """Resolve the session and compare it with the request, in one thread call."""
     key, view = resolve_session(instance, wanted.key, new_session=wanted.new_session)
@@ -146,7 +146,7 @@ def _is_plain(body: Mapping[str, Any]) -> bool:
 
 
 def _look(
-    sessions: SessionStore, key: str, wanted: Wanted, view: SessionView | None
+    sessions: SessionStore, key: str, wanted: ChatTurnRequest, view: SessionView | None
 ) -> tuple[Sequence[Message], Match] | Answer:
     """Return the visible messages and the new ones, or the answer that was given before.
 
@@ -172,7 +172,7 @@ def _look(
 
 def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
     """Return the new messages without repeated results. Raise UsageError for unknown results."""
-    waiting = {call.id for call in standing(shown).of_client}
+    waiting = {call.id for call in turn_state(shown).of_client}
     given = {
         (result.id, str(result.content))
         for message in shown
@@ -181,7 +181,7 @@ def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tupl
     kept = []
     for body in new:
         waiting |= {call.id for call in calls_of(body)}
-        results = [] if speaks(body) else results_of(body)
+        results = [] if has_text(body) else results_of(body)
         unknown = [result for result in results if result.id not in waiting]
         if unknown and all((one.id, str(one.content)) in given for one in unknown):
             continue
@@ -195,7 +195,7 @@ def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tupl
 
 
 def _take_in(
-    sessions: SessionStore, key: str, wanted: Wanted, before: SessionView | None
+    sessions: SessionStore, key: str, wanted: ChatTurnRequest, before: SessionView | None
 ) -> Answer | None:
     """Make the sent messages visible; return None if they can be answered now.
 
@@ -223,7 +223,9 @@ def _take_in(
     return failed
 
 
-def _with_request(wanted: Wanted, new: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _with_request(
+    wanted: ChatTurnRequest, new: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
     """Mark the user messages as received, and the last message with the request.
 
     They have no sender: a client may pass any session key, so their author is unknown.
@@ -234,7 +236,7 @@ def _with_request(wanted: Wanted, new: Sequence[Mapping[str, Any]]) -> list[Mapp
     return [*marked[:-1], requested(marked[-1], id=wanted.once, digest=wanted.digest)]
 
 
-def _is_retry(wanted: Wanted, view: SessionView, found: Match) -> bool:
+def _is_retry(wanted: ChatTurnRequest, view: SessionView, found: Match) -> bool:
     """Return whether the client retries the request whose answer is the last in the log.
 
     Otherwise the request repeats the same text as a new message: the last request was a different
@@ -262,11 +264,11 @@ def note_response(sessions: SessionStore, key: str, seq: int) -> None:
 
 
 def _replaced(
-    sessions: SessionStore, view: SessionView, wanted: Wanted, found: Match
+    sessions: SessionStore, view: SessionView, wanted: ChatTurnRequest, found: Match
 ) -> Answer | None:
     def tail_replaced(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
         # A client must not hide unanswered messages that others have sent in the meantime.
-        unanswered = standing(history).unanswered
+        unanswered = turn_state(history).unanswered
         sent = [body.get("content") for body in wanted.talk]
         if any(
             message.seq in unanswered and message.to_dict().get("content") not in sent
@@ -275,13 +277,13 @@ def _replaced(
             return None
         return [*history[: found.keep], *_with_request(wanted, found.new)]
 
-    if rewrite(sessions, view.key, tail_replaced, view) != "done":
+    if replace_history(sessions, view.key, tail_replaced, view) != "done":
         words = "others wait for an answer in this session; try again in a moment"
         return Answer(key=view.key, text=words, outcome="failed")
     return None
 
 
-def _brought(sessions: SessionStore, wanted: Wanted, view: SessionView) -> int | None:
+def _brought(sessions: SessionStore, wanted: ChatTurnRequest, view: SessionView) -> int | None:
     """Return the seq of the last message of the request with this idempotency key, or None.
 
     Raises OnceConflict if that request had other messages.
@@ -312,7 +314,7 @@ def _noted_requests(view: SessionView) -> list[tuple[str, int, str]]:
     ]
 
 
-def _note_request(sessions: SessionStore, key: str, wanted: Wanted) -> None:
+def _note_request(sessions: SessionStore, key: str, wanted: ChatTurnRequest) -> None:
     view = view_of(sessions, key, last=1)
     if view is not None and view.messages:
         others = [row for row in _noted_requests(view) if row[0] != wanted.once]

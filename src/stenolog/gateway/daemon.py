@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 
 from starlette.routing import BaseRoute
 
-from stenolog.agent.scheduler import Left
-from stenolog.agent.shielded_wait import ended
+from stenolog.agent.scheduler import InterruptedTurn
+from stenolog.agent.shielded_wait import wait_until_done
 from stenolog.agent.turn_events import Answer
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.access_token import Token
@@ -23,7 +23,7 @@ from stenolog.gateway.app import make_app
 from stenolog.gateway.hosts import BOTH_LOOPBACKS
 from stenolog.gateway.server import Server, config
 from stenolog.gateway.shared_state import Gateway
-from stenolog.maintenance.retention_runs import keep_all_to
+from stenolog.maintenance.retention_runs import apply_rules_everywhere
 from stenolog.settings.retention_settings import rules_of
 
 _BACKLOG: Final = 1_024
@@ -185,7 +185,7 @@ class Daemon:
         self._resuming = asyncio.create_task(self._resume())
         self._keeping = asyncio.create_task(self._keep())
 
-    async def stop(self, *, hurry: asyncio.Event) -> Left:
+    async def stop(self, *, hurry: asyncio.Event) -> InterruptedTurn:
         """Stop the gateway. Work in progress gets `patience` seconds, or less if `hurry` is set."""
         patience = self._gateway.settings.gateway.patience
         self._gateway.closing.set()
@@ -199,16 +199,16 @@ class Daemon:
         hurried = asyncio.create_task(hurry.wait())
         both: set[asyncio.Future[Any]] = {asyncio.gather(*flying, return_exceptions=True), hurried}
         await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        cancelled = await ended([hurried, *flying[1:]])
+        cancelled = await wait_until_done([hurried, *flying[1:]])
         # Deliveries to chat apps record their progress while the store is still open.
         await self._attached.cut()
         # Cancels the turns that are still running, including resumed ones; the next start resumes
         # them.
         left = await self._gateway.loop.close(patience=0)
         if self._resuming is not None:
-            cancelled |= await ended([self._resuming, *self._looks])
+            cancelled |= await wait_until_done([self._resuming, *self._looks])
         if self._keeping is not None:
-            cancelled |= await ended([self._keeping])
+            cancelled |= await wait_until_done([self._keeping])
         await asyncio.wait({self.serving}, timeout=_CUT)
         if not self.serving.done():
             self._server.force_exit = True
@@ -245,7 +245,7 @@ class Daemon:
             wait = _KEEP
             try:
                 closing = self._gateway.closing.is_set
-                await asyncio.to_thread(keep_all_to, places, rules, until=closing)
+                await asyncio.to_thread(apply_rules_everywhere, places, rules, until=closing)
             except Exception:
                 _logger.exception("the rules of retention could not be kept to")
 

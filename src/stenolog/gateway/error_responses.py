@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from stenolog.agent.scheduler import Busy
+from stenolog.agent.scheduler import SessionBusy
 from stenolog.errors import (
     DamagedStore,
     LeaseLost,
@@ -50,7 +50,7 @@ STATUSES: Final[Mapping[type[Exception], int]] = {
     NoSuchSession: 404,
     SessionDeleted: 410,
     NoSuchNote: 404,
-    Busy: 409,
+    SessionBusy: 409,
     LeaseLost: 409,
     NothingToUndo: 409,
     OnceConflict: 409,
@@ -104,7 +104,9 @@ async def failed(request: Request, error: Exception) -> Response:
         told = without_secrets("".join(traceback.format_exception(error)), settings)
         _logger.error("%s %s failed\n%s", request.method, request.url.path, told)
         return failure(500, INTERNAL, code="internal_error")  # guard: unexpected-error-hidden
-    words = _BUSY if isinstance(error, Busy) else _short(without_secrets(str(error), settings))
+    words = (
+        _BUSY if isinstance(error, SessionBusy) else _short(without_secrets(str(error), settings))
+    )
     if status == 500:
         _logger.error("%s %s: %s", request.method, request.url.path, words)
     # The lock may be free at once.
@@ -114,7 +116,7 @@ async def failed(request: Request, error: Exception) -> Response:
 
 HANDLERS: Final[Mapping[Any, ExceptionHandler]] = {
     StenologError: failed,
-    Busy: failed,
+    SessionBusy: failed,
     HTTPException: failed,
     Exception: failed,
 }
@@ -136,7 +138,7 @@ def without_secrets(words: str, settings: Settings | None) -> str:
     return shown
 
 
-class WithoutSecrets(logging.Filter):
+class RedactingFilter(logging.Filter):
     """Logging filter that removes secrets from all log records."""
 
     def __init__(self, settings: Settings | None) -> None:

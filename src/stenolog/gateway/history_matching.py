@@ -14,7 +14,14 @@ from typing import Any
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import calls_of_client, interruption
-from stenolog.context.message_parts import Call, calls_of, results_of, speaks, text_of, words_of
+from stenolog.context.message_parts import (
+    Call,
+    calls_of,
+    has_text,
+    results_of,
+    text_of,
+    text_parts_of,
+)
 from stenolog.records import Message
 
 Body = Mapping[str, Any]
@@ -86,7 +93,7 @@ def as_seen(history: Sequence[Message]) -> list[Part]:
                 )
             )
             texts = []
-        elif speaks(body):
+        elif has_text(body):
             texts = []
             seen.append(
                 Part(role="user", content=_parts(body.get("content")), seq=message.seq, end=end)
@@ -137,13 +144,13 @@ def text_at(history: Sequence[Message], seq: int) -> str:
     for message in history:
         body = message.to_dict()
         if body.get("role") == "assistant":
-            texts += [words] if (words := words_of(body).strip()) else []
+            texts += [words] if (words := text_parts_of(body).strip()) else []
             if message.seq == seq:
                 return BETWEEN.join(texts)
             handed = calls_of_client(body)
             if not calls_of(body) or handed:
                 texts = []
-        elif speaks(body):
+        elif has_text(body):
             texts = []
     return ""
 
@@ -267,7 +274,7 @@ def _sent(body: Body) -> Part:
 
 def _words(body: Body) -> str:
     """Return the text with normalized whitespace: clients join and trim pieces differently."""
-    return " ".join(words_of(body).split())
+    return " ".join(text_parts_of(body).split())
 
 
 def _made(call: Call) -> tuple[str, object]:

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenolog.agent.shielded_wait import ended
+from stenolog.agent.shielded_wait import wait_until_done
 from stenolog.errors import NoSuchSession, SessionDeleted, UsageError
 from stenolog.gateway.api_types import MessageShown, OfAgent, encoded, sse_data
 from stenolog.gateway.limits import Held
@@ -27,7 +27,7 @@ from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shared_state import Gateway, gateway_of
 from stenolog.records import Message
 from stenolog.stores.base import Store
-from stenolog.stores.following import LOOK_SECONDS, Changed, Kind, changed_between, info_of
+from stenolog.stores.following import LOOK_SECONDS, Kind, SessionChange, changed_between, info_of
 
 # --- streaming ------------------------------------------------------------------------------------
 # Responses with server-sent events: keep-alive comments, and a time limit for slow clients.
@@ -148,7 +148,7 @@ async def _stream(
                 async for news in arrivals:
                     if not uid:
                         break  # the session exists now; read its messages once its uid is known
-                    if isinstance(news, Changed):
+                    if isinstance(news, SessionChange):
                         yield _changed(news)
                         continue
                     yield _event(uid, news)
@@ -162,7 +162,7 @@ async def _stream(
 
 async def _news(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
-) -> AsyncGenerator[Message | Changed, None]:
+) -> AsyncGenerator[Message | SessionChange, None]:
     """Yield messages and changes until the gateway closes. Raise SessionDeleted."""
     look = partial(gateway.loop.run, info_of, store, key)
     known = await look() if changes else None
@@ -191,7 +191,7 @@ async def _news(
                     known = found
         finally:
             # Before `aclosing` closes the stream of messages, which must not be in use then.
-            if await ended([coming, closing]):
+            if await wait_until_done([coming, closing]):
                 raise asyncio.CancelledError
 
 
@@ -214,7 +214,7 @@ def _event(uid: str, message: Message) -> StreamEvent:
     return StreamEvent(id=f"{uid}:{message.seq}", event="message", data=sse_data(encoded(shown)))
 
 
-def _changed(change: Changed) -> StreamEvent:
+def _changed(change: SessionChange) -> StreamEvent:
     """Create a change event.
 
     It has no id: a client that reconnects reads the current state of the session.

@@ -8,7 +8,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.agent.turn_events import Answer
-from stenolog.agent.turn_options import Manner, tool_name
+from stenolog.agent.turn_options import TurnOptions, tool_name
 from stenolog.catalog.message_metadata import for_client, without_marks
 from stenolog.context.message_parts import calls_of, text_of
 from stenolog.errors import UsageError
@@ -101,7 +101,7 @@ def _own(body: Mapping[str, Any]) -> dict[str, Any]:
     return for_client(plain, [call.id for call in calls_of(plain) if call.id])
 
 
-def manner_of(request: ChatRequest, *, model: str) -> Manner:
+def manner_of(request: ChatRequest, *, model: str) -> TurnOptions:
     """Return the turn options of a request. `model`: one of the agent's; empty: the default."""
     instructions = [
         words
@@ -109,7 +109,7 @@ def manner_of(request: ChatRequest, *, model: str) -> Manner:
         if is_of_system(body) and (words := text_of(body.get("content")).strip())
     ]
     off = request.tool_choice == "none"
-    return Manner(
+    return TurnOptions(
         system="\n\n".join(instructions) or None,
         tools=() if off else tuple(request.tools or ()),
         own_tools=not off,

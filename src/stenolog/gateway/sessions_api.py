@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from msgspec import UNSET, Raw
 from starlette.exceptions import HTTPException
 
-from stenolog.agent.blocking_model import Closing
+from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.turn_events import Answer, Inbound
 from stenolog.catalog import Catalog
@@ -24,6 +24,7 @@ from stenolog.gateway.api_types import (
     Changed,
     CompactionShown,
     Counted,
+    Events,
     Forking,
     ListQuery,
     MessagePage,
@@ -37,7 +38,6 @@ from stenolog.gateway.api_types import (
     SessionShown,
     Stats,
     Stopped,
-    Told,
     given,
 )
 from stenolog.gateway.chat_turns import resolve_session
@@ -208,7 +208,7 @@ def _plus(count: Counted, entry: Entry) -> Counted:
 # --- talking ---------------------------------------------------------------------------------
 
 
-async def say(call: Call[OfAgent, Said]) -> Told:
+async def say(call: Call[OfAgent, Said]) -> Events:
     """Answer a message or run a command. A failed turn is 502 or 503."""
     key, view = await call.gateway.loop.run(
         resolve_session, call.agent, call.key, new_session=call.body.new_session
@@ -218,7 +218,7 @@ async def say(call: Call[OfAgent, Said]) -> Told:
     if answer.outcome == "failed":
         kept = "the message is kept" if answer.saved else "the message is not stored yet"
         raise HTTPException(_status(answer), f"{answer.text} ({kept})")
-    return Told(
+    return Events(
         answer=answer.text,
         outcome=answer.outcome,
         seq=answer.seq,
@@ -265,7 +265,7 @@ async def fork_session(call: Call[OfAgent, Forking]) -> SessionShown:
 
 async def undo(call: Call[OfAgent, Nothing]) -> Undone:
     """Undo the newest operation."""
-    return await _alone(call, undoing.undo)
+    return await _alone(call, undoing.undo_last)
 
 
 async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
@@ -277,7 +277,7 @@ async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
         model = await call.gateway.loop.run(call.agent.model_of, key)
         try:
             return await call.gateway.loop.ask(call.agent.context(model).compact, key)
-        except Closing:
+        except ModelClosing:
             raise StoreClosed("the agent closes; nothing was compacted") from None
 
     done = await call.gateway.loop.change(key, change, agent=call.agent.id)
@@ -394,7 +394,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         summary="Say something and wait for the answer; the session is made where there is none.",
         answer=say,
         body=Said,
-        response=Told,
+        response=Events,
         statuses=(409, 410, 502),
     ),
     Endpoint(

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.catalog import Entry, State, open_catalog
-from stenolog.catalog.catalog_database import Broken, Unusable
+from stenolog.catalog.catalog_database import CatalogDamaged, CatalogUnusable
 from stenolog.catalog.catalog_files import FileDatabase
 from stenolog.catalog.index import database_of
 from stenolog.catalog.indexing import NotIndexable, Reading, SessionReader
@@ -40,7 +40,7 @@ _FLEETING: Final = {
 }
 
 
-class Note(Struct, frozen=True, kw_only=True):
+class CheckNote(Struct, frozen=True, kw_only=True):
     """Useful information that is not a fault."""
 
     kind: str
@@ -142,7 +142,7 @@ def _path_of(workspace: str, place: Place, key: str) -> str:
 # --- notes -----------------------------------------------------------------------------------
 
 
-def notes_of(workspace: str, *, mounts: str = _MOUNTS) -> list[Note]:
+def notes_of(workspace: str, *, mounts: str = _MOUNTS) -> list[CheckNote]:
     """Return the notes on a workspace or a database.
 
     `mounts`: the file in which the system lists its file systems.
@@ -160,7 +160,7 @@ def notes_of(workspace: str, *, mounts: str = _MOUNTS) -> list[Note]:
     return [*notes, *_of_versions(workspace)]
 
 
-def _of_the_disk(workspace: str, mounts: str) -> Iterator[Note]:
+def _of_the_disk(workspace: str, mounts: str) -> Iterator[CheckNote]:
     folder = _folder(workspace)
     if folder is None:
         return
@@ -171,21 +171,21 @@ def _of_the_disk(workspace: str, mounts: str) -> Iterator[Note]:
     except OSError:
         return  # only Linux has this file
     if network:
-        yield Note(
+        yield CheckNote(
             kind="disk",
             meaning=f"{folder} is on a network file system ({network}), whose locks and syncs "
             "cannot be relied on.",
             advice="Use a local disk, or PostgreSQL for many machines.",
         )
     elif kind in _FLEETING:
-        yield Note(
+        yield CheckNote(
             kind="disk",
             meaning=f"{folder} is {_FLEETING[kind]}.",
             advice="Keep what is to last on a disk or a volume.",
         )
 
 
-def _of_sessions(workspace: str, agent: str | None) -> Iterator[Note]:
+def _of_sessions(workspace: str, agent: str | None) -> Iterator[CheckNote]:
     place = find_place(workspace, agent)
     in_folder = address(place.where).engine == "jsonl"
     if in_folder and not Path(place.where, place.namespace).is_dir():
@@ -196,7 +196,7 @@ def _of_sessions(workspace: str, agent: str | None) -> Iterator[Note]:
             yield from _of_the_catalog(path)
         interrupted = _in_state(store, "interrupted")
         if interrupted:
-            yield Note(
+            yield CheckNote(
                 kind="interrupted turns",
                 meaning=f"{_sessions(interrupted)}{whose} where the agent did not have the last "
                 f"word: {_keys(interrupted)}.",
@@ -205,22 +205,22 @@ def _of_sessions(workspace: str, agent: str | None) -> Iterator[Note]:
             )
         running = _in_state(store, "running")
         if running:
-            yield Note(
+            yield CheckNote(
                 kind="turns under way",
                 meaning=f"{_sessions(running)}{whose} in which somebody has the turn: "
                 f"{_keys(running)}.",
             )
 
 
-def _of_the_catalog(path: Path) -> Iterator[Note]:
+def _of_the_catalog(path: Path) -> Iterator[CheckNote]:
     if not path.exists():
         return
     database = FileDatabase(path, writable=False)
     try:
         with database.read():
             pass
-    except (Broken, Unusable) as error:
-        yield Note(
+    except (CatalogDamaged, CatalogUnusable) as error:
+        yield CheckNote(
             kind="index",
             meaning=f"The index of the sessions is not used: {error}. No message is in it alone.",
             advice="The next `steno list` makes it anew.",
@@ -244,16 +244,16 @@ def _keys(found: list[Entry]) -> str:
     return ", ".join(entry.key for entry in found[:_NAMED]) + more
 
 
-def _of_versions(workspace: str) -> Iterator[Note]:
+def _of_versions(workspace: str) -> Iterator[CheckNote]:
     engine = address(workspace).engine
     if engine == "jsonl":
-        yield Note(kind="version", meaning=f"SQLite {sqlite3.sqlite_version}, for the index.")
+        yield CheckNote(kind="version", meaning=f"SQLite {sqlite3.sqlite_version}, for the index.")
     elif engine == "sqlite":
         # The driver is optional, and installed if a store of this engine was opened.
         import apsw
 
         version = f"SQLite {apsw.sqlite_lib_version()}, with apsw {apsw.apsw_version()}."
-        yield Note(kind="version", meaning=version)
+        yield CheckNote(kind="version", meaning=version)
     elif engine == "postgresql":
         with open_store(workspace, read_only=True) as store:
             from stenolog.stores.postgres import PostgresStore
@@ -261,7 +261,7 @@ def _of_versions(workspace: str) -> Iterator[Note]:
             assert isinstance(store, PostgresStore), "it is the engine of this place"
             with store.database.read() as transaction:
                 [(version,)] = transaction.execute("SELECT current_setting('server_version')")
-        yield Note(kind="version", meaning=f"PostgreSQL {version}.")
+        yield CheckNote(kind="version", meaning=f"PostgreSQL {version}.")
 
 
 # --- checking -------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def _indexed(store: Store) -> dict[str, str]:
     """Return the stamps of the sessions that the catalog holds without a problem."""
     database = database_of(store, keep=False)
     try:
-        with suppress(Broken, Unusable), database.read() as transaction:
+        with suppress(CatalogDamaged, CatalogUnusable), database.read() as transaction:
             return {key: stamp for key, stamp in transaction.execute(database.sql["sound"])}  # noqa: C416 - rows have any length
     finally:
         database.close()

@@ -32,7 +32,7 @@ from stenolog.stores.findings import Finding, RepairResult
 from stenolog.stores.jsonl import rewrite, scan, trash, writer
 from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import Logs
+from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.open_store import address, open_store
 from stenolog.stores.state import copy
 
@@ -181,7 +181,7 @@ def _mark_void(directory: Directory, key: str) -> str:
 
 @contextmanager
 def _locked(directory: Directory, key: str) -> Iterator[Log | None]:
-    logs = Logs(directory, busy_timeout=BUSY_TIMEOUT, cache_bytes=0)
+    logs = OpenLogCache(directory, busy_timeout=BUSY_TIMEOUT, cache_bytes=0)
     try:
         yield logs.lock(key, create=False)
     finally:

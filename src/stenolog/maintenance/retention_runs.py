@@ -22,7 +22,7 @@ from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
 from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.open_store import address, open_store
-from stenolog.stores.snapshots import LifeMark, WholeStore
+from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 LOG: Final = "retention.log"
 """Log file in a workspace: one line per action, with tab-separated columns."""
@@ -37,7 +37,7 @@ there.
 """
 
 
-class Done(Struct, frozen=True, kw_only=True):
+class RetentionResult(Struct, frozen=True, kw_only=True):
     """Result of a step."""
 
     step: Step
@@ -113,17 +113,17 @@ def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tupl
     return "skipped", "there is a session of this key again"
 
 
-def keep_to(
+def apply_rules(
     workspace: str,
     rules: Sequence[Rule],
     *,
     agent: str | None = None,
     namespace: str | None = None,
     dry_run: bool = False,
-    confirm: Callable[[Sequence[Done]], bool] = lambda _: True,
+    confirm: Callable[[Sequence[RetentionResult]], bool] = lambda _: True,
     progress: Callable[[], None] = lambda: None,
     until: Callable[[], bool] = lambda: False,
-) -> list[Done]:
+) -> list[RetentionResult]:
     """Execute the rules in a workspace: on the sessions of every agent, or of the given one.
 
     With `dry_run` nothing is done and the steps are returned as planned; otherwise `confirm` is
@@ -131,7 +131,7 @@ def keep_to(
     the workspace is not a folder. `until` is called before each step; True stops the run. Raises
     UsageError, StoreUnavailable.
     """
-    planned: list[Done] = []
+    planned: list[RetentionResult] = []
     if any(rule.says_something for rule in rules):
         for who, name in _whose(workspace, agent, namespace):
             # An interrupted purge of an unknown session is found in every namespace.
@@ -143,11 +143,11 @@ def keep_to(
             )
     if dry_run or not planned or not confirm(planned):  # guard: retention-dry-run
         return planned
-    ended: list[Done] = []
+    ended: list[RetentionResult] = []
     with _log_of(workspace) as tell:
-        begun: list[Done] = []
+        begun: list[RetentionResult] = []
 
-        def begins(one: Done) -> None:
+        def begins(one: RetentionResult) -> None:
             begun[:] = [one]
             tell(replace(one, outcome="begins"))
 
@@ -161,20 +161,20 @@ def keep_to(
     return ended
 
 
-def keep_all_to(
+def apply_rules_everywhere(
     places: Iterable[str], rules: Sequence[Rule], *, until: Callable[[], bool] = lambda: False
-) -> list[Done]:
+) -> list[RetentionResult]:
     """Execute the rules in each of these places without confirmation, for a daemon.
 
     A failure in one place is logged and does not affect the others.
     """
-    ended: list[Done] = []
+    ended: list[RetentionResult] = []
     for place in dict.fromkeys(places):
         whose = _one_by_one(place)
         while not until():
             try:
                 agent, namespace = next(whose)
-                ended += keep_to(place, rules, agent=agent, namespace=namespace, until=until)
+                ended += apply_rules(place, rules, agent=agent, namespace=namespace, until=until)
             except StopIteration:
                 break
             except StenologError as error:
@@ -207,7 +207,7 @@ def _whose(
 
 def _planned(
     workspace: str, rules: Sequence[Rule], agent: str | None, namespace: str | None
-) -> list[Done]:
+) -> list[RetentionResult]:
     place = find_place(workspace, agent)
     name = namespace or place.namespace
     engine = address(place.where).engine
@@ -227,15 +227,17 @@ def _planned(
             tags_of=_tags_in_trash(store),
             unfinished=store.unfinished_purges() if isinstance(store, PurgingStore) else (),
         )
-    return [Done(step=step, agent=agent, namespace=name, outcome="planned") for step in steps]
+    return [
+        RetentionResult(step=step, agent=agent, namespace=name, outcome="planned") for step in steps
+    ]
 
 
 def _carried_out(
     workspace: str,
-    planned: Sequence[Done],
+    planned: Sequence[RetentionResult],
     until: Callable[[], bool],
-    begins: Callable[[Done], None],
-) -> Iterator[Done]:
+    begins: Callable[[RetentionResult], None],
+) -> Iterator[RetentionResult]:
     for whose in dict.fromkeys((one.agent, one.namespace) for one in planned):
         agent, namespace = whose
         with open_store(find_place(workspace, agent).where, namespace=namespace) as store:
@@ -244,7 +246,7 @@ def _carried_out(
                     return
                 if (one.agent, one.namespace) == whose:
                     outcome, words = carry_out(store, one.step, partial(begins, one))
-                    yield Done(
+                    yield RetentionResult(
                         step=one.step,
                         agent=agent,
                         namespace=namespace,
@@ -274,10 +276,10 @@ def _looking(store: Store) -> Callable[[str], SessionInfo | None]:
 
 
 def _tags_in_trash(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
-    marks: dict[str, LifeMark] = {}
+    marks: dict[str, SnapshotMark] = {}
 
     def tags_of(one: Trashed) -> Sequence[str] | None:
-        if not isinstance(store, WholeStore):
+        if not isinstance(store, SnapshotStore):
             return None
         try:
             if not marks:
@@ -297,7 +299,7 @@ def _tags_in_trash(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
 
 
 @contextmanager
-def _log_of(workspace: str) -> Iterator[Callable[[Done], None]]:
+def _log_of(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
     """Yield the function that logs a result.
 
     Raises StoreUnavailable: an action that cannot be logged is not executed.
@@ -313,7 +315,7 @@ def _log_of(workspace: str) -> Iterator[Callable[[Done], None]]:
     except OSError as error:
         raise explained(error, f"opening {path}") from error
 
-    def tell(one: Done) -> None:
+    def tell(one: RetentionResult) -> None:
         try:
             write_all(descriptor, f"{_line(one)}\n".encode("utf-8", "backslashreplace"))
             sync_file(descriptor)
@@ -370,7 +372,7 @@ _PARTS: Final = 9
 """Number of columns in a line of the log; `_PLACE` and `_KEY` are indexes of columns."""
 
 
-def _line(one: Done) -> str:
+def _line(one: RetentionResult) -> str:
     step = one.step
     parts = (
         timestamp(datetime.now(UTC)),

@@ -35,7 +35,7 @@ from msgspec import Struct
 
 from stenolog.errors import DamagedStore, LeaseLost, NoSuchSession, UsageError
 from stenolog.memory import extraction, facts
-from stenolog.memory.extraction import Heard
+from stenolog.memory.extraction import ExtractedFacts
 from stenolog.memory.facts import Fact
 from stenolog.memory.named_details import unsaid
 from stenolog.memory.notes import Draft, Kind, Note, Notes
@@ -63,7 +63,7 @@ _LOCKS: Final = 64
 _logger = logging.getLogger("stenolog")
 
 
-class Consolidated(Struct, frozen=True, kw_only=True):
+class ConsolidationReport(Struct, frozen=True, kw_only=True):
     """The result of a consolidation run on one session."""
 
     turns: int = 0
@@ -122,7 +122,7 @@ class Consolidation:
         # Two threads on one session would pay for each model call twice.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    def run(self, key: str, *, most_calls: int = MOST_CALLS) -> Consolidated:
+    def run(self, key: str, *, most_calls: int = MOST_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns after the mark, and move the mark.
 
         After `most_calls` model calls the remaining turns wait for the next run. Failures of the
@@ -137,7 +137,7 @@ class Consolidation:
             most = None if self._ask is None else most_calls * self._most_turns
             work = self._read(key, most=most)
             if work is None:
-                return Consolidated()
+                return ConsolidationReport()
             tally = _Tally()
             self._settle(work, tally, most_calls)
             return tally.result()
@@ -255,7 +255,7 @@ class Consolidation:
 
     def _hear(
         self, batch: Sequence[Turn], scope: Scope, tally: "_Tally"
-    ) -> dict[int, Heard] | None:
+    ) -> dict[int, ExtractedFacts] | None:
         """Return the model's answer for each turn, by number from 1. Raises _ModelFailed.
 
         Returns None if an answer about several turns is unusable: ask about each turn separately.
@@ -274,7 +274,7 @@ class Consolidation:
 
     def _answer(
         self, batch: Sequence[Turn], subjects: Sequence[str], ask: Ask
-    ) -> dict[int, Heard] | None:
+    ) -> dict[int, ExtractedFacts] | None:
         count = len(batch)
         try:
             text = ask(
@@ -294,7 +294,11 @@ class Consolidation:
     # --- writing -----------------------------------------------------------------------------
 
     def _write(
-        self, work: "_Work", batch: Sequence[Turn], heard: dict[int, Heard], tally: "_Tally"
+        self,
+        work: "_Work",
+        batch: Sequence[Turn],
+        heard: dict[int, ExtractedFacts],
+        tally: "_Tally",
     ) -> int | None:
         """Store the notes of these turns. Return their number, or None if the session is gone.
 
@@ -335,7 +339,7 @@ class Consolidation:
         work: "_Work",
         notes: Notes,
         batch: Sequence[Turn],
-        heard: dict[int, Heard],
+        heard: dict[int, ExtractedFacts],
         left: Mapping[int, Turn],
         tally: "_Tally",
     ) -> None:
@@ -346,13 +350,13 @@ class Consolidation:
         for number, asked in enumerate(batch, 1):
             if (turn := left.get(asked.last)) is None:
                 continue
-            one = heard.get(number, Heard()) if turn == asked else Heard()
+            one = heard.get(number, ExtractedFacts()) if turn == asked else ExtractedFacts()
             tally.redacted += turn.redacted
             self._write_daily(work, notes, turn, one, tally)
             known = self._write_core(work, notes, turn, one, known, tally)
 
     def _write_daily(
-        self, work: "_Work", notes: Notes, turn: Turn, heard: Heard, tally: "_Tally"
+        self, work: "_Work", notes: Notes, turn: Turn, heard: ExtractedFacts, tally: "_Tally"
     ) -> None:
         draft = Draft(
             kind="daily",
@@ -365,7 +369,7 @@ class Consolidation:
         added = notes.add(work.scope, [draft], once=_token(work, turn, "daily"))
         tally.daily += len(added)
 
-    def _entry(self, turn: Turn, heard: Heard, tally: "_Tally") -> str:
+    def _entry(self, turn: Turn, heard: ExtractedFacts, tally: "_Tally") -> str:
         """Return the model's entry, or the gist if the entry has names or numbers not said here."""
         said = [line.text for line in turn.lines]
         # The model was shown the time of the turn, so it may mention it.
@@ -379,7 +383,7 @@ class Consolidation:
         work: "_Work",
         notes: Notes,
         turn: Turn,
-        heard: Heard,
+        heard: ExtractedFacts,
         known: list[Note],
         tally: "_Tally",
     ) -> list[Note]:
@@ -436,8 +440,8 @@ class _Tally(Struct, kw_only=True):
         self.redacted += found.count
         return found.text
 
-    def result(self) -> Consolidated:
-        return Consolidated(
+    def result(self) -> ConsolidationReport:
+        return ConsolidationReport(
             turns=self.turns,
             daily=self.daily,
             core=self.core,

@@ -48,7 +48,7 @@ never guess what it was. Answer with JSON only, in this shape:
 "confidence": 0.9}]}]}"""
 
 
-class Heard(Struct, frozen=True, kw_only=True):
+class ExtractedFacts(Struct, frozen=True, kw_only=True):
     """The model's answer about one turn."""
 
     daily: str = ""
@@ -109,7 +109,7 @@ def subjects_of(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for name in reversed(names) if name))[:_MOST_SUBJECTS]
 
 
-def read_answer(text: str, *, turns: int) -> dict[int, Heard] | None:
+def read_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
     """Return the parsed answer for each turn, by number from 1, or None if it is unusable."""
     found = read_object(text)
     if found is None:
@@ -118,7 +118,7 @@ def read_answer(text: str, *, turns: int) -> dict[int, Heard] | None:
     if not isinstance(listed, list):
         # Asked about one turn, small models omit the list.
         listed = [found] if turns == 1 and "daily" in found else []
-    heard: dict[int, Heard] = {}
+    heard: dict[int, ExtractedFacts] = {}
     for place, item in enumerate(listed, 1):
         if isinstance(item, dict):
             number = 1 if turns == 1 else _number(item.get("turn"), place)
@@ -127,12 +127,12 @@ def read_answer(text: str, *, turns: int) -> dict[int, Heard] | None:
     return heard or None
 
 
-def _heard(item: Mapping[str, Any]) -> Heard:
+def _heard(item: Mapping[str, Any]) -> ExtractedFacts:
     listed = item.get("facts")
     given = listed[:MOST_FACTS] if isinstance(listed, list) else []
     facts = [fact for found in given if (fact := _fact(found)) is not None]
     daily = _line(item.get("daily"))
-    return Heard(
+    return ExtractedFacts(
         # The smallest models return the dots of the example.
         daily=daily[:LONGEST_DAILY] if words(daily) else "",
         facts=tuple(facts),

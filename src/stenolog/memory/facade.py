@@ -9,10 +9,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import StoreClosed, UsageError
-from stenolog.memory.consolidation import MOST_CALLS, Consolidated, Consolidation
+from stenolog.memory.consolidation import MOST_CALLS, Consolidation, ConsolidationReport
 from stenolog.memory.facts import about_the_same, subject
 from stenolog.memory.notes import Draft, Kind, Note, Notes, PurgedNote
-from stenolog.memory.recall import Recalled, recall
+from stenolog.memory.recall import RecallResult, recall
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.providers.chat_model import Ask, check_ask
 from stenolog.redaction.redact import redact
@@ -94,7 +94,7 @@ class Memory:
     def __repr__(self) -> str:
         return f"Memory({self._sessions!r}, {self.notes.store!r}, agent={self.agent!r})"
 
-    def consolidate(self, key: str, *, most_calls: int = MOST_CALLS) -> Consolidated:
+    def consolidate(self, key: str, *, most_calls: int = MOST_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns of a session that are not consolidated yet.
 
         Calls the model, at most `most_calls` times, so run it in a thread after a turn. `waiting`
@@ -103,7 +103,7 @@ class Memory:
         stores, and UsageError if `most_calls` is less than 1.
         """
         if self._consolidation is None:
-            return Consolidated()
+            return ConsolidationReport()
         return self._consolidation.run(self._aliases.own_key(key), most_calls=most_calls)
 
     def waiting(self) -> list[str]:
@@ -127,7 +127,7 @@ class Memory:
         scope: Scope | None = None,
         budget: int = RECALL_TOKENS,
         asking: str | None = None,
-    ) -> Recalled:
+    ) -> RecallResult:
         """Return notes and past messages of one scope that match a question, as one marked block.
 
         `key`: the session that asks; its visible messages are left out. `asking`: the same key, not

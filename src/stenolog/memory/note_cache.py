@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stenolog.catalog.stemming import stems
 from stenolog.errors import NoSuchSession
 from stenolog.memory.note_records import Note
-from stenolog.memory.note_state import Noted
+from stenolog.memory.note_state import NoteState
 from stenolog.memory.scopes import Scope
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
@@ -80,10 +80,10 @@ MOST_NOTES: Final = 100_000
 """Limits of the cache over all scopes. The scope read last is always kept."""
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class CachedNotes(Struct, frozen=True, kw_only=True):
     """The notes of a scope, and the state of the session that they were read from."""
 
-    noted: Noted
+    noted: NoteState
     words: WordIndex
     uid: str = ""
     generation: int = 0
@@ -94,7 +94,7 @@ class Kept(Struct, frozen=True, kw_only=True):
     sight: Sequence[Span] = ()
     """Seqs of the visible messages among them."""
 
-    def after(self, messages: Sequence[Message]) -> "Kept":
+    def after(self, messages: Sequence[Message]) -> "CachedNotes":
         """Return the state after additional messages."""
         if not messages:
             return self
@@ -118,15 +118,15 @@ class Kept(Struct, frozen=True, kw_only=True):
         )
 
 
-class KeptNotes:
+class NoteCache:
     """The current notes of each scope of a store. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = ThreadLock()
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, CachedNotes] = OrderedDict()
 
-    def read(self, scope: Scope) -> Kept:
+    def read(self, scope: Scope) -> CachedNotes:
         """Return the notes of a scope, which may be empty. Raises the errors of the store."""
         key = scope.key
         with self._mutex:
@@ -140,17 +140,17 @@ class KeptNotes:
                 return now
         return self._read_anew(scope, kept)
 
-    def _read_anew(self, scope: Scope, known: Kept | None) -> Kept:
+    def _read_anew(self, scope: Scope, known: CachedNotes | None) -> CachedNotes:
         key = scope.key
         before = self._info(key)
         if before is None:
             self._drop(key)
-            return Kept(noted=Noted(scope), words=WordIndex())
+            return CachedNotes(noted=NoteState(scope), words=WordIndex())
         uid, generation = before.uid, before.generation
         # Without a purge, the stems of the notes are the same.
         same = known is not None and (known.uid, known.generation) == (uid, generation)
         words = known.words if known is not None and same else WordIndex()
-        empty = Kept(noted=Noted(scope), words=words, uid=uid, generation=generation)
+        empty = CachedNotes(noted=NoteState(scope), words=words, uid=uid, generation=generation)
         now = empty.after(self._store.get_history(key, full=True))
         info = self._info(key)
         if info is not None and now.is_of(info):
@@ -166,7 +166,7 @@ class KeptNotes:
         except NoSuchSession:
             return None
 
-    def _keep(self, key: str, now: Kept) -> None:
+    def _keep(self, key: str, now: CachedNotes) -> None:
         with self._mutex:
             self._kept[key] = now
             self._kept.move_to_end(key)

@@ -17,7 +17,7 @@ from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 
 
-class Edits(Struct, frozen=True, kw_only=True):
+class NoteChanges(Struct, frozen=True, kw_only=True):
     """The changes of an edited page."""
 
     scope: Scope
@@ -41,7 +41,7 @@ def export_notes(notes: Notes, scope: Scope) -> str:
 
 def import_notes(
     notes: Notes, text: str, *, scope: Scope | None = None, dry_run: bool = False
-) -> Edits:
+) -> NoteChanges:
     """Import an edited page and return its changes. Importing it again changes nothing.
 
     A page that does not name its scope needs `scope`. Raises UsageError if the page cannot be
@@ -58,7 +58,7 @@ def import_notes(
     return edits
 
 
-def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> Edits:
+def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
     """Return the changes of a page. `notes`: all notes of the scope, in force or not. Pure."""
     known = {note.id: note for note in notes}
     in_force = {_said(note) for note in notes if note.in_force}
@@ -84,7 +84,7 @@ def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> Edits:
         for note in deleted
         if note.superseded is not None and not note.forgotten
     ]
-    return Edits(
+    return NoteChanges(
         scope=scope,
         added=tuple(added.values()),
         changed=tuple(changed),

@@ -17,7 +17,7 @@ from stenolog.memory.scopes import Scope
 from stenolog.records import Message
 
 
-class Noted:
+class NoteState:
     """The notes of one scope after some of its messages. Immutable: `after` returns a new value.
 
     Adding one message is cheap, regardless of the number of notes.

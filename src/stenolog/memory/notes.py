@@ -25,7 +25,7 @@ from stenolog.errors import (
     OnceConflict,
     UsageError,
 )
-from stenolog.memory.note_cache import KeptNotes
+from stenolog.memory.note_cache import NoteCache
 from stenolog.memory.note_records import (
     Draft,
     Kind,
@@ -37,7 +37,7 @@ from stenolog.memory.note_records import (
     message_of,
     plan_purge,
 )
-from stenolog.memory.note_state import Noted
+from stenolog.memory.note_state import NoteState
 from stenolog.memory.scopes import Of, Scope, scope_of_key, scope_prefix
 from stenolog.memory.time_words import Period
 from stenolog.records import Undone
@@ -106,7 +106,7 @@ class Notes:
     def __init__(self, store: Store) -> None:
         """Use this store, opened in the namespace `notes`. The caller closes it."""
         self._store = store
-        self._kept = KeptNotes(store)
+        self._kept = NoteCache(store)
 
     @property
     def store(self) -> Store:
@@ -137,7 +137,7 @@ class Notes:
         except OnceConflict as known_token:
             first = known_token.seq
         added = self._store.get_history(scope.key, after=first - 1, full=True)
-        return _of_batch(batch, Noted(scope).after(added))
+        return _of_batch(batch, NoteState(scope).after(added))
 
     @contextmanager
     def guarded(self, scope: Scope) -> Iterator["Notes"]:
@@ -346,7 +346,7 @@ def _hide(store: Store, scope: Scope, seq: int) -> None:
         store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 
 
-def _of_batch(batch: str, noted: Noted) -> list[Note]:
+def _of_batch(batch: str, noted: NoteState) -> list[Note]:
     return [note for note in noted.notes if batch_of(note.id) == batch]
 
 

@@ -14,11 +14,11 @@ from stenolog.errors import UsageError
 from stenolog.memory.notes import Note, Notes
 from stenolog.memory.prompt_block import strip_blocks
 from stenolog.memory.ranking import Candidate, Commonness, Question, Ranked, rank, understood
-from stenolog.memory.recall_format import Found, Recalled, tell
+from stenolog.memory.recall_format import RecallHit, RecallResult, tell
 from stenolog.memory.scopes import Scope
 from stenolog.tokens import Tokens
 
-__all__ = ["Found", "Recalled", "recall"]
+__all__ = ["RecallHit", "RecallResult", "recall"]
 
 CANDIDATES: Final = 200
 """Maximum number of messages that are ranked, and of notes."""
@@ -41,7 +41,7 @@ def recall(
     exclude_session: str | None = None,
     unasked: bool = True,
     tokens: Tokens | None = None,
-) -> Recalled:
+) -> RecallResult:
     """Return notes and messages of one scope that match a question, within `budget` tokens.
 
     `unasked`: fill the remaining budget with the newest core facts, which may be relevant without

@@ -22,7 +22,7 @@ _MOST_MISSES: Final = 3
 """Number of entries that do not fit after which the search for shorter ones stops."""
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class RecallHit(Struct, frozen=True, kw_only=True):
     """A recalled note or message."""
 
     kind: Kind
@@ -36,12 +36,12 @@ class Found(Struct, frozen=True, kw_only=True):
     score: float
 
 
-class Recalled(Struct, frozen=True, kw_only=True):
+class RecallResult(Struct, frozen=True, kw_only=True):
     """The result of recall: the block for the prompt, its entries, and its number of tokens."""
 
     block: str = ""
     """Empty if nothing was found."""
-    found: tuple[Found, ...] = ()
+    found: tuple[RecallHit, ...] = ()
     tokens: int = 0
 
 
@@ -53,14 +53,14 @@ def tell(
     budget: int,
     count: Callable[[str], int],
     zone: tzinfo | None,
-) -> Recalled:
+) -> RecallResult:
     """Format as many of the best entries as fit the budget.
 
     Core facts come first, newest first; the other entries follow by score. An entry that does not
     fit is left out; a shorter one that follows soon may still fit. `more`: additional entries,
     added as soon as the best entries have used half of the budget.
     """
-    chosen: list[Found] = []
+    chosen: list[RecallHit] = []
     spent = count(memory_block([""]))
     # Poor matches must not displace facts about the user.
     for some, most in ((ranked, budget // 2), (more, budget), (ranked, budget)):
@@ -81,26 +81,26 @@ def tell(
         block = memory_block([_line(found, zone) for found in ordered])
         tokens = count(block)
         if tokens <= budget:
-            return Recalled(block=block, found=tuple(ordered), tokens=tokens)
+            return RecallResult(block=block, found=tuple(ordered), tokens=tokens)
         # The sum over lines was smaller: token counts are not additive.
         chosen.pop()
-    return Recalled()
+    return RecallResult()
 
 
-def _order(found: Found) -> tuple[bool, float]:
+def _order(found: RecallHit) -> tuple[bool, float]:
     is_core = found.kind == "core"
     return not is_core, -found.at.timestamp() if is_core else -found.score
 
 
-def _line(found: Found, zone: tzinfo | None) -> str:
+def _line(found: RecallHit, zone: tzinfo | None) -> str:
     day = found.at.astimezone(zone).strftime("%Y-%m-%d %H:%M")
     who = "fact" if found.kind == "core" else found.role or "note"
     return f"- [{day}] ({who}, {found.source}) {found.text}"
 
 
-def _found(ranked: Ranked, question: Question) -> Found:
+def _found(ranked: Ranked, question: Question) -> RecallHit:
     one = ranked.candidate
-    return Found(
+    return RecallHit(
         kind=one.kind,
         source=one.source,
         at=one.at,

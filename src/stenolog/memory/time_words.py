@@ -91,14 +91,14 @@ class Period(Struct, frozen=True):
         return self.since <= at < self.until
 
 
-class Told(Struct, frozen=True):
+class TimeMention(Struct, frozen=True):
     """The period that a text names, and the text without the words for it."""
 
     period: Period | None
     rest: str
 
 
-def told(text: str, *, now: datetime) -> Told:
+def told(text: str, *, now: datetime) -> TimeMention:
     """Return the first period that a text names, relative to `now`, or None as the period."""
     for pattern, meaning in _RULES:
         for found in pattern.finditer(text):
@@ -106,8 +106,8 @@ def told(text: str, *, now: datetime) -> Told:
                 period = meaning(found, now)
             except (ValueError, OverflowError):
                 continue  # 2026-13-45, or a year that datetime cannot represent
-            return Told(period, f"{text[: found.start()]} {text[found.end() :]}")
-    return Told(None, text)
+            return TimeMention(period, f"{text[: found.start()]} {text[found.end() :]}")
+    return TimeMention(None, text)
 
 
 # --- meaning of each form --------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.message_parts import calls_of, results_of, role_of, speaks
+from stenolog.context.message_parts import calls_of, has_text, results_of, role_of
 from stenolog.memory.prompt_block import strip_blocks
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import redact_ends
@@ -89,7 +89,7 @@ def finished(messages: Iterable[Message]) -> list[list[Message]]:
     for message in messages:
         fields = message.to_dict()
         calls = {call.id for call in calls_of(fields)}
-        if turn and speaks(fields) and not waiting:
+        if turn and has_text(fields) and not waiting:
             turns.append(turn)
             turn = []
         turn.append(message)
@@ -126,10 +126,10 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
     asked = left = False
     for message in messages:
         fields = message.to_dict()
-        asked = asked or speaks(fields)
+        asked = asked or has_text(fields)
         if is_taken_back(message, info):
             continue
-        left = left or speaks(fields)
+        left = left or has_text(fields)
         seqs.append(message.seq)
         for line in _said(fields):
             # Before any cut: half a block or half a secret would not be recognized.

@@ -95,7 +95,7 @@ class ChatModel(Protocol):
 
 
 @runtime_checkable
-class KnowsItsContext(Protocol):
+class HasContextWindow(Protocol):
     """A model that knows its context size."""
 
     @property

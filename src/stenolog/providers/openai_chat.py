@@ -21,13 +21,13 @@ from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers.chat_model import Delta
 from stenolog.providers.request_errors import (
     Failure,
-    Patience,
-    Trouble,
+    RequestError,
+    RetryLimits,
     is_passing,
     refused,
     seconds_to_wait,
 )
-from stenolog.providers.server_quirks import Fallbacks, encoded, hint, request_body
+from stenolog.providers.server_quirks import ServerQuirks, encoded, hint, request_body
 from stenolog.providers.stream_parser import ChunkReader
 from stenolog.tokens import message_tokens, tools_tokens
 
@@ -83,7 +83,7 @@ class OpenAIChat:
         self._name = name or model
         self._timeout = timeout
         self._first_byte_timeout = first_byte_timeout
-        self._patience = Patience(
+        self._patience = RetryLimits(
             retries=retries,
             # On this machine a retry would only add to the load that makes the server slow.
             after_silence=0 if self._url.host in LOOPBACK else 1,
@@ -91,7 +91,7 @@ class OpenAIChat:
             longest=longest_wait,
         )
         self._extra = dict(extra or {})
-        self._fallbacks = Fallbacks()
+        self._fallbacks = ServerQuirks()
         self._headers = _headers(key.strip(), dict(headers))
         self._secrets = _secrets(key.strip(), dict(headers))
         self._client: httpx2.AsyncClient | None = None
@@ -131,7 +131,7 @@ class OpenAIChat:
                     async for delta in deltas:
                         yielded = True
                         yield _believed(delta, sent)
-            except Trouble as trouble:
+            except RequestError as trouble:
                 failure = trouble.failure
             else:
                 return
@@ -193,9 +193,9 @@ class OpenAIChat:
             async with asyncio.timeout_at(begins):
                 response = await self._send(body)
         except TimeoutError:
-            raise Trouble(Failure(_silent(self._first_byte_timeout), silent=True)) from None
+            raise RequestError(Failure(_silent(self._first_byte_timeout), silent=True)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise Trouble(Failure(_lost("cannot be reached", error))) from error
+            raise RequestError(Failure(_lost("cannot be reached", error))) from error
         try:
             await self._check(response)
             async with aclosing(self._deltas(response, reader, begins)) as deltas:
@@ -236,14 +236,14 @@ class OpenAIChat:
             other = str(response.headers.get("location", ""))[:500]
             failure = Failure(f"answered {status}, so base_url has moved to {other!r}", 400)
         later = str(response.headers.get("retry-after", ""))[:100]
-        raise Trouble(Failure(failure.what, failure.status, later))
+        raise RequestError(Failure(failure.what, failure.status, later))
 
     async def _deltas(
         self, response: httpx2.Response, reader: ChunkReader, begins: float
     ) -> AsyncGenerator[Delta, None]:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/html":
-            raise Trouble(
+            raise RequestError(
                 Failure("answered with a web page, so base_url is not that of an API", 404)
             )
         if kind.endswith("json") and "event" not in kind:
@@ -276,18 +276,20 @@ class OpenAIChat:
                     return
                 silent = isinstance(error, TimeoutError)
                 what = _silent(seconds) if silent else _lost("broke off", error)
-                raise Trouble(Failure(f"{what}: the answer is not whole", silent=silent)) from error
+                raise RequestError(
+                    Failure(f"{what}: the answer is not whole", silent=silent)
+                ) from error
             # Events without data count, too.
             size += len(event.data) + _EVENT
             if size > _MOST_ANSWER:
-                raise Trouble(Failure("sent more than any answer has", 400))
+                raise RequestError(Failure("sent more than any answer has", 400))
             delta = reader.read(event.data)
             if delta is not None:
                 yield delta
                 # The timeout starts after the reader has processed the piece.
                 until, seconds = loop.time() + self._timeout, self._timeout
         if not reader.done and not reader.finished:
-            raise Trouble(Failure("broke off in the middle: the answer is not whole"))
+            raise RequestError(Failure("broke off in the middle: the answer is not whole"))
         await _let_end(events)
 
     async def _body(self, response: httpx2.Response, most: int, *, cut: bool) -> str:
@@ -305,9 +307,9 @@ class OpenAIChat:
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             if not cut:
                 silent = isinstance(error, TimeoutError)
-                raise Trouble(Failure(_lost("broke off", error), silent=silent)) from error
+                raise RequestError(Failure(_lost("broke off", error), silent=silent)) from error
         if len(read) > most and not cut:
-            raise Trouble(Failure("sent more than any answer has", 400))
+            raise RequestError(Failure("sent more than any answer has", 400))
         return read[:most].decode("utf-8", "replace")
 
 

@@ -38,7 +38,7 @@ class Failure(Struct, frozen=True):
     """Whether the server accepted the request and then sent nothing for too long."""
 
 
-class Trouble(Exception):
+class RequestError(Exception):
     """An exception that carries a failure to the code that decides about retries."""
 
     def __init__(self, failure: Failure) -> None:
@@ -46,7 +46,7 @@ class Trouble(Exception):
         super().__init__(failure.what)
 
 
-class Patience(Struct, frozen=True, kw_only=True):
+class RetryLimits(Struct, frozen=True, kw_only=True):
     """Number of retries and delays between them."""
 
     retries: int = 4
@@ -60,7 +60,7 @@ class Patience(Struct, frozen=True, kw_only=True):
 
 
 def seconds_to_wait(
-    failure: Failure, patience: Patience, *, tried: int, now: datetime, chance: float
+    failure: Failure, patience: RetryLimits, *, tried: int, now: datetime, chance: float
 ) -> float | None:
     """Return the seconds to wait before the next attempt, or None if there should be none.
 

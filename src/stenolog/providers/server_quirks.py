@@ -98,7 +98,7 @@ _REFUSED: Final = frozenset({400, 404, 415, 422, 501})
 _OF_CALL: Final = ("id", "type", "function", "custom")
 
 
-class Fallbacks:
+class ServerQuirks:
     """The changes that a server needs, as far as known from its errors."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from stenolog.providers.chat_model import CallPart, Delta, Pieces, Usage
-from stenolog.providers.request_errors import Failure, Trouble, failure_of
+from stenolog.providers.request_errors import Failure, RequestError, failure_of
 
 DONE: Final = "[DONE]"
 _SHOWN: Final = 12
@@ -46,14 +46,14 @@ class ChunkReader:
             return None
         chunk = decoded(data, "chunk")
         if (failure := failure_of(chunk)) is not None:
-            raise Trouble(failure)
+            raise RequestError(failure)
         return self._delta(chunk, "delta", data)
 
     def whole(self, body: str) -> Delta | None:
         """Parse a complete answer that a server sent although a stream was requested."""
         answer = decoded(body, "answer")
         if (failure := failure_of(answer)) is not None:
-            raise Trouble(failure)
+            raise RequestError(failure)
         if not isinstance(answer, dict) or not answer.get("choices"):
             raise _malformed("answer", body)
         self.done = True
@@ -179,9 +179,9 @@ def decoded(data: str, what: str) -> Any:
         raise _malformed(what, data) from None
 
 
-def _malformed(what: str, data: str) -> Trouble:
+def _malformed(what: str, data: str) -> RequestError:
     shown = data if len(data) <= _SHOWN else f"{data[:_SHOWN]}…"
-    return Trouble(Failure(f"sent a malformed {what} of {len(data):,} characters: {shown!r}"))
+    return RequestError(Failure(f"sent a malformed {what} of {len(data):,} characters: {shown!r}"))
 
 
 def _words(content: Any) -> tuple[str, str]:

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from stenolog.redaction.patterns import PRIVATE_KEY, SECRETS, Secret
 from stenolog.redaction.secret_fields import (
-    Found,
     Kind,
+    SecretField,
     below,
     found_in,
     is_number,
@@ -78,12 +78,12 @@ def _out_of(text: str, secrets: Iterable[Secret]) -> Redacted:
     return found.redacted()
 
 
-def _hiding(text: str) -> list[Found]:
+def _hiding(text: str) -> list[SecretField]:
     """Return invisible characters and escaped letters, with the letters as replacements."""
     if text.isascii() and "\\u" not in text:
         return []
     return [
-        Found(*one.span(), chr(int(one["letter"], 16)) if one["letter"] else "")
+        SecretField(*one.span(), chr(int(one["letter"], 16)) if one["letter"] else "")
         for one in _HIDING.finditer(text)
     ]
 
@@ -94,7 +94,7 @@ class _Finding:
     Each step searches the result of the previous one, so that no secret is found twice.
     """
 
-    def __init__(self, text: str, hiding: list[Found]) -> None:
+    def __init__(self, text: str, hiding: list[SecretField]) -> None:
         self.text = text
         self._first = text
         self._steps: list[_Step] = []
@@ -102,7 +102,7 @@ class _Finding:
         if hiding:
             self._replace(hiding)
 
-    def take_out(self, found: list[Found]) -> None:
+    def take_out(self, found: list[SecretField]) -> None:
         """Replace these secrets (sorted by position) by their stubs."""
         if not found:
             return
@@ -125,7 +125,7 @@ class _Finding:
                 at, count = end, count + 1
         return Redacted("".join([*pieces, self._first[at:]]), count)
 
-    def _replace(self, found: list[Found]) -> None:
+    def _replace(self, found: list[SecretField]) -> None:
         self._steps.append(_Step(found))
         self.text = _without(self.text, found)
 
@@ -133,7 +133,7 @@ class _Finding:
 class _Step:
     """A mapping of positions in a text to positions before one replacement step."""
 
-    def __init__(self, found: list[Found]) -> None:
+    def __init__(self, found: list[SecretField]) -> None:
         self._found = found
         self._starts: list[int] = []
         shorter = 0
@@ -323,13 +323,13 @@ def _is_open(text: str) -> bool:
     return not escapes and (text.isascii() or _UNSEEN.search(text) is None)
 
 
-def _found(text: str, secret: Secret) -> list[Found]:
+def _found(text: str, secret: Secret) -> list[SecretField]:
     """Return the secrets of one kind, in order."""
-    at, found = 0, list[Found]()
+    at, found = 0, list[SecretField]()
     while (match := secret.pattern.search(text, at)) is not None:
         if secret.check(match):
             start, at = _span(match)
-            found.append(Found(start, at, f"[redacted: {secret.name}]"))
+            found.append(SecretField(start, at, f"[redacted: {secret.name}]"))
         else:
             # The rejected match may contain the start of a real secret.
             at = match.start() + 1
@@ -351,7 +351,7 @@ def _span(match: re.Match[str]) -> tuple[int, int]:
     return match.span() if name is None else match.span(name)
 
 
-def _without(text: str, found: list[Found]) -> str:
+def _without(text: str, found: list[SecretField]) -> str:
     pieces = []
     at = 0
     for one in found:
@@ -364,7 +364,7 @@ def _without(text: str, found: list[Found]) -> str:
 # Redaction of shared data, with a count.
 
 
-class Sharing:
+class SharingRedactor:
     """A redactor of shared texts and data that counts secrets. Inactive unless `wanted`."""
 
     def __init__(self, *, wanted: bool) -> None:

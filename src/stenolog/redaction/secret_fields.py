@@ -102,7 +102,7 @@ _IS_A_WORD: Final = re.compile(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
 Span = tuple[int, int]
 
 
-class Found(Struct, frozen=True):
+class SecretField(Struct, frozen=True):
     """The span of a secret in a text, and its replacement."""
 
     start: int
@@ -153,7 +153,7 @@ def stub_of(kind: Kind) -> str:
     return f"[redacted: {kind.name}]"
 
 
-def found_in(text: str) -> Iterator[Found]:
+def found_in(text: str) -> Iterator[SecretField]:
     """Yield the secrets of a text that follow the name of their field, in order."""
     at = 0
     while (match := _NAME.search(text, at)) is not None:
@@ -165,11 +165,11 @@ def found_in(text: str) -> Iterator[Found]:
         if number is not None and is_number(kind, number[0]):
             # In the quotes of the name, so that JSON stays valid.
             stub = f"{match['quote']}{stub_of(kind)}{match['quote']}"
-            yield Found(number.start(), number.end(), stub)
+            yield SecretField(number.start(), number.end(), stub)
         spans, at = _values(text, at, kind)
         for start, end in spans:
             if is_value(kind, text[start:end]):
-                yield Found(start, end, stub_of(kind))
+                yield SecretField(start, end, stub_of(kind))
 
 
 def _values(text: str, at: int, kind: Kind) -> tuple[list[Span], int]:

@@ -58,7 +58,7 @@ class Place(Struct, frozen=True, kw_only=True):
         return [(self.old, False), (self.json_fallback, True)]
 
 
-class Others(Struct, frozen=True, kw_only=True):
+class OtherNamespaces(Struct, frozen=True, kw_only=True):
     """Agents and namespaces with sessions besides those that `steno list` shows."""
 
     agents: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ def log_folders(workspace: Path) -> list[str]:
     return found
 
 
-def others_in(where: str | os.PathLike[str]) -> Others:
+def others_in(where: str | os.PathLike[str]) -> OtherNamespaces:
     """Return the agents and namespaces that have sessions. Raises as open_store."""
     found = address(where)
     match found.engine:
@@ -170,10 +170,10 @@ def others_in(where: str | os.PathLike[str]) -> Others:
             with open_store(where, read_only=True) as store:
                 return _others_in_database(store)
         case _:
-            return Others()
+            return OtherNamespaces()
 
 
-def _others_in_folder(workspace: Path) -> Others:
+def _others_in_folder(workspace: Path) -> OtherNamespaces:
     agents, namespaces = [], []
     for folder in log_folders(workspace):
         *above, name = folder.split("/")
@@ -184,10 +184,10 @@ def _others_in_folder(workspace: Path) -> Others:
             agents.append(agent)
         elif not above and name not in _NOT_OTHERS:
             namespaces.append(name)
-    return Others(agents=tuple(agents), namespaces=tuple(namespaces))
+    return OtherNamespaces(agents=tuple(agents), namespaces=tuple(namespaces))
 
 
-def _others_in_database(store: Store) -> Others:
+def _others_in_database(store: Store) -> OtherNamespaces:
     assert isinstance(store, NamespacedStore), "a database has namespaces"
     agents, namespaces = [], []
     for name in store.namespaces():
@@ -196,7 +196,7 @@ def _others_in_database(store: Store) -> Others:
             agents.append(agent)
         elif name not in _NOT_OTHERS:
             namespaces.append(name)
-    return Others(agents=tuple(agents), namespaces=tuple(namespaces))
+    return OtherNamespaces(agents=tuple(agents), namespaces=tuple(namespaces))
 
 
 def _namespaces(place: Path) -> Iterator[str]:

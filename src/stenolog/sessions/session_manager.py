@@ -46,9 +46,9 @@ from stenolog.stores.arguments import check_required, check_whole, encoded
 from stenolog.stores.base import SessionView
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
-from stenolog.stores.json_file import Kept, KeptMessage, file_name
+from stenolog.stores.json_file import JSONMessage, JSONSession, file_name
 from stenolog.stores.locks import ThreadLock
-from stenolog.stores.snapshots import Life, token_of
+from stenolog.stores.snapshots import Snapshot, token_of
 
 BUSY_TIMEOUT: Final = 5.0
 _POLL: Final = 0.2
@@ -144,7 +144,7 @@ class JSONFileStore:
         self._lease: InMemoryLease | None = None
         self._local = InMemoryStore()
         """Meta, markers and leases of this process, by the key of the session."""
-        self._sessions: dict[str, Kept] = {}
+        self._sessions: dict[str, JSONSession] = {}
         self._versions: dict[str, int] = {}
         """Number of changes of each session that this process has seen."""
         self._rewrites: dict[str, int] = {}
@@ -242,7 +242,7 @@ class JSONFileStore:
         if self._lease is not None and self._lease.taken_over:
             raise LeaseLost(self._lease.key, self._lease.epoch)
 
-    def _write(self, folder: int, session: Kept) -> None:
+    def _write(self, folder: int, session: JSONSession) -> None:
         key = session.key or ""
         name = file_name(key)
         if name in self._unreadable:
@@ -252,7 +252,7 @@ class JSONFileStore:
             )
         now = datetime.now(UTC)
         if not session.ours:
-            known = self._sessions.get(key, Kept(key=key))
+            known = self._sessions.get(key, JSONSession(key=key))
             session = replace(
                 session, ours=True, created=session.created or now, began_with=known.summary
             )
@@ -319,7 +319,7 @@ class JSONFileStore:
     info = _reading(InMemoryStore.info)
     view = _reading(InMemoryStore.view)
 
-    def _in_memory(self, key: str, session: Kept) -> InMemoryStore:
+    def _in_memory(self, key: str, session: JSONSession) -> InMemoryStore:
         """Return a store in memory that has only this session."""
         memory = InMemoryStore()
         meta: Mapping[str, Any] = {}
@@ -333,7 +333,7 @@ class JSONFileStore:
         created = session.created or min(times, default=None)
         floor = session.floor()
         hidden = [seq for seq, message in enumerate(session.messages, 1) if message.hidden]
-        life = Life(
+        life = Snapshot(
             key=key,
             uid=_uid(key),
             created=_written(created),
@@ -496,7 +496,7 @@ class JSONFileStore:
         finally:
             os.close(folder)
 
-    def _know(self, key: str, session: Kept) -> None:
+    def _know(self, key: str, session: JSONSession) -> None:
         before = self._sessions.get(key)
         self._sessions[key] = session
         self._versions[key] = self._versions.get(key, 0) + 1
@@ -507,26 +507,26 @@ class JSONFileStore:
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
 
-    def _known(self, key: str) -> Kept:
+    def _known(self, key: str) -> JSONSession:
         check_key(key)
         with self._mutex:
             self._check_open()
             with suppress(FileNotFoundError), self._opened() as folder:
                 self._current(folder, key)
-            return self._sessions.get(key, Kept(key=key))
+            return self._sessions.get(key, JSONSession(key=key))
 
     def _seen(self, key: str) -> InMemoryStore:
         """Return a store in memory with the current content of a session's file."""
         with self._mutex:
             return self._in_memory(key, self._known(key))
 
-    def _current(self, folder: int, key: str) -> Kept:
+    def _current(self, folder: int, key: str) -> JSONSession:
         """Return the session from its file if another process has written it, else from memory.
 
         If the file is gone, another process imported it, and the content in memory is still valid.
         """
         self._catch_up(folder, file_name(key))
-        return self._sessions.get(key, Kept(key=key))
+        return self._sessions.get(key, JSONSession(key=key))
 
     def _look_around(self) -> None:
         """Load all new or changed files."""
@@ -561,7 +561,7 @@ class JSONFileStore:
             if key not in self._sessions:
                 self._know(key, session)
 
-    def _changed(self, folder: int, name: str, known_as: str) -> Kept | None:
+    def _changed(self, folder: int, name: str, known_as: str) -> JSONSession | None:
         """Return the session in a changed file; None if the file is unchanged or missing."""
         mark = _file_mark(folder, name)
         if mark is None or mark == self._marks.get(known_as):
@@ -615,7 +615,7 @@ def _refuse(call: str, key: str) -> Never:
     )
 
 
-def _kept(before: Kept, memory: InMemoryStore) -> Kept:
+def _kept(before: JSONSession, memory: InMemoryStore) -> JSONSession:
     """Return a session with the changes that a call made in memory."""
     key, last = before.key or "", len(before.messages)
     tokens: dict[int, str] = {}
@@ -629,7 +629,7 @@ def _kept(before: Kept, memory: InMemoryStore) -> Kept:
     ]
     new = [
         # By its token the next successful start recognizes a message that it already has.
-        KeptMessage(
+        JSONMessage(
             one.to_json(), one.at, tokens.get(one.seq) or f"json:{os.urandom(10).hex()}", one.hidden
         )
         for one in history[last:]
@@ -637,7 +637,7 @@ def _kept(before: Kept, memory: InMemoryStore) -> Kept:
     return replace(before, messages=(*old, *new), summary=memory.get_summary(key))
 
 
-def _only_appends(before: Kept, after: Kept) -> bool:
+def _only_appends(before: JSONSession, after: JSONSession) -> bool:
     """Return whether a session has only more messages than before."""
     kept = after.messages[: len(before.messages)]
     return before.summary == after.summary and kept == before.messages
@@ -647,7 +647,7 @@ def _written(moment: datetime | None) -> str:
     return json_file.NO_TIME.isoformat() if moment is None else timestamp(moment)
 
 
-def _is_empty(session: Kept) -> bool:
+def _is_empty(session: JSONSession) -> bool:
     return not session.messages and not session.summary
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from stenolog.errors import StenologError
 from stenolog.records import Message, Span, Undo, Undone
 from stenolog.stores.base import Store
-from stenolog.stores.snapshots import LifeMark, WholeStore
+from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 
-def undo(store: Store, key: str) -> Undone:
+def undo_last(store: Store, key: str) -> Undone:
     """Undo the newest change, as the store does. Raises NothingToUndo.
 
     If the change replaced messages, the answer to the replacement is hidden too: it would otherwise
@@ -22,10 +22,10 @@ def undo(store: Store, key: str) -> Undone:
 
 def _newest(store: Store, key: str) -> Undo | None:
     """Return the step that would be undone; None if it is unknown."""
-    if not isinstance(store, WholeStore):
+    if not isinstance(store, SnapshotStore):
         return None
     try:
-        mark = LifeMark(key=key, uid=store.info(key).uid, stamp="")
+        mark = SnapshotMark(key=key, uid=store.info(key).uid, stamp="")
         with store.read_life(mark) as reading:
             return reading.life.undo[-1] if reading.life.undo else None
     except StenologError:

@@ -5,7 +5,7 @@ from typing import Final
 
 from stenolog.agent.spec import SYSTEM, AgentSpec, Route
 from stenolog.context.budget import Limits
-from stenolog.context.request_messages import Needs
+from stenolog.context.request_messages import ProviderRequirements
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import ChatModel
 from stenolog.settings.model_selection import (
@@ -22,7 +22,7 @@ CLI: Final = "cli"
 """Name of the channel for terminals."""
 MAIN: Final = "main"
 """The agent that `[agent]` describes."""
-NOWHERE: Final = "memory:"
+NO_STORE: Final = "memory:"
 
 
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
@@ -38,7 +38,7 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
     kept = channel == CLI or settings.channels.session_persistence
     memory = settings.memory
     return AgentSpec(
-        sessions=agent.sessions if kept else NOWHERE,
+        sessions=agent.sessions if kept else NO_STORE,
         id=name,
         model=agent.model,
         models=tuple(dict.fromkeys((*settings.models, *agent.models))),
@@ -99,9 +99,9 @@ def limits_of(agent: AgentSettings) -> Limits:
     )
 
 
-def needs_of(agent: AgentSettings) -> Needs:
+def needs_of(agent: AgentSettings) -> ProviderRequirements:
     """Return the requirements of this agent's provider."""
-    return Needs(
+    return ProviderRequirements(
         merge_user=agent.context.merge_user,
         user_first=agent.context.user_first,
         reasoning=agent.context.reasoning,

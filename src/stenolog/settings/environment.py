@@ -23,7 +23,7 @@ _BOOLEANS: Final = {
 _T = TypeVar("_T")
 
 
-class Said:
+class EnvironmentValue:
     """The settings in the environment: unchecked values, and problems with names."""
 
     def __init__(self, environment: Mapping[str, str], names: Mapping[str, set[str]]) -> None:

@@ -60,7 +60,7 @@ _DIGITS: Final = re.compile(r"\d(?:_?\d){639,}")
 """Numbers of 640 digits or more. Python reads 640 digits and may reject more."""
 
 
-class Written(Struct, frozen=True, kw_only=True):
+class FileValue(Struct, frozen=True, kw_only=True):
     """The content of a config file."""
 
     file: File
@@ -113,7 +113,7 @@ def at_home(name: str | File) -> File:
     return File(os.path.expanduser(name))  # noqa: PTH111
 
 
-def read_file(config: File | None, environment: Mapping[str, str]) -> Written | None:
+def read_file(config: File | None, environment: Mapping[str, str]) -> FileValue | None:
     """Return the content of the config file, or None if the user has none. Raises WrongSettings.
 
     A file that was given explicitly must exist.
@@ -132,7 +132,7 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> Written | 
         raise _wrong(str(file), f"it cannot be read: {reason}") from error
     text = _decoded(file, content)
     table = _parsed(file, text)
-    return Written(file=file, table=table, lines=lines_of(text), shared=shared)
+    return FileValue(file=file, table=table, lines=lines_of(text), shared=shared)
 
 
 def lines_of(text: str) -> dict[Path, int]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
 from stenolog.errors import Problem, WrongSettings
-from stenolog.settings.environment import Said, as_in_variables
+from stenolog.settings.environment import EnvironmentValue, as_in_variables
 from stenolog.settings.fields import (
     ALIASES,
     NAMED,
@@ -23,8 +23,8 @@ from stenolog.settings.fields import (
     sections,
     unknown,
 )
-from stenolog.settings.file import Path, Written, at_home, config_path, dotted, read_file
-from stenolog.settings.validation import Wrong, checked
+from stenolog.settings.file import FileValue, Path, at_home, config_path, dotted, read_file
+from stenolog.settings.validation import InvalidValue, checked
 from stenolog.settings.values import Settings, masked
 from stenolog.stores import log_reports
 
@@ -86,7 +86,7 @@ class Layers:
 
     # --- the layers --------------------------------------------------------------------------
 
-    def of_file(self, written: Written | None) -> Layer:
+    def of_file(self, written: FileValue | None) -> Layer:
         """Return the layer of the config file."""
         layer: Layer = {}
         if written is None:
@@ -99,7 +99,7 @@ class Layers:
     def of_environment(self, variables: Mapping[str, str]) -> Layer:
         """Return the layer of the environment. Call `of_file` first, which finds the names."""
         layer: Layer = {}
-        said = Said(variables, self.names)
+        said = EnvironmentValue(variables, self.names)
         self.problems += said.problems
         for path, (variable, value) in said.values.items():
             self._take(layer, path, value, source=variable)
@@ -121,7 +121,7 @@ class Layers:
         return layer
 
     def _walk(
-        self, written: Written, table: Mapping[str, Any], above: Path
+        self, written: FileValue, table: Mapping[str, Any], above: Path
     ) -> Iterable[tuple[Path, object]]:
         """Yield the fields of a table and its sub-tables.
 
@@ -149,7 +149,7 @@ class Layers:
             raise AssertionError(f"{path} was looked up before")
         try:
             layer[path] = Entry(value=checked(field, value), source=source, folder=folder)
-        except Wrong as wrong:
+        except InvalidValue as wrong:
             self._refuse(source, path, str(wrong))
 
     def _note_name(self, path: Path, source: str) -> None:
@@ -236,7 +236,7 @@ class Layers:
                 file = entry.folder / file
             try:
                 text = _prompt(file)
-            except Wrong as wrong:
+            except InvalidValue as wrong:
                 self._refuse(entry.source, path, str(wrong))
                 continue
             layer[path] = Entry(value=str(file), source=entry.source)
@@ -249,12 +249,12 @@ def _prompt(file: File) -> str:
             content = opened.read(_LONGEST_PROMPT + 1)
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise Wrong(f"{file} is no UTF-8 text") from error
+        raise InvalidValue(f"{file} is no UTF-8 text") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise Wrong(f"{file} cannot be read: {reason}") from error
+        raise InvalidValue(f"{file} cannot be read: {reason}") from error
     if len(content) > _LONGEST_PROMPT:
-        raise Wrong(f"{file} is too long for a system prompt")
+        raise InvalidValue(f"{file} is too long for a system prompt")
     return text
 
 
@@ -300,7 +300,7 @@ class Shown(Struct, frozen=True, kw_only=True):
     additional agent inherits the value."""
 
 
-class InForce(Struct, frozen=True, kw_only=True):
+class EffectiveSettings(Struct, frozen=True, kw_only=True):
     """The settings and their sources."""
 
     settings: Settings
@@ -325,18 +325,18 @@ def load_settings(
     is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is ignored.
     Warnings are logged. Raises WrongSettings with all problems.
     """
-    found = settings_in_force(config=config, environment=environment, flags=flags)
+    found = load_effective(config=config, environment=environment, flags=flags)
     for words in found.warnings:
         log_reports.warning("%s", words)
     return found.settings
 
 
-def settings_in_force(
+def load_effective(
     *,
     config: File | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] = MappingProxyType({}),
-) -> InForce:
+) -> EffectiveSettings:
     """Return the settings with the source of each value. Warnings are not logged.
 
     Raises WrongSettings.
@@ -354,7 +354,7 @@ def settings_in_force(
     layers.check_reserves(layer)
     if layers.problems:
         raise WrongSettings(layers.problems)
-    return InForce(
+    return EffectiveSettings(
         settings=_settings(layer, layers.names, variables),
         file=config_path(config, variables) if written is None else written.file,
         found=written is not None,
@@ -421,7 +421,7 @@ def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[Path]:
             yield (section[0], name, *section[2:])
 
 
-def _warnings(written: Written | None, layer: Layer) -> Iterable[str]:
+def _warnings(written: FileValue | None, layer: Layer) -> Iterable[str]:
     """Yield warnings about a file that other users can read."""
     if written is None or not written.shared:
         return

@@ -29,18 +29,18 @@ LEAST_SECRET: Final = 16
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-class Wrong(Exception):
+class InvalidValue(Exception):
     """A value that the field does not accept. The text says what it accepts."""
 
 
 def checked(field: Field, value: object) -> Any:
     """Return the value in the type of the field. Raises Wrong."""
     if isinstance(value, str) and half_characters(value):
-        raise Wrong("this is no UTF-8 text")
+        raise InvalidValue("this is no UTF-8 text")
     try:
         found = msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
-        raise Wrong(f"{wanted(field)} is wanted{_instead_of(field, value)}") from error
+        raise InvalidValue(f"{wanted(field)} is wanted{_instead_of(field, value)}") from error
     further = _FURTHER.get(field.path)
     if further is not None and found:
         further(found)
@@ -112,18 +112,18 @@ def _is_a_place(value: str) -> None:
     except UsageError as error:
         # Even an unknown kind of address may contain a password.
         words = "this is no folder, sqlite:FILE, postgresql:// or memory:"
-        raise Wrong(words if "@" in value or has_password(value) else str(error)) from error
+        raise InvalidValue(words if "@" in value or has_password(value) else str(error)) from error
 
 
 def _is_a_model(value: str) -> None:
     if has_user(value):
-        raise Wrong(_NO_USER)
+        raise InvalidValue(_NO_USER)
 
 
 def _are_models(value: tuple[str, ...]) -> None:
     for name in value:
         if not name.strip():
-            raise Wrong("one of the models has no name")
+            raise InvalidValue("one of the models has no name")
         _is_a_model(name)
 
 
@@ -133,10 +133,10 @@ def _is_a_zone(value: str) -> None:
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
         names = zoneinfo.available_timezones()
         if not names:
-            raise Wrong("this machine knows no time zones; install tzdata") from error
+            raise InvalidValue("this machine knows no time zones; install tzdata") from error
         near = difflib.get_close_matches(value, sorted(names), n=1)
         advice = f"; {near[0]}?" if near else ", such as Europe/Zurich"
-        raise Wrong(f"the name of a time zone is wanted{advice}") from error
+        raise InvalidValue(f"the name of a time zone is wanted{advice}") from error
 
 
 def _is_a_server(value: str) -> None:
@@ -147,36 +147,38 @@ def _is_a_server(value: str) -> None:
     except ValueError:
         right = False
     if not right or any(each.isspace() or not each.isprintable() for each in value):
-        raise Wrong("the address of a server is wanted, as in http://localhost:8080/v1")
+        raise InvalidValue("the address of a server is wanted, as in http://localhost:8080/v1")
 
 
 def _is_a_key(value: str) -> None:
     if not value.isascii() or not value.isprintable() or " " in value:
-        raise Wrong("a key has no spaces, line ends or letters beyond ASCII")
+        raise InvalidValue("a key has no spaces, line ends or letters beyond ASCII")
 
 
 def _is_a_variable(value: str) -> None:
     # Not shown, because it may be the key itself by mistake.
     if not _VARIABLE.fullmatch(value):
-        raise Wrong("the name of an environment variable is wanted, as in OPENAI_API_KEY")
+        raise InvalidValue("the name of an environment variable is wanted, as in OPENAI_API_KEY")
 
 
 def _are_headers(value: Mapping[str, str]) -> None:
     for name, text in value.items():
         if not _HEADER.fullmatch(name):
-            raise Wrong(f"{literal(name)} is no name of a header")
+            raise InvalidValue(f"{literal(name)} is no name of a header")
         if not text.isprintable():
-            raise Wrong(f"the value of {name} has a line end or another control character")
+            raise InvalidValue(f"the value of {name} has a line end or another control character")
 
 
 def _is_a_secret(value: str) -> None:
     if len(value) < LEAST_SECRET:
-        raise Wrong(f"a secret has at least {LEAST_SECRET} characters")
+        raise InvalidValue(f"a secret has at least {LEAST_SECRET} characters")
 
 
 def _is_a_host(value: str) -> None:
     if not _HOST.fullmatch(value):
-        raise Wrong("a name or an address is wanted, as in 127.0.0.1, without http:// or a port")
+        raise InvalidValue(
+            "a name or an address is wanted, as in 127.0.0.1, without http:// or a port"
+        )
 
 
 def _are_hosts(value: tuple[str, ...]) -> None:
@@ -193,14 +195,16 @@ def _are_origins(value: tuple[str, ...]) -> None:
         except ValueError:
             right = False
         if not right or parts.scheme not in ("http", "https"):
-            raise Wrong("an origin is wanted, as in https://chat.example.org, without a path")
+            raise InvalidValue(
+                "an origin is wanted, as in https://chat.example.org, without a path"
+            )
 
 
 def _are_routes(value: tuple[str, ...]) -> None:
     for route in value:
         channel, colon, sender = route.partition(":")
         if not channel or (colon and not sender) or route != route.strip():
-            raise Wrong(
+            raise InvalidValue(
                 "a route is a channel, as in telegram, or a sender in it, as in telegram:123, "
                 f"not {literal(route)}"
             )

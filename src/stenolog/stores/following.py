@@ -64,7 +64,7 @@ def arrivals(
         wait(left)
 
 
-class Changed(Struct, frozen=True, kw_only=True):
+class SessionChange(Struct, frozen=True, kw_only=True):
     """A change of a session other than a new message."""
 
     kind: Kind
@@ -79,7 +79,7 @@ def follow_changes(
     after: int = 0,
     uid: str | None = None,
     timeout: float | None = None,
-) -> Iterator[Message | Changed]:
+) -> Iterator[Message | SessionChange]:
     """Yield messages like `store.follow`, and each change of floor, visibility, summary and meta.
 
     Changes that were made and undone between two polls are not reported. Raises SessionDeleted.
@@ -120,7 +120,7 @@ def follow_changes(
         known = found
 
 
-def changed_between(before: SessionInfo | None, now: SessionInfo | None) -> list[Changed]:
+def changed_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
     """Return the changes between two infos, without new messages. None means no session. Pure."""
     if before is None or now is None or before.uid != now.uid:
         return []
@@ -137,7 +137,7 @@ def changed_between(before: SessionInfo | None, now: SessionInfo | None) -> list
         found.append("summary")
     if now.meta != before.meta:
         found.append("meta")
-    return [Changed(kind=kind, info=now) for kind in found]
+    return [SessionChange(kind=kind, info=now) for kind in found]
 
 
 def info_of(store: Store, key: str) -> SessionInfo | None:

@@ -37,7 +37,13 @@ from stenolog.stores import spans
 from stenolog.stores.arguments import check_required, check_whole, encoded
 from stenolog.stores.base import Deleted, SessionView, conversation_times, forked_meta
 from stenolog.stores.locks import ThreadLock
-from stenolog.stores.snapshots import Life, LifeMark, LifeWriter, Reading, token_of
+from stenolog.stores.snapshots import (
+    Snapshot,
+    SnapshotMark,
+    SnapshotReading,
+    SnapshotWriter,
+    token_of,
+)
 
 BUSY_TIMEOUT: Final = 5.0
 UNDO_DEPTH: Final = 8
@@ -579,7 +585,7 @@ class InMemoryStore:
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    def lives(self) -> list[LifeMark]:
+    def lives(self) -> list[SnapshotMark]:
         """Return every life: those in the trash, then the others."""
         with self._open():
             deleted = [_mark(trashed.key, life, trashed) for trashed, life in self._trash]
@@ -587,24 +593,24 @@ class InMemoryStore:
             return sorted(deleted, key=_key_of) + sorted(living, key=_key_of)
 
     @contextmanager
-    def hold_life(self, mark: LifeMark) -> Iterator[Reading]:
+    def hold_life(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read one life while no other call changes it."""
         with self._open():
             yield self._reading(mark, 0)
 
     @contextmanager
-    def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+    def read_life(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one life at this moment."""
         with self._open():
             reading = self._reading(mark, after)
         yield reading
 
-    def _reading(self, mark: LifeMark, after: int) -> Reading:
+    def _reading(self, mark: SnapshotMark, after: int) -> SnapshotReading:
         found = self._life(mark.uid)
         if found is None:
             raise errors.NoSuchSession(mark.key, "it was purged")
         key, session, trashed = found
-        return Reading(
+        return SnapshotReading(
             life=_life(key, session, trashed),
             messages=iter(_carried(session, after)),
             stamp=_mark(key, session, trashed).stamp,
@@ -612,7 +618,7 @@ class InMemoryStore:
         )
 
     @contextmanager
-    def writing_lives(self) -> Iterator[LifeWriter]:
+    def writing_lives(self) -> Iterator[SnapshotWriter]:
         """Return a writer for several lives."""
         with self._open():
             yield _LifeWriter(self)
@@ -744,7 +750,7 @@ class _LifeWriter:
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store
 
-    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
         """Write this life with all of its messages."""
         store = self._store
         old = store._life(life.uid)
@@ -772,20 +778,20 @@ class _LifeWriter:
             store._trash.sort(key=lambda pair: pair[0].deleted, reverse=True)
 
 
-def _key_of(mark: LifeMark) -> tuple[str, str]:
+def _key_of(mark: SnapshotMark) -> tuple[str, str]:
     return mark.key, mark.uid
 
 
-def _mark(key: str, session: _Session, trashed: Trashed | None = None) -> LifeMark:
+def _mark(key: str, session: _Session, trashed: Trashed | None = None) -> SnapshotMark:
     deleted = None if trashed is None else records.timestamp(trashed.deleted)
     stamp = f"{session.uid}:{session.version}:{deleted}:{key}"
-    return LifeMark(key=key, uid=session.uid, deleted=deleted, stamp=stamp)
+    return SnapshotMark(key=key, uid=session.uid, deleted=deleted, stamp=stamp)
 
 
-def _life(key: str, session: _Session, trashed: Trashed | None) -> Life:
+def _life(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
     floor, end = session.floor(), session.last_seq
     known = spans.union(session.lost, session.void, _runs(session.messages))
-    return Life(
+    return Snapshot(
         key=key,
         uid=session.uid,
         created=records.timestamp(session.created),
@@ -832,7 +838,7 @@ def _carried(session: _Session, after: int) -> list[Message]:
     return found
 
 
-def _session(life: Life, messages: Sequence[Message]) -> _Session:
+def _session(life: Snapshot, messages: Sequence[Message]) -> _Session:
     plain = {m.seq: Message(seq=m.seq, _at=m._at, _body=Raw(m.to_json())) for m in messages}
     begun = [(*found, m.seq) for m in messages if (found := token_of(m)) is not None]
     begun += [(token.token, token.count, token.first) for token in life.tokens]

@@ -35,7 +35,7 @@ class NotASession(ValueError):
         super().__init__(reason)
 
 
-class KeptMessage(Struct, frozen=True):
+class JSONMessage(Struct, frozen=True):
     """One message of a file. Its seq is its position among all messages, including hidden ones."""
 
     payload: bytes
@@ -44,11 +44,11 @@ class KeptMessage(Struct, frozen=True):
     hidden: bool = False
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class JSONSession(Struct, frozen=True, kw_only=True):
     """A session as stored in a file."""
 
     key: str | None
-    messages: tuple[KeptMessage, ...] = ()
+    messages: tuple[JSONMessage, ...] = ()
     summary: str = ""
     began_with: str = ""
     """The summary at the time when this store first wrote the session."""
@@ -86,7 +86,7 @@ def time_of(text: object) -> datetime | None:
     return moment if moment > NO_TIME else None
 
 
-def parse(text: bytes) -> Kept:
+def parse(text: bytes) -> JSONSession:
     """Parse the session in a file. Raises NotASession."""
     try:
         found = loads(text.decode())
@@ -104,7 +104,7 @@ def parse(text: bytes) -> Kept:
         for number, value in enumerate(given, 1)
         if (message := _message(value, f"message {number}", problems)) is not None
     ]
-    session = Kept(
+    session = JSONSession(
         key=key if isinstance(key, str) and key else None,
         messages=tuple(visible),
         summary=found["summary"] if isinstance(found.get("summary"), str) else "",
@@ -117,7 +117,7 @@ def parse(text: bytes) -> Kept:
     return session if ours is None else _with_ours(session, ours)
 
 
-def compose(session: Kept) -> bytes:
+def compose(session: JSONSession) -> bytes:
     """Return the content of a session's file."""
     visible = [message for message in session.messages if not message.hidden]
     hidden = [(seq, m) for seq, m in enumerate(session.messages, 1) if m.hidden]
@@ -149,7 +149,7 @@ def is_session_name(name: str) -> bool:
     return name.endswith(SUFFIX) and not name.endswith(META_SUFFIX) and not name.startswith(".")
 
 
-def _message(value: object, what: str, problems: list[str]) -> KeptMessage | None:
+def _message(value: object, what: str, problems: list[str]) -> JSONMessage | None:
     if not isinstance(value, dict):
         problems.append(f"{what} is no object")
         return None
@@ -158,10 +158,10 @@ def _message(value: object, what: str, problems: list[str]) -> KeptMessage | Non
     except RefusedMessage as error:
         problems.append(f"{what}: {error}")
         return None
-    return KeptMessage(payload, time_of(value.get("created_at")))
+    return JSONMessage(payload, time_of(value.get("created_at")))
 
 
-def _with_ours(session: Kept, ours: object) -> Kept:
+def _with_ours(session: JSONSession, ours: object) -> JSONSession:
     """Add the content of the field `stenolog`; if it is malformed, only add a problem."""
     try:
         return _placed(session, ours)
@@ -170,16 +170,16 @@ def _with_ours(session: Kept, ours: object) -> Kept:
         return replace(session, problems=(*session.problems, f"{said} are left out"))
 
 
-def _placed(session: Kept, ours: Any) -> Kept:
+def _placed(session: JSONSession, ours: Any) -> JSONSession:
     visible = [
-        KeptMessage(message.payload, time_of(at), _token(once))
+        JSONMessage(message.payload, time_of(at), _token(once))
         for message, once, at in zip(session.messages, ours["tokens"], ours["times"], strict=True)
     ]
-    hidden: dict[int, KeptMessage] = {}
+    hidden: dict[int, JSONMessage] = {}
     for seq, once, at, fields in ours["hidden"]:
         if type(seq) is not int or type(fields) is not dict:
             raise TypeError("a hidden message is a seq, a token, a time and an object")
-        hidden[seq] = KeptMessage(encode_object(fields), time_of(at), _token(once), True)
+        hidden[seq] = JSONMessage(encode_object(fields), time_of(at), _token(once), True)
     rest = iter(visible)
     total = len(visible) + len(ours["hidden"])
     messages = [hidden.pop(seq) if seq in hidden else next(rest) for seq in range(1, total + 1)]

@@ -120,7 +120,7 @@ class _Kept(Struct, gc=False):
     itself: object = None
 
 
-def keep_for_ever(connection: object) -> None:
+def keep_forever(connection: object) -> None:
     """Keep a connection of the parent open in a forked child."""
     kept = _Kept(connection)
     kept.itself = kept  # guard: sqlite-fork

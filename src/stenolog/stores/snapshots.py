@@ -17,11 +17,11 @@ from stenolog.stores import spans
 from stenolog.stores import state as states
 
 
-class NothingYet(StoreUnavailable):
+class EmptyStore(StoreUnavailable):
     """A database without our tables, opened read-only: it contains no sessions."""
 
 
-class LifeMark(Struct, frozen=True, kw_only=True):
+class SnapshotMark(Struct, frozen=True, kw_only=True):
     """One life of a session in a listing."""
 
     key: str
@@ -39,7 +39,7 @@ class LifeMark(Struct, frozen=True, kw_only=True):
     """Why the life cannot be opened; empty if it can, or if it is damaged."""
 
 
-class Life(Struct, frozen=True, kw_only=True):
+class Snapshot(Struct, frozen=True, kw_only=True):
     """Everything about one life except its messages.
 
     Values that depend on the engine are not included: generation, bytes, bytes of voids.
@@ -78,10 +78,10 @@ class Life(Struct, frozen=True, kw_only=True):
     """Only idempotency keys whose first message is missing; messages carry the others."""
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class SnapshotReading(Struct, frozen=True, kw_only=True):
     """One life at one moment; valid only inside the `with` that returned it."""
 
-    life: Life
+    life: Snapshot
     messages: Iterator[Message]
     """The messages after the requested seq, by seq, including hidden and archived ones; an iterator
     for one pass that skips damaged messages. The first message of an idempotency key (P12) has
@@ -94,10 +94,10 @@ class Reading(Struct, frozen=True, kw_only=True):
     """Whether a LifeWriter wrote it and it has not changed since."""
 
 
-class LifeWriter(Protocol):
+class SnapshotWriter(Protocol):
     """A writer of lives into a store."""
 
-    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
         """Write this life with all of its messages in one step.
 
         `instead_of`: the stamp of the life of the same uid that it replaces; empty if there is
@@ -112,17 +112,19 @@ class LifeWriter(Protocol):
 
 
 @runtime_checkable
-class WholeStore(Protocol):
+class SnapshotStore(Protocol):
     """A store that can be copied from and to, one namespace at a time."""
 
-    def lives(self) -> list[LifeMark]:
+    def lives(self) -> list[SnapshotMark]:
         """Return every life in this namespace: those in the trash, then the others, each by key.
 
         Purged lives are not included.
         """
         ...
 
-    def read_life(self, mark: LifeMark, *, after: int = 0) -> AbstractContextManager[Reading]:
+    def read_life(
+        self, mark: SnapshotMark, *, after: int = 0
+    ) -> AbstractContextManager[SnapshotReading]:
         """Read a life and its messages after a seq, without blocking writers.
 
         The life may have been deleted or restored since it was listed: `Life.deleted` has the
@@ -134,14 +136,14 @@ class WholeStore(Protocol):
         """
         ...
 
-    def hold_life(self, mark: LifeMark) -> AbstractContextManager[Reading]:
+    def hold_life(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading]:
         """Read a life while no other caller can append to it, change, delete or restore it.
 
         A store that was opened read-only acquires no lock.
         """
         ...
 
-    def writing_lives(self) -> AbstractContextManager[LifeWriter]:
+    def writing_lives(self) -> AbstractContextManager[SnapshotWriter]:
         """Return a writer for several lives.
 
         They are durable when the `with` ends without an error.
@@ -183,9 +185,9 @@ def life_of(
     deleted: str | None = None,
     lost: Iterable[Span] = (),
     tokens: Iterable[Token] = (),
-) -> Life:
+) -> Snapshot:
     """Return the life of a state. `undo`: its complete steps. `lost`: further lost seqs."""
-    return Life(
+    return Snapshot(
         key=state.key,
         uid=state.uid,
         created=state.created,
@@ -207,7 +209,7 @@ def life_of(
     )
 
 
-def state_of(life: Life, *, generation: int) -> tuple[State, list[Change]]:
+def state_of(life: Snapshot, *, generation: int) -> tuple[State, list[Change]]:
     """Return the state of a life, without `archive` and `tokens`, and the changes it relies on.
 
     A step that is too long for the state is stored in a change of the same number.

@@ -17,7 +17,7 @@ Answer = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
 """A text, an exception to raise, or a function from the messages to the text."""
 
 
-class Scripted:
+class ScriptedReply:
     """An `Ask` that returns the next answer of its script for each call.
 
     Raises UsageError if it is called more often than the script has answers.
@@ -57,7 +57,7 @@ Script = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], Sa
 """A function from messages and tools to the answer, used for every request."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class RecordedRequest(Struct, frozen=True, kw_only=True):
     """A request to a scripted model."""
 
     messages: list[dict[str, Any]]
@@ -81,7 +81,7 @@ class ScriptedModel:
         self._scenes: Iterator[Scene] = iter(()) if callable(script) else iter(script)
         self._name = name
         self._pause = pause
-        self.asked: list[Asked] = []
+        self.asked: list[RecordedRequest] = []
         """All requests, oldest first."""
         self.closed = False
 
@@ -99,7 +99,7 @@ class ScriptedModel:
         max_tokens: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Stream the next answer of the script, with estimated token counts at the end."""
-        asked = Asked(
+        asked = RecordedRequest(
             messages=[dict(message) for message in messages],
             tools=[dict(tool) for tool in tools],
             schema=schema,
@@ -123,7 +123,7 @@ class ScriptedModel:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _answer(self, asked: Asked) -> Said:
+    def _answer(self, asked: RecordedRequest) -> Said:
         if self._script is not None:
             return self._script(asked.messages, asked.tools)
         scene = next(self._scenes, None)

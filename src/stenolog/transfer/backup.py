@@ -25,9 +25,9 @@ from stenolog.stores.disk import make_private, release_lock, replace_file, wait_
 from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.open_store import address
 from stenolog.transfer.comparison import digest_of
-from stenolog.transfer.copy import Carried, Known, Progress, Step, Transferred, copy_lives
+from stenolog.transfer.copy import CopiedSession, CopyTotals, Known, Progress, Step, copy_lives
 from stenolog.transfer.copy_all import (
-    Copied,
+    CopyReport,
     Openings,
     Watch,
     alias_looks,
@@ -83,7 +83,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Verified(Struct, frozen=True, kw_only=True):
+class BackupCheck(Struct, frozen=True, kw_only=True):
     """Result of a complete check of a backup."""
 
     sessions: int
@@ -93,14 +93,14 @@ class Verified(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
 
-class BackedUp(Copied, frozen=True, kw_only=True):
+class BackupReport(CopyReport, frozen=True, kw_only=True):
     """Result of a backup."""
 
     kept: int
     """Number of sessions in the backup that the store no longer has."""
 
 
-def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
+def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackupReport:
     """Back up everything in a place, or update an earlier backup.
 
     Raises UsageError if the folder contains anything else or is inside the workspace; otherwise as
@@ -117,7 +117,7 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
         before = _manifest_to_extend(Path(folder), where)
         names = namespaces_of(where)
         _write_manifest(Path(folder), replace(before, begun=_now(), finished=None))
-        found: dict[str, Transferred] = {}
+        found: dict[str, CopyTotals] = {}
         entries = dict(before.namespaces)
         openings = Openings()
         for name in names:
@@ -147,10 +147,10 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackedUp:
         if name not in refused
         for uid, entry in lives.items()
     )
-    return BackedUp(namespaces=found | refused, seconds=time.monotonic() - begun, kept=kept)
+    return BackupReport(namespaces=found | refused, seconds=time.monotonic() - begun, kept=kept)
 
 
-def verify(folder: str, *, watch: Watch | None = None) -> Verified:
+def verify(folder: str, *, watch: Watch | None = None) -> BackupCheck:
     """Read a whole backup and compare it with its manifest. Raises UsageError, DamagedStore."""
     manifest = read_manifest(Path(folder))
     findings: list[Finding] = []
@@ -172,7 +172,7 @@ def verify(folder: str, *, watch: Watch | None = None) -> Verified:
             else:
                 reason = "it is damaged: not what was taken"
             findings.append(Finding(namespace=name, key=entry.key, uid=uid, reason=reason))
-    return Verified(
+    return BackupCheck(
         sessions=sessions,
         messages=messages,
         taken=manifest.finished or "",
@@ -180,7 +180,9 @@ def verify(folder: str, *, watch: Watch | None = None) -> Verified:
     )
 
 
-def restore(folder: str, where: str, *, watch: Watch | None = None) -> tuple[Copied, Verified]:
+def restore(
+    folder: str, where: str, *, watch: Watch | None = None
+) -> tuple[CopyReport, BackupCheck]:
     """Restore the sessions of a backup. Sessions that are newer in the store stay unchanged.
 
     Sessions that are damaged in the backup are skipped; the second value names them. Raises
@@ -190,7 +192,7 @@ def restore(folder: str, where: str, *, watch: Watch | None = None) -> tuple[Cop
     check_apart(source, where)
     checked = verify(folder, watch=watch)
     damaged = {finding.uid for finding in checked.findings}
-    found: dict[str, Transferred] = {}
+    found: dict[str, CopyTotals] = {}
     openings = Openings()
     for name, entries in read_manifest(Path(folder)).namespaces.items():
         if not entries or name not in namespaces_of(source):
@@ -204,7 +206,7 @@ def restore(folder: str, where: str, *, watch: Watch | None = None) -> tuple[Cop
             with alias_looks(here, there):
                 found[name] = copy_lives(here, there, left_out=damaged, progress=_for(watch, name))
     found |= openings.refused(any_taken=bool(found))
-    return Copied(namespaces=found, seconds=time.monotonic() - begun), checked
+    return CopyReport(namespaces=found, seconds=time.monotonic() - begun), checked
 
 
 def _digests(
@@ -369,7 +371,7 @@ def _known(entries: dict[str, Entry]) -> dict[str, Known]:
     }
 
 
-def _entries(found: Transferred, before: dict[str, Entry]) -> dict[str, Entry]:
+def _entries(found: CopyTotals, before: dict[str, Entry]) -> dict[str, Entry]:
     now = _now()
     entries = {}
     for one in found.carried:
@@ -387,7 +389,7 @@ def _entries(found: Transferred, before: dict[str, Entry]) -> dict[str, Entry]:
     return entries
 
 
-def _carried(found: dict[str, Transferred]) -> Iterator[Carried]:
+def _carried(found: dict[str, CopyTotals]) -> Iterator[CopiedSession]:
     for one in found.values():
         yield from one.carried
 

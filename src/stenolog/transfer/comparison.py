@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stenolog.records import Message, Span
 from stenolog.stores import spans
-from stenolog.stores.snapshots import Life, Reading, token_of
+from stenolog.stores.snapshots import Snapshot, SnapshotReading, token_of
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -71,13 +71,13 @@ class MessagesDigest:
         self.messages += 1
         self.bytes += len(body)
 
-    def with_life(self, life: Life) -> str:
+    def with_life(self, life: Snapshot) -> str:
         """Return the digest of a snapshot that has these messages."""
         whole = self._hash.copy()
         whole.update(canonical(life))
         return whole.hexdigest()
 
-    def passing(self, life: Life, messages: Iterable[Message]) -> Iterator[Message]:
+    def passing(self, life: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield all messages of a snapshot and add each to the digest. Raises NewlyLost."""
         expected, gaps, add = 1, list[Span](), self.add
         for message in messages:
@@ -92,12 +92,12 @@ class MessagesDigest:
             raise NewlyLost(new)
 
 
-def missing(life: Life) -> list[Span]:
+def missing(life: Snapshot) -> list[Span]:
     """Return the seqs of a snapshot that are known to have no message."""
     return spans.union(life.lost, life.void, life.purged)
 
 
-def canonical(life: Life) -> bytes:
+def canonical(life: Snapshot) -> bytes:
     """Return the digested bytes of a snapshot, without fields that an engine may not keep."""
     fields: dict[str, Any] = msgspec.to_builtins(life)
     fields["tokens"] = [(token.token, token.first, token.count) for token in life.tokens]
@@ -111,7 +111,7 @@ def of_many(digests: Iterable[tuple[str, str, str]]) -> str:
     return sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def digest_of(reading: Reading) -> str:
+def digest_of(reading: SnapshotReading) -> str:
     """Return the digest of a snapshot, read from its first message on.
 
     Messages found to be damaged are digested as lost, even if the store did not know.
@@ -139,7 +139,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The destination has everything that the source has."""
 
 
-def compare(here: Reading, there: Reading) -> Verdict:
+def compare(here: SnapshotReading, there: SnapshotReading) -> Verdict:
     """Compare a session in the source with the one of the same uid in the destination.
 
     An earlier copy that was not written to since may be written to. Raises NewlyLost if the source
@@ -179,7 +179,7 @@ def compare(here: Reading, there: Reading) -> Verdict:
 class _Seen:
     """State of a comparison of two sessions, message by message."""
 
-    def __init__(self, source: Life, upto: int) -> None:
+    def __init__(self, source: Snapshot, upto: int) -> None:
         self.digest = MessagesDigest()
         self.other = False
         """A message differs between the two."""

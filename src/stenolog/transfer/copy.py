@@ -23,7 +23,13 @@ from stenolog.errors import (
 )
 from stenolog.records import Message, Span
 from stenolog.stores import spans
-from stenolog.stores.snapshots import Life, LifeMark, LifeWriter, Reading, WholeStore
+from stenolog.stores.snapshots import (
+    Snapshot,
+    SnapshotMark,
+    SnapshotReading,
+    SnapshotStore,
+    SnapshotWriter,
+)
 from stenolog.transfer.comparison import (
     MessagesDigest,
     NewlyLost,
@@ -96,7 +102,7 @@ class Known(Struct, frozen=True, kw_only=True):
     messages: int
 
 
-class Carried(Struct, frozen=True, kw_only=True):
+class CopiedSession(Struct, frozen=True, kw_only=True):
     """A session that is equal in the source and the destination."""
 
     key: str
@@ -115,10 +121,10 @@ class Carried(Struct, frozen=True, kw_only=True):
     """Whether both sides were read; False if the source's stamp shows that it is unchanged."""
 
 
-class Transferred(Struct, frozen=True, kw_only=True):
+class CopyTotals(Struct, frozen=True, kw_only=True):
     """Result of copying one namespace."""
 
-    carried: tuple[Carried, ...]
+    carried: tuple[CopiedSession, ...]
     problems: tuple[Problem, ...] = ()
     only_there: tuple[str, ...] = ()
     """Keys of sessions that only the destination has."""
@@ -143,7 +149,7 @@ class Transferred(Struct, frozen=True, kw_only=True):
 class _Done(Struct, frozen=True):
     """A session that is equal in the destination and the source."""
 
-    life: Life
+    life: Snapshot
     """Snapshot in the destination."""
     digest: MessagesDigest
     """Digest of its messages."""
@@ -155,13 +161,13 @@ class _Done(Struct, frozen=True):
 
 
 def copy_lives(
-    source: WholeStore,
-    target: WholeStore,
+    source: SnapshotStore,
+    target: SnapshotStore,
     *,
     known: Mapping[str, Known] | None = None,
     left_out: Collection[str] = (),
     progress: Progress | None = None,
-) -> Transferred:
+) -> CopyTotals:
     """Copy every session of one store to another; existing sessions stay unchanged.
 
     `known`: sessions by uid that an earlier copy left there; they are not read again if the source
@@ -174,7 +180,7 @@ def copy_lives(
     return copy.run()
 
 
-def preview_lives(source: WholeStore, target: WholeStore) -> Transferred:
+def preview_lives(source: SnapshotStore, target: SnapshotStore) -> CopyTotals:
     """Return what `copy_lives` would do, as far as that is known without writing."""
     return _Copy(source, target, {}, _nobody).preview()
 
@@ -188,8 +194,8 @@ class _Copy:
 
     def __init__(
         self,
-        source: WholeStore,
-        target: WholeStore,
+        source: SnapshotStore,
+        target: SnapshotStore,
         known: Mapping[str, Known],
         progress: Progress,
     ) -> None:
@@ -198,7 +204,7 @@ class _Copy:
         self._known = known
         self._progress = progress
         self._done: dict[str, _Done] = {}
-        self._taken: dict[str, Carried] = {}
+        self._taken: dict[str, CopiedSession] = {}
         """Sessions that are known to be equal and need not be read."""
         self._problems: dict[str, Problem] = {}
         self._reasons: dict[str, str] = {}
@@ -213,12 +219,12 @@ class _Copy:
         self._here: set[str] = set()
         self._unread: set[str] = set()
         """Keys of sessions in the source whose uid cannot be read."""
-        self._there: dict[str, LifeMark] = {}
+        self._there: dict[str, SnapshotMark] = {}
         self._messages = self._bytes = self._passes = 0
         self._unlocked = False
         self.left_out: frozenset[str] = frozenset()
 
-    def run(self) -> Transferred:
+    def run(self) -> CopyTotals:
         """Run all passes and the comparison."""
         with self._target.writing_lives():
             pass  # removes what a killed copy left
@@ -232,7 +238,7 @@ class _Copy:
         self._compare()
         return self._transferred()
 
-    def preview(self) -> Transferred:
+    def preview(self) -> CopyTotals:
         """Return what would be copied."""
         for mark in self._changed():
             if mark.uid in self._there:
@@ -250,7 +256,7 @@ class _Copy:
 
     # --- passes ------------------------------------------------------------------------------
 
-    def _changed(self) -> list[LifeMark]:
+    def _changed(self) -> list[SnapshotMark]:
         """Return the sessions of the source that are missing or different in the destination."""
         self._there = {}
         shut: dict[str, str] = {}
@@ -278,7 +284,7 @@ class _Copy:
             and not self._is_done(mark)
         ]
 
-    def _is_done(self, mark: LifeMark) -> bool:
+    def _is_done(self, mark: SnapshotMark) -> bool:
         done, known = self._done.get(mark.uid), self._known.get(mark.uid)
         if done is not None:
             stood = done.stamp, done.life.key, done.life.deleted
@@ -287,7 +293,7 @@ class _Copy:
             return False
         if mark.last_seq not in (None, known.last_seq):
             return False  # the stamp alone does not decide
-        self._taken[mark.uid] = Carried(
+        self._taken[mark.uid] = CopiedSession(
             key=mark.key,
             uid=mark.uid,
             deleted=mark.deleted,
@@ -300,7 +306,7 @@ class _Copy:
         )
         return True
 
-    def _pass(self, marks: Sequence[LifeMark]) -> None:
+    def _pass(self, marks: Sequence[SnapshotMark]) -> None:
         """Copy these sessions in groups while the source is in use."""
         waiting = iter(marks)
         left = len(marks)
@@ -310,9 +316,9 @@ class _Copy:
             left -= len(group)
             self._tell("copying", len(marks) - left, len(marks))
 
-    def _recognised(self, marks: Iterator[LifeMark]) -> list[LifeMark]:
+    def _recognised(self, marks: Iterator[SnapshotMark]) -> list[SnapshotMark]:
         """Return the next group of sessions for which data must be written."""
-        group: list[LifeMark] = []
+        group: list[SnapshotMark] = []
         for mark in marks:
             if self._is_wanting(mark):
                 group.append(mark)
@@ -320,7 +326,7 @@ class _Copy:
                 break
         return group
 
-    def _is_wanting(self, mark: LifeMark) -> bool:
+    def _is_wanting(self, mark: SnapshotMark) -> bool:
         """Compare with the destination and return whether data must be written."""
         self._taken.pop(mark.uid, None)
         self._outdated.pop(mark.uid, None)
@@ -332,12 +338,12 @@ class _Copy:
                 self._recognise(mark)
         return mark.uid not in self._problems and not self._is_done(mark)
 
-    def _is_untouched(self, mark: LifeMark) -> bool:
+    def _is_untouched(self, mark: SnapshotMark) -> bool:
         """Return whether the copy is unchanged since it was written."""
         with self._reading_target(mark) as found:
             return found is not None and found.untouched
 
-    def _write_group(self, group: Sequence[LifeMark]) -> None:
+    def _write_group(self, group: Sequence[SnapshotMark]) -> None:
         """Write these sessions, in several batches if they are large."""
         waiting = list(reversed(group))
         while waiting:
@@ -360,7 +366,7 @@ class _Copy:
     def _last_pass(self) -> None:
         """Copy the sessions that still change, one by one, under their locks."""
         self._passes += 1
-        left: list[LifeMark] = []
+        left: list[SnapshotMark] = []
         for _ in range(ROUNDS):
             marks = self._changed()
             self._tell("last pass", 0, len(marks))
@@ -375,7 +381,7 @@ class _Copy:
         for mark in left:
             self._fail(mark, self._reasons.get(mark.uid, _NO_REST))
 
-    def _copy_held(self, mark: LifeMark) -> bool:
+    def _copy_held(self, mark: SnapshotMark) -> bool:
         """Copy the remaining changes; return False if another attempt is needed."""
         if not self._is_wanting(mark):
             return True
@@ -395,7 +401,9 @@ class _Copy:
     # --- one session -------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(self, mark: LifeMark, *, hold: bool = False) -> Iterator[Reading | None]:
+    def _reading(
+        self, mark: SnapshotMark, *, hold: bool = False
+    ) -> Iterator[SnapshotReading | None]:
         """Yield a snapshot of the source; None if it cannot be read now."""
         with ExitStack() as stack:
             reading = None
@@ -412,7 +420,7 @@ class _Copy:
                 reading = replace(reading, messages=_readable(reading.messages))
             yield reading
 
-    def _held(self, stack: ExitStack, mark: LifeMark) -> Reading | None:
+    def _held(self, stack: ExitStack, mark: SnapshotMark) -> SnapshotReading | None:
         """Read under the lock; None if the source refuses its lock, as a read-only store does."""
         try:
             return stack.enter_context(self._source.hold_life(mark))
@@ -423,7 +431,7 @@ class _Copy:
             return None
 
     @contextmanager
-    def _reading_target(self, mark: LifeMark) -> Iterator[Reading | None]:
+    def _reading_target(self, mark: SnapshotMark) -> Iterator[SnapshotReading | None]:
         with ExitStack() as stack:
             reading = None
             try:
@@ -435,7 +443,9 @@ class _Copy:
                 self._fail(mark, str(error))
             yield reading
 
-    def _write(self, writer: LifeWriter, mark: LifeMark, reading: Reading) -> list[_Done]:
+    def _write(
+        self, writer: SnapshotWriter, mark: SnapshotMark, reading: SnapshotReading
+    ) -> list[_Done]:
         """Write a snapshot to the destination; return nothing if another attempt is needed."""
         there = self._there.get(mark.uid)
         self._reasons.pop(mark.uid, None)
@@ -467,13 +477,13 @@ class _Copy:
         self._bytes += max(0, digest.bytes - known.bytes)
         return [_Done(life, digest, reading.stamp, written=True)]
 
-    def _with_all_lost(self, life: Life) -> Life:
+    def _with_all_lost(self, life: Snapshot) -> Snapshot:
         lost = spans.union(life.lost, self._lost.get(life.uid, []))
         return replace(life, lost=spans.minus(lost, spans.union(life.void, life.purged)))
 
     # --- existing sessions -------------------------------------------------------------------
 
-    def _recognise(self, mark: LifeMark) -> None:
+    def _recognise(self, mark: SnapshotMark) -> None:
         """Compare a session with the destination; a session that is no copy is a problem."""
         for _ in range(ROUNDS):
             with self._reading(mark) as here, self._reading_target(mark) as there:
@@ -505,7 +515,7 @@ class _Copy:
         for number, uid in enumerate(waiting):
             self._tell("comparing", number, len(waiting))
             done = self._done[uid]
-            mark = LifeMark(key=done.life.key, uid=uid, deleted=done.life.deleted, stamp="")
+            mark = SnapshotMark(key=done.life.key, uid=uid, deleted=done.life.deleted, stamp="")
             if uid in self._problems:
                 continue
             if uid not in self._there or self._digest_there(mark) != done.digest.with_life(
@@ -514,13 +524,13 @@ class _Copy:
                 self._fail(mark, _NOT_EQUAL)
         self._tell("comparing", len(waiting), len(waiting))
 
-    def _digest_there(self, mark: LifeMark) -> str:
+    def _digest_there(self, mark: SnapshotMark) -> str:
         with self._reading_target(mark) as found:
             return "" if found is None else digest_of(found)
 
     # --- results -----------------------------------------------------------------------------
 
-    def _fail(self, mark: LifeMark, reason: str, *, newer: bool = False) -> None:
+    def _fail(self, mark: SnapshotMark, reason: str, *, newer: bool = False) -> None:
         self._done.pop(mark.uid, None)
         self._taken.pop(mark.uid, None)
         problem = Problem(key=mark.key, uid=mark.uid, reason=reason, newer=newer)
@@ -531,9 +541,9 @@ class _Copy:
             Step(phase=phase, number=self._passes, done=done, total=total, messages=self._messages)
         )
 
-    def _transferred(self) -> Transferred:
+    def _transferred(self) -> CopyTotals:
         carried = [
-            Carried(
+            CopiedSession(
                 key=done.life.key,
                 uid=uid,
                 deleted=done.life.deleted,
@@ -552,7 +562,7 @@ class _Copy:
             for uid, mark in self._there.items()
             if uid not in self._here and (mark.deleted or mark.key not in self._unread)
         ]
-        return Transferred(
+        return CopyTotals(
             carried=tuple(sorted(carried, key=lambda one: (one.key, one.uid))),
             problems=tuple(self._problems.values()),
             only_there=tuple(only_there),
@@ -584,6 +594,6 @@ def _is_much(written: Sequence[_Done]) -> bool:
     )
 
 
-def _count(life: Life) -> int:
+def _count(life: Snapshot) -> int:
     """Return the number of messages in a snapshot."""
     return spans.size(spans.minus([(1, life.last_seq)], missing(life))) if life.last_seq else 0

@@ -27,9 +27,16 @@ from stenolog.stores.disk import refusal
 from stenolog.stores.file_names import unescaped
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import Address, address, open_store
-from stenolog.stores.snapshots import NamespacedStore, NothingYet, SharedPlace, WholeStore
+from stenolog.stores.snapshots import EmptyStore, NamespacedStore, SharedPlace, SnapshotStore
 from stenolog.transfer.comparison import of_many
-from stenolog.transfer.copy import Carried, Problem, Step, Transferred, copy_lives, preview_lives
+from stenolog.transfer.copy import (
+    CopiedSession,
+    CopyTotals,
+    Problem,
+    Step,
+    copy_lives,
+    preview_lives,
+)
 
 Watch = Callable[[str, Step], None]
 """Progress callback: called with the namespace and each step."""
@@ -37,10 +44,10 @@ Watch = Callable[[str, Step], None]
 _EMPTY: Final = "memory:"
 
 
-class Copied(Struct, frozen=True, kw_only=True):
+class CopyReport(Struct, frozen=True, kw_only=True):
     """Result of copying a whole place."""
 
-    namespaces: dict[str, Transferred]
+    namespaces: dict[str, CopyTotals]
     seconds: float
     dry_run: bool = False
 
@@ -88,14 +95,14 @@ class Copied(Struct, frozen=True, kw_only=True):
         """Number of sessions that could not be copied."""
         return sum(len(found.problems) for found in self.namespaces.values())
 
-    def _carried(self) -> Iterator[Carried]:
+    def _carried(self) -> Iterator[CopiedSession]:
         for found in self.namespaces.values():
             yield from found.carried
 
 
 def copy_place(
     source: str, target: str, *, dry_run: bool = False, watch: Watch | None = None
-) -> Copied:
+) -> CopyReport:
     """Copy all namespaces of one place to another. Raises as copy_lives, and UsageError.
 
     A namespace that cannot be opened in the destination is reported as a problem; if none can be
@@ -116,7 +123,7 @@ def copy_place(
                 else:
                     found[name] = copy_namespace(here, there, name, watch)
     found |= openings.refused(any_taken=bool(found))
-    return Copied(namespaces=found, seconds=time.monotonic() - begun, dry_run=dry_run)
+    return CopyReport(namespaces=found, seconds=time.monotonic() - begun, dry_run=dry_run)
 
 
 class Openings:
@@ -127,8 +134,8 @@ class Openings:
 
     @contextmanager
     def tried(
-        self, name: str, opening: AbstractContextManager[WholeStore]
-    ) -> Iterator[WholeStore | None]:
+        self, name: str, opening: AbstractContextManager[SnapshotStore]
+    ) -> Iterator[SnapshotStore | None]:
         """Yield the store; None if it cannot be opened."""
         with ExitStack() as stack:
             store = None
@@ -138,19 +145,19 @@ class Openings:
                 self._errors[name] = error
             yield store
 
-    def refused(self, *, any_taken: bool) -> dict[str, Transferred]:
+    def refused(self, *, any_taken: bool) -> dict[str, CopyTotals]:
         """Return each failure as a problem. If no namespace was opened, raise the first error."""
         if self._errors and not any_taken:
             raise next(iter(self._errors.values()))
         return {
-            name: Transferred(carried=(), problems=(Problem(key="", uid="", reason=str(error)),))
+            name: CopyTotals(carried=(), problems=(Problem(key="", uid="", reason=str(error)),))
             for name, error in self._errors.items()
         }
 
 
 def copy_namespace(
-    here: WholeStore, there: WholeStore, name: str, watch: Watch | None = None
-) -> Transferred:
+    here: SnapshotStore, there: SnapshotStore, name: str, watch: Watch | None = None
+) -> CopyTotals:
     """Copy one namespace, and make processes that use the destination reload its aliases."""
     with alias_looks(here, there):
         return copy_lives(
@@ -159,7 +166,7 @@ def copy_namespace(
 
 
 @contextmanager
-def alias_looks(here: WholeStore, there: WholeStore) -> Iterator[None]:
+def alias_looks(here: SnapshotStore, there: SnapshotStore) -> Iterator[None]:
     """Change the alias marker of the destination, because copied sessions may have aliases."""
     given = isinstance(here, Store) and alias_mark(here) != NO_ALIASES
     if not given or not isinstance(there, Store):
@@ -240,7 +247,7 @@ def _is_same_database(source: str, target: str) -> bool:
 
 
 @contextmanager
-def opened(where: str, namespace: str, *, source: bool = False) -> Iterator[WholeStore]:
+def opened(where: str, namespace: str, *, source: bool = False) -> Iterator[SnapshotStore]:
     """Open the store of one namespace as the destination or the source of a copy.
 
     A read-only source is read without its locks. Raises as open_store.
@@ -256,18 +263,18 @@ def opened(where: str, namespace: str, *, source: bool = False) -> Iterator[Whol
 
 
 @contextmanager
-def opened_to_read(where: str, namespace: str) -> Iterator[WholeStore]:
+def opened_to_read(where: str, namespace: str) -> Iterator[SnapshotStore]:
     """Open the store of one namespace read-only."""
     with _open(where, namespace, read_only=True) as store:
         yield _whole(store, where)
 
 
 @contextmanager
-def _opened_to_look(where: str, namespace: str) -> Iterator[WholeStore]:
+def _opened_to_look(where: str, namespace: str) -> Iterator[SnapshotStore]:
     """Open a destination read-only; an empty store if it does not exist."""
     try:
         store = _open(where, namespace, read_only=True)
-    except NothingYet:
+    except EmptyStore:
         store = InMemoryStore()
     except StoreUnavailable:
         if _stands(where, namespace):
@@ -320,7 +327,7 @@ def _is_shut(where: str) -> bool:
         return False
 
 
-def _whole(store: Store, where: str) -> WholeStore:
-    if not isinstance(store, WholeStore):
+def _whole(store: Store, where: str) -> SnapshotStore:
+    if not isinstance(store, SnapshotStore):
         raise UsageError(f"{address(where).engine}: this engine can be neither copied from nor to")
     return store

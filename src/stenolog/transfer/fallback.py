@@ -34,14 +34,14 @@ from stenolog.sessions.folders import NAMESPACE, Place, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
 from stenolog.stores.base import FORKED_AT, NOT_FORKED, Deleted, PurgingStore, Store
 from stenolog.stores.file_names import escaped
-from stenolog.stores.json_file import KeptMessage, NotASession, time_of
+from stenolog.stores.json_file import JSONMessage, NotASession, time_of
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.log_names import SUFFIX
-from stenolog.stores.snapshots import Life, LifeMark, WholeStore, token_of
+from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
 from stenolog.transfer import merge
-from stenolog.transfer.import_report import Migrated, Taken, report
-from stenolog.transfer.importers.legacy_session import Found, OldSession, Source
-from stenolog.transfer.migration import merge_from, take_in
+from stenolog.transfer.import_report import ImportedSession, ImportReport, report
+from stenolog.transfer.importers.legacy_session import LegacySession, Source, SourceFiles
+from stenolog.transfer.migration import import_folder, merge_from
 
 PATIENCE: Final = 60.0
 """Seconds to wait for a process that merges the fallback store."""
@@ -105,7 +105,7 @@ class FallbackStore(JSONLStore):
         for uid in uids:
             with (
                 suppress(NoSuchSession, DamagedStore),
-                self.read_life(LifeMark(key=key, uid=uid, stamp="")) as reading,
+                self.read_life(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
             ):
                 read_in |= _ends(merge.receipts(reading.life.meta))
         return _Purge(
@@ -173,7 +173,7 @@ def _read_in(place: Place, workspace: Path) -> None:
     purged = {purge.key for _, purge in _purges(workspace)}
     with JSONLStore(workspace, namespace=NAMESPACE) as store:
         for folder, fallbacks in place.legacy_folders():
-            found = take_in(
+            found = import_folder(
                 folder,
                 store,
                 thorough=False,
@@ -241,7 +241,7 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
             _record(workspace, one.key, replace(record, deleted=one.deleted))
 
 
-def _move_away(workspace: Path, merged: Migrated) -> None:
+def _move_away(workspace: Path, merged: ImportReport) -> None:
     now = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
     target = workspace / f"{NAMESPACE}.merged-{now}"
     try:
@@ -275,7 +275,7 @@ def copies_in_fallback(place: Place) -> Iterator[tuple[str, str]]:
 def purged_since(place: Place, store: Store) -> list[str]:
     """Return the keys of the fallback store that were merged, and then purged in the store."""
     workspace = place.fallback
-    if workspace is None or workspace.is_symlink() or not isinstance(store, WholeStore):
+    if workspace is None or workspace.is_symlink() or not isinstance(store, SnapshotStore):
         return []
     records = []
     for path in (workspace / MERGED).glob("[!.]*.json"):
@@ -308,7 +308,7 @@ class _Lives:
         self._keys = {escaped(key) + SUFFIX: key for key in self._fallback.list_sessions()}
         return [Source(name=name, body=None) for name in self._keys]
 
-    def read(self, source: Source) -> Found:
+    def read(self, source: Source) -> SourceFiles:
         """Return the unmerged part of a session. Raises NotASession if it cannot be read."""
         try:
             info = self._fallback.info(self._keys[source.name])
@@ -319,7 +319,7 @@ class _Lives:
         # Merged messages are never merged into another session: they were purged or deleted.
         after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
         try:
-            mark = LifeMark(key=info.key, uid=info.uid, stamp="")
+            mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
             with self._fallback.read_life(mark) as reading:
                 messages = list(reading.messages)
                 found = _found(reading.life, messages, after=after)
@@ -334,7 +334,7 @@ class _Lives:
             return replace(found, session=nothing)
         return found
 
-    def record(self, source: Source, taken: Taken) -> None:
+    def record(self, source: Source, taken: ImportedSession) -> None:
         """Record that a session was merged, and into which session of the store."""
         record, uid = self._records[source.name], _uid(self._store, taken.key)
         stored = (*(one for one in record.stored if one != uid), *([uid] if uid else []))
@@ -343,13 +343,13 @@ class _Lives:
             _record(self._workspace, self._keys[source.name], record)
 
 
-def _found(life: Life, messages: Sequence[Message], *, after: int) -> Found:
+def _found(life: Snapshot, messages: Sequence[Message], *, after: int) -> SourceFiles:
     """Return a session as an old one: all of it, or only its messages after a seq."""
     receipts = merge.receipts(life.meta)
     hidden = spans.union([(1, life.floor)] if life.floor else [], life.hidden)
     tokens = _tokens(life, messages)
     kept = tuple(
-        KeptMessage(
+        JSONMessage(
             message.to_json(),
             message.at,
             tokens.get(message.seq),
@@ -361,7 +361,7 @@ def _found(life: Life, messages: Sequence[Message], *, after: int) -> Found:
     updated = datetime.fromisoformat(life.updated)
     lost = spans.size(life.lost)
     has_new = any(message.once is not None for message in kept)
-    session = OldSession(
+    session = LegacySession(
         layout="stenolog-json",
         key=life.key,
         messages=kept,
@@ -374,10 +374,10 @@ def _found(life: Life, messages: Sequence[Message], *, after: int) -> Found:
     # A legacy session without new messages here is as old as its file.
     said = [moment for one in receipts if (moment := time_of(one.get("updated"))) is not None]
     changed = updated if has_new or not said else max(said)
-    return Found(session, _digest(life, session), changed, ())
+    return SourceFiles(session, _digest(life, session), changed, ())
 
 
-def _tokens(life: Life, messages: Sequence[Message]) -> dict[int, str]:
+def _tokens(life: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
     """Return the token of each message that was added here; legacy messages have none."""
     receipts = merge.receipts(life.meta)
     begun = life.meta.get("importing")
@@ -410,7 +410,7 @@ def _ends(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     }
 
 
-def _digest(life: Life, session: OldSession) -> str:
+def _digest(life: Snapshot, session: LegacySession) -> str:
     """Return a digest that differs for each state of a session."""
     *_, last = ["", *merge.digests(session.messages)]
     shown = [message.hidden for message in session.messages]

@@ -11,7 +11,7 @@ from stenolog.stores.base import MarkedStore, Store
 _logger = logging.getLogger("stenolog")
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class ImportedSession(Struct, frozen=True, kw_only=True):
     """An old session that is now in the store."""
 
     file: str
@@ -34,24 +34,24 @@ class Taken(Struct, frozen=True, kw_only=True):
     """Other keys that the file names for the session, and that the user has not accepted."""
 
 
-class Left(Struct, frozen=True):
+class SkippedFile(Struct, frozen=True):
     """A file that was not imported."""
 
     file: str
     reason: str
 
 
-class Migrated(Struct, frozen=True, kw_only=True):
+class ImportReport(Struct, frozen=True, kw_only=True):
     """Result of an import."""
 
-    taken: tuple[Taken, ...] = ()
-    left: tuple[Left, ...] = ()
+    taken: tuple[ImportedSession, ...] = ()
+    left: tuple[SkippedFile, ...] = ()
     migrated: int = 0
     """Number of files with the ending of imported files, from this or an earlier import."""
 
-    def and_then(self, more: "Migrated") -> "Migrated":
+    def and_then(self, more: "ImportReport") -> "ImportReport":
         """Return the sum of both results."""
-        return Migrated(
+        return ImportReport(
             taken=self.taken + more.taken,
             left=self.left + more.left,
             migrated=self.migrated + more.migrated,
@@ -73,7 +73,7 @@ class Migrated(Struct, frozen=True, kw_only=True):
         return sum(one.dropped for one in self.taken)
 
 
-def report(migrated: Migrated, store: Store) -> None:
+def report(migrated: ImportReport, store: Store) -> None:
     """Log the result of an import. A file that cannot be imported is a warning only once."""
     if migrated.sessions:
         _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
@@ -85,7 +85,7 @@ def report(migrated: Migrated, store: Store) -> None:
         _logger.log(level, "%s is left as it is: %s", file.file, file.reason)
 
 
-def _is_new(file: Left, store: Store) -> bool:
+def _is_new(file: SkippedFile, store: Store) -> bool:
     """Return whether the store has not yet recorded that this file fails for this reason."""
     if not isinstance(store, MarkedStore):
         return True

@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from stenolog.codec import MAX_KEY_BYTES
 from stenolog.records import decode_object
-from stenolog.stores.json_file import KeptMessage
-from stenolog.transfer.importers.legacy_session import OF_THE_REFERENCE, OldSession
+from stenolog.stores.json_file import JSONMessage
+from stenolog.transfer.importers.legacy_session import OF_THE_REFERENCE, LegacySession
 
 SAID: Final = "said_sha256"
 """Receipt field of a fallback: digest of the merged messages and tokens, as in `digests`."""
@@ -39,7 +39,7 @@ MAX_NAMES: Final = 100
 """Maximum number of separate sessions per key and day; more are an error."""
 
 
-class There(Struct, frozen=True, kw_only=True):
+class ExistingSession(Struct, frozen=True, kw_only=True):
     """The data of an existing session that a merge needs."""
 
     payloads: Sequence[bytes] = ()
@@ -51,15 +51,15 @@ class There(Struct, frozen=True, kw_only=True):
     meta: Mapping[str, Any] = {}
     updated: datetime | None = None
 
-    def begun(self, digest: str) -> "Begun | None":
+    def begun(self, digest: str) -> "StartedImport | None":
         """Return the decision of an unfinished import of exactly this content, else None."""
         mark = self.meta.get("importing")
         if not isinstance(mark, dict) or mark.get("sha256") != digest:
             return None
-        return Begun(carry=mark.get("carry") is True)
+        return StartedImport(carry=mark.get("carry") is True)
 
 
-class Begun(Struct, frozen=True):
+class StartedImport(Struct, frozen=True):
     """An unfinished merge. It continues with its first decision, whatever the session has now."""
 
     carry: bool
@@ -77,7 +77,7 @@ class Merge(Struct, frozen=True, kw_only=True):
     """Whether the old summary and the hidden messages are imported too."""
 
 
-def decide(old: OldSession, digest: str, there: There) -> Merge | None:
+def decide(old: LegacySession, digest: str, there: ExistingSession) -> Merge | None:
     """Decide how the old session merges with the existing one; None: it is another conversation."""
     given = [message.payload for message in old.messages]
     merged = merged_before(old, there.meta)
@@ -118,7 +118,7 @@ def is_taken_in(meta: Mapping[str, Any], digest: str) -> bool:
     return any(one.get("sha256") == digest for one in receipts(meta))
 
 
-def merged_before(old: OldSession, meta: Mapping[str, Any]) -> int:
+def merged_before(old: LegacySession, meta: Mapping[str, Any]) -> int:
     """Return how many of its first messages a fallback has already added to this session."""
     if old.layout != "stenolog-json":
         return 0
@@ -129,7 +129,7 @@ def merged_before(old: OldSession, meta: Mapping[str, Any]) -> int:
     return max(found, default=0)
 
 
-def digests(messages: Sequence[KeptMessage]) -> Iterator[str]:
+def digests(messages: Sequence[JSONMessage]) -> Iterator[str]:
     """Yield for each message the digest of all messages up to it, with their tokens."""
     so_far = sha256()
     for message in messages:
@@ -138,7 +138,7 @@ def digests(messages: Sequence[KeptMessage]) -> Iterator[str]:
         yield so_far.hexdigest()
 
 
-def hidden_start(old: OldSession) -> int:
+def hidden_start(old: LegacySession) -> int:
     """Return how many messages are hidden from the first one on."""
     visible = (n for n, message in enumerate(old.messages) if not message.hidden)
     return next(visible, len(old.messages))
@@ -176,7 +176,7 @@ def _same_but_for_time(old: bytes, stored: bytes) -> bool:
     return fields == decode_object(old)
 
 
-def _kept_end(old: OldSession, given: Sequence[bytes], there: There) -> Sequence[int]:
+def _kept_end(old: LegacySession, given: Sequence[bytes], there: ExistingSession) -> Sequence[int]:
     """Return the seqs of the first old messages, if the program truncated its file."""
     if old.layout not in CUT_DOWN:
         return ()
@@ -188,12 +188,12 @@ def _kept_end(old: OldSession, given: Sequence[bytes], there: There) -> Sequence
     return ()
 
 
-def _hid_more(old: OldSession, there: There) -> bool:
+def _hid_more(old: LegacySession, there: ExistingSession) -> bool:
     """Return whether a program still in use has hidden more messages without adding any."""
     return old.layout not in OF_THE_REFERENCE and hidden_start(old) > there.floor
 
 
-def _was_carried(there: There) -> bool:
+def _was_carried(there: ExistingSession) -> bool:
     """Return whether the current summary came from an earlier import."""
     return any(one.get(SUMMARY) == summary_digest(there.summary) for one in receipts(there.meta))
 
@@ -203,7 +203,7 @@ def summary_digest(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _settled(given: Sequence[bytes], there: There) -> Sequence[int]:
+def _settled(given: Sequence[bytes], there: ExistingSession) -> Sequence[int]:
     """Return the seqs of old messages that were merged so long ago that tokens may be forgotten.
 
     An interrupted merge left them at the end of the existing messages, in their order.

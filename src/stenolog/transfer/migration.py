@@ -33,23 +33,31 @@ from stenolog.stores.base import Store
 from stenolog.stores.file_names import escaped
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.transfer import merge as merging
-from stenolog.transfer.import_report import Left, Migrated, Taken, report
+from stenolog.transfer.import_report import ImportedSession, ImportReport, SkippedFile, report
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
     OF_THE_REFERENCE,
-    Found,
     Layout,
-    OldSession,
-    Shelf,
+    LegacySession,
     Source,
+    SourceFiles,
+    SourceFolder,
     as_data,
     without_reserved,
 )
 from stenolog.transfer.importers.log_pairs import LOG_SUFFIX
-from stenolog.transfer.merge import Merge, There
-from stenolog.transfer.session_import import Carrying, give_aliases
+from stenolog.transfer.merge import ExistingSession, Merge
+from stenolog.transfer.session_import import SessionImport, give_aliases
 
-__all__ = ["Left", "Migrated", "Progress", "Taken", "migrate_from_json", "report", "take_in"]
+__all__ = [
+    "ImportReport",
+    "ImportedSession",
+    "Progress",
+    "SkippedFile",
+    "import_folder",
+    "migrate_from_json",
+    "report",
+]
 
 PATIENCE: Final = 60.0
 """Seconds to wait for another process that imports the same files.
@@ -65,13 +73,13 @@ Progress = Callable[[float], None]
 Renamed = Callable[[str], str]
 """Function that maps an old key to the key in the store."""
 
-Done = Callable[[Source, Taken], None]
+Done = Callable[[Source, ImportedSession], None]
 """Called with each session once all of it is in the store."""
 
 _logger = logging.getLogger("stenolog")
 
 
-def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Migrated:
+def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> ImportReport:
     """Import the old sessions of a folder into the store and rename their files to `.migrated`.
 
     Reads legacy `.json` files, picoclaw's `.jsonl` with `.meta.json`, zeroclaw's `.jsonl`, and
@@ -83,10 +91,10 @@ def migrate_from_json(directory: str | os.PathLike[str], store: Store) -> Migrat
     aliases are accepted. Use `steno import` for files of others.
     """
     check_store(store, "migrate_from_json")
-    return take_in(Path(directory), store, own=True)
+    return import_folder(Path(directory), store, own=True)
 
 
-def take_in(
+def import_folder(
     path: Path,
     store: Store,
     *,
@@ -101,7 +109,7 @@ def take_in(
     layouts: frozenset[Layout] = OF_THE_REFERENCE,
     renamed: Renamed | None = None,
     progress: Progress | None = None,
-) -> Migrated:
+) -> ImportReport:
     """Import the old sessions of a folder, or of `only` one file in it.
 
     - `thorough`: also read files whose names suggest that they are our own logs.
@@ -134,9 +142,11 @@ def take_in(
     try:
         folder = Folder(path, only=only, follow=not renaming, layouts=layouts)
     except FileNotFoundError:
-        return Migrated()
+        return ImportReport()
     except OSError as error:
-        return Migrated(left=(Left(str(path), f"it cannot be opened: {error.strerror}"),))
+        return ImportReport(
+            left=(SkippedFile(str(path), f"it cannot be opened: {error.strerror}"),)
+        )
     with folder:
         run = _Run(store, folder, folder, how)
         try:
@@ -144,11 +154,11 @@ def take_in(
                 folder.lock(PATIENCE)
         except StoreBusy as error:
             # The process that holds it imports the same files and has not finished.
-            return Migrated(left=(Left(str(path), str(error)),))
+            return ImportReport(left=(SkippedFile(str(path), str(error)),))
         return run.all(folder.sources(thorough=thorough))
 
 
-def merge_from(shelf: Shelf, store: Store, done: Done) -> Migrated:
+def merge_from(shelf: SourceFolder, store: Store, done: Done) -> ImportReport:
     """Merge sessions of our own from another place. Raises what the store raised."""
     how = _How(renaming=False, own=True, aliases=True, done=done)
     return _Run(store, shelf, None, how).everything()
@@ -156,18 +166,20 @@ def merge_from(shelf: Shelf, store: Store, done: Done) -> Migrated:
 
 def _copy(
     path: Path, store: Store, only: str | None, layouts: frozenset[Layout], how: "_How"
-) -> Migrated:
+) -> ImportReport:
     """Copy the sessions of all sources at this path."""
     # Imports SQLite, which no start of an agent needs.
     from stenolog.transfer.importers.sources import shelves
 
-    total = Migrated()
+    total = ImportReport()
     try:
         found = shelves(path, only=only, layouts=layouts)
     except FileNotFoundError:
         return total
     except OSError as error:
-        return Migrated(left=(Left(str(path), f"it cannot be opened: {error.strerror}"),))
+        return ImportReport(
+            left=(SkippedFile(str(path), f"it cannot be opened: {error.strerror}"),)
+        )
     with ExitStack() as opened:
         for shelf in found:
             if isinstance(shelf, AbstractContextManager):
@@ -178,7 +190,7 @@ def _copy(
 
 
 class _How(Struct, frozen=True, kw_only=True):
-    """The options of `take_in`."""
+    """The options of `import_folder`."""
 
     renaming: bool
     fallbacks: bool = True
@@ -197,14 +209,14 @@ class _Job(Struct):
     source: Source
     file: str
     key: str = ""
-    found: Found | None = None
-    taken: Taken | None = None
+    found: SourceFiles | None = None
+    taken: ImportedSession | None = None
 
 
 class _Run:
-    """One call of `take_in`."""
+    """One call of `import_folder`."""
 
-    def __init__(self, store: Store, shelf: Shelf, folder: Folder | None, how: _How) -> None:
+    def __init__(self, store: Store, shelf: SourceFolder, folder: Folder | None, how: _How) -> None:
         self._store = store
         self._shelf = shelf
         self._in_place = folder
@@ -217,7 +229,7 @@ class _Run:
         self._owners: dict[str, str] | None = None
         self._wanted: Counter[str] = Counter()
         self._deleted: dict[str, datetime] | None = None
-        self._left: list[Left] = []
+        self._left: list[SkippedFile] = []
 
     @property
     def _folder(self) -> Folder:
@@ -226,18 +238,18 @@ class _Run:
             raise UsageError("what is only copied is never renamed")
         return self._in_place
 
-    def everything(self) -> Migrated:
+    def everything(self) -> ImportReport:
         """Import all sessions of a source whose files stay unchanged."""
         try:
             sources = self._shelf.sources(thorough=True)
         except NotASession as error:
-            return Migrated(left=(Left(self._shelf.name, str(error)),))
+            return ImportReport(left=(SkippedFile(self._shelf.name, str(error)),))
         except OSError as error:
             reason = f"it cannot be read: {error.strerror or error}"
-            return Migrated(left=(Left(self._shelf.name, reason),))
+            return ImportReport(left=(SkippedFile(self._shelf.name, reason),))
         return self.all(sources)
 
-    def all(self, sources: Sequence[Source]) -> Migrated:
+    def all(self, sources: Sequence[Source]) -> ImportReport:
         """Import all sessions, then rename all files."""
         jobs = [_Job(source, str(self._shelf.path / source.name)) for source in sources]
         try:
@@ -250,7 +262,7 @@ class _Run:
             self._rename(done)
         taken = tuple(job.taken for job in done if job.taken is not None)
         renamed = self._shelf.taken_in() if isinstance(self._shelf, Folder) else 0
-        return Migrated(taken=taken, left=tuple(self._left), migrated=renamed)
+        return ImportReport(taken=taken, left=tuple(self._left), migrated=renamed)
 
     def _take_all(self, jobs: list[_Job]) -> list[_Job]:
         # An alias that two sessions claim is given to neither.
@@ -263,7 +275,7 @@ class _Run:
             # one.
             waiting = [job for job, _ in blocked if self._set_aside(job)]
             blocked = self._blocked(_in_order(waiting))
-        self._left += [Left(job.file, reason) for job, reason in blocked]
+        self._left += [SkippedFile(job.file, reason) for job, reason in blocked]
         return [job for job in jobs if job.taken is not None]
 
     def _set_aside(self, job: _Job) -> bool:
@@ -271,7 +283,7 @@ class _Run:
             job.source = self._folder.set_aside(job.source)
         except OSError as error:
             reason = f"it is in the way, and cannot be renamed: {error.strerror}"
-            self._left.append(Left(job.file, reason))
+            self._left.append(SkippedFile(job.file, reason))
             return False
         return True
 
@@ -291,9 +303,9 @@ class _Run:
             return str(error)
         except NotASession as error:
             if not (error.something_else and self._renaming):
-                self._left.append(Left(job.file, str(error)))
+                self._left.append(SkippedFile(job.file, str(error)))
         except (DamagedStore, UsageError) as error:
-            self._left.append(Left(job.file, str(error)))
+            self._left.append(SkippedFile(job.file, str(error)))
         return None
 
     def _read_and_merge(self, job: _Job) -> None:
@@ -321,10 +333,10 @@ class _Run:
 
     # --- one session -------------------------------------------------------------------------
 
-    def _merge(self, job: _Job, found: Found) -> Taken:
+    def _merge(self, job: _Job, found: SourceFiles) -> ImportedSession:
         old = found.session
         key = self._own_key(old.key)
-        taken = Taken(
+        taken = ImportedSession(
             file=job.file,
             layout=old.layout,
             key=key,
@@ -358,7 +370,7 @@ class _Run:
                 )
             merge = Merge() if there is None else merging.decide(old, found.digest, there)
             if merge is not None:
-                plan = Carrying(self._store, target, old, found.digest, there, merge)
+                plan = SessionImport(self._store, target, old, found.digest, there, merge)
                 words = [*old.problems]
                 names, refused, left = self._names(old, key) if target == key else ([], [], [])
                 words += refused
@@ -376,7 +388,7 @@ class _Run:
                 )
         raise UsageError(f"there are {merging.MAX_NAMES} other conversations named {old.key!r}")
 
-    def _targets(self, key: str, old: OldSession) -> Iterator[str]:
+    def _targets(self, key: str, old: LegacySession) -> Iterator[str]:
         """Yield the possible keys: its own, keys it was kept under before, and free names."""
         yield key
         apart = self._store.list_sessions(prefix=merging.begins_apart(old.key))
@@ -384,7 +396,7 @@ class _Run:
         yield from (n for n in merging.names_apart(old.key, old.updated) if n not in apart)
 
     def _carry_out(
-        self, job: _Job, plan: Carrying, names: Sequence[str]
+        self, job: _Job, plan: SessionImport, names: Sequence[str]
     ) -> tuple[int, Sequence[str]]:
         done = 0.0
         if self._how.dry_run:
@@ -427,7 +439,7 @@ class _Run:
                 return None
             raise
 
-    def _look(self, key: str, found: Found) -> There | None:
+    def _look(self, key: str, found: SourceFiles) -> ExistingSession | None:
         info = self._info(key)
         if info is None:
             return None
@@ -437,7 +449,7 @@ class _Run:
         if not self._how.own:
             # Earlier versions stored the reserved field of imported messages too.
             payloads = [without_reserved(payload) for payload in payloads]
-        return There(
+        return ExistingSession(
             payloads=payloads,
             seqs=[message.seq for message in messages],
             said=[message.at for message in messages],
@@ -447,7 +459,7 @@ class _Run:
             updated=info.updated,
         )
 
-    def _was_deleted(self, key: str, found: Found) -> bool:
+    def _was_deleted(self, key: str, found: SourceFiles) -> bool:
         """Return whether the session was deleted since: an old file must not restore it."""
         if not self._at_start:
             return False
@@ -458,7 +470,7 @@ class _Run:
         deleted = self._deleted.get(key)
         return deleted is not None and deleted > found.changed
 
-    def _names(self, old: OldSession, key: str) -> tuple[list[str], list[str], list[str]]:
+    def _names(self, old: LegacySession, key: str) -> tuple[list[str], list[str], list[str]]:
         """Return the aliases that the session gets, problems with others, and unconfirmed ones."""
         if old.aliases and not self._how.aliases:  # guard: import-asks-for-aliases
             return [], [], [name for name in old.aliases if self._aliases().get(name) != key]
@@ -495,13 +507,13 @@ class _Run:
             try:
                 if job.found is not None and not self._folder.is_as_read(job.source, job.found):
                     reason = "it was taken in, but has changed since: it is read again next time"
-                    self._left.append(Left(job.file, reason))
+                    self._left.append(SkippedFile(job.file, reason))
                     self._folder.put_back(job.source)
                 else:
                     self._folder.finish(job.source)
             except OSError as error:
                 reason = f"it was taken in, but could not be renamed: {error.strerror}"
-                self._left.append(Left(job.file, reason))
+                self._left.append(SkippedFile(job.file, reason))
         with suppress(OSError):
             self._folder.sync()
 

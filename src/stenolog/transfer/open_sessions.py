@@ -16,7 +16,7 @@ from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.fallback import merge_fallback, open_fallback
-from stenolog.transfer.migration import report, take_in
+from stenolog.transfer.migration import import_folder, report
 
 _logger = logging.getLogger("stenolog")
 
@@ -61,7 +61,7 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
 
 def _take_all_in(place: Place, store: Store) -> None:
     for folder, fallbacks in place.legacy_folders():
-        report(take_in(folder, store, thorough=False, fallbacks=fallbacks, own=True), store)
+        report(import_folder(folder, store, thorough=False, fallbacks=fallbacks, own=True), store)
     merge_fallback(place, store)
 
 

@@ -15,10 +15,10 @@ from stenolog.errors import OnceConflict, UsageError
 from stenolog.records import Message, timestamp
 from stenolog.sessions.aliases import change_alias_mark, claimed, prepare_alias_mark
 from stenolog.stores.base import Store
-from stenolog.stores.json_file import KeptMessage
+from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer import merge as merging
-from stenolog.transfer.importers.legacy_session import OldSession
-from stenolog.transfer.merge import Merge, There
+from stenolog.transfer.importers.legacy_session import LegacySession
+from stenolog.transfer.merge import ExistingSession, Merge
 
 CHUNK: Final = 500
 """Maximum number of messages per batch."""
@@ -27,7 +27,7 @@ RECEIPTS: Final = 20
 """Maximum number of import receipts that a session keeps."""
 
 
-class Carrying:
+class SessionImport:
     """The import of one session: call `mark`, `add`, `settle`, `receipt` in this order.
 
     `problems` lists the content that could not be imported.
@@ -37,9 +37,9 @@ class Carrying:
         self,
         store: Store,
         key: str,
-        old: OldSession,
+        old: LegacySession,
         digest: str,
-        there: There | None,
+        there: ExistingSession | None,
         merge: Merge,
     ) -> None:
         self._store = store
@@ -100,7 +100,7 @@ class Carrying:
             self._seqs += seqs
             yield seqs
 
-    def _append(self, batch: Sequence[KeptMessage], once: str) -> list[int]:
+    def _append(self, batch: Sequence[JSONMessage], once: str) -> list[int]:
         messages = [Message(seq=1, _at="", _body=Raw(one.payload)) for one in batch]
         times = [one.at for one in batch if one.at is not None]
         return self._store.add_messages(self._key, messages, once=once, at=times)
@@ -184,8 +184,8 @@ def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _batches(
-    messages: Sequence[KeptMessage], start: int
-) -> Iterator[tuple[int, Sequence[KeptMessage]]]:
+    messages: Sequence[JSONMessage], start: int
+) -> Iterator[tuple[int, Sequence[JSONMessage]]]:
     """Yield the messages to add: those of one token together, those without a token in batches."""
     while start < len(messages):
         end, size = start + 1, len(messages[start].payload)

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the folder of the tests
 
-from stenolog.agent.history_changes import rewrite
+from stenolog.agent.history_changes import replace_history
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.open_store import open_store
@@ -68,7 +68,7 @@ def _rewrite(store: str, folder: Path, lines: _Lines) -> None:
 
         sys.settrace(lines)
         try:
-            rewrite(JSONLBackend(written), KEY, make)
+            replace_history(JSONLBackend(written), KEY, make)
         finally:
             sys.settrace(None)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.commands import COMMANDS, Given, key_beside, new_key, parse
+from stenolog.agent.commands import COMMANDS, Given, new_key, parse, sibling_key
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Answer, Compacted, Inbound, Noticed
+from stenolog.agent.turn_events import Answer, Inbound, Notice, SummaryCreated
 from stenolog.catalog.message_metadata import marked
 from stenolog.errors import UsageError
 from stenolog.memory.scopes import Scope
@@ -55,12 +55,12 @@ def test_what_is_a_command(text: Any, asked: Given | None) -> None:
 
 
 def test_new_sessions_of_a_user_are_theirs() -> None:
-    keys = {new_key(), new_key(), key_beside(KEY), key_beside(new_key())}
+    keys = {new_key(), new_key(), sibling_key(KEY), sibling_key(new_key())}
     assert len(keys) == 4
     assert {person_in(key) for key in keys} == {KEY}
-    assert person_in(key_beside("telegram:a%3Ab")) == "telegram:a%3Ab"
+    assert person_in(sibling_key("telegram:a%3Ab")) == "telegram:a%3Ab"
     with pytest.raises(UsageError, match="channel:sender"):
-        key_beside("whatever")
+        sibling_key("whatever")
 
 
 def _in(store: str, folder: Path, main: Callable[[AgentLoop], Any], script: Any = None) -> None:
@@ -210,7 +210,7 @@ def test_compact_makes_a_summary_and_tells(store: str, tmp_path: Path) -> None:
         heard = Heard()
         answer = await say(loop, "/compact", tell=heard)
         assert "are now a summary" in answer.text
-        assert heard.of(Compacted)
+        assert heard.of(SummaryCreated)
         assert len(bodies(loop)) < 8
 
     _in(store, tmp_path, main)
@@ -361,6 +361,6 @@ def test_a_session_keeps_the_model_that_was_chosen_for_it(store: str, tmp_path: 
         async with agent_loop(store, tmp_path, ["Only me."]) as loop:
             heard = Heard()
             assert (await say(loop, "Who?", tell=heard)).text == "Only me."
-            assert "one model only" in heard.of(Noticed)[0].words
+            assert "one model only" in heard.of(Notice)[0].words
 
     asyncio.run(main())

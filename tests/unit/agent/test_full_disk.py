@@ -19,7 +19,7 @@ from crash.disks import tiny_tmpfs
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import CUT_OFF
-from stenolog.agent.turn_events import NotSaved, SavedAfterAll
+from stenolog.agent.turn_events import SaveFailed, SaveRecovered
 from stenolog.context.budget import Limits
 from stenolog.errors import StoreUnavailable
 from stenolog.testing.scripted_model import ScriptedModel
@@ -139,8 +139,8 @@ def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again
             heard = Heard()
             answer = await say(loop, f"said 2 {LONG}", tell=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "to 2", False)
-            assert heard.of(NotSaved)[0].count == 1
-            assert "Nothing of it was stored" in heard.of(NotSaved)[0].words
+            assert heard.of(SaveFailed)[0].count == 1
+            assert "Nothing of it was stored" in heard.of(SaveFailed)[0].words
             # Nothing stands in the log without what was said before it.
             assert _contents(bodies(loop)) == ["said 1", "to 1"]
             assert not (await say(loop, "said 3")).saved
@@ -151,8 +151,8 @@ def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again
             disk.free()
             heard = Heard()
             assert (await say(loop, "said 4", tell=heard)).saved
-            assert [one.count for one in heard.of(SavedAfterAll)] == [5]
-            assert heard.of(NotSaved) == []
+            assert [one.count for one in heard.of(SaveRecovered)] == [5]
+            assert heard.of(SaveFailed) == []
             assert (await say(loop, "said 5")).saved
 
     asyncio.run(main())
@@ -177,7 +177,7 @@ def test_a_disk_that_gets_full_during_a_turn_keeps_the_rest_of_it_in_hand(
             heard = Heard()
             answer = await say(loop, "Fill it.", tell=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "It is full.", False)
-            assert heard.of(NotSaved)[-1].count == 2
+            assert heard.of(SaveFailed)[-1].count == 2
             assert [body["role"] for body in bodies(loop)] == ["user", "assistant"]
             disk.free()
             assert (await say(loop, "And now?")).text == "There is room."

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from stenolog.agent import commands
-from stenolog.agent.history_changes import last_seq, rewrite
+from stenolog.agent.history_changes import last_seq, replace_history
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Answer, Heard, Inbound
+from stenolog.agent.turn_events import Answer, Inbound, MessageStored
 from stenolog.records import Message
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -43,7 +43,7 @@ async def _say_at_the_lease(
     asking: list[asyncio.Task[Answer]] = []
 
     def hear(event: object) -> None:
-        if isinstance(event, Heard):
+        if isinstance(event, MessageStored):
             stored.set()
 
     def ask() -> None:
@@ -151,7 +151,7 @@ def test_rewrite_changes_nothing_if_a_message_arrives(store: str, tmp_path: Path
             sessions.add_message(KEY, "user", "late")
             return history[:1]
 
-        assert rewrite(sessions, KEY, make) == "message arrived"
+        assert replace_history(sessions, KEY, make) == "message arrived"
         shown = [one.content for one in sessions.get_history(KEY)]
         assert shown == ["first", "answer", "late"]
     finally:
@@ -171,7 +171,7 @@ def test_clear_keeps_a_message_that_is_stored_while_it_looks(
             asking: list[asyncio.Task[Answer]] = []
 
             def hear(event: object) -> None:
-                if isinstance(event, Heard):
+                if isinstance(event, MessageStored):
                     stored.set()
 
             def ask() -> None:

@@ -9,7 +9,14 @@ from msgspec.structs import replace
 
 from stenolog.agent.tools import tool
 from stenolog.agent.turn import INTERRUPTED, REPEATED
-from stenolog.agent.turn_events import Asked, Compacted, NotSaved, Said, ToolBegan, ToolEnded
+from stenolog.agent.turn_events import (
+    ModelCalled,
+    SaveFailed,
+    SummaryCreated,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+)
 from stenolog.context.budget import Limits
 from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
 from stenolog.stores.open_store import open_store
@@ -46,8 +53,8 @@ def test_a_message_is_answered_and_both_are_in_the_log(store: str, tmp_path: Pat
             answer = await say(loop, "I am Ann.", tell=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "Hello, Ann.", True)
             assert answer.seq == 2
-            assert "".join(one.text for one in heard.of(Said)) == "Hello, Ann."
-            [asked] = heard.of(Asked)
+            assert "".join(one.text for one in heard.of(TextDelta)) == "Hello, Ann."
+            [asked] = heard.of(ModelCalled)
             assert 0 < asked.tokens < asked.budget
 
     asyncio.run(main())
@@ -83,8 +90,8 @@ def test_tools_are_called_and_their_results_answered(store: str, tmp_path: Path)
             assert answer.text == "It is 5."
             assert roles(loop) == ["user", "assistant", "tool", "assistant"]
             assert bodies(loop)[2] == {"role": "tool", "tool_call_id": "c1", "content": "5"}
-            assert [one.name for one in heard.of(ToolBegan)] == ["add"]
-            [ended] = heard.of(ToolEnded)
+            assert [one.name for one in heard.of(ToolStarted)] == ["add"]
+            [ended] = heard.of(ToolFinished)
             assert (ended.text, ended.failed) == ("5", False)
             assert model.asked[1].messages[-1]["content"] == "5"
             assert "add" in [one["function"]["name"] for one in model.asked[0].tools]
@@ -173,7 +180,7 @@ def test_whatever_goes_wrong_in_a_tool_is_told_to_the_model(
         async with agent_loop("jsonl", tmp_path, script, tools=[add, fail, leave, hang]) as loop:
             heard = Heard()
             assert (await say(loop, "go", tell=heard)).text == "I see."
-            [ended] = heard.of(ToolEnded)
+            [ended] = heard.of(ToolFinished)
             assert ended.failed
             assert told in ended.text
             assert bodies(loop)[2]["content"] == ended.text
@@ -292,7 +299,7 @@ def test_a_stopped_answer_is_kept_with_a_mark_and_not_gone_on_with(
     begun = asyncio.Event()
 
     def tell(event: object) -> None:
-        if isinstance(event, Said):
+        if isinstance(event, TextDelta):
             begun.set()
 
     async def main() -> None:
@@ -344,7 +351,7 @@ def test_who_goes_away_stops_the_answer(store: str, tmp_path: Path) -> None:
     begun = asyncio.Event()
 
     def tell(event: object) -> None:
-        if isinstance(event, Said):
+        if isinstance(event, TextDelta):
             begun.set()
 
     async def main() -> None:
@@ -410,7 +417,7 @@ def test_a_long_conversation_is_compacted_behind_the_answer_and_it_is_told(
             for number in range(6):
                 await say(loop, f"message {number}", tell=heard)
             await loop.quiet()
-            assert heard.of(Compacted)
+            assert heard.of(SummaryCreated)
             sessions = loop.registry.agent().sessions
             assert len(sessions.get_history(KEY)) <= 6
             assert len(sessions.get_history(KEY, full=True)) == 12
@@ -468,7 +475,7 @@ def test_nothing_is_told_as_unsaved_where_all_is_well(store: str, tmp_path: Path
         heard = Heard()
         async with agent_loop(store, tmp_path, ["Hello."]) as loop:
             await say(loop, "Hi.", tell=heard)
-        assert heard.of(NotSaved) == []
+        assert heard.of(SaveFailed) == []
 
     asyncio.run(main())
 

@@ -12,10 +12,10 @@ from copying import copying
 from msgspec.structs import replace
 
 from stenolog.agent import background_notes
-from stenolog.agent.commands import key_beside
+from stenolog.agent.commands import sibling_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Asked, Inbound
+from stenolog.agent.turn_events import Inbound, ModelCalled
 from stenolog.memory.scopes import Scope
 from stenolog.providers.chat_model import Delta
 from stenolog.stores.open_store import open_store
@@ -70,8 +70,8 @@ def test_notes_are_made_behind_the_answer_and_recalled_in_a_new_session(
             await loop.quiet()
             assert _core(loop) == ["I am allergic to hazelnuts."]
             heard = Heard()
-            await say(loop, "Can I eat hazelnuts?", key=key_beside(KEY), tell=heard)
-            [asked] = heard.of(Asked)
+            await say(loop, "Can I eat hazelnuts?", key=sibling_key(KEY), tell=heard)
+            [asked] = heard.of(ModelCalled)
             assert asked.recalled > 0
             assert "allergic to hazelnuts" in model.asked[1].messages[0]["content"]
             await say(loop, "Can I eat hazelnuts?", key="cli:somebody-else")
@@ -87,7 +87,7 @@ def test_the_tool_recall_searches_the_past_of_this_user_alone(store: str, tmp_pa
         model = ScriptedModel(["Ok.", search, "At nine.", search, "Unknown."])
         async with agent_loop(store, tmp_path, model) as loop:
             await say(loop, "The ferry leaves at nine.")
-            await say(loop, "When do I leave?", key=key_beside(KEY))
+            await say(loop, "When do I leave?", key=sibling_key(KEY))
             assert "leaves at nine" in model.asked[2].messages[-1]["content"]
             await say(loop, "When do I leave?", key="cli:somebody-else")
             assert model.asked[4].messages[-1]["content"] == "Nothing was found."
@@ -351,7 +351,7 @@ def test_what_is_purged_in_another_session_during_a_turn_is_not_sent(
             await loop.quiet()
             if moment == "the search":
                 monkeypatch.setattr(AgentInstance, "recall", recall_and_purge)
-            await say(loop, "What is my parrot called?", key=key_beside(KEY))
+            await say(loop, "What is my parrot called?", key=sibling_key(KEY))
             before, last = model.asked[1:-1], model.asked[-1]
             assert ["Zanzibar" in str(one.messages) for one in before] == (
                 [True] if moment == "a tool" else []

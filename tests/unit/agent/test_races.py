@@ -18,7 +18,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import INTERRUPTED
-from stenolog.agent.turn_events import Inbound, Noticed, ToolEnded
+from stenolog.agent.turn_events import Inbound, Notice, ToolFinished
 from stenolog.context.budget import Limits
 from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
 from stenolog.providers.chat_model import Delta
@@ -245,7 +245,7 @@ def test_what_changes_a_session_waits_for_another_process(store: str, tmp_path: 
                 assert "being written" in (await say(loop, "/clear")).text
                 heard = Heard()
                 waiting = asyncio.create_task(say(loop, "Hello?", tell=heard))
-                await until(lambda: bool(heard.of(Noticed)))
+                await until(lambda: bool(heard.of(Notice)))
                 assert await loop.stop(KEY)
                 assert (await waiting).outcome == "interrupted"
             assert "hidden" in (await say(loop, "/clear")).text
@@ -274,7 +274,7 @@ def test_a_call_that_was_cut_off_at_the_limit_is_not_made(tmp_path: Path) -> Non
         async with agent_loop("jsonl", tmp_path, model, tools=[delete]) as loop:
             heard = Heard()
             assert (await say(loop, "Tidy up.", tell=heard)).text == "I was cut off."
-            [ended] = heard.of(ToolEnded)
+            [ended] = heard.of(ToolFinished)
             assert ended.failed
             assert "not made" in ended.text
 
@@ -353,7 +353,7 @@ def test_what_a_tool_raises_is_its_own(error: type[BaseException], tmp_path: Pat
         heard = Heard()
         async with agent_loop("jsonl", tmp_path, [called("odd"), "I see."], tools=[odd]) as loop:
             assert (await say(loop, "go", tell=heard)).text == "I see."
-        [ended] = heard.of(ToolEnded)
+        [ended] = heard.of(ToolFinished)
         assert ended.failed
         assert "did not end within" not in ended.text
 
@@ -489,7 +489,7 @@ def test_what_another_process_answered_at_the_last_moment_is_not_answered_again(
             lease = other.store.lease(KEY, ttl=60)
             heard = Heard()
             waiting = asyncio.create_task(say(loop, "Hello?", tell=heard))
-            await until(lambda: bool(heard.of(Noticed)))
+            await until(lambda: bool(heard.of(Notice)))
             # Both between two looks: who waits finds the turn free.
             lease.store.add_message(KEY, "assistant", "From elsewhere.")
             lease.release()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stenolog.agent.turn import take_back
-from stenolog.agent.turn_events import Heard as HeardEvent
 from stenolog.agent.turn_events import Inbound
+from stenolog.agent.turn_events import MessageStored as HeardEvent
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.open_store import open_store
 from unit.agent.agents import KEY, Heard, agent_loop, say

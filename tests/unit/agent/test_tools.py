@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from stenolog.agent.tools import Here, as_text, as_tools, now, read_arguments, recall, tool
+from stenolog.agent.tools import ToolContext, as_text, as_tools, now, read_arguments, recall, tool
 from stenolog.errors import UsageError
 
-HERE = Here(key="cli:default", agent=None)
+HERE = ToolContext(key="cli:default", agent=None)
 
 
 def test_hints_and_docstring_are_what_the_model_is_told() -> None:
@@ -79,7 +79,7 @@ def test_a_default_that_can_be_changed_is_not_shared() -> None:
 
 
 def test_where_a_tool_is_called_is_not_the_models_to_say() -> None:
-    def where(here: Here) -> str:
+    def where(here: ToolContext) -> str:
         return here.key
 
     made = tool(where)

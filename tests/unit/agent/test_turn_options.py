@@ -8,10 +8,10 @@ import pytest
 
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import GONE_ON
-from stenolog.agent.turn_events import Answer, Heard, Inbound
-from stenolog.agent.turn_options import Manner
+from stenolog.agent.turn_events import Answer, Inbound, MessageStored
+from stenolog.agent.turn_options import TurnOptions
 from stenolog.catalog.message_metadata import received
-from stenolog.context.turn_state import standing
+from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel, tool_call
@@ -20,7 +20,7 @@ from unit.agent.agents import KEY, STORES, agent_loop, bodies, roles
 every_store = pytest.mark.parametrize("store", STORES)
 
 LAMP = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
-MANNER = Manner(tools=(LAMP,))
+MANNER = TurnOptions(tools=(LAMP,))
 
 
 def clock() -> str:
@@ -40,7 +40,7 @@ def _model_of(loop: AgentLoop) -> ScriptedModel:
     return model
 
 
-async def _ask(loop: AgentLoop, text: str, manner: Manner = MANNER, id: str = "") -> Answer:
+async def _ask(loop: AgentLoop, text: str, manner: TurnOptions = MANNER, id: str = "") -> Answer:
     return await loop.hear(Inbound(key=KEY, content=text, id=id), manner=manner)
 
 
@@ -122,9 +122,9 @@ def test_who_says_something_else_instead_is_answered(store: str, tmp_path: Path)
 def test_the_system_prompt_and_the_tools_are_the_clients_for_this_turn_only(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Arr.", "Hello."], tools=[clock]) as loop:
-            own = Manner(system="Speak like a pirate.", tools=(LAMP,), own_tools=False)
+            own = TurnOptions(system="Speak like a pirate.", tools=(LAMP,), own_tools=False)
             await _ask(loop, "Hello.", own)
-            await _ask(loop, "Hello.", Manner())
+            await _ask(loop, "Hello.", TurnOptions())
             first, second = _model_of(loop).asked
             assert first.messages[0]["content"].startswith("Speak like a pirate.")
             assert [tool["function"]["name"] for tool in first.tools] == ["lamp"]
@@ -138,7 +138,7 @@ def test_a_clients_tool_stands_before_the_agents_of_the_same_name(tmp_path: Path
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, [_calling("clock")], tools=[clock]) as loop:
             mine = {"type": "function", "function": {"name": "clock"}}
-            answer = await _ask(loop, "The time?", Manner(tools=(mine,)))
+            answer = await _ask(loop, "The time?", TurnOptions(tools=(mine,)))
             assert answer.outcome == "calls"
             names = [tool["function"]["name"] for tool in _model_of(loop).asked[0].tools]
             assert names.count("clock") == 1
@@ -151,7 +151,7 @@ def test_a_model_that_users_may_not_choose_is_refused(tmp_path: Path) -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
             with pytest.raises(UsageError, match="not among the models"):
                 loop.registry.agent().model_for("other")
-            answer = await _ask(loop, "Hello.", Manner(model="other"))
+            answer = await _ask(loop, "Hello.", TurnOptions(model="other"))
             assert answer.outcome == "failed"
 
     asyncio.run(main())
@@ -174,7 +174,7 @@ def test_that_a_message_is_stored_is_told_before_the_model_is_asked(tmp_path: Pa
         async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
             told: list[Any] = []
             await loop.hear(Inbound(key=KEY, content="Hello."), tell=told.append)
-            assert told[0] == Heard(seq=1)
+            assert told[0] == MessageStored(seq=1)
 
     asyncio.run(main())
 
@@ -186,7 +186,7 @@ def test_what_was_said_a_moment_ago_is_left_to_who_is_about_to_answer_it(tmp_pat
             assert sessions.add_full_message(KEY, received({"role": "user", "content": "Hello."}))
             assert await loop.resume(idle_for=60.0) == []
             assert roles(loop) == ["user"]
-            assert standing(sessions.get_history(KEY)).unfinished
+            assert turn_state(sessions.get_history(KEY)).unfinished
             [answer] = await loop.resume(idle_for=0.0)
             assert answer.text == "Yes."
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.turn_events import NotSaved, SavedAfterAll
-from stenolog.agent.unsaved import InHand, Seen
+from stenolog.agent.turn_events import SaveFailed, SaveRecovered
+from stenolog.agent.unsaved import Seen, UnsavedMessages
 from stenolog.errors import NotStored, OnceConflict
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
@@ -46,18 +46,18 @@ def _answer(text: str) -> dict[str, Any]:
 def test_an_answer_is_not_stored_before_its_question() -> None:
     async def main() -> None:
         store = Picky()
-        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?",)
         assert await hand.say(sessions, _user("?"), tell=heard, once="1") is None
         seen = Seen(upto=0, token=hand.newest)
         assert await hand.keep(sessions, _answer("!"), tell=heard, seen=seen) is None
         assert store.get_history(KEY) == []
         assert hand.answer_to("1") == "!"
-        assert [one.count for one in heard.of(NotSaved)] == [1, 2]
-        assert heard.of(NotSaved)[0].words == "the disk is full; free some space"
+        assert [one.count for one in heard.of(SaveFailed)] == [1, 2]
+        assert heard.of(SaveFailed)[0].words == "the disk is full; free some space"
         store.refused = ()
         assert await hand.flush(sessions, tell=heard)
-        assert [one.count for one in heard.of(SavedAfterAll)] == [2]
+        assert [one.count for one in heard.of(SaveRecovered)] == [2]
         stored = [message.to_dict() for message in store.get_history(KEY)]
         assert [body["content"] for body in stored] == ["?", "!"]
         # By then it is known where the question stands that the answer has seen.
@@ -70,7 +70,7 @@ def test_an_answer_is_not_stored_before_its_question() -> None:
 def test_a_message_that_is_delivered_again_is_in_hand_once() -> None:
     async def main() -> None:
         store = Picky()
-        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?",)
         for _ in range(2):
             assert await hand.say(sessions, _user("?"), tell=heard, once="1") is None
@@ -82,7 +82,7 @@ def test_a_message_that_is_delivered_again_is_in_hand_once() -> None:
 def test_what_will_never_be_taken_blocks_nothing_behind_it() -> None:
     async def main() -> None:
         store = Picky()
-        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.add_full_message(KEY, _user("before"), once="1")
         store.refused = ("other", "next")
         with pytest.raises(OnceConflict):
@@ -91,7 +91,7 @@ def test_what_will_never_be_taken_blocks_nothing_behind_it() -> None:
         assert await hand.say(sessions, _user("next"), tell=heard, once="2") is None
         store.refused = ()
         assert await hand.flush(sessions, tell=heard)
-        assert "one message is lost" in heard.of(NotSaved)[-1].words
+        assert "one message is lost" in heard.of(SaveFailed)[-1].words
         assert [message.content for message in store.get_history(KEY)] == ["before", "next"]
 
     asyncio.run(main())
@@ -100,7 +100,7 @@ def test_what_will_never_be_taken_blocks_nothing_behind_it() -> None:
 def test_an_answer_that_another_process_gave_meanwhile_is_not_given_again() -> None:
     async def main() -> None:
         store = Picky()
-        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         assert await hand.say(sessions, _user("?"), tell=heard, once="1") == 1
         store.refused = ("mine",)
         seen = Seen(upto=1)
@@ -119,7 +119,7 @@ def test_an_answer_that_another_process_gave_meanwhile_is_not_given_again() -> N
 def test_a_stale_answer_is_let_go_also_where_something_new_is_unanswered() -> None:
     async def main() -> None:
         store = Picky()
-        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         await hand.say(sessions, _user("?"), tell=heard, once="1")
         store.refused = ("mine",)
         await hand.keep(sessions, _answer("mine"), tell=heard, seen=Seen(upto=1))
@@ -135,7 +135,7 @@ def test_a_stale_answer_is_let_go_also_where_something_new_is_unanswered() -> No
 def test_a_question_that_had_arrived_after_all_is_not_answered_again() -> None:
     async def main() -> None:
         store = Picky()
-        sessions, heard, hand = JSONLBackend(store), Heard(), InHand(KEY, _run)
+        sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?", "mine")
         await hand.say(sessions, _user("?"), tell=heard, once="1")
         await hand.keep(sessions, _answer("mine"), tell=heard, seen=Seen(upto=0, token=hand.newest))

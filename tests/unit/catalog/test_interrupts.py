@@ -14,7 +14,7 @@ import pytest
 
 from stenolog import JSONLStore
 from stenolog.catalog import Catalog, catalog_files, open_catalog, sqlite_connections
-from stenolog.catalog.catalog_database import Busy
+from stenolog.catalog.catalog_database import CatalogBusy
 from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
 from stenolog.catalog.sqlite_connections import Exclusive, Use
 from stenolog.stores.base import Store
@@ -135,7 +135,7 @@ def test_p8_another_thread_waits_no_longer_than_its_patience(tmp_path: Path) -> 
         _be_patient(catalog, 0.1)
         with database.read():
             [error] = _in_thread(lambda: database.read().__enter__())
-            assert isinstance(error, Busy)
+            assert isinstance(error, CatalogBusy)
         assert _in_thread(catalog.list) == []
 
 
@@ -143,7 +143,7 @@ def test_a_use_that_nothing_refers_to_is_over() -> None:
     turns, first, second = Exclusive(), Use(), Use()
     second.thread = first.thread + 1
     turns.begin(first, patience=0, what="it")
-    with pytest.raises(Busy):
+    with pytest.raises(CatalogBusy):
         turns.begin(second, patience=0, what="it")
     del first
     turns.begin(second, patience=0, what="it")

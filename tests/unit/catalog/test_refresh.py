@@ -16,7 +16,7 @@ import stenolog
 from stenolog.catalog import Catalog, catalog_writer, open_catalog, steps
 from stenolog.catalog import catalog_database as database
 from stenolog.catalog.catalog_database import Transaction
-from stenolog.catalog.indexing import Intake, Reading, SessionReader
+from stenolog.catalog.indexing import Indexer, Reading, SessionReader
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 from unit.catalog.operations import WORDS, operate
@@ -285,10 +285,10 @@ def _after_each_look(
     catalog: Catalog, then: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let something happen whenever this catalog has read a session and not yet stored it."""
-    begin, look = Intake.__init__, SessionReader._look
+    begin, look = Indexer.__init__, SessionReader._look
     readers: weakref.WeakSet[SessionReader] = weakref.WeakSet()
 
-    def begun(intake: Intake, *what: Any, **more: Any) -> None:
+    def begun(intake: Indexer, *what: Any, **more: Any) -> None:
         begin(intake, *what, **more)
         if intake._database is catalog._current.database:
             readers.add(intake._sessions)
@@ -299,7 +299,7 @@ def _after_each_look(
             then()
         return seen
 
-    monkeypatch.setattr(Intake, "__init__", begun)
+    monkeypatch.setattr(Indexer, "__init__", begun)
     monkeypatch.setattr(SessionReader, "_look", looked)
 
 
@@ -324,11 +324,11 @@ def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
         ]
 
 
-def _slow(catalog: Catalog) -> Intake:
+def _slow(catalog: Catalog) -> Indexer:
     """A refresher that has looked at the rows, and takes its time."""
     current = catalog._current
     known = current.refresher._look_at_rows()
-    return Intake(catalog._store, current.database, Reading(), made=known.made, known=known.stamps)
+    return Indexer(catalog._store, current.database, Reading(), made=known.made, known=known.stamps)
 
 
 def test_one_who_was_overtaken_by_an_older_look_looks_again(

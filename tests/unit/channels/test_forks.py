@@ -19,7 +19,7 @@ from stenolog.channels.channel import Arrival, NotSent, Place
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import FIELD, Delivery, Mark
 from stenolog.channels.inbox import Inbox
-from stenolog.gateway.chat_turns import Wanted, answered
+from stenolog.gateway.chat_turns import ChatTurnRequest, answered
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -234,7 +234,7 @@ def test_request_of_the_source_is_not_matched_in_its_fork(store: str, tmp_path: 
         async with _process(store, tmp_path) as process:
 
             async def ask(key: str, *talk: dict[str, Any], once: str, again: bool = False) -> str:
-                wanted = Wanted(key=key, talk=talk, once=once, asked_again=again)
+                wanted = ChatTurnRequest(key=key, talk=talk, once=once, asked_again=again)
                 return (await answered(process.loop, wanted, nobody)).text
 
             history = (user("a"), {"role": "assistant", "content": "b"}, user("c"))

@@ -20,7 +20,7 @@ from stenolog.errors import ModelUnavailable, NotStored
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
-from stenolog.transfer.migration import take_in
+from stenolog.transfer.migration import import_folder
 from telegram_server import TOKEN, USERNAME, TelegramServer
 from unit.agent.agents import agent_loop, bodies
 from unit.agent.agents import until as until_it_holds
@@ -464,7 +464,7 @@ def test_the_next_message_of_an_imported_zeroclaw_session_sees_its_old_turns(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     with open_store(str(tmp_path)) as store:
-        take_in(
+        import_folder(
             SAMPLES / "zeroclaw",
             store,
             renaming=False,

@@ -15,12 +15,12 @@ from click.testing import CliRunner, Result
 from stenolog import JSONLStore, NotStored
 from stenolog.agent.turn_events import (
     Answer,
-    Noticed,
-    NotSaved,
+    Notice,
     Outcome,
-    Said,
-    ToolBegan,
-    ToolEnded,
+    SaveFailed,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
 )
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
@@ -219,11 +219,11 @@ def test_the_exit_code_tells_what_came_of_it(
 def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
     teller = Teller(Meter("m"), talkative=True)
     for event in (
-        Said(text="Let me look."),
-        ToolBegan(id="1", name="now", arguments="{}"),
-        ToolEnded(id="1", name="now", text="noon\nsharp", failed=False, seconds=0.1),
-        Said(text="It is \x1b[2Jnoon."),
-        NotSaved(count=1, words="the disk is full"),
+        TextDelta(text="Let me look."),
+        ToolStarted(id="1", name="now", arguments="{}"),
+        ToolFinished(id="1", name="now", text="noon\nsharp", failed=False, seconds=0.1),
+        TextDelta(text="It is \x1b[2Jnoon."),
+        SaveFailed(count=1, words="the disk is full"),
     ):
         teller.tell(event)
     teller.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
@@ -242,7 +242,7 @@ def test_an_answer_that_broke_off_is_told_once(capsys: pytest.CaptureFixture[str
         (True, ["gpt-5 broke off; what was said is kept.", "`steno chat k` goes on."]),
     ):
         teller = Teller(Meter("m"), talkative=False, once=once)
-        teller.tell(Noticed(words="gpt-5 broke off; what was said is kept, /retry asks again"))
+        teller.tell(Notice(words="gpt-5 broke off; what was said is kept, /retry asks again"))
         teller.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
         assert capsys.readouterr().err.splitlines() == told
 

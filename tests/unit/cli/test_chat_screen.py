@@ -8,17 +8,17 @@ from rich.console import Console
 
 from stenolog.agent.turn_events import (
     Answer,
-    Asked,
-    Compacted,
-    Counted,
     Event,
-    Noticed,
-    NotSaved,
-    Said,
-    SavedAfterAll,
-    Thought,
-    ToolBegan,
-    ToolEnded,
+    ModelCalled,
+    Notice,
+    SaveFailed,
+    SaveRecovered,
+    SummaryCreated,
+    TextDelta,
+    ThinkingDelta,
+    ToolFinished,
+    ToolStarted,
+    UsageReported,
 )
 from stenolog.cli.chat_messages import first_line, short_call, short_time, words_of_outcome
 from stenolog.cli.chat_screen import Meter, Screen
@@ -50,7 +50,7 @@ class Shown:
 
 def test_finished_blocks_are_shown_for_good_and_the_last_is_live() -> None:
     shown = Shown()
-    shown.tell(Said(text="One.\n\nTw"), Said(text="o.\n\nThr"))
+    shown.tell(TextDelta(text="One.\n\nTw"), TextDelta(text="o.\n\nThr"))
     assert shown.lines == ["One."]
     assert [line.rstrip() for line in shown.screen.live(20)] == ["", "Two.", "", "Thr"]
     shown.screen.finish(DONE)
@@ -60,7 +60,7 @@ def test_finished_blocks_are_shown_for_good_and_the_last_is_live() -> None:
 
 def test_of_what_is_live_the_newest_lines_are_seen() -> None:
     shown = Shown()
-    shown.tell(Said(text=" ".join(f"word{n}" for n in range(200))))
+    shown.tell(TextDelta(text=" ".join(f"word{n}" for n in range(200))))
     assert len(shown.screen.live(3)) == 3
     assert "word199" in shown.screen.live(3)[-1]
     assert shown.screen.live(0) == []
@@ -69,12 +69,13 @@ def test_of_what_is_live_the_newest_lines_are_seen() -> None:
 def test_a_tool_is_seen_running_and_then_with_its_result() -> None:
     shown = Shown()
     shown.tell(
-        Said(text="Let me look."), ToolBegan(id="1", name="recall", arguments='{"q": "bike"}')
+        TextDelta(text="Let me look."),
+        ToolStarted(id="1", name="recall", arguments='{"q": "bike"}'),
     )
     assert shown.lines == ["Let me look."]
     assert 'recall(q="bike") · 0.0 s' in shown.screen.live(5)[-1]
-    shown.tell(ToolEnded(id="1", name="recall", text="a\nb", failed=False, seconds=0.31))
-    shown.tell(ToolEnded(id="2", name="now", text="no clock", failed=True, seconds=2))
+    shown.tell(ToolFinished(id="1", name="recall", text="a\nb", failed=False, seconds=0.31))
+    shown.tell(ToolFinished(id="2", name="now", text="no clock", failed=True, seconds=2))
     assert shown.lines == [
         "Let me look.",
         "",
@@ -89,11 +90,11 @@ def test_a_tool_is_seen_running_and_then_with_its_result() -> None:
 def test_reasoning_is_shown_where_it_is_asked_for() -> None:
     hidden, seen = Shown(), Shown(reasoning=True)
     for shown in (hidden, seen):
-        shown.tell(Thought(text="Hm.\nWell"))
+        shown.tell(ThinkingDelta(text="Hm.\nWell"))
     assert "thinking" in hidden.screen.live(5)[0]
     assert seen.lines == ["Hm."]
     for shown in (hidden, seen):
-        shown.tell(Said(text="Yes."))
+        shown.tell(TextDelta(text="Yes."))
         shown.screen.finish(DONE)
     assert hidden.lines[0] == "Yes."
     assert seen.lines[:4] == ["Hm.", "Well", "", "Yes."]
@@ -101,7 +102,7 @@ def test_reasoning_is_shown_where_it_is_asked_for() -> None:
 
 def test_without_markdown_the_answer_is_shown_as_it_is() -> None:
     shown = Shown(markdown=False)
-    shown.tell(Said(text="# *one*\n\n- tw"))
+    shown.tell(TextDelta(text="# *one*\n\n- tw"))
     assert shown.lines == ["# *one*", ""]
     assert shown.screen.live(5) == ["- tw"]
 
@@ -109,11 +110,11 @@ def test_without_markdown_the_answer_is_shown_as_it_is() -> None:
 def test_the_status_line_counts_a_turn() -> None:
     shown = Shown()
     shown.tell(
-        Asked(model="big", tokens=400, budget=1_000, recalled=2),
-        Counted(usage=Usage(prompt=390, answer=10)),
-        Asked(model="big", tokens=850, budget=1_000),
-        Counted(usage=Usage(prompt=840, answer=20)),
-        Said(text="Hello."),
+        ModelCalled(model="big", tokens=400, budget=1_000, recalled=2),
+        UsageReported(usage=Usage(prompt=390, answer=10)),
+        ModelCalled(model="big", tokens=850, budget=1_000),
+        UsageReported(usage=Usage(prompt=840, answer=20)),
+        TextDelta(text="Hello."),
     )
     shown.screen.finish(DONE)
     words = "big · context 85 % (≈850 of 1,000) · 1,230 tokens in, 30 out · 2 recalled"
@@ -126,13 +127,13 @@ def test_the_status_line_counts_a_turn() -> None:
     ("event", "words"),
     [
         (
-            NotSaved(count=2, words="the disk is full; make room"),
+            SaveFailed(count=2, words="the disk is full; make room"),
             "! Not saved: 2 messages are in memory only. The disk is full; make room.",
         ),
-        (SavedAfterAll(count=2), "✓ Saved: all 2 messages that were in memory only."),
-        (Noticed(words="the answer was cut off"), "! the answer was cut off."),
+        (SaveRecovered(count=2), "✓ Saved: all 2 messages that were in memory only."),
+        (Notice(words="the answer was cut off"), "! the answer was cut off."),
         (
-            Compacted(compaction=COMPACTION),
+            SummaryCreated(compaction=COMPACTION),
             "⊟ 8 messages (seq 1–8) are now a summary: about 900 → 300 tokens. /undo brings them "
             "back.",
         ),
@@ -147,22 +148,24 @@ def test_what_a_user_must_know_is_told_with_what_to_do(event: Event, words: str)
 
 def test_a_full_disk_is_told_once_and_at_the_end_how_much_it_has_come_to() -> None:
     shown = Shown()
-    shown.tell(*(NotSaved(count=count, words="the disk is full") for count in (1, 2, 3)))
+    shown.tell(*(SaveFailed(count=count, words="the disk is full") for count in (1, 2, 3)))
     assert " ".join(shown.lines) == ("! Not saved: 1 message is in memory only. The disk is full.")
     shown.screen.finish(DONE)
     assert "! Not saved: 3 messages are in memory only." in shown.lines
     saved = Shown()
-    saved.tell(NotSaved(count=1, words="x"), NotSaved(count=2, words="x"), SavedAfterAll(count=2))
+    saved.tell(
+        SaveFailed(count=1, words="x"), SaveFailed(count=2, words="x"), SaveRecovered(count=2)
+    )
     saved.screen.finish(DONE)
     assert " ".join(saved.lines).count("Not saved") == 1
 
 
 def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
     shown = Shown()
-    shown.tell(Said(text="Hello."))
+    shown.tell(TextDelta(text="Hello."))
     shown.screen.finish(DONE)
     before = len(shown.lines)
-    shown.tell(Compacted(compaction=COMPACTION))
+    shown.tell(SummaryCreated(compaction=COMPACTION))
     assert shown.lines[before].startswith("⊟ 8 messages")
     assert shown.lines[-1] == ""
 
@@ -193,7 +196,7 @@ def test_every_outcome_has_its_words(answer: Answer, said: str) -> None:
 
 def test_a_stopped_answer_is_not_said_twice() -> None:
     shown = Shown()
-    shown.tell(Said(text="Half of"))
+    shown.tell(TextDelta(text="Half of"))
     shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
     assert shown.lines[:3] == [
         "Half of",
@@ -204,7 +207,7 @@ def test_a_stopped_answer_is_not_said_twice() -> None:
 
 def test_a_compaction_by_hand_is_told_once() -> None:
     shown = Shown()
-    shown.tell(Compacted(compaction=COMPACTION))
+    shown.tell(SummaryCreated(compaction=COMPACTION))
     shown.screen.finish(Answer(key="k", text=f"{COMPACTION}.", outcome="command"))
     assert " ".join(shown.lines).count("8 messages") == 1
 
@@ -213,11 +216,11 @@ def test_what_tools_are_called_and_say_cannot_drive_the_terminal() -> None:
     shown = Shown()
     evil = "\x1b[2J\x1b]0;x\x07\r"
     shown.tell(
-        ToolBegan(id="1", name=f"t{evil}", arguments=evil),
-        ToolEnded(id="1", name=f"t{evil}", text=f"{evil}x", failed=False, seconds=0),
-        Thought(text=f"{evil}\n"),
-        Noticed(words=evil),
-        NotSaved(count=1, words=evil),
+        ToolStarted(id="1", name=f"t{evil}", arguments=evil),
+        ToolFinished(id="1", name=f"t{evil}", text=f"{evil}x", failed=False, seconds=0),
+        ThinkingDelta(text=f"{evil}\n"),
+        Notice(words=evil),
+        SaveFailed(count=1, words=evil),
     )
     assert not set("\x1b\x07\r") & set("".join(shown.lines))
 
@@ -244,7 +247,9 @@ def test_what_is_long_is_told_shortly(
 
 def test_an_answer_that_broke_off_is_told_once() -> None:
     shown = Shown()
-    shown.tell(Said(text="Half of"), Noticed(words="x; what was said is kept, /retry asks again"))
+    shown.tell(
+        TextDelta(text="Half of"), Notice(words="x; what was said is kept, /retry asks again")
+    )
     shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
     assert shown.lines[:3] == ["Half of", "", "! x; what was said is kept, /retry asks again."]
     assert "Stopped" not in " ".join(shown.lines)
@@ -252,9 +257,12 @@ def test_an_answer_that_broke_off_is_told_once() -> None:
 
 def test_what_is_entered_meanwhile_does_not_begin_the_count_anew() -> None:
     shown = Shown()
-    shown.tell(Asked(model="m", tokens=10, budget=100), Counted(usage=Usage(prompt=7, answer=1)))
+    shown.tell(
+        ModelCalled(model="m", tokens=10, budget=100),
+        UsageReported(usage=Usage(prompt=7, answer=1)),
+    )
     Screen(Console(), shown.meter, show=lambda _: None)
-    shown.tell(Counted(usage=Usage(prompt=5, answer=2)))
+    shown.tell(UsageReported(usage=Usage(prompt=5, answer=2)))
     assert shown.meter.words() == "m · context 10 % (≈10 of 100) · 12 tokens in, 3 out"
 
 

@@ -12,8 +12,8 @@ from click.testing import Result
 from postgres_server import Databases, Server
 from stenolog.cli.copy_backup import as_object, in_words
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.copy import Problem, Transferred
-from stenolog.transfer.copy_all import Copied
+from stenolog.transfer.copy import CopyTotals, Problem
+from stenolog.transfer.copy_all import CopyReport
 from unit.transfer.carried import digests
 from unit.unreadable import obey_modes
 
@@ -282,8 +282,8 @@ def test_restoring_prints_no_password_either(steno: Steno, postgres: Server) -> 
 def test_a_source_that_was_not_locked_is_told() -> None:
     problem = Problem(key="a", uid="b", reason="c")
     for unlocked in (False, True):
-        found = Transferred(carried=(), problems=(problem,), unlocked=unlocked)
-        copied = Copied(namespaces={"sessions": found}, seconds=1.0)
+        found = CopyTotals(carried=(), problems=(problem,), unlocked=unlocked)
+        copied = CopyReport(namespaces={"sessions": found}, seconds=1.0)
         assert as_object(copied)["unlocked"] is unlocked
         assert ("could not be locked" in " ".join(in_words(copied, "copied"))) is unlocked
 

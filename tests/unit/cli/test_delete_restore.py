@@ -18,7 +18,7 @@ from click.testing import Result
 
 from stenolog.cli import chat_history
 from stenolog.maintenance.retention_rules import Rule
-from stenolog.maintenance.retention_runs import LOG, keep_to
+from stenolog.maintenance.retention_runs import LOG, apply_rules
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.progress import Progress
 from stenolog.memory.scopes import Scope
@@ -551,7 +551,7 @@ def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: S
         for key in ("telegram:77", "telegram:topic:77", "telegram:777", "cli:plans"):
             store.add_message(key, "user", "hello")
     every = Rule(name="r", action="delete", older_than=timedelta(microseconds=1))
-    keep_to("workspace", [every])
+    apply_rules("workspace", [every])
     log = place / "workspace" / LOG
     before = log.read_text()
     assert before.count("telegram:77\t") == 2

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from msgspec import Struct
 
-from stenolog.maintenance.environment_check import Note, low_disk, notes_of, purged_text
+from stenolog.maintenance.environment_check import CheckNote, low_disk, notes_of, purged_text
 from stenolog.sessions.folders import find_place
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.fallback import open_fallback
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.usefixtures("place")
 class Shape(Struct):
     """What there is of notes in the report."""
 
-    notes: list[Note]
+    notes: list[CheckNote]
     findings: list[dict[str, Any]]
 
 
-def _kinds(notes: list[Note]) -> list[str]:
+def _kinds(notes: list[CheckNote]) -> list[str]:
     return [note.kind for note in notes if note.kind not in ("disk", "version")]
 
 

@@ -10,10 +10,10 @@ from stenolog import InMemoryStore, JSONLStore, Store
 from stenolog.catalog import open_catalog
 from stenolog.context.budget import Limits
 from stenolog.context.context import Context
-from stenolog.context.request_messages import Needs
+from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import Compaction
 from stenolog.errors import ContextTooSmall, UsageError
-from stenolog.testing.scripted_model import Scripted
+from stenolog.testing.scripted_model import ScriptedReply
 from stenolog.tokens import Tokens
 from unit.context.histories import CHEAP, KEY, assistant, faults, talk, tool, user
 
@@ -172,7 +172,7 @@ def test_what_those_who_are_told_raise_is_logged_and_costs_nothing(
 
 def test_the_model_that_writes_summaries_is_asked_what_fits_that_model(store: Store) -> None:
     small = Limits(max_context_tokens=1_000)
-    model = Scripted(['{"facts": ["a"], "last_state": "on"}'] * 40)
+    model = ScriptedReply(['{"facts": ["a"], "last_state": "on"}'] * 40)
     loop = Loop(store, ask=model, ask_limits=small)
     store.add_messages(KEY, talk(8, size=600))
     assert loop.context.compact(KEY) is not None
@@ -261,7 +261,7 @@ def test_results_that_never_came_count_as_they_are_sent(store: Store) -> None:
 def test_what_is_stored_but_not_sent_is_no_reason_to_compact(store: Store) -> None:
     store.add_messages(KEY, [{**said, "trace": "t" * 8_000} for said in talk(3)])
     assert Loop(store).context.settle(KEY) is None
-    sending = Loop(store, needs=Needs(keep_fields=("trace",)))
+    sending = Loop(store, needs=ProviderRequirements(keep_fields=("trace",)))
     assert sending.context.settle(KEY) is not None
 
 

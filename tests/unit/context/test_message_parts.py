@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from stenolog.context.message_parts import calls_of, pair, results_of, speaks, text_of
+from stenolog.context.message_parts import calls_of, has_text, pair, results_of, text_of
 from stenolog.testing.strategies import messages, values
 from unit.context.histories import assistant, hands, tool, user, uses
 
@@ -23,10 +23,10 @@ def test_a_call_in_the_flat_shape_has_a_name_too() -> None:
 
 
 def test_who_only_hands_results_over_does_not_speak() -> None:
-    assert speaks(user("a"))
-    assert speaks(hands("u1", text="and?"))
-    assert not speaks(hands("u1"))
-    assert not speaks(assistant("a"))
+    assert has_text(user("a"))
+    assert has_text(hands("u1", text="and?"))
+    assert not has_text(hands("u1"))
+    assert not has_text(assistant("a"))
 
 
 def test_a_result_answers_the_newest_call_of_its_id() -> None:
@@ -57,6 +57,6 @@ def test_nothing_is_too_odd_to_be_read(message: dict[str, Any], value: Any) -> N
     for body in (message, {**message, "role": "assistant", "tool_calls": value}, user(value)):
         calls_of(body)
         results_of(body)
-        speaks(body)
+        has_text(body)
         assert isinstance(text_of(body.get("content")), str)
         assert pair([body, body]) is not None

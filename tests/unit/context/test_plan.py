@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stenolog.context.budget import Limits
 from stenolog.context.message_parts import body_of, pair
 from stenolog.context.plan import Asked, Plan, plan_compaction
-from stenolog.context.request_messages import Needs, entries_of
+from stenolog.context.request_messages import ProviderRequirements, entries_of
 from stenolog.context.turn_boundaries import find_turns
 from unit.context.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
 
@@ -119,7 +119,9 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
         undone=undone,
     )
     begins = [turn.first for turn in find_turns(history)]
-    sent = [(begins[entry.turn], entry.body) for entry in entries_of(messages, Needs())]
+    sent = [
+        (begins[entry.turn], entry.body) for entry in entries_of(messages, ProviderRequirements())
+    ]
 
     def taken(first: int) -> int:
         """Tokens of what is sent of the messages from this one on."""

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.catalog.message_metadata import marked
-from stenolog.context.request_messages import EMPTY, GOES_ON, INTERRUPTED, Needs, arrange
+from stenolog.context.request_messages import (
+    EMPTY,
+    GOES_ON,
+    INTERRUPTED,
+    ProviderRequirements,
+    arrange,
+)
 from stenolog.stores.in_memory import InMemoryStore
 from unit.context.histories import (
     anything,
@@ -23,9 +29,9 @@ from unit.context.histories import (
     uses_with_a_text,
 )
 
-PLAIN = Needs()
+PLAIN = ProviderRequirements()
 NEEDS = st.builds(
-    Needs,
+    ProviderRequirements,
     merge_user=st.booleans(),
     user_first=st.booleans(),
     reasoning=st.sampled_from(["none", "newest", "all"]),
@@ -39,7 +45,9 @@ def outline(messages: list[dict[str, Any]]) -> list[str]:
 
 
 @given(anything(), NEEDS)
-def test_any_history_becomes_valid(messages: list[dict[str, Any]], needs: Needs) -> None:
+def test_any_history_becomes_valid(
+    messages: list[dict[str, Any]], needs: ProviderRequirements
+) -> None:
     before = copy.deepcopy(messages)
     made = arrange(messages, needs)
     assert faults(made) == []
@@ -54,11 +62,13 @@ def test_any_history_becomes_valid(messages: list[dict[str, Any]], needs: Needs)
 
 @given(anything(), NEEDS)
 def test_no_history_changes_the_order_of_what_is_said(
-    messages: list[dict[str, Any]], needs: Needs
+    messages: list[dict[str, Any]], needs: ProviderRequirements
 ) -> None:
     """Each message carries its number in a field of its own, and so does what is made of it."""
     numbered = [{**body, "number": at} for at, body in enumerate(messages)]
-    made = arrange(numbered, Needs(reasoning=needs.reasoning, keep_fields=("number",)))
+    made = arrange(
+        numbered, ProviderRequirements(reasoning=needs.reasoning, keep_fields=("number",))
+    )
     said = [body["number"] for body in made if "number" in body and body["role"] != "tool"]
     assert said == sorted(set(said))
     assert {at for at, body in enumerate(messages) if must_be_heard(body)} <= set(said)
@@ -142,19 +152,24 @@ def test_parts_that_are_results_stay_together_and_the_rest_follows() -> None:
 def test_user_messages_in_a_row_stay_or_are_merged() -> None:
     messages = [user("a"), user([{"type": "text", "text": "b"}]), user("c"), user("d")]
     assert len(arrange(messages, PLAIN)) == 4
-    assert arrange([user("c"), user("d")], Needs(merge_user=True)) == [user("c\n\nd")]
-    assert len(arrange(messages, Needs(merge_user=True))) == 1
+    assert arrange([user("c"), user("d")], ProviderRequirements(merge_user=True)) == [
+        user("c\n\nd")
+    ]
+    assert len(arrange(messages, ProviderRequirements(merge_user=True))) == 1
 
 
 def test_a_provider_that_wants_a_user_first_gets_one() -> None:
-    made = arrange([assistant("hello"), user("a")], Needs(user_first=True))
+    made = arrange([assistant("hello"), user("a")], ProviderRequirements(user_first=True))
     assert made[0] == user(GOES_ON)
 
 
 def test_system_and_developer_stand_before_the_first_user() -> None:
     messages = [{"role": role, "content": "be brief"} for role in ("system", "developer")]
-    assert arrange([*messages, user("a")], Needs(user_first=True)) == [*messages, user("a")]
-    made = arrange([*messages, assistant("hello")], Needs(user_first=True))
+    assert arrange([*messages, user("a")], ProviderRequirements(user_first=True)) == [
+        *messages,
+        user("a"),
+    ]
+    made = arrange([*messages, assistant("hello")], ProviderRequirements(user_first=True))
     assert [body["role"] for body in made] == ["system", "developer", "user", "assistant"]
 
 
@@ -164,7 +179,7 @@ def test_reasoning_goes_back_to_those_who_need_it() -> None:
     kept = {
         reasoning: [
             "reasoning_content" in body
-            for body in arrange(messages, Needs(reasoning=reasoning))
+            for body in arrange(messages, ProviderRequirements(reasoning=reasoning))
             if body["role"] == "assistant"
         ]
         for reasoning in ("none", "newest", "all")
@@ -175,7 +190,7 @@ def test_reasoning_goes_back_to_those_who_need_it() -> None:
 def test_fields_that_servers_do_not_know_stay_at_home() -> None:
     message = {**user("a"), "created_at": "2026-01-01", "name": "ann", "cache": 1}
     assert arrange([message], PLAIN) == [{**user("a"), "name": "ann"}]
-    assert arrange([message], Needs(keep_fields=("cache",)))[0]["cache"] == 1
+    assert arrange([message], ProviderRequirements(keep_fields=("cache",)))[0]["cache"] == 1
 
 
 @pytest.mark.parametrize(

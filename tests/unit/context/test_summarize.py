@@ -12,12 +12,12 @@ import needs
 from stenolog import Store
 from stenolog.context.budget import Limits
 from stenolog.context.plan import Asked, Plan, plan_compaction
-from stenolog.context.summarize import COMPACTED, Compaction, compact_context, look
+from stenolog.context.summarize import COMPACTED, Compaction, compact_context, session_state
 from stenolog.errors import StoreBusy
 from stenolog.providers.chat_model import Ask
 from stenolog.stores.open_store import open_store
 from stenolog.stores.withdrawn_messages import withdrawn
-from stenolog.testing.scripted_model import Scripted
+from stenolog.testing.scripted_model import ScriptedReply
 from unit.context.histories import CHEAP, KEY, talk
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def planned(store: Store, asked: Asked = "auto") -> Plan | None:
-    seen = look(store, KEY)
+    seen = session_state(store, KEY)
     return plan_compaction(
         seen.history,
         summary=seen.summary,
@@ -60,7 +60,7 @@ def seqs(store: Store) -> list[int]:
 
 
 def test_a_plan_becomes_one_checkpoint_and_an_event_tells_of_it(store: Store) -> None:
-    done = carried_out(store, Scripted([NEW]))
+    done = carried_out(store, ScriptedReply([NEW]))
     assert done is not None
     assert (done.key, done.why, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
     assert done.tokens_after < done.tokens_before
@@ -74,7 +74,7 @@ def test_a_plan_becomes_one_checkpoint_and_an_event_tells_of_it(store: Store) ->
 
 def test_the_event_tells_how_many_lines_had_no_room(store: Store) -> None:
     lines = [f"a fact of some length, number {number}" for number in range(99)]
-    done = carried_out(store, Scripted([json.dumps({"facts": lines, "last_state": "on"})]))
+    done = carried_out(store, ScriptedReply([json.dumps({"facts": lines, "last_state": "on"})]))
     assert done is not None
     kept = store.get_summary(KEY).splitlines()
     assert done.given_up == sum(f"- {line}" not in kept for line in lines) > 0
@@ -92,7 +92,7 @@ def test_it_is_taken_back_by_one_undo(store: Store) -> None:
 def test_after_an_undo_the_number_of_messages_is_no_reason_any_more(store: Store) -> None:
     carried_out(store)
     store.undo(KEY)
-    assert look(store, KEY).undone
+    assert session_state(store, KEY).undone
     assert planned(store) is None
     store.add_messages(KEY, talk(2))
     assert planned(store) is None
@@ -101,7 +101,7 @@ def test_after_an_undo_the_number_of_messages_is_no_reason_any_more(store: Store
     assert plan is not None
     assert plan.why == "tokens"
     assert compact_context(store, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is not None
-    assert not look(store, KEY).undone
+    assert not session_state(store, KEY).undone
     store.add_messages(KEY, talk(8))
     plan = planned(store)
     assert plan is not None
@@ -113,9 +113,9 @@ def test_two_undos_of_two_compactions_are_known_too(store: Store) -> None:
     store.add_messages(KEY, talk(8))
     carried_out(store)
     store.undo(KEY)
-    assert look(store, KEY).undone
+    assert session_state(store, KEY).undone
     store.undo(KEY)
-    assert look(store, KEY).undone
+    assert session_state(store, KEY).undone
 
 
 def test_that_it_was_undone_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ def test_a_plan_is_dropped_where_the_session_is_another_by_then(
         meanwhile(store)
         return NEW
 
-    assert carried_out(store, Scripted([answer])) is None
+    assert carried_out(store, ScriptedReply([answer])) is None
     assert "Ivo" not in store.get_summary(KEY)
     left = {moved: 12, told: 16, begun_anew: 16, gone: 0, taken_back: 14}
     assert len(seqs(store)) == left[meanwhile]
-    assert not look(store, KEY).undone
+    assert not session_state(store, KEY).undone
 
 
 def test_what_is_shown_again_while_the_summary_is_written_is_not_hidden_without_it(
@@ -215,7 +215,7 @@ def test_what_is_shown_again_while_the_summary_is_written_is_not_hidden_without_
         store.undo(KEY)
         return NEW
 
-    assert carried_out(store, Scripted([answer])) is None
+    assert carried_out(store, ScriptedReply([answer])) is None
     assert len(seqs(store)) == 16
 
 
@@ -225,7 +225,7 @@ def test_what_is_taken_back_behind_the_plan_does_not_stop_it(store: Store) -> No
         store.pop(KEY)
         return NEW
 
-    assert carried_out(store, Scripted([answer])) is not None
+    assert carried_out(store, ScriptedReply([answer])) is not None
     assert seqs(store) == [13, 14, 15]
 
 
@@ -250,7 +250,7 @@ def test_a_floor_that_moved_at_the_last_moment_is_not_forced(store: Store) -> No
     assert compact_context(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.get_summary(KEY) == "Somebody was quicker."
     assert seqs(store) == list(range(5, 17))
-    assert not look(store, KEY).undone
+    assert not session_state(store, KEY).undone
 
 
 class Busy(Late):
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_failed_leaves_the_number_of_messages_a_reason(store: 
     with pytest.raises(StoreBusy):
         compact_context(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
     assert store.info(KEY).meta == before
-    assert not look(store, KEY).undone
+    assert not session_state(store, KEY).undone
     assert carried_out(store) is not None
 
 
@@ -284,9 +284,9 @@ def test_a_checkpoint_that_was_made_although_it_failed_can_be_undone(store: Stor
     busy.meanwhile = lambda at: at.checkpoint(KEY, summary="It was made.", upto=plan.upto)
     with pytest.raises(StoreBusy):
         compact_context(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
-    assert not look(store, KEY).undone
+    assert not session_state(store, KEY).undone
     store.undo(KEY)
-    assert look(store, KEY).undone
+    assert session_state(store, KEY).undone
 
 
 class Deleted(Late):
@@ -411,20 +411,20 @@ def test_a_look_is_of_one_moment(store: Store, meanwhile: Any) -> None:
             return found
 
     moving: Any = Moving(store)
-    seen = look(moving, KEY)
+    seen = session_state(moving, KEY)
     assert seen.summary == store.get_summary(KEY)
     assert [message.seq for message in seen.history] == seqs(store)
 
 
 def test_a_session_that_is_not_there_is_seen_as_empty(store: Store) -> None:
-    assert look(store, "cli:none").history == ()
+    assert session_state(store, "cli:none").history == ()
     assert store.list_sessions() == [KEY]
 
 
 def test_the_next_summary_carries_the_one_before(store: Store) -> None:
-    carried_out(store, Scripted([NEW]))
+    carried_out(store, ScriptedReply([NEW]))
     store.add_messages(KEY, talk(8))
-    model = Scripted(['{"facts": ["The dog is called Max"], "last_state": "on"}'])
+    model = ScriptedReply(['{"facts": ["The dog is called Max"], "last_state": "on"}'])
     carried_out(store, model)
     assert "Ivo" in model.asked[0][-1]["content"]
     assert "The cat is called Ivo" in store.get_summary(KEY)

@@ -10,12 +10,12 @@ from stenolog.context.budget import Limits
 from stenolog.context.summary import parse
 from stenolog.context.summary_writer import (
     MOST_QUESTIONS,
-    Summarised,
+    SummaryResult,
     extract,
     summarise,
     transcript,
 )
-from stenolog.testing.scripted_model import Answer, Scripted
+from stenolog.testing.scripted_model import Answer, ScriptedReply
 from unit.context.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
 
 LIMITS = Limits(max_context_tokens=2_000)
@@ -29,8 +29,8 @@ def made(
     previous: str = BEFORE,
     limits: Limits = LIMITS,
     most: int = 200,
-) -> tuple[Summarised, Scripted]:
-    model = Scripted(answers)
+) -> tuple[SummaryResult, ScriptedReply]:
+    model = ScriptedReply(answers)
     ask = model if answers else None
     done = summarise(stored(history), previous, ask=ask, most=most, limits=limits, tokens=CHEAP)
     return done, model

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.turn_state import answer_to, standing
+from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 
@@ -61,7 +61,7 @@ def _result(of: str) -> dict[str, Any]:
 def test_where_a_session_stands(
     said: list[dict[str, Any]], unanswered: tuple[int, ...], open_calls: list[str], unfinished: bool
 ) -> None:
-    found = standing(_stored(said))
+    found = turn_state(_stored(said))
     assert found.unanswered == unanswered
     assert [call.id for call in found.open_calls] == open_calls
     assert found.unfinished == unfinished

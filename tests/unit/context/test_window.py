@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stenolog.context.budget import Limits
 from stenolog.context.message_parts import as_json
-from stenolog.context.request_messages import Needs
+from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Window, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.tokens import Tokens
@@ -31,7 +31,7 @@ LIMITS = st.builds(
     reserve=st.one_of(st.none(), st.integers(1, 50)),
 )
 NEEDS = st.builds(
-    Needs,
+    ProviderRequirements,
     merge_user=st.booleans(),
     user_first=st.booleans(),
     reasoning=st.sampled_from(["none", "newest", "all"]),
@@ -133,7 +133,7 @@ def sendable(said: Any) -> str:
 def test_any_history_gives_a_window_that_holds(
     history: list[dict[str, Any]],
     limits: Limits,
-    needs: Needs,
+    needs: ProviderRequirements,
     tokens: Tokens,
     system: str,
     summary: str,
@@ -201,7 +201,7 @@ def test_turns_are_there_whole_and_the_oldest_go_first(
 ) -> None:
     numbered = [{**body, "number": at} for at, body in enumerate(history)]
     limits = Limits(max_context_tokens=most, reserve=1)
-    needs = Needs(keep_fields=("number",))
+    needs = ProviderRequirements(keep_fields=("number",))
     try:
         window = build_window(stored(numbered), limits=limits, needs=needs, tokens=CHEAP)
     except ContextTooSmall:
@@ -303,7 +303,7 @@ def test_arguments_are_elided_when_results_are_not_enough_and_stay_json() -> Non
 @pytest.mark.parametrize("field", ["reasoning_details", "thinking_blocks", "attached"])
 def test_every_field_that_is_sent_is_in_the_budget(field: str) -> None:
     said = {**assistant("b"), field: [{"text": "w " * 5_000}]}
-    needs = Needs(reasoning="all", keep_fields=("attached",))
+    needs = ProviderRequirements(reasoning="all", keep_fields=("attached",))
     limits = Limits(max_context_tokens=1_000)
     history = stored([user("a"), said, user("again")])
     window = build_window(history, limits=limits, needs=needs, tokens=CHEAP)
@@ -396,7 +396,9 @@ def test_no_words_of_a_summary_end_it(hostile: str) -> None:
 def test_the_words_before_an_answer_that_stands_first_are_counted_when_it_is_chosen() -> None:
     history = stored([assistant(None, "c1", "c1"), user("0" * 17)])
     limits = Limits(max_context_tokens=60, reserve=1)
-    window = build_window(history, limits=limits, needs=Needs(user_first=True), tokens=CHEAP)
+    window = build_window(
+        history, limits=limits, needs=ProviderRequirements(user_first=True), tokens=CHEAP
+    )
     assert window.tokens <= window.budget
     assert window.left_out > 0
     assert window.messages[-1]["content"] == "0" * 17

@@ -15,11 +15,11 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from stenolog import errors
-from stenolog.agent.scheduler import Busy
+from stenolog.agent.scheduler import SessionBusy
 from stenolog.gateway.error_responses import (
     HANDLERS,
     INTERNAL,
-    WithoutSecrets,
+    RedactingFilter,
     failed,
     status_of,
     without_secrets,
@@ -64,7 +64,7 @@ _SECRETS = Settings(
         (errors.StaleCheckpoint("k", 1, 2), 409, "stale_checkpoint"),
         (errors.StaleHistory("k", 1, 2), 409, "stale_history"),
         (errors.LeaseLost("k", 1), 409, "lease_lost"),
-        (Busy(), 409, "busy"),
+        (SessionBusy(), 409, "busy"),
         (errors.DamagedStore("x"), 500, "damaged_store"),
         (errors.ForeignLog("x"), 500, "foreign_log"),
         (errors.NewerFormat("x"), 500, "newer_format"),
@@ -185,7 +185,7 @@ def test_the_log_holds_no_secret(kind: type[Exception], caplog: pytest.LogCaptur
 def test_a_handler_writes_no_secret_whoever_logs_it() -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
-    handler.addFilter(WithoutSecrets(_SECRETS))
+    handler.addFilter(RedactingFilter(_SECRETS))
     logger = logging.Logger("x")
     logger.addHandler(handler)
     logger.warning("%s and %s", "sk-from-file", "postgresql://me:pass-word@db.test/x")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stenolog.catalog.entries import Entry
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.maintenance.retention_rules import MARK, Action, Rule, Step, plan
-from stenolog.maintenance.retention_runs import LOG, carry_out, keep_all_to, keep_to
+from stenolog.maintenance.retention_runs import LOG, apply_rules, apply_rules_everywhere, carry_out
 from stenolog.records import SessionInfo, Trashed
 from stenolog.sessions.folders import find_place
 from stenolog.stores.base import PurgingStore, Store
@@ -290,7 +290,7 @@ def _all_keys(where: str, agent: str | None = None) -> list[str]:
 
 def test_a_dry_run_tells_what_would_be_done_and_does_nothing(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
-    found = keep_to(where, [rule], dry_run=True)
+    found = apply_rules(where, [rule], dry_run=True)
     assert [(one.outcome, one.agent, one.step.key) for one in found] == [
         ("planned", None, "a"),
         ("planned", None, "b"),
@@ -301,7 +301,7 @@ def test_a_dry_run_tells_what_would_be_done_and_does_nothing(where: str) -> None
 
 
 def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
-    found = keep_to(where, [Rule(name="r", action="delete", older_than=EVERY)])
+    found = apply_rules(where, [Rule(name="r", action="delete", older_than=EVERY)])
     assert {one.outcome for one in found} == {"done"}
     assert _all_keys(where) == _all_keys(where, "ada") == []
     with _open(where) as store:
@@ -309,7 +309,7 @@ def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
         store.restore("a")
         assert store.info("a").count == 4
     by_age = Rule(name="r", action="delete", older_than=DAY)
-    assert keep_to(where, [by_age]) == [], "it was changed when it was deleted"
+    assert apply_rules(where, [by_age]) == [], "it was changed when it was deleted"
 
 
 def test_only_purge_deletes_for_good_and_only_what_is_in_the_trash(where: str) -> None:
@@ -317,7 +317,7 @@ def test_only_purge_deletes_for_good_and_only_what_is_in_the_trash(where: str) -
         store.delete("b")
         store.add_message("b", "user", "another life")
         store.delete("b")
-    found = keep_to(where, [Rule(name="r", action="purge", older_than=EVERY)], agent=None)
+    found = apply_rules(where, [Rule(name="r", action="purge", older_than=EVERY)], agent=None)
     assert [(one.step.key, one.outcome) for one in found] == [("b", "done"), ("b", "done")]
     with _open(where) as store:
         assert store.list_trash() == []
@@ -327,18 +327,18 @@ def test_only_purge_deletes_for_good_and_only_what_is_in_the_trash(where: str) -
 
 def test_archiving_keeps_every_message(where: str) -> None:
     rule = Rule(name="r", action="archive", older_than=EVERY)
-    found = keep_to(where, [rule])
+    found = apply_rules(where, [rule])
     assert {one.words for one in found} == {"2 messages moved into the archive"}
     with _open(where) as store:
         assert store.info("a").archived == 2
         assert len(store.get_history("a", full=True)) == 4
-    assert keep_to(where, [rule]) == [], "there is nothing left to archive"
+    assert apply_rules(where, [rule]) == [], "there is nothing left to archive"
 
 
 def test_a_session_in_which_somebody_has_the_turn_is_left_alone(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     with _open(where) as store, store.lease("a", ttl=60):
-        found = keep_to(where, [rule])
+        found = apply_rules(where, [rule])
         assert [one.step.key for one in found] == ["b", "c"]
     assert _all_keys(where) == ["a"]
 
@@ -481,7 +481,7 @@ def test_a_session_in_the_trash_is_spared_by_its_tag(where: str) -> None:
         for key in ("a", "b"):
             store.delete(key)
     rule = Rule(name="r", action="purge", older_than=EVERY, spare="keep")
-    found = keep_to(where, [rule])
+    found = apply_rules(where, [rule])
     assert [(one.outcome, one.step.key) for one in found] == [("done", "b")]
     with _open(where) as store:
         assert [one.key for one in store.list_trash()] == ["a"]
@@ -496,11 +496,11 @@ def test_a_purge_that_was_interrupted_is_ended_by_the_next_rule_that_purges(wher
         assert isinstance(store, PurgingStore)
         assert len(store.unfinished_purges()) == 1
     old = Rule(name="r", action="purge", older_than=1000 * DAY)
-    assert keep_to(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
-    assert [one.step.unfinished for one in keep_to(where, [old], dry_run=True)] == [True]
-    [done] = keep_to(where, [old])
+    assert apply_rules(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
+    assert [one.step.unfinished for one in apply_rules(where, [old], dry_run=True)] == [True]
+    [done] = apply_rules(where, [old])
     assert (done.outcome, done.words) == ("done", "a purge that was interrupted is ended")
-    assert keep_to(where, [old]) == []
+    assert apply_rules(where, [old]) == []
     with _open(where) as store:
         assert isinstance(store, PurgingStore)
         assert store.unfinished_purges() == []
@@ -533,7 +533,7 @@ def test_a_session_that_is_in_use_is_never_purged(where: str) -> None:
 
 def test_nothing_is_done_that_was_not_confirmed(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
-    found = keep_to(where, [rule], confirm=lambda planned: len(planned) != 3)
+    found = apply_rules(where, [rule], confirm=lambda planned: len(planned) != 3)
     assert {one.outcome for one in found} == {"planned"}
     assert _all_keys(where) == ["a", "b"]
 
@@ -541,7 +541,7 @@ def test_nothing_is_done_that_was_not_confirmed(where: str) -> None:
 def test_it_ends_between_two_steps_when_it_is_asked_to(where: str) -> None:
     asked = iter([False, True])
     rule = Rule(name="r", action="delete", older_than=EVERY)
-    assert len(keep_to(where, [rule], until=lambda: next(asked))) == 1
+    assert len(apply_rules(where, [rule], until=lambda: next(asked))) == 1
     assert _all_keys(where) == ["b"]
 
 
@@ -550,10 +550,10 @@ def test_a_daemon_goes_on_where_one_place_cannot_be_read(
 ) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     (tmp_path / "file").write_text("no folder")
-    done = keep_all_to([str(tmp_path / "file"), "memory:", where, where], [rule])
+    done = apply_rules_everywhere([str(tmp_path / "file"), "memory:", where, where], [rule])
     assert [one.step.key for one in done] == ["a", "b", "c"]
     assert "retention: nothing was done" in caplog.text
-    assert keep_all_to([where], []) == []
+    assert apply_rules_everywhere([where], []) == []
 
 
 def test_a_fault_with_the_sessions_of_one_keeps_no_other_from_being_looked_at(
@@ -569,7 +569,7 @@ def test_a_fault_with_the_sessions_of_one_keeps_no_other_from_being_looked_at(
 
     monkeypatch.setattr("stenolog.maintenance.retention_runs.plan", faulty)
     rule = Rule(name="r", action="delete", older_than=EVERY)
-    assert [one.step.key for one in keep_all_to([where], [rule])] == ["c"]
+    assert [one.step.key for one in apply_rules_everywhere([where], [rule])] == ["c"]
     assert "retention: nothing was done: TypeError: what nobody thought of" in caplog.text
 
 
@@ -584,9 +584,11 @@ def test_what_was_just_imported_is_not_deleted_for_its_age(tmp_path: Path) -> No
         assert migrate_from_json(old.parent, store).taken
         [key] = store.list_sessions()
         assert store.info(key).updated.year == 2020
-    assert keep_to(str(tmp_path / "ws"), [Rule(name="r", action="delete", older_than=DAY)]) == []
+    assert (
+        apply_rules(str(tmp_path / "ws"), [Rule(name="r", action="delete", older_than=DAY)]) == []
+    )
     rule = Rule(name="r", action="delete", older_than=EVERY)
-    assert [one.outcome for one in keep_to(str(tmp_path / "ws"), [rule])] == ["done"]
+    assert [one.outcome for one in apply_rules(str(tmp_path / "ws"), [rule])] == ["done"]
 
 
 def test_rules_are_kept_to_in_postgresql_too(postgres_url: str) -> None:
@@ -594,7 +596,7 @@ def test_rules_are_kept_to_in_postgresql_too(postgres_url: str) -> None:
     actions: tuple[Action, ...] = ("archive", "delete", "purge")
     for action in actions:
         rule = Rule(name="r", action=action, older_than=EVERY)
-        found = keep_to(postgres_url, [rule])
+        found = apply_rules(postgres_url, [rule])
         assert [(one.step.key, one.outcome) for one in found if one.agent is None] == [
             ("a", "done"),
             ("b", "done"),
@@ -615,7 +617,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_log_has_a_line_for_each_that_was_done(folder: Path) -> None:
-    [done] = keep_to(str(folder), [Rule(name="weekly", action="delete", older_than=EVERY)])
+    [done] = apply_rules(str(folder), [Rule(name="weekly", action="delete", older_than=EVERY)])
     log = folder / LOG
     before, after = log.read_text().splitlines()
     assert before.split("\t")[1:4] == ["begins", "delete", "weekly"]
@@ -636,7 +638,7 @@ def test_the_log_tells_what_was_begun_and_not_ended(
         store.delete(store.list_sessions()[0])
     monkeypatch.setattr(JSONLStore, "purge_trash", killed)
     with pytest.raises(KeyboardInterrupt):
-        keep_to(str(folder), [Rule(name="r", action="purge", older_than=EVERY)])
+        apply_rules(str(folder), [Rule(name="r", action="purge", older_than=EVERY)])
     [line] = (folder / LOG).read_text().splitlines()
     assert line.split("\t")[1:4] == ["begins", "purge", "r"]
 
@@ -645,7 +647,7 @@ def test_the_log_does_not_fill_with_what_is_left_alone(folder: Path) -> None:
     with open_store(folder) as store:
         store.add_messages("batch", [{"role": "user", "content": "x"}] * 3)
         store.checkpoint("batch", summary="x", upto=1)
-    [done] = keep_to(str(folder), [Rule(name="r", action="archive", older_than=EVERY)])
+    [done] = apply_rules(str(folder), [Rule(name="r", action="archive", older_than=EVERY)])
     assert done.outcome == "skipped"
     assert (folder / LOG).read_text() == ""
 
@@ -653,7 +655,7 @@ def test_the_log_does_not_fill_with_what_is_left_alone(folder: Path) -> None:
 def test_what_cannot_be_told_of_is_not_done(folder: Path, tmp_path: Path) -> None:
     (folder / LOG).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StenologError):
-        keep_to(str(folder), [Rule(name="r", action="delete", older_than=EVERY)])
+        apply_rules(str(folder), [Rule(name="r", action="delete", older_than=EVERY)])
     assert len(_all_keys(str(folder))) == 1
     assert not (tmp_path / "elsewhere").exists()
 
@@ -661,4 +663,4 @@ def test_what_cannot_be_told_of_is_not_done(folder: Path, tmp_path: Path) -> Non
 def test_the_times_of_files_make_no_difference(folder: Path) -> None:
     for path in folder.rglob("*"):
         os.utime(path, (0, 0))
-    assert keep_to(str(folder), [Rule(name="r", action="delete", older_than=DAY)]) == []
+    assert apply_rules(str(folder), [Rule(name="r", action="delete", older_than=DAY)]) == []

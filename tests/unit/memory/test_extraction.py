@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stenolog.memory.extraction import (
     MOST_FACTS,
-    Heard,
+    ExtractedFacts,
     answer_tokens,
     question,
     read_answer,
@@ -75,7 +75,7 @@ def test_a_sound_answer_is_taken_turn_by_turn() -> None:
     assert found is not None
     assert found[1].daily == "Said what they eat."
     assert [fact.about for fact in found[1].facts] == ["diet"]
-    assert found[2] == Heard(daily="Talked.")
+    assert found[2] == ExtractedFacts(daily="Talked.")
 
 
 def test_an_answer_on_one_turn_may_do_without_the_list_and_the_right_number() -> None:
@@ -163,7 +163,7 @@ def test_any_json_is_read_without_an_error(value: Any, turns: int) -> None:
 def test_dots_are_no_entry_and_no_fact(empty: str) -> None:
     fact = {"text": empty, "about": "x", "quote": "I live in Lisbon", "confidence": 1}
     answer = {"turns": [{"turn": 1, "daily": empty, "facts": [fact]}]}
-    assert read_answer(json.dumps(answer), turns=1) == {1: Heard(malformed=1)}
+    assert read_answer(json.dumps(answer), turns=1) == {1: ExtractedFacts(malformed=1)}
 
 
 def test_a_word_alone_is_no_fact_but_a_sentence_without_spaces_is() -> None:

@@ -12,7 +12,7 @@ import pytest
 from stenolog.catalog.message_metadata import received
 from stenolog.context.context import Context
 from stenolog.errors import NoSuchNote, StoreClosed, UsageError
-from stenolog.memory.consolidation import Consolidated
+from stenolog.memory.consolidation import ConsolidationReport
 from stenolog.memory.facade import Memory, open_memory
 from stenolog.memory.notes import Draft
 from stenolog.memory.prompt_block import strip_blocks
@@ -22,7 +22,7 @@ from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.testing.scripted_model import Scripted
+from stenolog.testing.scripted_model import ScriptedReply
 from stenolog.tokens import Tokens
 from stenolog.transfer.open_sessions import open_sessions
 
@@ -51,7 +51,7 @@ def sessions(where: str) -> Iterator[Store]:
 
 @pytest.fixture
 def memory(where: str, sessions: Store) -> Iterator[Memory]:
-    with open_memory(where, ask=Scripted([clerk] * 20), sessions=sessions) as opened:
+    with open_memory(where, ask=ScriptedReply([clerk] * 20), sessions=sessions) as opened:
         yield opened
 
 
@@ -63,7 +63,7 @@ def talk(sessions: Store, key: str, said: str) -> None:
 def test_what_was_said_is_consolidated_and_recalled(sessions: Store, memory: Memory) -> None:
     talk(sessions, ANN, "My bicycle is red")
 
-    assert memory.consolidate(ANN) == Consolidated(turns=1, daily=1, core=1)
+    assert memory.consolidate(ANN) == ConsolidationReport(turns=1, daily=1, core=1)
 
     found = memory.recall("which colour has the bicycle", key=ANN)
     assert "My bicycle is red" in found.block
@@ -125,7 +125,9 @@ def test_sessions_of_one_verified_sender_share_a_memory_where_that_is_asked_for(
         body = received({"role": "user", "content": text}, sender=sender)
         sessions.add_full_message(key, body)
         sessions.add_message(key, "assistant", "Noted.")
-    with open_memory(where, threads=True, ask=Scripted([clerk] * 4), sessions=sessions) as memory:
+    with open_memory(
+        where, threads=True, ask=ScriptedReply([clerk] * 4), sessions=sessions
+    ) as memory:
         question = "bicycle boat car plane"
         before = memory.recall(question, key="slack:T1:ann")
         for key in sessions.list_sessions():
@@ -245,7 +247,7 @@ def test_sessions_that_are_behind_are_found(sessions: Store, memory: Memory) -> 
 def test_one_call_asks_the_model_so_many_times_at_most(where: str, sessions: Store) -> None:
     for number in range(45):
         talk(sessions, ANN, f"My bicycle number {number} is red")
-    model = Scripted([clerk] * 9)
+    model = ScriptedReply([clerk] * 9)
     with open_memory(where, ask=model, sessions=sessions) as memory:
         done = memory.consolidate(ANN, most_calls=1)
         assert (done.turns, done.waiting, len(model.asked)) == (20, 25, 1)
@@ -259,7 +261,7 @@ def test_one_call_asks_the_model_so_many_times_at_most(where: str, sessions: Sto
 def test_the_counter_of_the_model_in_use_holds_the_budgets(where: str, sessions: Store) -> None:
     for number in range(12):
         talk(sessions, ANN, f"My bicycle number {number} is red " + "word " * 100)
-    model = Scripted([clerk] * 12)
+    model = ScriptedReply([clerk] * 12)
     many = Tokens(ratio=20.0)
     with open_memory(where, ask=model, sessions=sessions, tokens=many) as memory:
         memory.consolidate(ANN)
@@ -302,12 +304,12 @@ def test_a_secret_is_not_remembered_by_hand_either(memory: Memory) -> None:
 
 def test_switched_off_it_makes_no_notes_and_loses_none(where: str, sessions: Store) -> None:
     talk(sessions, ANN, "My bicycle is red")
-    with open_memory(where, ask=Scripted([]), consolidation=False, sessions=sessions) as off:
-        assert off.consolidate(ANN) == Consolidated()
+    with open_memory(where, ask=ScriptedReply([]), consolidation=False, sessions=sessions) as off:
+        assert off.consolidate(ANN) == ConsolidationReport()
         off.skip(ANN)
         assert off.notes.list(Scope(who=ANN)) == []
 
-    with open_memory(where, ask=Scripted([clerk]), sessions=sessions) as on:
+    with open_memory(where, ask=ScriptedReply([clerk]), sessions=sessions) as on:
         assert on.consolidate(ANN).turns == 1
 
 

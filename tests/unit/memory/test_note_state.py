@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.note_state import Noted
+from stenolog.memory.note_state import NoteState
 from stenolog.memory.scopes import Scope
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
@@ -36,8 +36,8 @@ def test_one_by_one_or_all_at_once_the_same_notes_are_in_force(
     given: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     messages = _stored(given)
-    at_once = Noted(ANN).after(messages)
-    grown = Noted(ANN)
+    at_once = NoteState(ANN).after(messages)
+    grown = NoteState(ANN)
     while messages:
         count = data.draw(st.integers(1, len(messages)))
         before = grown

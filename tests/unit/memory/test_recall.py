@@ -13,7 +13,7 @@ from stenolog.catalog.message_metadata import received
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.prompt_block import memory_block
-from stenolog.memory.recall import Recalled, recall
+from stenolog.memory.recall import RecallResult, recall
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.sessions.keys import person_in
 from stenolog.stores.base import Store
@@ -61,7 +61,7 @@ def _fact(text: str, **more: object) -> Draft:
     return Draft(kind="core", text=text, **more)  # type: ignore[arg-type]
 
 
-def _texts(found: Recalled) -> list[str]:
+def _texts(found: RecallResult) -> list[str]:
     return [one.text for one in found.found]
 
 
@@ -114,7 +114,7 @@ def test_nothing_asked_and_nothing_found_is_no_block(
     _say(store, "telegram:1", "The ferry was late.")
     for question in ("", "and then?", "zanzibar"):
         found = recall(question, scope=ME, notes=notes, catalog=catalog, now=NOW)
-        assert found == Recalled(block="", found=(), tokens=0)
+        assert found == RecallResult(block="", found=(), tokens=0)
 
 
 def test_superseded_and_forgotten_notes_are_not_recalled(notes: Notes) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stenolog.memory.prompt_block import CLOSING, HEADING, OPENING
 from stenolog.memory.ranking import Candidate, Kind, Ranked, understood
-from stenolog.memory.recall_format import WIDTH, Recalled, shortened, tell
+from stenolog.memory.recall_format import WIDTH, RecallResult, shortened, tell
 from stenolog.tokens import estimate
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
@@ -23,7 +23,7 @@ def _ranked(
     return Ranked(candidate=candidate, score=score)
 
 
-def _told(*ranked: Ranked, budget: int = 1_500) -> Recalled:
+def _told(*ranked: Ranked, budget: int = 1_500) -> RecallResult:
     return tell(ranked, ASKED, budget=budget, count=estimate, zone=UTC)
 
 
@@ -62,7 +62,7 @@ def test_the_newest_facts_come_first_and_the_rest_by_score() -> None:
 
 
 def test_without_anything_found_there_is_no_block() -> None:
-    assert _told() == Recalled(block="", found=(), tokens=0)
+    assert _told() == RecallResult(block="", found=(), tokens=0)
 
 
 def test_what_does_not_fit_is_left_out_from_the_worst_on() -> None:
@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_left_out_from_the_worst_on() -> None:
     assert found.tokens <= 200
     assert [one.source for one in found.found] == [f"cli:a:{n}" for n in range(len(found.found))]
     assert 3 < len(found.found) < 30
-    assert _told(*many, budget=5) == Recalled()
+    assert _told(*many, budget=5) == RecallResult()
 
 
 def test_a_short_one_may_fit_where_a_long_one_did_not() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import check_ask
-from stenolog.testing.scripted_model import Scripted
+from stenolog.testing.scripted_model import ScriptedReply
 
 
 def _with_how(messages: Sequence[Mapping[str, Any]], **how: object) -> str:
@@ -29,7 +29,7 @@ class _Client:
         _with_how,
         lambda *messages, **how: f"{messages}{how}",
         functools.partial(_with_how, temperature=0),
-        Scripted(["yes"]),
+        ScriptedReply(["yes"]),
         _Client(),
         _Client().answer,
         dict,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stenolog.context.overflow import read_overflow
-from stenolog.context.request_messages import Needs, arrange
+from stenolog.context.request_messages import ProviderRequirements, arrange
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers import openai_chat
 from stenolog.providers.chat_model import ChatModel, Reply, Usage
@@ -160,7 +160,7 @@ def test_what_a_server_wants_back_with_its_calls_is_sent_back(server: ModelServe
     assert [call.get("extra_content") for call in reply.calls] == [signed, None]
 
     results = [{"role": "tool", "tool_call_id": id, "content": "x"} for id in ("a", "b")]
-    history = arrange([*messages(ASKED), reply.message(), *results], Needs())
+    history = arrange([*messages(ASKED), reply.message(), *results], ProviderRequirements())
     _, error = asked_once(model, history)
     assert server.requests[1]["messages"][1]["tool_calls"][0]["extra_content"] == signed
     # This server knows no such field; then it is asked without.
@@ -181,7 +181,7 @@ def test_signed_thoughts_are_kept_whole_to_be_sent_back(server: ModelServer) -> 
     reply, _ = asked_once(model_of(server), ASKED)
     whole = {"type": "reasoning.text", "text": "It is Everest.", "index": 0, "signature": "c2ln"}
     assert reply.message()["reasoning_details"] == [whole, *pieces[3:]]
-    needs = Needs(reasoning="all")
+    needs = ProviderRequirements(reasoning="all")
     assert arrange([reply.message()], needs)[0]["reasoning_details"] == [whole, *pieces[3:]]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stenolog.providers.request_errors import (
     Failure,
-    Patience,
+    RetryLimits,
     failure_of,
     is_passing,
     read_retry_after,
@@ -20,7 +20,7 @@ from stenolog.providers.request_errors import (
 )
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
-PATIENCE = Patience(retries=4, backoff=0.5, longest=60.0)
+PATIENCE = RetryLimits(retries=4, backoff=0.5, longest=60.0)
 
 
 def waits(failure: Failure, *, tried: int = 1, chance: float = 1.0) -> float | None:
@@ -57,7 +57,7 @@ def test_what_no_time_helps_is_not_tried_again_whatever_its_status(words: str) -
 def test_after_silence_there_is_at_most_one_more_try() -> None:
     silent = Failure("was silent", silent=True)
     assert [waits(silent, tried=tried) for tried in (1, 2)] == [0.5, None]
-    for patience in (Patience(retries=0), Patience(after_silence=0)):
+    for patience in (RetryLimits(retries=0), RetryLimits(after_silence=0)):
         assert seconds_to_wait(silent, patience, tried=1, now=NOW, chance=1) is None
     assert waits(Failure("cannot be reached"), tried=4) == 4
 
@@ -66,7 +66,7 @@ def test_each_wait_is_twice_as_long_up_to_a_bound_and_not_the_same_for_all() -> 
     failure = Failure("was busy", 503)
     assert [waits(failure, tried=tried) for tried in (1, 2, 3, 4, 5)] == [0.5, 1, 2, 4, None]
     assert waits(failure, tried=3, chance=0) == 1.0
-    patience = Patience(retries=100, backoff=1, longest=30)
+    patience = RetryLimits(retries=100, backoff=1, longest=30)
     waited = seconds_to_wait(failure, patience, tried=99, now=NOW, chance=1)
     assert waited == 30
 

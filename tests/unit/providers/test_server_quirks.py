@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stenolog.providers.request_errors import Failure
-from stenolog.providers.server_quirks import NO_TOOLS, Fallbacks
+from stenolog.providers.server_quirks import NO_TOOLS, ServerQuirks
 from stenolog.testing.scripted_model import tool_call
 from stenolog.testing.strict_requests import fault_of
 from unit.providers.answering import messages, tool
@@ -34,7 +34,7 @@ def test_calls_and_results_stand_in_words_where_no_tools_are_taken() -> None:
     said = {"role": "assistant", "content": "Both are high."}
     parts = [{"type": "text", "text": "I look."}, {"type": "image_url", "image_url": {}}]
     sent = request(*called("a", "b"), said, *messages("again"), *called("c", content=parts))
-    fallbacks = Fallbacks()
+    fallbacks = ServerQuirks()
     assert fallbacks.learn(sent, NO_TOOL) == NO_TOOLS
     made = fallbacks.applied(sent)
     assert made == {
@@ -59,7 +59,7 @@ def test_calls_and_results_stand_in_words_where_no_tools_are_taken() -> None:
 
 def test_a_server_that_wants_short_ids_gets_the_same_ones_each_time() -> None:
     sent = request(*called("call_a", "abcDEF123"))
-    fallbacks = Fallbacks()
+    fallbacks = ServerQuirks()
     assert fallbacks.learn(sent, NOT_9) == ""
     made = fallbacks.applied(sent)
     ids = [call["id"] for call in made["messages"][1]["tool_calls"]]
@@ -84,14 +84,14 @@ def test_fields_of_calls_that_another_server_made_are_left_out(words: str) -> No
     sent = request(*called("a"))
     plain = request(*called("a"))
     sent["messages"][1]["tool_calls"][0]["note"] = "x"
-    fallbacks = Fallbacks()
+    fallbacks = ServerQuirks()
     assert fallbacks.learn(plain, Failure(words, 400)) is None
     assert fallbacks.learn(sent, Failure(words, 400)) == ""
     assert fallbacks.applied(sent) == plain
 
 
 def test_nothing_is_learnt_twice_nor_from_what_would_change_nothing() -> None:
-    fallbacks = Fallbacks()
+    fallbacks = ServerQuirks()
     assert fallbacks.learn({"messages": messages("x")}, NO_TOOL) is None
     assert fallbacks.learn(request(), Failure(NO_TOOL.what, 503)) is None
     assert fallbacks.learn(request(), Failure(NO_TOOL.what, 500)) == NO_TOOLS
@@ -107,7 +107,7 @@ def test_strange_messages_do_not_break_it() -> None:
         {"role": "assistant", "tool_calls": [tool_call("look", id="\ud83d")]},
         {"role": "tool", "tool_call_id": None, "content": [{"type": "text"}, "x", None]},
     ]
-    fallbacks = Fallbacks()
+    fallbacks = ServerQuirks()
     for failure in (NOT_9, NO_TOOL):
         assert fallbacks.learn(request(*odd), failure) is not None
     assert "tools" not in fallbacks.applied(request(*odd))

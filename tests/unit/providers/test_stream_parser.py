@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.providers.chat_model import CallPart, Delta, Reply, Usage
-from stenolog.providers.request_errors import Trouble
+from stenolog.providers.request_errors import RequestError
 from stenolog.providers.stream_parser import ChunkReader, _Calls
 
 
@@ -240,7 +240,7 @@ JSON = st.recursive(
 def _trouble(way: str, text: str) -> str | None:
     try:
         getattr(reader(), way)(text)
-    except Trouble as trouble:
+    except RequestError as trouble:
         return trouble.failure.what
     return None
 
@@ -255,10 +255,10 @@ def test_whatever_a_server_sends_it_is_read_or_named(sent: Any) -> None:
 
 
 def test_a_whole_answer_that_is_an_error_or_nothing_is_named() -> None:
-    with pytest.raises(Trouble, match="no such model"):
+    with pytest.raises(RequestError, match="no such model"):
         reader().whole('{"error": {"message": "no such model"}}')
     for nothing in ("{}", "[]", '{"choices": []}', "null"):
-        with pytest.raises(Trouble, match="malformed answer"):
+        with pytest.raises(RequestError, match="malformed answer"):
             reader().whole(nothing)
 
 

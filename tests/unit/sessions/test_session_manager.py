@@ -29,7 +29,7 @@ from stenolog.errors import (
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores import json_file
 from stenolog.stores.base import Store
-from stenolog.stores.json_file import Kept, KeptMessage
+from stenolog.stores.json_file import JSONMessage, JSONSession
 from stenolog.testing.strategies import messages, texts
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "picoclaw-legacy"
@@ -219,10 +219,10 @@ def test_p10_what_is_composed_is_parsed_back(
     bodies: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     moment = datetime(2026, 11, 15, tzinfo=UTC)
-    session = Kept(
+    session = JSONSession(
         key="k",
         messages=tuple(
-            KeptMessage(
+            JSONMessage(
                 encode_object(body),
                 moment + timedelta(microseconds=number),
                 data.draw(st.none() | st.text(min_size=1, max_size=8)),

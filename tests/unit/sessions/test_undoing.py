@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stenolog.errors import NothingToUndo
-from stenolog.sessions.undoing import undo
+from stenolog.sessions.undoing import undo_last
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 
@@ -42,13 +42,13 @@ def test_each_step_leads_to_the_state_before_it(store: Store) -> None:
     _edit(store, "two?", "two.")
     _edit(store, "three?", "three.")
     assert _said(store) == ["three?", "three."]
-    first = undo(store, KEY)
+    first = undo_last(store, KEY)
     assert (first.op, first.shown, first.hid) == ("replace", 2, 2)
     assert _said(store) == ["two?", "two."]
-    assert undo(store, KEY).hid == 2
+    assert undo_last(store, KEY).hid == 2
     assert _said(store) == ["one?", "one."]
     with pytest.raises(NothingToUndo):
-        undo(store, KEY)
+        undo_last(store, KEY)
     assert len(store.get_history(KEY, full=True)) == 6, "nothing is gone"
 
 
@@ -58,7 +58,7 @@ def test_what_was_asked_after_it_stays(store: Store) -> None:
     _edit(store, "two?", "two.")
     store.add_message(KEY, "user", "and?")
     store.add_message(KEY, "assistant", "and.")
-    undo(store, KEY)
+    undo_last(store, KEY)
     assert _said(store) == ["one?", "one.", "and?", "and."]
 
 
@@ -67,10 +67,10 @@ def test_other_steps_are_taken_back_as_the_store_does(store: Store) -> None:
         store.add_message(KEY, "user", text)
     store.truncate_history(KEY, keep_last=1)
     store.add_message(KEY, "assistant", "four")
-    assert undo(store, KEY).op == "truncate"
+    assert undo_last(store, KEY).op == "truncate"
     assert _said(store) == ["one", "two", "three", "four"]
     with pytest.raises(NothingToUndo):
-        undo(store, "nobody")
+        undo_last(store, "nobody")
 
 
 def test_another_answer_to_the_same_question_is_taken_back(store: Store) -> None:
@@ -79,7 +79,7 @@ def test_another_answer_to_the_same_question_is_taken_back(store: Store) -> None
     for answer in ("uno.", "un."):
         store.set_history(KEY, [store.get_history(KEY)[0].to_dict()])
         store.add_message(KEY, "assistant", answer)
-    undo(store, KEY)
+    undo_last(store, KEY)
     assert _said(store) == ["one?", "uno."]
-    undo(store, KEY)
+    undo_last(store, KEY)
     assert _said(store) == ["one?", "one."]

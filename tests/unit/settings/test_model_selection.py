@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stenolog.errors import UsageError
-from stenolog.providers.chat_model import ChatModel, KnowsItsContext
+from stenolog.providers.chat_model import ChatModel, HasContextWindow
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings.model_selection import (
     PROVIDERS,
@@ -171,14 +171,14 @@ def test_a_model_on_ollama_knows_how_much_it_sees() -> None:
         here = {"OLLAMA_HOST": server.url.removesuffix("/v1"), "OLLAMA_CONTEXT_LENGTH": "9000"}
         model = open_model(chosen("ollama/qwen3", environment=here), environment=here)
         assert isinstance(model, ChatModel)
-        assert isinstance(model, KnowsItsContext)
+        assert isinstance(model, HasContextWindow)
         assert (model.name, model.context) == ("ollama/qwen3", 9_000)
         reply, error = asked_once(model, "hello", tools=[tool("look")], max_tokens=5)
         assert (reply.text, error) == ("You said: hello", None)
         assert server.requests[0]["model"] == "qwen3"
         assert server.requests[0]["tools"] == [tool("look")]
         assert server.requests[0]["max_tokens"] == 5
-    assert not isinstance(open_model(chosen("openai/x"), environment=KEYS), KnowsItsContext)
+    assert not isinstance(open_model(chosen("openai/x"), environment=KEYS), HasContextWindow)
 
 
 def test_the_key_is_sent_and_a_missing_one_is_named() -> None:

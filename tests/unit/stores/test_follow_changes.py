@@ -14,7 +14,7 @@ from stenolog.errors import SessionDeleted
 from stenolog.records import Message
 from stenolog.stores import following
 from stenolog.stores.base import Store
-from stenolog.stores.following import Changed, changed_between, follow_changes
+from stenolog.stores.following import SessionChange, changed_between, follow_changes
 from stenolog.stores.open_store import open_store
 
 ENGINES = ("jsonl", "sqlite", "memory", "postgresql")
@@ -33,7 +33,7 @@ def test_messages_and_changes_come_in_their_order(
     with memory_disk.folder() as folder, _open(engine, folder, own_url) as store:
         for number in range(4):
             store.add_message("s", "user", f"m{number}")
-        found: list[Message | Changed] = []
+        found: list[Message | SessionChange] = []
         failed: list[BaseException] = []
 
         def listen() -> None:
@@ -68,11 +68,11 @@ def test_messages_and_changes_come_in_their_order(
     assert len(failed) == 1
 
 
-def _seen(found: list[Message | Changed]) -> list[Any]:
-    return [one.kind if isinstance(one, Changed) else one.content for one in list(found)]
+def _seen(found: list[Message | SessionChange]) -> list[Any]:
+    return [one.kind if isinstance(one, SessionChange) else one.content for one in list(found)]
 
 
-def _have(found: list[Message | Changed], count: int) -> bool:
+def _have(found: list[Message | SessionChange], count: int) -> bool:
     return len(found) >= count
 
 

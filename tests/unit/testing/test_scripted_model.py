@@ -8,8 +8,8 @@ from stenolog.errors import ModelUnavailable, UsageError
 from stenolog.providers.chat_model import Ask, ChatModel, Reply
 from stenolog.settings.model_selection import NoModel
 from stenolog.testing.scripted_model import (
-    Scripted,
     ScriptedModel,
+    ScriptedReply,
     offline_model,
     offline_script,
     tool_call,
@@ -18,11 +18,11 @@ from unit.providers.answering import asked_once, messages, tool
 
 
 def test_it_is_a_model_that_can_be_asked() -> None:
-    assert isinstance(Scripted([]), Ask)
+    assert isinstance(ScriptedReply([]), Ask)
 
 
 def test_it_answers_in_the_order_of_its_script_and_keeps_what_it_was_asked() -> None:
-    model = Scripted(["one", lambda messages: str(messages[-1]["content"]).upper()])
+    model = ScriptedReply(["one", lambda messages: str(messages[-1]["content"]).upper()])
 
     assert model([{"role": "user", "content": "a"}]) == "one"
     assert model([{"role": "user", "content": "b"}], schema={}, max_tokens=5) == "B"
@@ -30,7 +30,7 @@ def test_it_answers_in_the_order_of_its_script_and_keeps_what_it_was_asked() -> 
 
 
 def test_an_exception_in_the_script_is_raised_and_the_next_answer_follows() -> None:
-    model = Scripted([TimeoutError("the model is down"), "back"])
+    model = ScriptedReply([TimeoutError("the model is down"), "back"])
 
     with pytest.raises(TimeoutError, match="down"):
         model([])
@@ -40,7 +40,7 @@ def test_an_exception_in_the_script_is_raised_and_the_next_answer_follows() -> N
 
 def test_a_script_at_its_end_says_so() -> None:
     with pytest.raises(UsageError, match="no answer left"):
-        Scripted([])([])
+        ScriptedReply([])([])
 
 
 # --- the model that streams ------------------------------------------------------------------

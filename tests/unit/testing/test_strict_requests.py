@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from stenolog.context.request_messages import Needs, arrange
+from stenolog.context.request_messages import ProviderRequirements, arrange
 from stenolog.testing.strict_requests import fault_of
 from unit.context.histories import sessions
 from unit.providers.answering import tool
@@ -113,4 +113,4 @@ def test_what_some_refuse_is_refused(words: str, wrong: Any) -> None:
 
 @given(sessions())
 def test_every_window_of_ours_is_taken(said: list[dict[str, Any]]) -> None:
-    assert fault_of(request(*arrange(said, Needs()))) is None
+    assert fault_of(request(*arrange(said, ProviderRequirements()))) is None

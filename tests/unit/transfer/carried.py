@@ -8,7 +8,7 @@ from stenolog.records import timestamp
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.stores.snapshots import LifeMark, WholeStore
+from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 from stenolog.transfer.comparison import digest_of
 
 LONG = "what was said \ud800 \x00 " * 1_000
@@ -32,13 +32,13 @@ def opened(engine: str, place: Path, *, name: str = "x", **options: Any) -> Stor
             return InMemoryStore()
 
 
-def whole(store: Store) -> WholeStore:
+def whole(store: Store) -> SnapshotStore:
     """The same, as who copies sees it."""
-    assert isinstance(store, WholeStore)
+    assert isinstance(store, SnapshotStore)
     return store
 
 
-def mark_of(store: Store, key: str) -> LifeMark:
+def mark_of(store: Store, key: str) -> SnapshotMark:
     """The living session of this key."""
     [found] = [m for m in whole(store).lives() if m.key == key and m.deleted is None]
     return found

@@ -13,7 +13,7 @@ from postgres_server import Databases
 from stenolog import DamagedStore, JSONLStore, SQLiteStore, StoreBusy, UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
-from stenolog.stores.snapshots import WholeStore
+from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer import backup
 from stenolog.transfer.backup import MANIFEST, back_up, restore, verify
 from stenolog.transfer.copy import Step
@@ -367,7 +367,7 @@ def test_no_stamp_of_a_server_comes_again_after_a_restore(
         with open_store(where) as store:
             for summary in summaries:
                 store.set_summary("a", summary)
-                assert isinstance(store, WholeStore)
+                assert isinstance(store, SnapshotStore)
                 yield from (mark.stamp for mark in store.lives())
 
     with open_store(where) as store:

@@ -29,10 +29,16 @@ from stenolog import (
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.stores.snapshots import Life, LifeMark, LifeWriter, Reading, WholeStore
+from stenolog.stores.snapshots import (
+    Snapshot,
+    SnapshotMark,
+    SnapshotReading,
+    SnapshotStore,
+    SnapshotWriter,
+)
 from stenolog.testing.strategies import operations
 from stenolog.transfer import copy
-from stenolog.transfer.copy import Problem, Step, Transferred, copy_lives, preview_lives
+from stenolog.transfer.copy import CopyTotals, Problem, Step, copy_lives, preview_lives
 from unit.transfer.carried import (
     LONG_KEY,
     digests,
@@ -82,7 +88,7 @@ def stores(place: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
         yield make
 
 
-def _copied(source: Store, target: Store) -> Transferred:
+def _copied(source: Store, target: Store) -> CopyTotals:
     found = copy_lives(whole(source), whole(target))
     assert found.problems == ()
     return found
@@ -505,7 +511,7 @@ def test_the_last_pass_has_what_is_written_before_it(stores: Open, one: str, oth
 class _Watched:
     """A destination that looks whether the source can be written to while it is."""
 
-    def __init__(self, target: WholeStore, source: Store) -> None:
+    def __init__(self, target: SnapshotStore, source: Store) -> None:
         self._target = target
         self._source = source
         self.refused = 0
@@ -514,12 +520,12 @@ class _Watched:
         self.hold_life = target.hold_life
 
     @contextmanager
-    def writing_lives(self) -> Iterator[LifeWriter]:
+    def writing_lives(self) -> Iterator[SnapshotWriter]:
         with self._target.writing_lives() as writer:
             self._writer = writer
             yield self
 
-    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
         try:
             self._source.add_message("a", "user", "beside it")
         except StoreBusy:
@@ -636,15 +642,15 @@ def test_a_copy_that_was_cut_short_goes_on(
 class _Breaking:
     """A source whose messages break off, as on a disk that fails."""
 
-    def __init__(self, source: WholeStore, after: int) -> None:
+    def __init__(self, source: SnapshotStore, after: int) -> None:
         self._source = source
         self._after = after
         self.lives = source.lives
 
     @contextmanager
-    def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+    def read_life(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         with self._source.read_life(mark, after=after) as reading:
-            yield Reading(
+            yield SnapshotReading(
                 life=reading.life,
                 messages=self._broken(reading.messages),
                 stamp=reading.stamp,
@@ -658,7 +664,7 @@ class _Breaking:
                 raise _CutError
             yield message
 
-    def writing_lives(self) -> AbstractContextManager[LifeWriter]:
+    def writing_lives(self) -> AbstractContextManager[SnapshotWriter]:
         raise NotImplementedError
 
 
@@ -824,7 +830,7 @@ def test_what_is_known_is_not_believed_where_the_source_has_more(place: Path) ->
 class _Around:
     """A store as it is; tests change one thing about it."""
 
-    def __init__(self, store: WholeStore) -> None:
+    def __init__(self, store: SnapshotStore) -> None:
         self._store = store
         self.lives = store.lives
         self.read_life = store.read_life
@@ -835,12 +841,12 @@ class _Around:
 class _Unlockable(_Around):
     """Can be read, and refuses its locks."""
 
-    def __init__(self, store: WholeStore, error: StenologError) -> None:
+    def __init__(self, store: SnapshotStore, error: StenologError) -> None:
         super().__init__(store)
         self._error = error
         self.hold_life = self._refuse
 
-    def _refuse(self, *_: object, **__: object) -> AbstractContextManager[Reading]:
+    def _refuse(self, *_: object, **__: object) -> AbstractContextManager[SnapshotReading]:
         raise self._error
 
 
@@ -866,7 +872,7 @@ def test_a_source_that_refuses_its_locks_is_read_without_them(error: StenologErr
 class _OftenBusy(_Around):
     """A destination whose writer is refused for one key, when all is written, so many times."""
 
-    def __init__(self, store: WholeStore, key: str, times: int) -> None:
+    def __init__(self, store: SnapshotStore, key: str, times: int) -> None:
         super().__init__(store)
         self._key = key
         self.times = times
@@ -874,7 +880,7 @@ class _OftenBusy(_Around):
         self.writing_lives = self._writing
 
     @contextmanager
-    def _writing(self) -> Iterator[LifeWriter]:
+    def _writing(self) -> Iterator[SnapshotWriter]:
         self._wanted = False
         with self._store.writing_lives() as writer:
             self._writer = writer
@@ -883,7 +889,7 @@ class _OftenBusy(_Around):
                 self.times -= 1
                 raise StoreBusy("somebody else writes")
 
-    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
         if life.key == self._key:
             self._wanted = True
             if self.times:
@@ -908,11 +914,11 @@ def test_a_destination_that_is_busy_ends_no_copy() -> None:
 class _Unreadable(_Around):
     """A destination that is too busy to be looked at."""
 
-    def __init__(self, store: WholeStore) -> None:
+    def __init__(self, store: SnapshotStore) -> None:
         super().__init__(store)
         self.read_life = self._refuse
 
-    def _refuse(self, *_: object, **__: object) -> AbstractContextManager[Reading]:
+    def _refuse(self, *_: object, **__: object) -> AbstractContextManager[SnapshotReading]:
         raise StoreBusy("replaced all the time")
 
 

@@ -17,7 +17,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.transfer import session_import
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
 from stenolog.transfer.merge import TAKEN
-from stenolog.transfer.migration import Migrated, take_in
+from stenolog.transfer.migration import ImportReport, import_folder
 from unit.transfer.old_sources import LAYOUTS, adk, events, nanobot, role, said, strands, words
 
 STEPS: Final = ("set_meta", "add_messages", "checkpoint", "hide", "set_summary")
@@ -36,9 +36,9 @@ def store(request: pytest.FixtureRequest, place: Path) -> Iterator[Store]:
         yield opened
 
 
-def copied(source: Path, store: Store) -> Migrated:
+def copied(source: Path, store: Store) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
-    return take_in(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
+    return import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
 
 
 def bytes_of(folder: Path) -> dict[str, tuple[bytes, int]]:

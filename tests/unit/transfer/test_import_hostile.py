@@ -22,7 +22,7 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
 from stenolog.transfer.importers.sqlite_file import SQLiteFile, rows_of
-from stenolog.transfer.migration import Migrated, take_in
+from stenolog.transfer.migration import ImportReport, import_folder
 from unit.transfer.old_sources import (
     AGENT_TABLES,
     EPOCH,
@@ -63,9 +63,9 @@ def place() -> Iterator[Path]:
         yield path
 
 
-def copied(source: Path, store: InMemoryStore) -> Migrated:
+def copied(source: Path, store: InMemoryStore) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
-    return take_in(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
+    return import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
 
 
 def contents(store: InMemoryStore, key: str) -> list[Any]:

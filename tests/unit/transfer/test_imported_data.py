@@ -22,7 +22,7 @@ from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT, Layout
-from stenolog.transfer.migration import Migrated, take_in
+from stenolog.transfer.migration import ImportReport, import_folder
 from stenolog.transfer.open_sessions import open_sessions
 from unit.transfer.old_sources import LAYOUTS
 
@@ -96,9 +96,9 @@ SOURCES: Final[dict[str, Callable[[Path, int], Path]]] = {
 }
 
 
-def _imported(source: Path, store: Any, **options: Any) -> Migrated:
+def _imported(source: Path, store: Any, **options: Any) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
-    return take_in(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT, **options)
+    return import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT, **options)
 
 
 @pytest.mark.parametrize("name", SOURCES)

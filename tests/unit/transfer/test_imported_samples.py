@@ -16,11 +16,11 @@ from typing import Any, Final
 import pytest
 
 import memory_disk
-from stenolog.context.request_messages import Needs, arrange
+from stenolog.context.request_messages import ProviderRequirements, arrange
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
-from stenolog.transfer.migration import Migrated, take_in
+from stenolog.transfer.migration import ImportReport, import_folder
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 THE_DAY: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,11 +44,11 @@ def store(request: pytest.FixtureRequest, place: Path) -> Iterator[Store]:
         yield opened
 
 
-def copied(source: Path, store: Store) -> Migrated:
+def copied(source: Path, store: Store) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
     before = {path: path.read_bytes() for path in _files(source)}
     names = {path.name for path in folder.iterdir()}
-    migrated = take_in(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
+    migrated = import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
     assert {path: path.read_bytes() for path in _files(source)} == before
     assert {path.name for path in folder.iterdir()} == names
     assert migrated.left == ()
@@ -74,7 +74,7 @@ def compare(
     assert [message.seq for message in found] == list(range(1, len(expected) + 1))
     assert not any(message.hidden for message in found)
     # The session can be gone on with: each call is answered, and nothing is left out.
-    sent = arrange(found, Needs())
+    sent = arrange(found, ProviderRequirements())
     calls = [call["id"] for message in sent for call in message.get("tool_calls", [])]
     results = [message for message in sent if message["role"] == "tool"]
     assert [message["tool_call_id"] for message in results] == calls
@@ -234,7 +234,7 @@ def test_all_samples_at_once(place: Path) -> None:
     [workspace] = (place / "nanobot").iterdir()
     shutil.copytree(workspace, place / workspace.name)
     with open_store("memory:") as store:
-        migrated = take_in(place, store, renaming=False, layouts=EVERY_LAYOUT)
+        migrated = import_folder(place, store, renaming=False, layouts=EVERY_LAYOUT)
         assert [Path(left.file).name for left in migrated.left] == ["broken.json"]
         # nanobot and picoclaw have a session of the same key.
         assert sorted(store.list_sessions()) == [

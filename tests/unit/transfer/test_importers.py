@@ -14,7 +14,7 @@ from stenolog.codec import MAX_MESSAGE_BYTES
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers import picoclaw, zeroclaw
 from stenolog.transfer.importers.legacy_session import lines
-from stenolog.transfer.migration import take_in
+from stenolog.transfer.migration import import_folder
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 LAYOUTS: Final = ("picoclaw", "picoclaw-legacy", "zeroclaw")
@@ -121,7 +121,7 @@ def test_a_meta_that_cannot_be_read_does_not_keep_the_messages_out(
     (tmp_path / "a_1.meta.json").write_bytes(meta)
     assert picoclaw.read_meta(meta).key is None
     with open_store("memory:") as store:
-        [taken] = take_in(tmp_path, store, renaming=False).taken
+        [taken] = import_folder(tmp_path, store, renaming=False).taken
         assert (taken.key, taken.messages) == ("a_1", 1)
         assert store.get_history("a_1")[0].content == "x"
 

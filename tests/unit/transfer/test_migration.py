@@ -27,7 +27,7 @@ from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.merge import TAKEN
-from stenolog.transfer.migration import Migrated, migrate_from_json, take_in
+from stenolog.transfer.migration import ImportReport, import_folder, migrate_from_json
 from stenolog.transfer.session_import import CHUNK
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
@@ -429,7 +429,7 @@ def test_a_session_that_was_deleted_since_stays_deleted(store: Store, place: Pat
     assert (again.sessions, names(place)) == (0, ["k.json.migrated"])
     # Who asks for it gets it back.
     (place / "k.json.migrated").rename(path)
-    assert take_in(place, store, renaming=False).messages == 1
+    assert import_folder(place, store, renaming=False).messages == 1
     assert contents(store) == ["a"]
 
 
@@ -496,13 +496,13 @@ def test_logs_of_our_own_are_no_old_sessions(place: Path) -> None:
         damaged = place / "plain.jsonl"
         damaged.write_bytes(b"{" + damaged.read_bytes()[2:])
         for into in (ours, InMemoryStore()):
-            assert migrate_from_json(place, into) == Migrated()
-            assert take_in(place, into, renaming=False) == Migrated()
+            assert migrate_from_json(place, into) == ImportReport()
+            assert import_folder(place, into, renaming=False) == ImportReport()
     assert {path.name for path in place.glob("*.jsonl")} == set(before)
 
 
 def test_a_folder_that_is_not_there_is_no_failure(store: Store, tmp_path: Path) -> None:
-    assert migrate_from_json(tmp_path / "nowhere", store) == Migrated()
+    assert migrate_from_json(tmp_path / "nowhere", store) == ImportReport()
 
 
 def test_a_meta_alone_is_a_session_where_it_has_a_summary(store: Store, place: Path) -> None:
@@ -534,7 +534,7 @@ def test_a_folder_behind_a_link_is_left_alone(store: Store, place: Path, tmp_pat
     assert store.list_sessions() == []
     assert names(place) == []
     # Who names it as a source means it.
-    assert take_in(tmp_path / "link", store, renaming=False).sessions == 2
+    assert import_folder(tmp_path / "link", store, renaming=False).sessions == 2
 
 
 def test_skip_counts_lines_that_cannot_be_read(store: Store, place: Path) -> None:
@@ -801,7 +801,7 @@ def test_a_log_named_like_one_of_ours_with_escapes_is_taken_in_when_asked_for(
     picoclaw(place, "a%3Ab", "x")
     (place / "a%3Ab.meta.json").unlink(missing_ok=True)
     with open_store(place.parent) as store:
-        assert take_in(place, store, thorough=False) == Migrated()
+        assert import_folder(place, store, thorough=False) == ImportReport()
         assert migrate_from_json(place, store).sessions == 1
 
 
@@ -811,7 +811,7 @@ def test_a_percent_in_the_name_of_another_program_s_log_hides_nothing(
 ) -> None:
     picoclaw(place, stem, "x", key=f"key of {stem}")
     with open_store(place.parent) as store:
-        assert take_in(place, store, thorough=False).sessions == 1
+        assert import_folder(place, store, thorough=False).sessions == 1
         assert contents(store, f"key of {stem}") == ["x"]
 
 
@@ -978,7 +978,7 @@ def test_a_long_session_goes_in_batches(store: Store, place: Path) -> None:
     texts = [f"message {number}" for number in range(2 * CHUNK + 7)]
     picoclaw(place, "k", *texts, key="k", skip=CHUNK + 3, summary="the first half")
     done: list[float] = []
-    migrated = take_in(place, store, progress=done.append)
+    migrated = import_folder(place, store, progress=done.append)
     assert migrated.messages == len(texts)
     assert contents(store, full=True) == texts
     assert contents(store) == texts[CHUNK + 3 :]
@@ -1035,7 +1035,7 @@ def test_p7_who_finds_another_at_work_waits_and_then_leaves_it_to_them(
         assert "another process" in migrated.left[0].reason
         assert (names(place), store.list_sessions()) == (before, [])
         # A copy changes nothing in the folder, and need not wait.
-        assert take_in(place, InMemoryStore(), renaming=False).sessions == 6
+        assert import_folder(place, InMemoryStore(), renaming=False).sessions == 6
     assert migrate_from_json(place, store).sessions == 6
 
 

@@ -8,7 +8,7 @@ import pytest
 import memory_disk
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.backup import back_up, verify
-from stenolog.transfer.copy_all import Copied, copy_place
+from stenolog.transfer.copy_all import CopyReport, copy_place
 from unit.transfer.carried import digests
 from unit.unreadable import obey_modes
 
@@ -33,7 +33,7 @@ def _of(where: object) -> dict[str, tuple[str, str | None, str]]:
         return digests(store)
 
 
-def _reason(copied: Copied) -> tuple[str, str]:
+def _reason(copied: CopyReport) -> tuple[str, str]:
     [problem] = copied.namespaces["sessions"].problems
     return problem.key, problem.reason
 

@@ -17,12 +17,12 @@ import psycopg
 
 from stenolog.catalog.catalog_database import (
     VERSION,
-    Away,
-    Broken,
-    Busy,
+    CatalogBusy,
+    CatalogDamaged,
+    CatalogUnusable,
+    DatabaseUnreachable,
     Row,
     Transaction,
-    Unusable,
     in_order,
     named,
 )
@@ -131,7 +131,7 @@ class SchemaDatabase:
 
     def _check_writable(self) -> None:
         if not self._writable:
-            raise Unusable("the catalog in this database is only read")
+            raise CatalogUnusable("the catalog in this database is only read")
 
     @contextmanager
     def _alone(self) -> Iterator[Transaction]:
@@ -171,7 +171,7 @@ class SchemaDatabase:
 
     def _check(self, found: Iterable[Row]) -> None:
         if [row[0] for row in found] != [self._version]:
-            raise Broken("the index is missing, or of another version")
+            raise CatalogDamaged("the index is missing, or of another version")
 
     @contextmanager
     def _sorted(self) -> Iterator[None]:
@@ -179,25 +179,25 @@ class SchemaDatabase:
             yield
         except DamagedStore as error:
             self._damaged = True
-            raise Broken(str(error)) from error
+            raise CatalogDamaged(str(error)) from error
         except (ValueError, msgspec.MsgspecError) as error:
             # All data here was written by this class: unreadable data is damaged.
             self._damaged = True
-            raise Broken(f"the index holds what nobody wrote: {error}") from error
+            raise CatalogDamaged(f"the index holds what nobody wrote: {error}") from error
         except StoreBusy as error:
-            raise Busy(str(error)) from error
+            raise CatalogBusy(str(error)) from error
         except (StoreUnavailable, ReadOnly) as error:
             raise self._meaning(error) from error
 
-    def _meaning(self, error: Exception) -> Broken | Unusable:
+    def _meaning(self, error: Exception) -> CatalogDamaged | CatalogUnusable:
         cause = error.__cause__ or error
         if is_lost(cause):
-            return Away(str(error))
+            return DatabaseUnreachable(str(error))
         if isinstance(cause, psycopg.IntegrityError):
             # Rows refer to missing rows.
             self._damaged = True
-            return Broken(str(error))
-        return Busy(str(error)) if is_passing(cause) else Unusable(str(error))
+            return CatalogDamaged(str(error))
+        return CatalogBusy(str(error)) if is_passing(cause) else CatalogUnusable(str(error))
 
 
 class _Texts:

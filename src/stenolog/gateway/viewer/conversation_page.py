@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenolog.agent.commands import key_beside
+from stenolog.agent.commands import sibling_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
@@ -30,7 +30,7 @@ from stenolog.records import Message, SessionInfo, Span
 from stenolog.settings.secrets import without_password
 from stenolog.stores import spans
 from stenolog.stores.base import Store
-from stenolog.stores.snapshots import LifeMark, WholeStore
+from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 SIZE: Final = 50
 """Number of messages on a new page, and of each further part."""
@@ -162,7 +162,7 @@ def as_met(store: Store, key: str, read: Callable[[SessionInfo], Part]) -> tuple
 
 def _fork_key(key: str) -> str:
     try:
-        return key_beside(key)
+        return sibling_key(key)
     except UsageError:
         return f"{key}-fork"
 
@@ -224,7 +224,7 @@ def _read(
 ) -> list[Message]:
     """Return the messages of `runs` with seqs from `first` to `last`."""
     behind = spans.size(spans.clipped(runs, last + 1, info.last_seq))
-    if isinstance(store, WholeStore) and behind > max(_IN_VAIN, last - first):
+    if isinstance(store, SnapshotStore) and behind > max(_IN_VAIN, last - first):
         try:
             history = _read_up_to(store, info, first, last)
         except StenologError:
@@ -236,9 +236,9 @@ def _read(
     return [one for one in history if one.seq <= last and spans.contains(runs, one.seq)]
 
 
-def _read_up_to(store: WholeStore, info: SessionInfo, first: int, last: int) -> list[Message]:
+def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) -> list[Message]:
     """Return all messages from `first` to `last`, visible or hidden, without reading later ones."""
-    mark = LifeMark(key=info.key, uid=info.uid, stamp="")
+    mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
     made: list[Message] = []
     with store.read_life(mark, after=first - 1) as reading:
         for one in reading.messages:

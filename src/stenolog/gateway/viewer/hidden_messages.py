@@ -15,7 +15,7 @@ from stenolog.errors import StenologError
 from stenolog.records import SessionInfo, Span, Undo
 from stenolog.stores import spans
 from stenolog.stores.base import Store
-from stenolog.stores.snapshots import Life, LifeMark, WholeStore
+from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore
 
 HIDDEN: Final = "hidden"
 """Reason of a hidden message if the operation that hid it is unknown."""
@@ -106,12 +106,12 @@ def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo
     return Sight(present=present, gaps=gaps)
 
 
-def _life(store: Store, info: SessionInfo) -> Life | None:
+def _life(store: Store, info: SessionInfo) -> Snapshot | None:
     """Return everything the store knows of a session except messages; None if it cannot."""
-    if not isinstance(store, WholeStore):
+    if not isinstance(store, SnapshotStore):
         return None
     try:
-        with store.read_life(LifeMark(key=info.key, uid=info.uid, stamp="")) as reading:
+        with store.read_life(SnapshotMark(key=info.key, uid=info.uid, stamp="")) as reading:
             return reading.life
     except StenologError:
         # The page can do without the reason why a message is hidden.

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
-from stenolog.context.message_parts import role_of, speaks, words_of
+from stenolog.context.message_parts import has_text, role_of, text_parts_of
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.api_types import OfAgent
 from stenolog.gateway.requests import key_of, query_of
@@ -101,7 +101,7 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
     }
     history = agent.sessions.get_history(own)
     bodies = (message.to_dict() for message in reversed(history))
-    said = next((words_of(body) for body in bodies if speaks(body)), "")
+    said = next((text_parts_of(body) for body in bodies if has_text(body)), "")
     recalled = agent.recall(said, own, sender=None)
     try:
         window = context.window(own, memory=recalled.block)
@@ -132,7 +132,7 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
         messages=[
             Sent(
                 role=role_of(body) or "?",
-                line=one_line(words_of(body)),
+                line=one_line(text_parts_of(body)),
                 tokens=count,
                 exact=_exact(body, budget),
             )

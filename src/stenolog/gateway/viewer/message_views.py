@@ -26,7 +26,7 @@ from stenolog.context.message_parts import (
     calls_of,
     results_of,
     text_of,
-    words_of,
+    text_parts_of,
 )
 from stenolog.gateway.viewer.markdown_html import (
     LONGEST,
@@ -114,7 +114,7 @@ def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Sh
 
 def prompt_line(body: Mapping[str, Any]) -> str:
     """Return the user's prompt in one line, without pictures."""
-    return one_line(words_of({**body, "content": _without_pictures(body.get("content"))}))
+    return one_line(text_parts_of({**body, "content": _without_pictures(body.get("content"))}))
 
 
 def one_line(text: str) -> str:
@@ -191,7 +191,7 @@ def _words(body: Mapping[str, Any], role: str, page: ColourBudget) -> Markup:
         content = content.removesuffix(INTERRUPTED).rstrip()
     if content is not None and not isinstance(content, str | list):
         return Markup("<pre>{}</pre>").format(pretty(content, page))
-    return to_html(words_of({**body, "content": content}), page)
+    return to_html(text_parts_of({**body, "content": content}), page)
 
 
 def _without_pictures(content: Any) -> Any:

@@ -26,7 +26,7 @@ from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Draft, Note
 from stenolog.memory.scopes import scope_named
 from stenolog.records import Message, SessionInfo
-from stenolog.redaction.redact import Sharing, redact
+from stenolog.redaction.redact import SharingRedactor, redact
 from stenolog.transfer.export.formats import FOR_READERS, Form, pieces
 
 # --- notebook -------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ async def export(request: Request) -> Response:
     info, history = await gateway.loop.run(read)
     name = "".join(char if char.isascii() and char.isalnum() else "-" for char in key)[:80]
     return StreamingResponse(  # guard: viewer-export-redacted
-        _gathered(pieces(form, info, history, Sharing(wanted=form in FOR_READERS))),
+        _gathered(pieces(form, info, history, SharingRedactor(wanted=form in FOR_READERS))),
         media_type=kind,
         headers={"Content-Disposition": f'attachment; filename="{name}.{suffix}"'},
     )

@@ -12,7 +12,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import model_of, seconds_of, usage_of
 from stenolog.catalog.searchable_text import tags_from
-from stenolog.context.message_parts import calls_of, speaks
+from stenolog.context.message_parts import calls_of, has_text
 from stenolog.gateway.api_types import OfAgent
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shared_state import gateway_of
@@ -152,7 +152,7 @@ def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Tur
     made: list[Turn] = []
     for message in history:
         body = message.to_dict()
-        if speaks(body):
+        if has_text(body):
             prompt = prompt_line(body)
             made.append(Turn(seq=message.seq, at=message.at, prompt=prompt, hidden=message.hidden))
         if not made:

@@ -23,8 +23,8 @@ from stenolog.records import Message, Trashed
 from stenolog.stores import spans
 from stenolog.stores.jsonl import trash, writer
 from stenolog.stores.jsonl.directory import explained
-from stenolog.stores.jsonl.log import Found, Log
-from stenolog.stores.jsonl.open_logs import Logs, flock
+from stenolog.stores.jsonl.log import Log, LogLookup
+from stenolog.stores.jsonl.open_logs import OpenLogCache, flock
 from stenolog.stores.jsonl.rewrite import composed, swap
 from stenolog.stores.jsonl.scan import gather
 from stenolog.stores.jsonl.write_queue import WriteQueue, clear_away
@@ -39,7 +39,7 @@ class _Replaced(Exception):
 class Lifecycle:
     """Fork, delete and restore operations of one store."""
 
-    def __init__(self, logs: Logs, queue: WriteQueue, *, busy_timeout: float) -> None:
+    def __init__(self, logs: OpenLogCache, queue: WriteQueue, *, busy_timeout: float) -> None:
         self._logs = logs
         self._queue = queue
         self._directory = logs.directory
@@ -185,7 +185,9 @@ class _Source(Struct, frozen=True):
     generation: int
 
 
-def _source(log: Log, *, new_key: str, at: int | None, uid: str, now: str) -> tuple[_Source, Found]:
+def _source(
+    log: Log, *, new_key: str, at: int | None, uid: str, now: str
+) -> tuple[_Source, LogLookup]:
     """Return what a fork copies. Raises UsageError. The caller holds the log's mutex."""
     state, end = log.settled()
     fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
@@ -212,7 +214,7 @@ def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     )
 
 
-def locked(logs: Logs, key: str) -> Log:
+def locked(logs: OpenLogCache, key: str) -> Log:
     """Return the log of a session and hold its lock. Raises NoSuchSession, ReadOnly, as `lock`."""
     log = logs.lock(key, create=False)
     if log is None or not exists(log):

@@ -97,7 +97,7 @@ class Phase(Enum):
 _LOADED: Final = (Phase.NEW, Phase.READY)
 
 
-class Found(Struct, frozen=True):
+class LogLookup(Struct, frozen=True):
     """Messages of the live log, and the range that archives have to add."""
 
     messages: list[Message]
@@ -496,33 +496,33 @@ class Log:
         found = self.in_sight(last=last, after=after)
         return self.complete(found, self.archives_of(found)) if found.low else found.messages
 
-    def in_sight(self, *, last: int | None, after: int | None) -> "Found":
+    def in_sight(self, *, last: int | None, after: int | None) -> "LogLookup":
         """Return what `history` returns, as far as the messages are in the live log."""
         self.ensure_loaded()
         self.warm = True
         if last is None and after is None and self._in_sight is not None:
-            return Found(self._in_sight.copy())
+            return LogLookup(self._in_sight.copy())
         wanted = self._wanted(last, after)
         while wanted and self._reach(wanted[0][0]):
             wanted = self._wanted(last, after)
         found = [message for span in wanted for message in self._slice(*span)]
         if wanted and wanted[0][0] < self.first_live():
-            return Found(found, wanted[0][0], wanted, copy(self.known_state()))
+            return LogLookup(found, wanted[0][0], wanted, copy(self.known_state()))
         if last is None and after is None:
             self._in_sight = found.copy()
-        return Found(found)
+        return LogLookup(found)
 
-    def everything(self, *, after: int) -> "Found":
+    def everything(self, *, after: int) -> "LogLookup":
         """Return every message after `after` in the live log, with the hidden ones marked."""
         self.ensure_loaded()
         self.warm = True
         self._reach(after + 1)
         found = self._marked(self._slice(after + 1, self.next_seq))
         if after + 1 >= self.first_live():
-            return Found(found)
-        return Found(found, after + 1, state=copy(self.known_state()))
+            return LogLookup(found)
+        return LogLookup(found, after + 1, state=copy(self.known_state()))
 
-    def archives_of(self, found: "Found") -> list[archive.Opened]:
+    def archives_of(self, found: "LogLookup") -> list[archive.Opened]:
         """Return the archives that hold the rest of the messages, newest first.
 
         The caller need not hold the mutex: reading can take long, and archives do not change.
@@ -530,7 +530,7 @@ class Log:
         """
         return list(archive.chain(self.directory, found.state, found.low)) if found.state else []
 
-    def complete(self, found: "Found", archives: list[archive.Opened]) -> list[Message]:
+    def complete(self, found: "LogLookup", archives: list[archive.Opened]) -> list[Message]:
         """Return the messages found in the live log, preceded by those from the archives."""
         state = self.known_state()
         older: list[Message] = []

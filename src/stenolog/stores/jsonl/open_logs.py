@@ -20,7 +20,7 @@ from stenolog.records import Message
 from stenolog.stores.disk import Descriptor
 from stenolog.stores.jsonl import log_names
 from stenolog.stores.jsonl.directory import Directory, explained
-from stenolog.stores.jsonl.log import Found, Log, Phase
+from stenolog.stores.jsonl.log import Log, LogLookup, Phase
 from stenolog.stores.jsonl.rewrite import renew
 from stenolog.stores.jsonl.writer import now
 
@@ -36,7 +36,7 @@ _MOST_ENTRIES: Final = 8192
 T = TypeVar("T")
 
 
-class Logs:
+class OpenLogCache:
     """The open logs of one folder."""
 
     def __init__(self, directory: Directory, *, busy_timeout: float, cache_bytes: int) -> None:
@@ -164,7 +164,7 @@ class Logs:
             _check_time(deadline, key)
 
     def gathered(
-        self, key: str, look: Callable[[Log], tuple[T, Found]]
+        self, key: str, look: Callable[[Log], tuple[T, LogLookup]]
     ) -> tuple[T, list[Message]] | None:
         """Return what `look` returns, its messages completed from archives; None: no session.
 
@@ -183,7 +183,7 @@ class Logs:
             self.discard(log)
             _check_time(deadline, key)
 
-    def _completed(self, log: Log, found: Found) -> list[Message] | None:
+    def _completed(self, log: Log, found: LogLookup) -> list[Message] | None:
         """Return the messages that were found, together with those from archives.
 
         None if the log must be read again: it was replaced, or is no longer loaded.

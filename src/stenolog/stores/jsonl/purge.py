@@ -32,7 +32,7 @@ from stenolog.stores.jsonl import archive, leases, log_names, purge_rewrite, tra
 from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.jsonl.lifecycle import exists, failure, locked
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import Logs, flock
+from stenolog.stores.jsonl.open_logs import OpenLogCache, flock
 from stenolog.stores.jsonl.write_queue import WriteQueue, clear_away
 from stenolog.stores.state import copy, not_reached, present
 
@@ -45,7 +45,7 @@ _ASIDE_STAMP: Final = r"(\.new)?\.\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z"
 class Purging:
     """Purges of one store."""
 
-    def __init__(self, logs: Logs, queue: WriteQueue, *, busy_timeout: float) -> None:
+    def __init__(self, logs: OpenLogCache, queue: WriteQueue, *, busy_timeout: float) -> None:
         self._logs = logs
         self._queue = queue
         self._directory = logs.directory

@@ -40,9 +40,9 @@ from stenolog.stores.jsonl.directory import Directory, create_anew
 from stenolog.stores.jsonl.idempotency_keys import REMEMBERED
 from stenolog.stores.jsonl.lifecycle import Lifecycle
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import AT_ONCE, Logs, flock
+from stenolog.stores.jsonl.open_logs import AT_ONCE, OpenLogCache, flock
 from stenolog.stores.jsonl.writer import Outcome
-from stenolog.stores.snapshots import Life, state_of, token_of
+from stenolog.stores.snapshots import Snapshot, state_of, token_of
 
 _BLOCK: Final = 1024 * 1024
 _MOST_WAITING: Final = 64
@@ -56,23 +56,28 @@ _NOTE: Final = re.compile(r"\.[0-9a-f]{1,64}-archives\.copy")
 _TEMPORARY: Final = re.compile(r"\.[0-9a-f]{1,64}-[0-9a-f]{8}\.copy")
 
 
-class SnapshotWriter:
+class JSONLSnapshotWriter:
     """Writer of copies into one folder."""
 
     def __init__(
-        self, logs: Logs, lifecycle: Lifecycle, memory: snapshots.Memory, *, busy_timeout: float
+        self,
+        logs: OpenLogCache,
+        lifecycle: Lifecycle,
+        memory: snapshots.Memory,
+        *,
+        busy_timeout: float,
     ) -> None:
         self._logs = logs
         self._lifecycle = lifecycle
         self._directory = logs.directory
         self._memory = memory
         self._busy_timeout = busy_timeout
-        self._waiting: list[tuple[Life, _NewFile]] = []
+        self._waiting: list[tuple[Snapshot, _NewFile]] = []
         """New sessions that are written, but not yet synced or renamed to their final path."""
         self._deleted: set[str] = set()
 
     @contextmanager
-    def writing(self) -> Iterator["SnapshotWriter"]:
+    def writing(self) -> Iterator["JSONLSnapshotWriter"]:
         """Write copies; all of them are durable at the end. Raises NotStored, MaybeStored."""
         try:
             self._directory.settle()
@@ -92,7 +97,7 @@ class SnapshotWriter:
                 doing = f"syncing {self._directory.path}"
                 raise Outcome(0, error, unknown=True).failure(doing) from error
 
-    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
         """Write a session in one step. Raises as LifeWriter.write."""
         try:
             with self._locked_archives(life) as folder:
@@ -101,7 +106,7 @@ class SnapshotWriter:
             raise Outcome(0, error).failure(f"copying {life.key!r}") from error
 
     def _write(
-        self, life: Life, messages: Iterable[Message], instead_of: str, folder: int | None
+        self, life: Snapshot, messages: Iterable[Message], instead_of: str, folder: int | None
     ) -> None:
         self._check(life, instead_of)
         new = _NewFile(self._directory, life.uid)
@@ -145,7 +150,7 @@ class SnapshotWriter:
 
     # --- checks ------------------------------------------------------------------------------
 
-    def _check(self, life: Life, instead_of: str) -> None:
+    def _check(self, life: Snapshot, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy, as far as a check without a lock can show."""
         if instead_of:
             if snapshots.stamp_of(self._directory, _path_in(instead_of)) != instead_of:
@@ -159,13 +164,13 @@ class SnapshotWriter:
             if uid is not None and uid != life.uid:
                 raise SessionExists(life.key)
 
-    def _generation(self, life: Life, instead_of: str) -> int:
+    def _generation(self, life: Snapshot, instead_of: str) -> int:
         """Return the generation of the copy to be replaced."""
         with self._opened(life, _path_in(instead_of), hold=False) as log, log.mutex:
             return log.known_state().generation
 
     @contextmanager
-    def _opened(self, life: Life, path: str, *, hold: bool) -> Iterator[Log]:
+    def _opened(self, life: Snapshot, path: str, *, hold: bool) -> Iterator[Log]:
         """Open the copy of this session at a path, and lock it if `hold`. Raises StoreBusy."""
         until = time.monotonic() + self._busy_timeout
         with snapshots.opened_at(self._directory, path, life.uid, until=until, hold=hold) as log:
@@ -175,7 +180,7 @@ class SnapshotWriter:
 
     # --- final paths -------------------------------------------------------------------------
 
-    def _place(self, life: Life, new: "_NewFile") -> None:
+    def _place(self, life: Snapshot, new: "_NewFile") -> None:
         """Give a new file its final name, which must be free. Raises SessionExists, OSError."""
         if life.deleted is not None:
             with _trash_folder(self._directory) as folder:
@@ -197,7 +202,7 @@ class SnapshotWriter:
 
     def _replace(
         self,
-        life: Life,
+        life: Snapshot,
         new: "_NewFile",
         instead_of: str,
         folder: int | None,
@@ -299,7 +304,7 @@ class SnapshotWriter:
             os.unlink(_note_name(uid), dir_fd=self._directory.descriptor)
 
     @contextmanager
-    def _locked_archives(self, life: Life) -> Iterator[int | None]:
+    def _locked_archives(self, life: Snapshot) -> Iterator[int | None]:
         """Lock the folder of the session's archives; None if none exists and none is needed."""
         folder = self._directory.subfolder(archive.FOLDER, life.uid, create=life.archived > 0)
         if folder is None:
@@ -395,7 +400,7 @@ def _archives_of(log: Log) -> Iterator[str]:
 
 def _write_life(
     descriptor: int,
-    life: Life,
+    life: Snapshot,
     messages: Iterable[Message],
     generation: int,
     folder: int | None,
@@ -461,7 +466,7 @@ def _write_archive(
 
 
 def _write_log(
-    descriptor: int, life: Life, state: State, changes: list[Change], stream: _Stream
+    descriptor: int, life: Snapshot, state: State, changes: list[Change], stream: _Stream
 ) -> None:
     first = stream.first or life.last_seq + 1
     at, end = life.created, life.last_seq + 1
@@ -546,14 +551,14 @@ def _path_in(stamp: str) -> str:
     return stamp.rsplit(":", 3)[0]
 
 
-def _path_of(life: Life) -> str:
+def _path_of(life: Snapshot) -> str:
     """Return the path for a session, relative to the folder."""
     if life.deleted is None:
         return log_names.file_name(life.key)
     return f"{trash.FOLDER}/{_deleted_name(life)}"
 
 
-def _deleted_name(life: Life) -> str:
+def _deleted_name(life: Snapshot) -> str:
     deleted = life.deleted or ""  # guard: copy-keeps-time-of-deletion
     stamp = deleted.replace("-", "").replace(":", "")
     return f"{life.uid}.{stamp}{log_names.SUFFIX}"
@@ -570,5 +575,5 @@ def _trash_folder(directory: Directory) -> Iterator[int]:
         folder.close()
 
 
-def _changed(life: Life) -> StoreBusy:
+def _changed(life: Snapshot) -> StoreBusy:
     return StoreBusy(f"{life.key!r}: what it was to take the place of has changed; try again")

@@ -36,7 +36,7 @@ from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import flock
 from stenolog.stores.jsonl.scan import gather, lines_of
-from stenolog.stores.snapshots import LifeMark, Reading, life_of
+from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, life_of
 
 COPIED: Final = "copied"
 """Operation of the change at the end of a copy, which has no effect. The place of the copy follows
@@ -55,13 +55,13 @@ class Memory:
     """Cache of facts about unchanged files."""
 
     def __init__(self) -> None:
-        self.marks: dict[str, tuple[str, LifeMark | None]] = {}
+        self.marks: dict[str, tuple[str, SnapshotMark | None]] = {}
         """Stamp and session of each live log, by file name."""
         self.synced: set[str] = set()
         """Stamps of synced logs."""
 
 
-def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
+def lives(directory: Directory, memory: Memory) -> list[SnapshotMark]:
     """Return every session in the folder: those in the trash, then the live ones, each by key.
 
     Files of other programs and unfinished first writes are skipped.
@@ -75,9 +75,9 @@ def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
             key, problem = path, str(error)  # only the file contains its key
         if key is not None and (stood := stamp_of(directory, path)) is not None:
             at = timestamp(entry.deleted)
-            mark = LifeMark(key=key, uid=entry.uid, deleted=at, stamp=stood, problem=problem)
+            mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stood, problem=problem)
             deleted.append(mark)
-    found: dict[str, tuple[str, LifeMark | None]] = {}
+    found: dict[str, tuple[str, SnapshotMark | None]] = {}
     for name in directory.names():
         stood = stamp_of(directory, name) if name.endswith(log_names.SUFFIX) else None
         if stood is not None:
@@ -92,11 +92,11 @@ def lives(directory: Directory, memory: Memory) -> list[LifeMark]:
     return sorted(deleted, key=_place_of) + sorted(living, key=_place_of)
 
 
-def _place_of(mark: LifeMark) -> tuple[str, str]:
+def _place_of(mark: SnapshotMark) -> tuple[str, str]:
     return mark.key, mark.uid
 
 
-def _living(directory: Directory, name: str) -> LifeMark | None:
+def _living(directory: Directory, name: str) -> SnapshotMark | None:
     """Return the session in a file of this name, or None."""
     with suppress(ForeignLog):
         try:
@@ -109,14 +109,14 @@ def _living(directory: Directory, name: str) -> LifeMark | None:
             with log.mutex:
                 log.load(log.file_size())
                 if log.exists:
-                    return LifeMark(key=key, uid=log.known_state().uid, stamp=stood)
+                    return SnapshotMark(key=key, uid=log.known_state().uid, stamp=stood)
         except ForeignLog:
             raise
         except (DamagedStore, OSError):
-            return LifeMark(key=log_names.key_of(name) or name, uid="", stamp="")
+            return SnapshotMark(key=log_names.key_of(name) or name, uid="", stamp="")
         except StoreUnavailable as error:
             key = log_names.key_of(name) or name
-            return LifeMark(key=key, uid="", stamp="", problem=str(error))
+            return SnapshotMark(key=key, uid="", stamp="", problem=str(error))
     return None
 
 
@@ -149,13 +149,13 @@ def stamp(path: str, found: os.stat_result) -> str:
 @contextmanager
 def read(
     directory: Directory,
-    mark: LifeMark,
+    mark: SnapshotMark,
     memory: Memory,
     *,
     after: int,
     until: float,
     hold: bool,
-) -> Iterator[Reading]:
+) -> Iterator[SnapshotReading]:
     """Read one session; with `hold`, keep its log locked until the end.
 
     Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
@@ -169,7 +169,7 @@ def read(
 
 
 @contextmanager
-def opened(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Iterator[Log]:
+def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool) -> Iterator[Log]:
     """Open the log of a session and read it to its end; with `hold`, lock it.
 
     Searches under the session's key and in the trash. Raises NoSuchSession.
@@ -202,7 +202,7 @@ def opened_at(
             log = stack.enter_context(trash.opened(directory, entry, until=until if hold else None))
         else:
             key = log_names.key_of(path) or _long_key(directory, path)
-            mark = LifeMark(key=key or "", uid=uid, stamp="")
+            mark = SnapshotMark(key=key or "", uid=uid, stamp="")
             log = _open_live(directory, mark, until=until, hold=hold) if key else None
             if log is not None:
                 stack.callback(_let_go, log, held=hold)
@@ -223,7 +223,7 @@ def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
     return None
 
 
-def _open_live(directory: Directory, mark: LifeMark, *, until: float, hold: bool) -> Log | None:
+def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool) -> Log | None:
     """Return the live log of the key if it holds this session, otherwise None."""
     name = log_names.file_name(mark.key)
     while True:
@@ -261,7 +261,7 @@ def _sync(log: Log, memory: Memory) -> None:
         memory.synced.add(stood)
 
 
-def look(log: Log, *, after: int, settled: bool) -> Reading:
+def look(log: Log, *, after: int, settled: bool) -> SnapshotReading:
     """Return the snapshot of an open log. Raises OSError, DamagedStore."""
     at = os.fstat(log.descriptor)
     with log.mutex:
@@ -281,7 +281,7 @@ def look(log: Log, *, after: int, settled: bool) -> Reading:
     state.key = log.key
     entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
-    return Reading(
+    return SnapshotReading(
         life=life_of(
             state,
             last_seq=end,

@@ -56,15 +56,15 @@ from stenolog.stores.jsonl import compaction, leases, session_list, snapshots, t
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.lifecycle import Lifecycle, exists
-from stenolog.stores.jsonl.log import Found, Log
-from stenolog.stores.jsonl.open_logs import Logs, T
+from stenolog.stores.jsonl.log import Log, LogLookup
+from stenolog.stores.jsonl.open_logs import OpenLogCache, T
 from stenolog.stores.jsonl.purge import Purging
 from stenolog.stores.jsonl.session_list import keys
-from stenolog.stores.jsonl.snapshot_writer import SnapshotWriter
+from stenolog.stores.jsonl.snapshot_writer import JSONLSnapshotWriter
 from stenolog.stores.jsonl.write_queue import Check, WriteQueue, clear_away
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.locks import InUseCounter
-from stenolog.stores.snapshots import LifeMark, LifeWriter, Reading
+from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 BUSY_TIMEOUT: Final = 5.0
@@ -127,13 +127,13 @@ class JSONLStore:
         """Create the locks and tables, at the start and in a forked child."""
         self._leasing = threading.Lock()
         self._in_use = InUseCounter(self._release)
-        self._logs = Logs(
+        self._logs = OpenLogCache(
             self._directory, busy_timeout=self._busy_timeout, cache_bytes=self._cache_bytes
         )
         self._queue = WriteQueue(self._logs, busy_timeout=self._busy_timeout)
         self._lifecycle = Lifecycle(self._logs, self._queue, busy_timeout=self._busy_timeout)
         self._memory = snapshots.Memory()
-        self._snapshot_writer = SnapshotWriter(
+        self._snapshot_writer = JSONLSnapshotWriter(
             self._logs,
             self._lifecycle,
             self._memory,
@@ -542,7 +542,7 @@ class JSONLStore:
         check_last(last)
         check_whole(after=after)
 
-        def look(log: Log) -> tuple[None, Found]:
+        def look(log: Log) -> tuple[None, LogLookup]:
             if full:
                 return None, log.everything(after=max(0, after or 0))
             return None, log.in_sight(last=last, after=after)
@@ -575,7 +575,7 @@ class JSONLStore:
     def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
         check_last(last)
 
-        def look(log: Log) -> tuple[tuple[SessionInfo, int, int | None], Found]:
+        def look(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LogLookup]:
             state = log.known_state()
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
@@ -631,8 +631,8 @@ class JSONLStore:
         messages and assign their seqs to others.
         """
 
-        def look(log: Log) -> tuple[tuple[Log, str, int], Found]:
-            found = log.everything(after=after) if log.next_seq > after + 1 else Found([])
+        def look(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:
+            found = log.everything(after=after) if log.next_seq > after + 1 else LogLookup([])
             return (log, log.known_state().uid, log.next_seq - 1), found
 
         with self._in_use.entry:
@@ -650,33 +650,33 @@ class JSONLStore:
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    def lives(self) -> list[LifeMark]:
+    def lives(self) -> list[SnapshotMark]:
         """Return every session in this folder, the deleted ones first."""
         with self._in_use.entry:
             return snapshots.lives(self._directory, self._memory)
 
     @contextmanager
-    def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+    def read_life(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one session as of one moment."""
         with self._in_use.entry, self._reading(mark, after, hold=False) as reading:
             yield reading
 
     @contextmanager
-    def hold_life(self, mark: LifeMark) -> Iterator[Reading]:
+    def hold_life(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read one session while the lock of its log makes all writers wait."""
         with self._in_use.entry, self._reading(mark, 0, hold=not self._read_only) as reading:
             yield reading
 
     def _reading(
-        self, mark: LifeMark, after: int, *, hold: bool
-    ) -> AbstractContextManager[Reading]:
+        self, mark: SnapshotMark, after: int, *, hold: bool
+    ) -> AbstractContextManager[SnapshotReading]:
         until = time.monotonic() + self._busy_timeout
         return snapshots.read(
             self._directory, mark, self._memory, after=after, until=until, hold=hold
         )
 
     @contextmanager
-    def writing_lives(self) -> Iterator[LifeWriter]:
+    def writing_lives(self) -> Iterator[SnapshotWriter]:
         """Write several sessions, each to a separate file."""
         self._check_writable()
         with self._in_use.entry, self._snapshot_writer.writing() as writing:

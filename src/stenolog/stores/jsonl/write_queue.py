@@ -37,7 +37,7 @@ from stenolog.records import Message
 from stenolog.stores.batches import Batch, twin
 from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log, Phase
-from stenolog.stores.jsonl.open_logs import AT_ONCE, Logs
+from stenolog.stores.jsonl.open_logs import AT_ONCE, OpenLogCache
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, put
 
 GATES: Final = 1024
@@ -193,7 +193,7 @@ class Gate:
 class WriteQueue:
     """Write queues of one store in this process."""
 
-    def __init__(self, logs: Logs, *, busy_timeout: float) -> None:
+    def __init__(self, logs: OpenLogCache, *, busy_timeout: float) -> None:
         self._logs = logs
         self._busy_timeout = busy_timeout
         self._gates: dict[int, Gate] = {}
@@ -373,7 +373,7 @@ class WriteQueue:
 
 
 def fast_append(
-    logs: Logs, log: Log, payload: bytes, check: Check | None = None
+    logs: OpenLogCache, log: Log, payload: bytes, check: Check | None = None
 ) -> tuple[int, Outcome | None, bool]:
     """Append one message to an open log that no other process has changed.
 

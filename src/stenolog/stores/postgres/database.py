@@ -24,7 +24,7 @@ from stenolog.errors import (
 from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import Connections, Settings, close
-from stenolog.stores.postgres.notifications import News
+from stenolog.stores.postgres.notifications import Notifications
 from stenolog.stores.postgres.postgres_errors import (
     Before,
     commit_failure,
@@ -71,7 +71,7 @@ class Database:
     def _begin(self) -> None:
         self.closed = False
         self._connections = Connections(self.settings, self.sql)
-        self.news = News(self._connections, self.settings)
+        self.news = Notifications(self._connections, self.settings)
         """Notifications about changed sessions."""
 
     # --- reading -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from stenolog.records import Health
 from stenolog.stores.batches import Batch, token_bytes, twin
 from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.sql.dialect import Clash, Result, Row
-from stenolog.stores.sql.leases import Held, SQLLease, holder_name
+from stenolog.stores.sql.leases import LeaseRow, SQLLease, holder_name
 from stenolog.stores.sql.message_reading import MissingRows
 from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import create
@@ -223,7 +223,7 @@ class PostgresDialect:
         """Return whether the lease of this row is held."""
         return bool(row[0])
 
-    def take_lease(self, held: Held, namespace: str, key: str, *, ttl: float) -> int:
+    def take_lease(self, held: LeaseRow, namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease by the server's clock and return its epoch; 0 if it is not free."""
         # The random name makes a retry safe after a lost response.
         name, seconds = os.urandom(8).hex(), min(float(ttl), _LONGEST_LEASE)
@@ -239,7 +239,7 @@ class PostgresDialect:
             return int(epoch)
         return 0
 
-    def renew_lease(self, held: Held, key: str, epoch: int, *, ttl: float) -> None:
+    def renew_lease(self, held: LeaseRow, key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
         self.check_open()
         seconds = min(float(ttl), _LONGEST_LEASE)

@@ -39,7 +39,7 @@ _REST: Final = 5.0
 """
 
 
-class Bell:
+class ChangeSignal:
     """A wake-up signal for a waiting thread.
 
     Like `threading.Event`, but all of its locks are inside the interpreter: an interrupt (Ctrl-C)
@@ -68,21 +68,21 @@ class Bell:
         return True
 
 
-class News:
+class Notifications:
     """Notifications that this process sends and receives."""
 
     def __init__(self, connections: Connections, settings: Settings) -> None:
         self.channel = "stenolog:" + hashlib.blake2b(settings.schema.encode()).hexdigest()[:16]
         self._connections = connections
         self._mutex = threading.Lock()
-        self._bells: dict[str, list[Bell]] = {}
+        self._bells: dict[str, list[ChangeSignal]] = {}
         self._untold: deque[str] = deque()
         self._mouth: Transaction | None = None
         """Connection for sending, outside the pool, whose connections may all be in use."""
         self._gathering = False
         """Whether the thread will collect the names that are queued now."""
         self._telling: threading.Thread | None = None
-        self._work = Bell()
+        self._work = ChangeSignal()
         self._ear: _Ear | None = None
         self._closed = False
 
@@ -157,16 +157,16 @@ class News:
 
     # --- receiving ---------------------------------------------------------------------------
 
-    def bell(self, name: str) -> Bell:
+    def bell(self, name: str) -> ChangeSignal:
         """Return a bell that rings after changes of this session, as far as they are received."""
-        bell = Bell()
+        bell = ChangeSignal()
         with self._mutex:
             self._bells.setdefault(name, []).append(bell)
             if self._ear is None and not self._closed and not self._connections.peer.pooled:
                 self._ear = _Ear(self, self._connections)
         return bell
 
-    def forget(self, name: str, bell: Bell) -> None:
+    def forget(self, name: str, bell: ChangeSignal) -> None:
         """Remove a bell."""
         with self._mutex:
             bells = [one for one in self._bells.get(name, ()) if one is not bell]
@@ -220,7 +220,7 @@ class News:
 class _Ear:
     """The listening connection of a process, and its thread."""
 
-    def __init__(self, news: News, connections: Connections) -> None:
+    def __init__(self, news: Notifications, connections: Connections) -> None:
         self._news = news
         self._connections = connections
         self._awake, self._wake = os.pipe()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
 from stenolog.stores.postgres.queries import quoted
-from stenolog.stores.snapshots import NothingYet
+from stenolog.stores.snapshots import EmptyStore
 
 if TYPE_CHECKING:
     import psycopg
@@ -56,7 +56,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         return False
     if settings.read_only:
         if found is None:
-            raise NothingYet(
+            raise EmptyStore(
                 f"there are no sessions of stenolog in this database yet (schema "
                 f"{settings.schema!r}); is the name right? The first write makes the tables"
             )

@@ -14,7 +14,7 @@ from stenolog.stores.batches import Batch
 from stenolog.stores.damaged_messages import Damage
 
 if TYPE_CHECKING:
-    from stenolog.stores.sql.leases import Held, SQLLease
+    from stenolog.stores.sql.leases import LeaseRow, SQLLease
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -197,11 +197,11 @@ class Dialect(Protocol):
         """Return whether the lease of this row (`lease_in_force`) is held."""
         ...
 
-    def take_lease(self, held: "Held", namespace: str, key: str, *, ttl: float) -> int:
+    def take_lease(self, held: "LeaseRow", namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease and return its epoch; 0 if another holder was faster."""
         ...
 
-    def renew_lease(self, held: "Held", key: str, epoch: int, *, ttl: float) -> None:
+    def renew_lease(self, held: "LeaseRow", key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
         ...
 

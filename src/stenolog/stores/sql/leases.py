@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="SQLStore")
 
 
-class Held:
+class LeaseRow:
     """The unreleased leases of one store, at most one for each key."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Held:
         return epochs
 
 
-STORES: Final = WeakValueDictionary[str, Held]()
+STORES: Final = WeakValueDictionary[str, LeaseRow]()
 """Leases of each store of this process, by `Held.name`."""
 
 
@@ -88,7 +88,9 @@ def holder_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}, {threading.current_thread().name}"
 
 
-def take(dialect: Dialect, held: Held, namespace: str, key: str, *, ttl: float, wait: float) -> int:
+def take(
+    dialect: Dialect, held: LeaseRow, namespace: str, key: str, *, ttl: float, wait: float
+) -> int:
     """Acquire a lease and return its epoch. Raises NoSuchSession, StoreBusy, StoreClosed."""
     deadline = time.monotonic() + wait
 
@@ -123,7 +125,7 @@ def holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str)
     return None
 
 
-def release_all(dialect: Dialect, held: Held) -> None:
+def release_all(dialect: Dialect, held: LeaseRow) -> None:
     """Accept no more leases, and try to release those of this process."""
     epochs = held.close()
     if epochs:
@@ -138,7 +140,7 @@ class SQLLease(Generic[S]):
     """
 
     def __init__(
-        self, store: S, dialect: Dialect, held: Held, key: str, epoch: int, ttl: float
+        self, store: S, dialect: Dialect, held: LeaseRow, key: str, epoch: int, ttl: float
     ) -> None:
         self._dialect = dialect
         self._held = held

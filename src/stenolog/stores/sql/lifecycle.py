@@ -123,7 +123,7 @@ def list_trash(
 # --- purge -----------------------------------------------------------------------------------
 
 
-class Removed(Struct, frozen=True):
+class RemovedSession(Struct, frozen=True):
     """Result of a purge."""
 
     messages: int
@@ -133,7 +133,7 @@ class Removed(Struct, frozen=True):
     """Sentences about other places that may still contain purged messages."""
 
 
-def purge_all(transaction: Transaction, namespace: str, key: str) -> Removed | None:
+def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedSession | None:
     """Remove all sessions of a key and its lease; return None if there are none."""
     lives = transaction.run("lives", namespace, transaction.key(key))
     if not lives:
@@ -155,7 +155,7 @@ def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[
 
 def purge_trash(
     transaction: Transaction, namespace: str, key: str, meant: Collection[Deleted]
-) -> Removed | None:
+) -> RemovedSession | None:
     """Remove these deleted sessions of the key; return None if not all are in the trash."""
     # Lock them first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key(key))
@@ -174,7 +174,7 @@ def _remove(
     key: str,
     lives: Sequence[Row],
     imported: tuple[str, ...],
-) -> Removed:
+) -> RemovedSession:
     numbers = [number for number, _ in lives]
     found = [_extent(transaction, number, NO_END) for number in numbers]
     with transaction.erasing():
@@ -187,7 +187,7 @@ def _remove(
         if not transaction.run("find_life", namespace, transaction.key(key)):
             transaction.run("end_lease_of", namespace, transaction.key(key))
     left = states.not_reached(key, forks=_forks(transaction, namespace, key))
-    return Removed(
+    return RemovedSession(
         sum(messages for messages, *_ in found),
         min((first for messages, first, _ in found if messages), default=0),
         max(last for _, _, last in found),
@@ -197,7 +197,7 @@ def _remove(
 
 def purge_before(
     transaction: Transaction, namespace: str, key: str, *, before: int
-) -> Removed | None:
+) -> RemovedSession | None:
     """Remove the messages below a seq and the undo steps to them; return None if no session."""
     session = find(transaction, namespace, key, lock=True)
     if session is None:
@@ -229,7 +229,7 @@ def purge_before(
             above = states.archived_upto(state) + 1
             [(*_, size)] = transaction.run("extent", session.id, above, NO_END)
             save(transaction, session, state, size=size)
-    return Removed(messages, first, last, left + imported)
+    return RemovedSession(messages, first, last, left + imported)
 
 
 def _extent(transaction: Transaction, session: int, upto: int) -> tuple[int, int, int]:

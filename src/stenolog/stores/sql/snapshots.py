@@ -12,7 +12,14 @@ from stenolog.records import Archive, Message, Token
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.batches import token_bytes, token_text
-from stenolog.stores.snapshots import Life, LifeMark, Reading, life_of, state_of, token_of
+from stenolog.stores.snapshots import (
+    Snapshot,
+    SnapshotMark,
+    SnapshotReading,
+    life_of,
+    state_of,
+    token_of,
+)
 from stenolog.stores.sql.changes import add_change, looked_up
 from stenolog.stores.sql.dialect import Clash, Transaction
 from stenolog.stores.sql.lifecycle import copied_mark
@@ -29,7 +36,7 @@ class _Found(Session):
     stamp: str
 
 
-def lives(transaction: Transaction, namespace: str) -> list[LifeMark]:
+def lives(transaction: Transaction, namespace: str) -> list[SnapshotMark]:
     """Return every session in a namespace, the deleted ones first."""
     found = []
     for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_lives", namespace):
@@ -38,7 +45,7 @@ def lives(transaction: Transaction, namespace: str) -> list[LifeMark]:
         except UnicodeDecodeError:
             texts = shown(key), "", None
         found.append(
-            LifeMark(
+            SnapshotMark(
                 key=texts[0],
                 uid=texts[1],
                 deleted=texts[2],
@@ -50,8 +57,13 @@ def lives(transaction: Transaction, namespace: str) -> list[LifeMark]:
 
 
 def read(
-    transaction: Transaction, namespace: str, mark: LifeMark, *, after: int = 0, lock: bool = False
-) -> Reading:
+    transaction: Transaction,
+    namespace: str,
+    mark: SnapshotMark,
+    *,
+    after: int = 0,
+    lock: bool = False,
+) -> SnapshotReading:
     """Read one session; valid until the transaction ends. Raises NoSuchSession.
 
     `lock`: prevent other writers from changing it until then.
@@ -69,7 +81,7 @@ def read(
     ]
     state = session.state
     copied = transaction.run("find_mark", namespace, copied_mark(state.uid))
-    return Reading(
+    return SnapshotReading(
         life=life_of(
             state,
             last_seq=session.last_seq,
@@ -85,7 +97,7 @@ def read(
 
 
 def _find(
-    transaction: Transaction, namespace: str, mark: LifeMark, *, lock: bool = False
+    transaction: Transaction, namespace: str, mark: SnapshotMark, *, lock: bool = False
 ) -> _Found | None:
     """Return the session with this uid, possibly of another namespace. Raises DamagedStore."""
     try:
@@ -123,7 +135,7 @@ class Writer:
         self._transaction = transaction
         self._namespace = namespace
 
-    def write(self, life: Life, messages: Iterable[Message], *, instead_of: str = "") -> None:
+    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
         """Write a session as `LifeWriter.write` describes. Raises SessionExists, StoreBusy."""
         try:
             with self._transaction.savepoint():
@@ -131,9 +143,9 @@ class Writer:
         except Clash:
             raise SessionExists(life.key) from None
 
-    def _write(self, life: Life, messages: Iterable[Message], instead_of: str) -> None:
+    def _write(self, life: Snapshot, messages: Iterable[Message], instead_of: str) -> None:
         transaction, run = self._transaction, self._transaction.run
-        mark = LifeMark(key=life.key, uid=life.uid, stamp="")
+        mark = SnapshotMark(key=life.key, uid=life.uid, stamp="")
         old = _find(transaction, self._namespace, mark, lock=True)
         self._check(life, old, instead_of)
         key, fork_of = transaction.key(life.key), life.forked_from
@@ -154,7 +166,7 @@ class Writer:
         self._put_state(number, life, old)
         run("put_mark", number, copied_mark(life.uid))
 
-    def _check(self, life: Life, old: _Found | None, instead_of: str) -> None:
+    def _check(self, life: Snapshot, old: _Found | None, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy if the session cannot be written."""
         if old is None and instead_of:
             raise StoreBusy(f"{life.key!r}: it is gone; try again")
@@ -180,7 +192,7 @@ class Writer:
         self._transaction.add_messages(number, rows())
         self._transaction.run_many("put_token", tokens)
 
-    def _put_state(self, number: int, life: Life, old: _Found | None) -> None:
+    def _put_state(self, number: int, life: Snapshot, old: _Found | None) -> None:
         transaction = self._transaction
         generation = 1 if old is None else old.state.generation + 1
         state, _ = state_of(life, generation=generation)

@@ -27,11 +27,11 @@ from stenolog.stores.batches import batch as batch_of
 from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.operations import Decide, T
-from stenolog.stores.snapshots import LifeMark, LifeWriter, Reading
+from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 from stenolog.stores.sql import changes, lifecycle, message_reading, session_rows, snapshots
 from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.leases import Held, SQLLease, release_all, take
-from stenolog.stores.sql.lifecycle import Removed
+from stenolog.stores.sql.leases import LeaseRow, SQLLease, release_all, take
+from stenolog.stores.sql.lifecycle import RemovedSession
 from stenolog.stores.sql.rows import info, moment
 from stenolog.stores.sql.session_rows import text
 
@@ -43,7 +43,7 @@ class SQLStore:
         self._namespace = namespace
         self._dialect = dialect
         self._lease: SQLLease[Any] | None = None
-        self._held = Held()
+        self._held = LeaseRow()
 
     @property
     def read_only(self) -> bool:
@@ -241,7 +241,7 @@ class SQLStore:
         check_key(key)
         check_whole(before=before)
 
-        def work(transaction: Transaction) -> tuple[Removed | None, bool]:
+        def work(transaction: Transaction) -> tuple[RemovedSession | None, bool]:
             if before is None:
                 removed = lifecycle.purge_all(transaction, self._namespace, key)
             else:
@@ -252,7 +252,7 @@ class SQLStore:
         if removed is None and not unfinished:
             raise NoSuchSession(key)
         self._dialect.notify(self._namespace, key)
-        return self._purged(removed or Removed(0, 0, 0, ()))
+        return self._purged(removed or RemovedSession(0, 0, 0, ()))
 
     def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
@@ -274,9 +274,9 @@ class SQLStore:
         """Finish the interrupted purges of this database; their uids are unknown."""
         if uid or not self._write(lambda transaction: transaction.unfinished_purges()):
             raise NoSuchSession(uid, "no purge of it was interrupted")
-        return self._purged(Removed(0, 0, 0, ()))
+        return self._purged(RemovedSession(0, 0, 0, ()))
 
-    def _purged(self, removed: Removed) -> Purged:
+    def _purged(self, removed: RemovedSession) -> Purged:
         """Erase the bytes of a purge and return its result."""
         return Purged(
             messages=removed.messages,
@@ -466,18 +466,18 @@ class SQLStore:
             lambda transaction: [name for (name,) in transaction.run("namespaces")]
         )
 
-    def lives(self) -> list[LifeMark]:
+    def lives(self) -> list[SnapshotMark]:
         """Return every session of this namespace, the deleted ones first."""
         return self._dialect.look(lambda transaction: snapshots.lives(transaction, self._namespace))
 
     @contextmanager
-    def read_life(self, mark: LifeMark, *, after: int = 0) -> Iterator[Reading]:
+    def read_life(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one session."""
         with self._dialect.read() as transaction:
             yield snapshots.read(transaction, self._namespace, mark, after=after)
 
     @contextmanager
-    def hold_life(self, mark: LifeMark) -> Iterator[Reading]:
+    def hold_life(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read one session while no other writer can change it."""
         if self.read_only:
             with self.read_life(mark) as found:
@@ -487,7 +487,7 @@ class SQLStore:
             yield snapshots.read(transaction, self._namespace, mark, lock=True)
 
     @contextmanager
-    def writing_lives(self) -> Iterator[LifeWriter]:
+    def writing_lives(self) -> Iterator[SnapshotWriter]:
         """Return a writer for several sessions in one transaction."""
         with self._dialect.write() as transaction:
             writer = snapshots.Writer(transaction, self._namespace)

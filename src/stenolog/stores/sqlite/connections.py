@@ -11,7 +11,7 @@ from msgspec import Struct
 from stenolog.errors import StenologError
 from stenolog.stores import log_reports
 from stenolog.stores.catalog_file import delete_catalogs
-from stenolog.stores.locks import keep_for_ever
+from stenolog.stores.locks import keep_forever
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.database_file import (
     Place,
@@ -212,7 +212,7 @@ class Writer:
     def abandon(self) -> None:
         """In a forked child: keep the parent's connection open, without using it."""
         if self._connection is not None:
-            keep_for_ever(self._connection)
+            keep_forever(self._connection)
         self._lock.close()
 
 

@@ -16,7 +16,7 @@ from stenolog.stores.batches import Batch, token_bytes, twin
 from stenolog.stores.catalog_file import delete_catalogs
 from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.sql.dialect import Result, Row
-from stenolog.stores.sql.leases import STORES, Held, SQLLease, holder, holder_name
+from stenolog.stores.sql.leases import STORES, LeaseRow, SQLLease, holder, holder_name
 from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import create
 from stenolog.stores.sqlite import processes
@@ -182,7 +182,7 @@ class SQLiteDialect:
         """Return whether the lease of this row is held."""
         return _is_held(*row)
 
-    def take_lease(self, held: Held, namespace: str, key: str, *, ttl: float) -> int:
+    def take_lease(self, held: LeaseRow, namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease and return its epoch; 0 if another holder was faster."""
         epoch = 0
         try:
@@ -207,7 +207,7 @@ class SQLiteDialect:
             raise
         return int(epoch)
 
-    def renew_lease(self, held: Held, key: str, epoch: int, *, ttl: float) -> None:
+    def renew_lease(self, held: LeaseRow, key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
         with self.database.write() as transaction:
             until, taker = time.time() + ttl, _format_taker(held.name, ttl)

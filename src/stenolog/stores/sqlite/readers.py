@@ -16,7 +16,7 @@ from urllib.parse import quote
 import apsw
 
 from stenolog.errors import StoreBusy, StoreUnavailable
-from stenolog.stores.locks import keep_for_ever
+from stenolog.stores.locks import keep_forever
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.connections import (
     Settings,
@@ -212,4 +212,4 @@ class Readers:
     def abandon(self) -> None:
         """In a forked child: keep the parent's connections open, without using them."""
         for reader in self._idle:
-            keep_for_ever(reader.connection)
+            keep_forever(reader.connection)

@@ -9,7 +9,7 @@ import pytest
 from stenolog.errors import DamagedStore, NoSuchSession, NothingToUndo
 from stenolog.records import Trashed
 from stenolog.stores.base import Store
-from stenolog.stores.snapshots import WholeStore
+from stenolog.stores.snapshots import SnapshotStore
 from stenolog.testing.contract.open_store_base import Opened, everything, hidden, say, shown
 
 DamagedRecord = Literal["state", "change", "trash", "message"]
@@ -118,7 +118,7 @@ class DamageContract(Opened):
     @pytest.mark.parametrize("record", ["state", "change"])
     def test_damaged_session_can_be_copied(self, store: Store, record: DamagedRecord) -> None:
         with self._damaged(store, record) as damaged:
-            if not isinstance(damaged, WholeStore):
+            if not isinstance(damaged, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
             [mark] = [mark for mark in damaged.lives() if mark.key == "a"]
             with damaged.read_life(mark) as reading:
@@ -182,7 +182,7 @@ class DamageContract(Opened):
 
     def test_damaged_trash_entry_can_be_copied(self, store: Store) -> None:
         with self._damaged(store, "trash") as damaged:
-            if not isinstance(damaged, WholeStore):
+            if not isinstance(damaged, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
             entry = self._damaged_entry(damaged)
             [mark] = [mark for mark in damaged.lives() if mark.uid == entry.uid]

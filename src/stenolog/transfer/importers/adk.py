@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.stores.json_file import KeptMessage
+from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.chat_format import (
     NotAMessage,
     Part,
@@ -50,7 +50,7 @@ class Event(Struct, frozen=True):
 class Talk(Struct, frozen=True):
     """The messages and the summary of a session."""
 
-    messages: list[KeptMessage]
+    messages: list[JSONMessage]
     summary: str
 
 
@@ -58,7 +58,7 @@ def talk_of(events: Sequence[Event], report: Report) -> Talk:
     """Return the messages of these events, in order, and the summary of the compacted ones."""
     hidden = _rewound(events)
     compactions = _compactions(events)
-    messages: list[KeptMessage] = []
+    messages: list[JSONMessage] = []
     for number, event in enumerate(events):
         if event.fields.get("partial") is True:
             continue

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
-from stenolog.stores.json_file import NO_TIME, KeptMessage, NotASession, time_of
-from stenolog.transfer.importers.legacy_session import Layout, OldSession, dated
+from stenolog.stores.json_file import NO_TIME, JSONMessage, NotASession, time_of
+from stenolog.transfer.importers.legacy_session import Layout, LegacySession, dated
 
 Part = dict[str, Any]
 
@@ -51,10 +51,10 @@ class Report:
 
     def keep(
         self, fields: dict[str, Any], at: datetime | None, what: str, *, hidden: bool = False
-    ) -> list[KeptMessage]:
+    ) -> list[JSONMessage]:
         """Return the message to store; if it cannot be stored, report it and return nothing."""
         try:
-            return [KeptMessage(encode_object(fields), at, hidden=hidden)]
+            return [JSONMessage(encode_object(fields), at, hidden=hidden)]
         except RefusedMessage as error:
             self.drop(f"{what}: {error}")
             return []
@@ -71,18 +71,18 @@ class Report:
         self,
         layout: Layout,
         key: str,
-        messages: Sequence[KeptMessage],
+        messages: Sequence[JSONMessage],
         *,
         changed: datetime,
         created: datetime | None = None,
         updated: datetime | None = None,
         **more: Any,
-    ) -> OldSession:
+    ) -> LegacySession:
         """Return the session; missing times come from its messages, or else from its file."""
         said = [message.at for message in messages if message.at is not None]
         created = created or min(said, default=changed)
         updated = updated or max(said, default=changed)
-        return OldSession(
+        return LegacySession(
             layout=layout,
             key=key,
             messages=dated(messages, created, updated),
@@ -93,7 +93,7 @@ class Report:
             **more,
         )
 
-    def check(self, messages: list[KeptMessage]) -> None:
+    def check(self, messages: list[JSONMessage]) -> None:
         """Raise NotASession if there are no messages."""
         if not messages:
             words = "".join(f"; {words}" for words in self.problems())

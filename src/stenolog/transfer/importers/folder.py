@@ -28,11 +28,11 @@ from stenolog.transfer.importers import langchain, nanobot, picoclaw, plain_mess
 from stenolog.transfer.importers.legacy_session import (
     OF_THE_REFERENCE,
     TAKEN_IN,
-    Found,
     Layout,
+    LegacySession,
     Line,
-    OldSession,
     Source,
+    SourceFiles,
     dated,
     lines,
     with_state_that_fits,
@@ -48,7 +48,7 @@ from stenolog.transfer.importers.log_pairs import (
     plain_name,
 )
 
-__all__ = ["Folder", "Found", "Source"]
+__all__ = ["Folder", "Source", "SourceFiles"]
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OURS: Final = b'{"kind":"state",'
@@ -167,7 +167,7 @@ class Folder:
 
     # --- reading -----------------------------------------------------------------------------
 
-    def read(self, source: Source) -> Found:
+    def read(self, source: Source) -> SourceFiles:
         """Return the session of these files. Raises NotASession, OSError."""
         files = [name for name in (source.body, source.meta) if name is not None]
         before = [self._stat(name) for name in files]
@@ -177,7 +177,7 @@ class Folder:
         moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=changed // 1000)
         digest = sha256(b"%d:" % len(body) + body + (meta or b"")).hexdigest()
         session = with_summary_that_fits(_session(source, body, meta, moment))
-        return Found(
+        return SourceFiles(
             with_state_that_fits(session), digest, moment, tuple(_mark(one) for one in before)
         )
 
@@ -197,7 +197,7 @@ class Folder:
         except OSError:
             return ()
 
-    def is_as_read(self, source: Source, found: Found) -> bool:
+    def is_as_read(self, source: Source, found: SourceFiles) -> bool:
         """Return whether the files are unchanged since they were read."""
         files = [name for name in (source.body, source.meta) if name is not None]
         return tuple(_mark(self._stat(name)) for name in files) == found.marks
@@ -296,7 +296,7 @@ class Folder:
         return one is not None and two is not None and os.path.samestat(one, two)
 
 
-def _session(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> OldSession:
+def _session(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> LegacySession:
     if source.name.endswith(json_file.SUFFIX) or _begins_array(source, body):
         return _whole(source, body, changed)
     return _log(source, body, meta, changed)
@@ -306,7 +306,7 @@ def _begins_array(source: Source, body: bytes) -> bool:
     return not source.layouts.isdisjoint(("langchain", "plain")) and body[:99].lstrip()[:1] == b"["
 
 
-def _whole(source: Source, body: bytes, changed: datetime) -> OldSession:
+def _whole(source: Source, body: bytes, changed: datetime) -> LegacySession:
     """Return the session in a file that is one JSON value. Raises NotASession."""
     may, name = source.layouts, source.name
     asked = not may.isdisjoint(("langchain", "plain"))
@@ -348,7 +348,7 @@ def _array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
     return (found, {}) if isinstance(found, list) else (None, {})
 
 
-def _log(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> OldSession:
+def _log(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> LegacySession:
     """Return the session in a file of JSON lines. Raises NotASession."""
     may, name = source.layouts, source.name
     if "nanobot" in may and nanobot.looks_like(body):
@@ -388,13 +388,13 @@ def _mark(found: os.stat_result | None) -> tuple[int, int, int]:
     return (0, 0, 0) if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _read_json_session(text: bytes, *, name: str, changed: datetime) -> OldSession:
+def _read_json_session(text: bytes, *, name: str, changed: datetime) -> LegacySession:
     """Return the session in a JSON file, of picoclaw or of SessionManager. Raises NotASession."""
     kept = json_file.parse(text)
     stem = name.removesuffix(json_file.SUFFIX)
     created = kept.created or kept.updated or changed
     updated = kept.updated or changed
-    return OldSession(
+    return LegacySession(
         layout="stenolog-json" if kept.ours else "picoclaw-legacy",
         key=kept.key or stem,
         messages=dated(kept.messages, created, updated),

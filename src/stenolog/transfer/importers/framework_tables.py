@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stenolog.errors import InvalidKey
 from stenolog.sessions import keys
-from stenolog.stores.json_file import KeptMessage, NotASession
+from stenolog.stores.json_file import JSONMessage, NotASession
 from stenolog.transfer.importers import adk, langchain, openai_agents
 from stenolog.transfer.importers.chat_format import (
     NotAMessage,
@@ -28,10 +28,10 @@ from stenolog.transfer.importers.chat_format import (
 )
 from stenolog.transfer.importers.legacy_session import (
     EVERY_LAYOUT,
-    Found,
     Layout,
-    OldSession,
+    LegacySession,
     Source,
+    SourceFiles,
     with_state_that_fits,
     with_summary_that_fits,
 )
@@ -77,7 +77,7 @@ class Tables(Protocol):
     def sessions(self, query: Query) -> list[Inside]:
         """Return the identifier of each session that has messages."""
 
-    def read(self, query: Query, inside: Inside, *, changed: datetime) -> OldSession:
+    def read(self, query: Query, inside: Inside, *, changed: datetime) -> LegacySession:
         """Return one session. Raises NotASession."""
 
 
@@ -126,11 +126,11 @@ class AgentTables(Struct, frozen=True):
             found += [one for one in more if one[1] != MAIN]
         return found
 
-    def read(self, query: Query, inside: Inside, *, changed: datetime) -> OldSession:
+    def read(self, query: Query, inside: Inside, *, changed: datetime) -> LegacySession:
         """Return one session. Raises NotASession."""
         id, branch = inside
         report = Report()
-        messages: list[KeptMessage] = []
+        messages: list[JSONMessage] = []
         encrypted = 0
         for number, (text, at) in enumerate(self._rows(query, id, branch), 1):
             what = f"message {number}"
@@ -209,7 +209,7 @@ class MessageStore(Struct, frozen=True):
         rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
         return [(_name(row[0]),) for row in rows if row[0] is not None]
 
-    def read(self, query: Query, inside: Inside, *, changed: datetime) -> OldSession:
+    def read(self, query: Query, inside: Inside, *, changed: datetime) -> LegacySession:
         """Return one session. Raises NotASession."""
         table = quoted(self.table)
         rows = query(f"SELECT message FROM {table} WHERE session_id = ? ORDER BY id", *inside)  # noqa: S608
@@ -262,7 +262,7 @@ class AdkTables(Struct, frozen=True):
         )
         return [tuple(map(_name, row[:3])) for row in rows if None not in row]
 
-    def read(self, query: Query, inside: Inside, *, changed: datetime) -> OldSession:
+    def read(self, query: Query, inside: Inside, *, changed: datetime) -> LegacySession:
         """Return one session. Raises NotASession."""
         app, user, id = inside
         report = Report()
@@ -405,7 +405,7 @@ class Database:
         size = self._file.stat().st_size // max(1, len(found))
         return [replace(source, bytes=size) for source in found]
 
-    def read(self, source: Source) -> Found:
+    def read(self, source: Source) -> SourceFiles:
         """Return one session. Raises NotASession, OSError."""
         number, *inside = source.inside
         moment = datetime.fromtimestamp(0, UTC)
@@ -427,7 +427,7 @@ class Database:
         if self._damage:
             words = f"the file is damaged, and messages may be missing: {self._damage}"
             problems = (words, *problems)
-        return Found(replace(session, problems=problems), query.digest(), moment, ())
+        return SourceFiles(replace(session, problems=problems), query.digest(), moment, ())
 
     def _query(self, connection: sqlite3.Connection) -> "_Query":
         return _Query(connection, self._file.stat().st_size)

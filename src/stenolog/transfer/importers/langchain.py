@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
-from stenolog.stores.json_file import KeptMessage
+from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.chat_format import (
     NotAMessage,
     Part,
@@ -18,7 +18,7 @@ from stenolog.transfer.importers.chat_format import (
     image_part,
     text_part,
 )
-from stenolog.transfer.importers.legacy_session import OldSession
+from stenolog.transfer.importers.legacy_session import LegacySession
 from stenolog.transfer.importers.plain_messages import stem_of
 
 FIELD: Final = "langchain"
@@ -36,7 +36,7 @@ _CALLS: Final = ("tool_use", "tool_call", "tool_call_chunk", "function_call", "i
 _TAKEN: Final = ("content", "type", "name", "tool_calls", "tool_call_id")
 
 
-def read(found: list[Any], *, name: str, changed: datetime) -> OldSession:
+def read(found: list[Any], *, name: str, changed: datetime) -> LegacySession:
     """Return the session in the array of a file of this name. Raises NotASession."""
     return session_of(
         ((f"message {number}", value) for number, value in enumerate(found, 1)),
@@ -48,12 +48,12 @@ def read(found: list[Any], *, name: str, changed: datetime) -> OldSession:
 
 def session_of(
     given: Iterable[tuple[str, Any]], report: Report, *, key: str, changed: datetime
-) -> OldSession:
+) -> LegacySession:
     """Return the session of these messages, each given with its name in reports.
 
     LangChain keeps no times, so all times come from the file. Raises NotASession.
     """
-    messages: list[KeptMessage] = []
+    messages: list[JSONMessage] = []
     for what, value in given:
         try:
             message = message_of(as_object(value, "it"), report)

@@ -14,7 +14,7 @@ from stenolog.catalog.message_metadata import FIELD, without_marks
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
 from stenolog.records import decode_object
-from stenolog.stores.json_file import KeptMessage
+from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.log_pairs import MIGRATED
 
 Layout = Literal[
@@ -45,12 +45,12 @@ TAKEN_IN: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
 """End of the name of an imported file."""
 
 
-class OldSession(Struct, frozen=True, kw_only=True):
+class LegacySession(Struct, frozen=True, kw_only=True):
     """A session of another program, converted to our terms."""
 
     layout: Layout
     key: str
-    messages: tuple[KeptMessage, ...]
+    messages: tuple[JSONMessage, ...]
     summary: str = ""
     began_with: str = ""
     """The previous summary; only JSON files of our own fallback have it."""
@@ -111,7 +111,7 @@ def payload(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | N
         return None
 
 
-def as_data(session: OldSession) -> OldSession:
+def as_data(session: LegacySession) -> LegacySession:
     """Return the session without fields that stenolog would act on.
 
     Removes the reserved field of messages, which could name a sender, an address for answers or a
@@ -135,7 +135,7 @@ def without_reserved(payload: bytes) -> bytes:
     return encode_object(without_marks(fields))
 
 
-def with_summary_that_fits(session: OldSession) -> OldSession:
+def with_summary_that_fits(session: LegacySession) -> LegacySession:
     """Return the session, without its summary if that cannot be stored."""
     try:
         encode_object({"summary": session.summary})
@@ -145,7 +145,7 @@ def with_summary_that_fits(session: OldSession) -> OldSession:
     return session
 
 
-def with_state_that_fits(session: OldSession) -> OldSession:
+def with_state_that_fits(session: LegacySession) -> LegacySession:
     """Return the session, without the other program's state if that cannot be stored."""
     try:
         size = len(encode_object(session.state))
@@ -159,8 +159,8 @@ def with_state_that_fits(session: OldSession) -> OldSession:
 
 
 def dated(
-    messages: Sequence[KeptMessage], created: datetime, updated: datetime
-) -> tuple[KeptMessage, ...]:
+    messages: Sequence[JSONMessage], created: datetime, updated: datetime
+) -> tuple[JSONMessage, ...]:
     """Return the messages, each with a time.
 
     A message without a time gets the time of the message before it; the last one gets the time of
@@ -197,17 +197,17 @@ class Source(Struct, frozen=True, kw_only=True):
         return tuple(name for name in found if TAKEN_IN.search(name) is None)
 
 
-class Found(Struct, frozen=True):
+class SourceFiles(Struct, frozen=True):
     """A session that was read."""
 
-    session: OldSession
+    session: LegacySession
     digest: str
     """Digest of all its bytes, so that the same file is never imported twice."""
     changed: datetime
     marks: tuple[tuple[int, int, int], ...]
 
 
-class Shelf(Protocol):
+class SourceFolder(Protocol):
     """Place with sessions of other programs: a folder of files, a database, a tree.
 
     The sessions are read and never changed.
@@ -222,5 +222,5 @@ class Shelf(Protocol):
     def sources(self, *, thorough: bool) -> list[Source]:
         """Return the sessions in the order of import. Raises NotASession."""
 
-    def read(self, source: Source) -> Found:
+    def read(self, source: Source) -> SourceFiles:
         """Return the session of a source. Raises NotASession, OSError."""

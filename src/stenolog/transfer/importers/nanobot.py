@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from stenolog.stores.json_file import KeptMessage
+from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.chat_format import (
     NotAMessage,
     Report,
@@ -19,7 +19,7 @@ from stenolog.transfer.importers.chat_format import (
     local_time,
     parsed,
 )
-from stenolog.transfer.importers.legacy_session import OldSession
+from stenolog.transfer.importers.legacy_session import LegacySession
 
 KIND: Final = "_type"
 """Field that marks lines other than messages."""
@@ -29,12 +29,12 @@ KNOWN: Final = (KIND, "key", "created_at", "updated_at")
 Head = Mapping[str, Any]
 
 
-def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
+def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
     """Return the session in a log of this name and modification time. Raises NotASession."""
     report = Report()
     head: Head = {}
     others: list[dict[str, Any]] = []
-    messages: list[KeptMessage] = []
+    messages: list[JSONMessage] = []
     # `last_consolidated` counts all messages, including those that cannot be imported.
     places: list[int] = []
     place = 0
@@ -63,7 +63,7 @@ def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
     report.check(messages)
     hidden = _hidden(head, place, report)
     kept = [
-        KeptMessage(message.payload, message.at, hidden=at < hidden)
+        JSONMessage(message.payload, message.at, hidden=at < hidden)
         for message, at in zip(messages, places, strict=True)
     ]
     return report.session(

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from stenolog.errors import InvalidKey
 from stenolog.sessions import keys
-from stenolog.stores.json_file import KeptMessage, NotASession, time_of
-from stenolog.transfer.importers.legacy_session import Line, OldSession, dated, lines, payload
+from stenolog.stores.json_file import JSONMessage, NotASession, time_of
+from stenolog.transfer.importers.legacy_session import LegacySession, Line, dated, lines, payload
 
 FIELDS: Final = frozenset(
     {
@@ -48,7 +48,7 @@ class Meta(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> OldSession:
+def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> LegacySession:
     """Return the session in a log of this name and modification time; empty if it was cleared.
 
     Raises NotASession if there are lines, but none of them can be read.
@@ -64,7 +64,7 @@ def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> Old
     created = about.created or min(times, default=changed)
     updated = about.updated or max(times, default=changed)
     key = about.key or stem
-    return OldSession(
+    return LegacySession(
         layout="picoclaw",
         key=key,
         messages=dated(messages, created, updated),
@@ -152,7 +152,7 @@ def looks_like(found: Sequence[Line]) -> bool:
     )
 
 
-def _messages(found: Sequence[Line], skip: int, problems: list[str]) -> list[KeptMessage]:
+def _messages(found: Sequence[Line], skip: int, problems: list[str]) -> list[JSONMessage]:
     messages = []
     # `skip` counts lines, including those that cannot be read.
     for place, line in enumerate(found):
@@ -162,7 +162,7 @@ def _messages(found: Sequence[Line], skip: int, problems: list[str]) -> list[Kep
         body = payload(line.fields, f"line {line.number}", problems)
         if body is not None:
             at = time_of(line.fields.get("created_at"))
-            messages.append(KeptMessage(body, at, hidden=place < skip))
+            messages.append(JSONMessage(body, at, hidden=place < skip))
     return messages
 
 

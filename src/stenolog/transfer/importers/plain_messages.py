@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from stenolog.stores.json_file import KeptMessage
+from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.chat_format import NotAMessage, Report, as_message, moment, parsed
-from stenolog.transfer.importers.legacy_session import OldSession
+from stenolog.transfer.importers.legacy_session import LegacySession
 
 FIELDS: Final = frozenset(
     {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call"}
@@ -21,7 +21,7 @@ TIMES: Final = ("created_at", "timestamp", "at", "time")
 
 def read_array(
     found: list[Any], rest: dict[str, Any], *, name: str, changed: datetime
-) -> OldSession:
+) -> LegacySession:
     """Return the session in the array of a file of this name. Raises NotASession.
 
     The other fields of the file are kept with the session.
@@ -30,7 +30,7 @@ def read_array(
     return replace(_session(given, Report(), name=name, changed=changed), state=rest)
 
 
-def read_lines(text: bytes, *, name: str, changed: datetime) -> OldSession:
+def read_lines(text: bytes, *, name: str, changed: datetime) -> LegacySession:
     """Return the session in a file of this name with one message per line. Raises NotASession."""
     report = Report()
     return _session(_lines(text, report), report, name=name, changed=changed)
@@ -58,8 +58,8 @@ def _lines(text: bytes, report: Report) -> Iterator[tuple[str, Any]]:
 
 def _session(
     given: Iterator[tuple[str, Any]], report: Report, *, name: str, changed: datetime
-) -> OldSession:
-    messages: list[KeptMessage] = []
+) -> LegacySession:
+    messages: list[JSONMessage] = []
     for what, value in given:
         try:
             fields = as_message(value, what)

@@ -7,7 +7,12 @@ from typing import Final
 from stenolog.transfer.importers import sqlite_file
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.framework_tables import Database
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT, OF_THE_REFERENCE, Layout, Shelf
+from stenolog.transfer.importers.legacy_session import (
+    EVERY_LAYOUT,
+    OF_THE_REFERENCE,
+    Layout,
+    SourceFolder,
+)
 from stenolog.transfer.importers.strands import StrandsFolder, is_session
 
 IN_DATABASES: Final[frozenset[Layout]] = frozenset({"openai-agents", "langchain", "adk"})
@@ -21,14 +26,14 @@ _OF_A_WORKSPACE: Final = re.compile(r"[0-9a-f]{32}")
 
 def shelves(
     path: Path, *, only: str | None = None, layouts: frozenset[Layout] = EVERY_LAYOUT
-) -> list[Shelf]:
+) -> list[SourceFolder]:
     """Return the sources in a folder, or in `only` one file of it. Raises OSError."""
     if only is not None:
         return [_of_file(path, only, layouts)]
     if "strands" in layouts and is_session(path):
         return [StrandsFolder([path])]
     entries = sorted(path.iterdir())
-    found: list[Shelf] = []
+    found: list[SourceFolder] = []
     if not layouts.isdisjoint(IN_FILES):
         found.append(Folder(path, follow=True, layouts=layouts))
     folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
@@ -46,12 +51,12 @@ def shelves(
     return found
 
 
-def is_looked_into(folder: Path) -> bool:
+def is_searched(folder: Path) -> bool:
     """Return whether a subfolder of the named folder is imported too."""
     return _OF_A_WORKSPACE.fullmatch(folder.name) is not None or is_session(folder)
 
 
-def _of_file(folder: Path, name: str, layouts: frozenset[Layout]) -> Shelf:
+def _of_file(folder: Path, name: str, layouts: frozenset[Layout]) -> SourceFolder:
     file = folder / name
     if sqlite_file.is_one(file):
         return Database(file, layouts=layouts)

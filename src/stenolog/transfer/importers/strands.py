@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from stenolog.stores.json_file import KeptMessage, NotASession, time_of
+from stenolog.stores.json_file import JSONMessage, NotASession, time_of
 from stenolog.transfer.importers.chat_format import (
     NotAMessage,
     Part,
@@ -31,8 +31,8 @@ from stenolog.transfer.importers.chat_format import (
     text_part,
 )
 from stenolog.transfer.importers.legacy_session import (
-    Found,
     Source,
+    SourceFiles,
     with_state_that_fits,
     with_summary_that_fits,
 )
@@ -77,7 +77,7 @@ class StrandsFolder:
                 found.append(Source(name=name, body=None, inside=(name,), bytes=sum(sizes)))
         return found
 
-    def read(self, source: Source) -> Found:
+    def read(self, source: Source) -> SourceFiles:
         """Return the messages of one agent. Raises NotASession, OSError."""
         agent = self.path / source.inside[0]
         session = agent.parent.parent
@@ -87,7 +87,7 @@ class StrandsFolder:
         whole = _about(_read(session / "session.json"), "its session.json", report)
         digest.update(repr(sorted(about.items(), key=str)).encode("utf-8", "replace"))
         files = _files(agent / "messages")
-        messages: list[KeptMessage] = []
+        messages: list[JSONMessage] = []
         places: list[int] = []
         for number, path in files.items():
             text = _read(path)
@@ -105,7 +105,7 @@ class StrandsFolder:
         changed = _changed(files)
         said = [message.at for message in messages if message.at is not None]
         kept = [
-            KeptMessage(message.payload, message.at, hidden=place < hidden)
+            JSONMessage(message.payload, message.at, hidden=place < hidden)
             for message, place in zip(messages, places, strict=True)
         ]
         old = report.session(
@@ -120,10 +120,10 @@ class StrandsFolder:
             state=_state(about, whole),
         )
         fits = with_state_that_fits(with_summary_that_fits(old))
-        return Found(fits, digest.hexdigest(), changed, ())
+        return SourceFiles(fits, digest.hexdigest(), changed, ())
 
 
-def _messages(text: bytes, name: str, report: Report) -> Iterator[KeptMessage]:
+def _messages(text: bytes, name: str, report: Report) -> Iterator[JSONMessage]:
     try:
         fields = as_object(parsed(text, name), name)
         at = time_of(fields.get("created_at"))

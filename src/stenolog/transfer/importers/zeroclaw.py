@@ -6,11 +6,11 @@ from json import dumps, loads
 from typing import Any
 
 from stenolog.sessions import keys
-from stenolog.stores.json_file import KeptMessage, NotASession
-from stenolog.transfer.importers.legacy_session import Line, OldSession, dated, lines, payload
+from stenolog.stores.json_file import JSONMessage, NotASession
+from stenolog.transfer.importers.legacy_session import LegacySession, Line, dated, lines, payload
 
 
-def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
+def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
     """Return the session in a log of this name and modification time. Raises NotASession.
 
     The key comes from the name and all times from the file, because the log has neither.
@@ -25,11 +25,11 @@ def read(log: bytes, *, name: str, changed: datetime) -> OldSession:
             continue
         body = payload(unpacked(line.fields), f"line {line.number}", problems)
         if body is not None:
-            messages.append(KeptMessage(body))
+            messages.append(JSONMessage(body))
     if not messages:
         raise NotASession("there is no message in it" + "".join(f"; {p}" for p in problems))
     key = keys.from_reference_name(stem)
-    return OldSession(
+    return LegacySession(
         layout="zeroclaw",
         key=stem,
         messages=dated(messages, changed, changed),

@@ -23,7 +23,7 @@ from stenolog import (
     StoreClosed,
 )
 from stenolog.stores.base import Append
-from stenolog.stores.sql.leases import Held
+from stenolog.stores.sql.leases import LeaseRow
 from stenolog.stores.sqlite import processes
 
 from .conftest import in_namespace
@@ -190,7 +190,7 @@ def test_who_closes_while_a_lease_is_being_released_leaves_nothing_behind(file: 
     assert _is_free_elsewhere(file)
 
 
-class _Watching(Held):
+class _Watching(LeaseRow):
     """Looks, when a lease is written down, whether it counts already."""
 
     def __init__(self, file: Path) -> None:

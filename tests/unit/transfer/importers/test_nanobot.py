@@ -8,12 +8,12 @@ import pytest
 
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.importers import nanobot
-from stenolog.transfer.importers.legacy_session import OldSession
+from stenolog.transfer.importers.legacy_session import LegacySession
 
 CHANGED = datetime(2026, 1, 2, tzinfo=UTC)
 
 
-def read(*lines: Any, name: str = "x.jsonl") -> OldSession:
+def read(*lines: Any, name: str = "x.jsonl") -> LegacySession:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     log = "".join(text + "\n" for text in texts).encode()
     return nanobot.read(log, name=name, changed=CHANGED)
