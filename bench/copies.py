@@ -17,7 +17,7 @@ from measure import Figure, NotRun, Place
 from messages import payload, sample
 from postgres import driver, server
 from stenolog.stores.snapshots import SnapshotStore
-from stenolog.transfer.copy import copy_lives
+from stenolog.transfer.copy import copy_snapshots
 
 SESSIONS = 200
 EACH = 250
@@ -98,7 +98,7 @@ def _measured(
             bare_seconds += perf_counter() - start
             with stenolog.open_store(new_place()) as target:
                 start = perf_counter()
-                done = copy_lives(cast("SnapshotStore", source), cast("SnapshotStore", target))
+                done = copy_snapshots(cast("SnapshotStore", source), cast("SnapshotStore", target))
                 seconds += perf_counter() - start
             assert not done.problems
             assert done.messages == len(rows)

@@ -23,7 +23,7 @@ MORE = {
         "tests/crash/test_faults.py",
         "tests/crash/test_interleaving.py",
         "tests/crash/test_kill9.py",
-        "tests/crash/test_lives.py",
+        "tests/crash/test_recreated_sessions.py",
         "tests/crash/test_many_writers.py",
         "tests/format",
         "tests/unit/test_system_calls.py",

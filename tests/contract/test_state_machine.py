@@ -124,5 +124,5 @@ def test_a_store_does_what_the_model_does(
         print(f"\n{machine.report()}")
     assert sum(length == 50 for length in machine.lengths) >= runs
     rules = {"torn_crash", "crash", "reopen", "switch"} if machine.persistent else set()
-    life = {"fork", "delete", "restore", "purge_before", "purge"}
-    assert machine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *life, *rules}
+    lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
+    assert machine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *lifecycle, *rules}

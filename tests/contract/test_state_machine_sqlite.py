@@ -259,9 +259,9 @@ def _run(
     with capsys.disabled():
         print(f"\n{machine.report()}")
     assert sum(length == 50 for length in machine.lengths) >= runs
-    life = {"fork", "delete", "restore", "purge_before", "purge"}
+    lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
     ends = {"crash", "reopen", "switch"}
-    assert machine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *life, *ends}
+    assert machine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *lifecycle, *ends}
     if issubclass(machine, SQLiteMachine):
         assert machine.ran["torn_crash"] > 0
         # SQLite itself says that it read the log: that is what was to be tried.

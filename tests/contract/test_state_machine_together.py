@@ -90,6 +90,13 @@ def _run(
     with capsys.disabled():
         print(f"\n{AllMachine.report()}")
     assert sum(length == 50 for length in AllMachine.lengths) >= runs
-    life = {"fork", "delete", "restore", "purge_before", "purge"}
+    lifecycle = {"fork", "delete", "restore", "purge_before", "purge"}
     ends = {"crash", "reopen", "switch", "cut"}
-    assert AllMachine.ran.keys() >= {"add_messages", "undo", "compact", "refresh", *life, *ends}
+    assert AllMachine.ran.keys() >= {
+        "add_messages",
+        "undo",
+        "compact",
+        "refresh",
+        *lifecycle,
+        *ends,
+    }

@@ -89,5 +89,5 @@ if __name__ == "__main__":
         os._exit(0)
     _warm_up()
     # So that a few sessions take several groups.
-    transfer.GROUP_LIVES = 3  # type: ignore[misc]
+    transfer.GROUP_SNAPSHOTS = 3  # type: ignore[misc]
     serve(PROGRAMS)

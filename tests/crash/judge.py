@@ -28,7 +28,7 @@ from stenolog.stores.in_memory import InMemoryStore
 Fate = Literal["acked", "refused", "absent", "unknown"]
 Taken = bool | Step
 """Whether an unknown step is taken to have happened, or what happened instead: a purge may have
-come to some of the lives of a key, and is then made again."""
+come to some of the sessions of a key, and is then made again."""
 
 _HALF_PURGE: Final = "half a purge"
 _ENDINGS: Final = (*ENDINGS, _HALF_PURGE)
@@ -69,7 +69,7 @@ class Look:
     forks: tuple[tuple[str, "Look"], ...] = ()
     """The sessions that were forked from it."""
     trash: tuple[tuple[str, int], ...] = ()
-    """Its deleted lives, and how many messages each has."""
+    """Its deleted sessions, and how many messages each has."""
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ def _fate(error: str) -> Fate:
 
 
 def look(store: Store, key: str) -> Seen:
-    """A session, its forks and deleted lives. Raises Violation where it contradicts itself."""
+    """A session, its forks and deleted sessions. Raises Violation where it contradicts itself."""
     seen = _look(store, key)
     forks = store.list_sessions(prefix=key + FORK)
     seen.look = replace(
@@ -274,9 +274,9 @@ def _repeat(model: InMemoryStore, step: Step) -> Any:
         model.delete(step.key)
         if not step.keep & 1:
             model.restore(step.key)
-    lives = [trashed.uid for trashed in model.list_trash() if trashed.key == step.key]
+    entries = [trashed.uid for trashed in model.list_trash() if trashed.key == step.key]
     alive = step.key in model.list_sessions()
-    for number, uid in enumerate(lives, alive):
+    for number, uid in enumerate(entries, alive):
         if step.keep & 1 << number:
             model.restore(step.key, uid=uid, as_key="to be purged")
             model.purge("to be purged")
@@ -284,7 +284,7 @@ def _repeat(model: InMemoryStore, step: Step) -> Any:
 
 
 def _halves(key: str) -> tuple[Step, ...]:
-    """Each choice of up to three lives but all of them and none."""
+    """Each choice of up to three sessions but all of them and none."""
     return tuple(Step(_HALF_PURGE, key, keep=gone) for gone in range(1, 7))
 
 
@@ -487,11 +487,11 @@ def _check_seqs(key: str, seen: Seen, history: Sequence[Outcome]) -> None:
     for outcome in history:
         step = outcome.step
         if step.op in _ENDINGS:
-            # Another life, or a beginning that is gone: the count goes on from anywhere.
+            # Another session, or a beginning that is gone: the count goes on from anywhere.
             last = 0
             continue
         if outcome.fate == "acked" and not set(step.labels) <= seen.seqs.keys():
-            unfinished = True  # of another life, or purged
+            unfinished = True  # of another session, or purged
             continue
         # Which of two steps that cancel each other was cut short cannot be told from outside.
         unfinished = unfinished or outcome.fate == "absent" or not outcome.told
@@ -499,7 +499,7 @@ def _check_seqs(key: str, seen: Seen, history: Sequence[Outcome]) -> None:
             continue
         real = [seen.seqs[label] for label in step.labels]
         if ended and outcome.told and real != outcome.result and _told_later(step, real, history):
-            unfinished = True  # the first ones were purged, or in another life
+            unfinished = True  # the first ones were purged, or in another session
             continue
         counted.update(step.labels)
         if outcome.told and step.op != "set_history":
@@ -596,12 +596,12 @@ def _purge_again(
 
 
 def _empty_the_trash(store: Store, key: str, history: Sequence[Outcome]) -> None:
-    """Every deleted life comes back whole; then nothing of the key is left by a purge."""
+    """Every deleted session comes back whole; then nothing of the key is left by a purge."""
     model = _replay(history, ())
     assert model is not None, "the model took all this a moment ago"
-    lives = [t.uid for t in store.list_trash() if t.key == key]
-    for number, uid in enumerate(lives):
-        other = f"{key} life {number}"
+    entries = [t.uid for t in store.list_trash() if t.key == key]
+    for number, uid in enumerate(entries):
+        other = f"{key} session {number}"
         store.restore(key, uid=uid, as_key=other)
         model.restore(key, as_key=other)
         seen, wanted = look(store, other).look, look(model, other).look

@@ -287,7 +287,7 @@ def _trashed(where: Path) -> list[Outcome]:
         return history + outcomes(_made(store, 200, "delete"))
 
 
-def _lives(where: Path) -> list[Outcome]:
+def _recreated(where: Path) -> list[Outcome]:
     """Deleted once with an archive and once without, and alive, with a fork."""
     history = _trashed(where)
     with stenolog.open_store(str(where)) as store:
@@ -310,12 +310,12 @@ GROUNDS: Final[dict[Ground, Callable[[Path], list[Outcome]]]] = {
     "long": _long,
     "compacted": _compacted,
     "trashed": _trashed,
-    "lives": _lives,
+    "recreated": _recreated,
 }
 
-_LIFE: Final = ("fork", *ENDINGS)
+_LIFECYCLE: Final = ("fork", *ENDINGS)
 """Operations by which sessions begin and end."""
-_WITHIN: Final = tuple(op for op in OPERATIONS if op not in _LIFE)
+_WITHIN: Final = tuple(op for op in OPERATIONS if op not in _LIFECYCLE)
 _BESIDE: Final = ("add_message", "again", "clear", "compact", "undo", OPEN)
 """What is done before and after those, where all of it would be too much."""
 _TRIPLES: Final = 600
@@ -340,26 +340,26 @@ def all_cases(seed: int) -> Iterator[Case]:
     yield from _within()
     for length in (1, 2):
         for ops in itertools.product(OPERATIONS, repeat=length):
-            if set(ops) & set(_LIFE):
+            if set(ops) & set(_LIFECYCLE):
                 yield Case("talk", ops)
-    triples = [ops for ops in itertools.product(OPERATIONS, repeat=3) if set(ops) & set(_LIFE)]
+    triples = [ops for ops in itertools.product(OPERATIONS, repeat=3) if set(ops) & set(_LIFECYCLE)]
     for ops in random.Random(seed).sample(triples, _TRIPLES):
         yield Case("talk", ops)
-    for ground in ("torn", "compacted", "trashed", "lives"):
-        for op in _LIFE:
+    for ground in ("torn", "compacted", "trashed", "recreated"):
+        for op in _LIFECYCLE:
             yield Case(ground, (op,))
-            for other in (*_LIFE, *_BESIDE):
+            for other in (*_LIFECYCLE, *_BESIDE):
                 yield Case(ground, (op, other))
-                if other not in _LIFE:
+                if other not in _LIFECYCLE:
                     yield Case(ground, (other, op))
-    for ground in ("compacted", "trashed", "lives"):
-        for first, second in itertools.product(_LIFE, (*_LIFE, *_BESIDE)):
+    for ground in ("compacted", "trashed", "recreated"):
+        for first, second in itertools.product(_LIFECYCLE, (*_LIFECYCLE, *_BESIDE)):
             for call in range(_CALLS[first]):
                 yield Case(ground, (first, second), kill=(0, call))
 
 
 def _within() -> Iterator[Case]:
-    """All that happens within the life of a session."""
+    """All that happens while a session exists."""
     for length in (1, 2, 3):
         for ops in itertools.product(_WITHIN, repeat=length):
             yield Case("talk", ops)
@@ -381,7 +381,7 @@ def sample(seed: int, count: int) -> list[Case]:
     choice = random.Random(seed)
     groups: dict[tuple[str, int, bool, bool], list[Case]] = {}
     for case in all_cases(seed):
-        ends = bool(set(case.ops) & set(_LIFE))
+        ends = bool(set(case.ops) & set(_LIFECYCLE))
         groups.setdefault((case.ground, len(case.ops), case.kill is None, ends), []).append(case)
     share = count // len(groups) + 1
     chosen = [

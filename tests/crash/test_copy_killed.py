@@ -25,7 +25,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer import backup
-from stenolog.transfer.copy import copy_lives
+from stenolog.transfer.copy import copy_snapshots
 from stenolog.transfer.copy_all import copy_place
 from unit.transfer.carried import digests, everything, fill, go_on, whole
 
@@ -42,7 +42,7 @@ def _told(where: str) -> dict[str, tuple[str, str | None, str]]:
 Doing = Callable[[Store], None]
 
 
-def _two_lives(store: Store) -> None:
+def _write_two_sessions(store: Store) -> None:
     for text in ("one", "two"):
         store.add_message("a", "user", text)
         store.delete("a")
@@ -95,7 +95,7 @@ class _Trial:
     def uids(self) -> set[str]:
         """The sessions that the destination has, in the trash or not; nothing is repaired."""
         with open_store(self._target, read_only=True) as store:
-            return {mark.uid for mark in whole(store).lives()}
+            return {mark.uid for mark in whole(store).list_snapshots()}
 
     def reset(self) -> None:
         shutil.rmtree(self.folder)
@@ -176,7 +176,7 @@ def test_p2_a_copy_that_follows_moved_sessions_may_be_killed_at_any_step(
     quick_disk: Path, say: Say
 ) -> None:
     with Runner("crash.copying") as runner:
-        trial = _Trial(runner, quick_disk, "jsonl", WHERE["jsonl"], _two_lives)
+        trial = _Trial(runner, quick_disk, "jsonl", WHERE["jsonl"], _write_two_sessions)
         trial.prepare("copy", again=True)
         trial.go_on(_moved)
         steps = trial.run("copy")
@@ -201,18 +201,18 @@ def _cut_power(place: Path, seed: int, *, stride: int, limit: int) -> tuple[int,
     """Judge the disks that power cuts within a copy may leave; how many cuts and disks."""
     chance = random.Random(seed)
     with JSONLStore(place / "source") as source:
-        _two_lives(source)
+        _write_two_sessions(source)
         source.add_message("b", "user", "five")
         source.truncate_history("b", 1)
         source.compact("b")
         with JSONLStore(place / "target") as target:
-            copy_lives(source, target)
-            before = {mark.uid for mark in target.lives()}
+            copy_snapshots(source, target)
+            before = {mark.uid for mark in target.list_snapshots()}
         _moved(source)
         wanted = digests(source)
         recorder = Recorder(place / "target")
         with recorder.recording(), JSONLStore(place / "target") as target:
-            assert copy_lives(source, target).problems == ()
+            assert copy_snapshots(source, target).problems == ()
         disk, cuts, disks = Disk(), 0, 0
         for number, event in enumerate(recorder.events):
             disk.apply(event)
@@ -224,10 +224,12 @@ def _cut_power(place: Path, seed: int, *, stride: int, limit: int) -> tuple[int,
                 disks += 1
                 tree.build(place / "left")
                 with JSONLStore(place / "left") as left:
-                    assert {mark.uid for mark in left.lives()} >= before, f"after event {number}"
+                    assert {mark.uid for mark in left.list_snapshots()} >= before, (
+                        f"after event {number}"
+                    )
                     if finished:
                         assert digests(left) == wanted, "the copy is durable"
-                    assert copy_lives(source, left).problems == (), f"after event {number}"
+                    assert copy_snapshots(source, left).problems == (), f"after event {number}"
                     assert digests(left) == wanted, f"after event {number}"
                 shutil.rmtree(place / "left")
     return cuts, disks
@@ -279,7 +281,7 @@ def _check_prefixes(source: str, target: str) -> int:
     """Each session that was copied is how one in the source begins, as each writer said it."""
     found = 0
     with open_store(source) as here, open_store(target) as there:
-        for mark in whole(there).lives():
+        for mark in whole(there).list_snapshots():
             messages = _messages(there, mark)
             assert [m.seq for m in messages] == list(range(1, len(messages) + 1))
             numbers = defaultdict(list)
@@ -294,7 +296,7 @@ def _check_prefixes(source: str, target: str) -> int:
 
 
 def _messages(store: Store, mark: SnapshotMark) -> list[Message]:
-    with whole(store).read_life(mark) as reading:
+    with whole(store).read_snapshot(mark) as reading:
         return list(reading.messages)
 
 

@@ -36,7 +36,7 @@ CASES: Final = [
     ("compacted", "fork"),
     ("trashed", "restore"),
     ("compacted", "purge_before"),
-    ("lives", "purge"),
+    ("recreated", "purge"),
 ]
 
 

@@ -89,25 +89,29 @@ class Run:
             self.possible.add("leased")
             self.acknowledged["leased"] = lease.store.add_message(KEY, "user", "leased")
 
-    def read_life(self) -> None:
+    def read_snapshot(self) -> None:
         """Read the session as a copy to another store does."""
-        [mark] = [mark for mark in self.store.lives() if mark.key == KEY and mark.deleted is None]
-        with self.store.read_life(mark) as reading:
+        [mark] = [
+            mark for mark in self.store.list_snapshots() if mark.key == KEY and mark.deleted is None
+        ]
+        with self.store.read_snapshot(mark) as reading:
             assert len(list(reading.messages)) >= len(OLD)
 
-    def hold_life(self) -> None:
+    def hold_snapshot(self) -> None:
         """Read the session while no writer changes it."""
-        [mark] = [mark for mark in self.store.lives() if mark.key == KEY and mark.deleted is None]
-        with self.store.hold_life(mark) as reading:
+        [mark] = [
+            mark for mark in self.store.list_snapshots() if mark.key == KEY and mark.deleted is None
+        ]
+        with self.store.hold_snapshot(mark) as reading:
             assert len(list(reading.messages)) >= len(OLD)
 
-    def write_life(self) -> None:
+    def write_snapshot(self) -> None:
         """Write a session of another store, as a copy to this store does."""
         with JSONLStore(self.place / "another") as source:
             source.add_message("copied", "user", "copied")
-            [mark] = source.lives()
-            with source.read_life(mark) as reading, self.store.writing_lives() as writing:
-                writing.write(reading.life, reading.messages)
+            [mark] = source.list_snapshots()
+            with source.read_snapshot(mark) as reading, self.store.snapshot_writer() as writing:
+                writing.write(reading.snapshot, reading.messages)
         assert [message.content for message in self.store.get_history("copied")] == ["copied"]
 
     def refresh(self) -> None:
@@ -256,9 +260,9 @@ SECOND: Final[dict[str, Call]] = {
     "get_summary": lambda run: run.store.get_summary(KEY),
     "list_sessions": lambda run: run.store.list_sessions(),
     "follow": lambda run: list(run.store.follow(KEY, after=6, timeout=0)),
-    "read_life": lambda run: run.read_life(),
-    "hold_life": lambda run: run.hold_life(),
-    "writing_lives": lambda run: run.write_life(),
+    "read_snapshot": lambda run: run.read_snapshot(),
+    "hold_snapshot": lambda run: run.hold_snapshot(),
+    "snapshot_writer": lambda run: run.write_snapshot(),
     "view": lambda run: run.store.view(KEY),
     "refresh": lambda run: run.refresh(),
     "health": lambda run: run.store.health(),

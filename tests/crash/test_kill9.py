@@ -1,7 +1,7 @@
 """kill -9, aimed at every operation in turn.
 
 The child names what it begins, the parent kills it at a random moment within. The store is used
-on, life after life, and judged after each.
+on, store after store, and judged after each.
 """
 
 import random
@@ -17,7 +17,7 @@ from crash.judge import Judge, Outcome, acknowledged, outcomes
 from crash.nursery import Child, Nursery
 from crash.workload import OPERATIONS, Line
 
-_LIVES = 6
+_ROUNDS_PER_STORE = 6
 """How often a store is killed before the next one begins empty."""
 
 
@@ -36,16 +36,16 @@ def kill_each(place: Path, say: Say, *, hits: int, seed: int) -> None:
     say(f"kill -9: seed {seed}")
     moments = random.Random(seed)
     hit: Counter[str] = Counter()
-    rounds = total = life = 0
+    rounds = total = kills = 0
     history: list[Outcome] = []
     with Nursery() as nursery:
         usual = _durations(nursery, place / "measured")
         while wanting := [op for op in OPERATIONS if hit[op] < hits]:
             assert rounds < 60 * hits * len(OPERATIONS), f"never hit: {wanting}"
             target = wanting[rounds % len(wanting)]
-            if life == _LIVES:
-                history, life = [], 0
-            where = place / f"store{(rounds - life)}"
+            if kills == _ROUNDS_PER_STORE:
+                history, kills = [], 0
+            where = place / f"store{(rounds - kills)}"
             child = nursery.child("run", where=where, first=rounds * 1_000, passes=None)
             child.go()
             _kill_within(child, target, usual[target], moments)
@@ -54,10 +54,10 @@ def kill_each(place: Path, say: Say, *, hits: int, seed: int) -> None:
             struck = _struck(lines)
             said = outcomes(lines)
             judge = Judge(history + said)
-            history = judge.judge(where, probe=rounds, thorough=life == _LIVES - 1)
+            history = judge.judge(where, probe=rounds, thorough=kills == _ROUNDS_PER_STORE - 1)
             acked = sum(acknowledged(said).values())
             hit[struck] += 1
-            rounds, life, total = rounds + 1, life + 1, total + acked
+            rounds, kills, total = rounds + 1, kills + 1, total + acked
             say(f"round {rounds}: aimed at {target}, hit {struck}, {acked} acknowledged")
     say(f"{rounds} rounds, {total} acknowledged messages checked, hit: {dict(hit.most_common())}")
 

@@ -60,14 +60,14 @@ def _connect(store: PostgresStore, count: int) -> None:
 
 def _calls(store: PostgresStore, lease: Lease, other: Lease) -> dict[str, Callable[[], Any]]:
     catalog = open_catalog(store)
-    [mark] = [mark for mark in store.lives() if mark.key == "a"]
+    [mark] = [mark for mark in store.list_snapshots() if mark.key == "a"]
 
-    def read_life() -> None:
-        with store.read_life(mark):
+    def read_snapshot() -> None:
+        with store.read_snapshot(mark):
             pass
 
-    def write_lives() -> None:
-        with store.writing_lives():
+    def write_snapshots() -> None:
+        with store.snapshot_writer():
             pass
 
     return {
@@ -107,9 +107,9 @@ def _calls(store: PostgresStore, lease: Lease, other: Lease) -> dict[str, Callab
         "mark": lambda: store.mark("m"),
         "change_mark": lambda: store.change_mark("m"),
         "namespaces": store.namespaces,
-        "lives": store.lives,
-        "read_life": read_life,
-        "writing_lives": write_lives,
+        "list_snapshots": store.list_snapshots,
+        "read_snapshot": read_snapshot,
+        "snapshot_writer": write_snapshots,
         "catalog.list": catalog.list,
         "catalog.search": lambda: catalog.search("x"),
         "catalog.refresh": catalog.refresh,

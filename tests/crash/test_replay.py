@@ -28,7 +28,7 @@ def test_p1_p2_a_sample_of_sequences_on_every_disk_that_is_left(
 def test_p1_p2_how_a_session_begins_or_ends_on_every_disk_that_is_left(
     quick_disk: Path, say: Say, op: str
 ) -> None:
-    cases = [Case(ground, (op,)) for ground in ("torn", "compacted", "trashed", "lives")]
+    cases = [Case(ground, (op,)) for ground in ("torn", "compacted", "trashed", "recreated")]
     # Killed half way, and made again by another process, or something else that finds it gone.
     ground = "trashed" if op == "restore" else "compacted"
     calls = {

@@ -14,7 +14,7 @@ from stenolog.cli.edit import dry_run_option, open_to_change, progress
 from stenolog.cli.output import NOT_ALL, count, json_text, one_line, printable, say, sentence
 from stenolog.cli.purge_traces import (
     copies_of,
-    deleted_lives,
+    deleted_snapshots,
     forget_logged,
     forget_typed,
     forks_of,
@@ -341,7 +341,7 @@ def _is_mark_of(store: Store, key: str, who: str) -> bool:
     try:
         metas = [store.info(key).meta]
     except StenologError:
-        metas = [life.meta for life in deleted_lives(store) if life.key == key]
+        metas = [snapshot.meta for snapshot in deleted_snapshots(store) if snapshot.key == key]
     sessions = [meta.get("session") for meta in metas]
     return any(isinstance(session, str) and _is_of(session, who) for session in sessions)
 

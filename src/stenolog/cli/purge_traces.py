@@ -22,9 +22,9 @@ def other_names(store: Store) -> Mapping[str, Collection[str]]:
     if alias_mark(store) == NO_ALIASES:
         return {}
     found = {key: set(names) for key, names in Aliases(store).claims().items()}
-    for life in deleted_lives(store):
-        if life.forked_from is None and claimed(life.meta):
-            found.setdefault(life.key, set()).update(claimed(life.meta))
+    for snapshot in deleted_snapshots(store):
+        if snapshot.forked_from is None and claimed(snapshot.meta):
+            found.setdefault(snapshot.key, set()).update(claimed(snapshot.meta))
     return found
 
 
@@ -36,20 +36,20 @@ def forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
             source = store.info(key).forked_from
             if source in keys and source is not None:
                 found.setdefault(source, []).append(key)
-    for life in deleted_lives(store):
-        if life.forked_from in keys and life.forked_from is not None:
-            found.setdefault(life.forked_from, []).append(life.key)
+    for snapshot in deleted_snapshots(store):
+        if snapshot.forked_from in keys and snapshot.forked_from is not None:
+            found.setdefault(snapshot.forked_from, []).append(snapshot.key)
     return found
 
 
-def deleted_lives(store: Store) -> Iterator[Snapshot]:
+def deleted_snapshots(store: Store) -> Iterator[Snapshot]:
     """Yield the sessions in the trash that can be read."""
     if not isinstance(store, SnapshotStore):
         return
-    for mark in store.lives():
+    for mark in store.list_snapshots():
         if mark.deleted is not None:
-            with suppress(StenologError), store.read_life(mark) as reading:
-                yield reading.life
+            with suppress(StenologError), store.read_snapshot(mark) as reading:
+                yield reading.snapshot
 
 
 def copies_of(workspace: str, agent: str | None, is_meant: Callable[[str], bool]) -> Iterator[str]:
@@ -85,9 +85,9 @@ def said_in(store: Store, key: str, before: int | None) -> Iterator[str]:
     with suppress(StenologError):
         yield from _texts(store.get_history(key, full=True), before)
     if before is None and isinstance(store, SnapshotStore):
-        for mark in store.lives():
+        for mark in store.list_snapshots():
             if mark.deleted is not None and mark.key == key:
-                with suppress(StenologError), store.read_life(mark) as reading:
+                with suppress(StenologError), store.read_snapshot(mark) as reading:
                     yield from _texts(reading.messages, None)
 
 

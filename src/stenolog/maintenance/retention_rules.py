@@ -65,7 +65,7 @@ class Step(Struct, frozen=True, kw_only=True):
     updated: datetime
     """Time of the last change, or of the deletion if the session is in the trash."""
     in_trash: bool = False
-    lives: tuple[tuple[str, datetime], ...] = ()
+    trash_entries: tuple[tuple[str, datetime], ...] = ()
     """For the trash: uid and time of deletion of every session of this key in it."""
     unfinished: bool = False
     """Whether it completes an interrupted purge."""
@@ -213,7 +213,7 @@ def _of_trash(
         kept |= {one.key for one in meant if _is_spared(rule, tags_of(one))}
     for one in trash:
         if one.key.startswith(rule.prefix) and one.key not in kept:
-            yield replace(_purge_of(rule, one), lives=lives_of(one.key, trash))
+            yield replace(_purge_of(rule, one), trash_entries=trash_entries(one.key, trash))
 
 
 def _is_spared(rule: Rule, tags: Collection[str] | None) -> bool:
@@ -242,6 +242,6 @@ def _purge_of(rule: Rule, one: Trashed) -> Step:
     )
 
 
-def lives_of(key: str, trash: Iterable[Trashed]) -> tuple[tuple[str, datetime], ...]:
+def trash_entries(key: str, trash: Iterable[Trashed]) -> tuple[tuple[str, datetime], ...]:
     """Return uid and time of deletion of every session of this key in the trash."""
     return tuple(sorted((one.uid, one.deleted) for one in trash if one.key == key))

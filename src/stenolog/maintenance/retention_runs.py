@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from stenolog.catalog import Catalog, Entry, open_catalog
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy
-from stenolog.maintenance.retention_rules import MARK, Rule, Step, lives_of, plan
+from stenolog.maintenance.retention_rules import MARK, Rule, Step, plan, trash_entries
 from stenolog.records import SessionInfo, Trashed, timestamp
 from stenolog.sessions.folders import find_place, others_in
 from stenolog.stores import log_reports
@@ -93,12 +93,12 @@ def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tupl
         begins()
         store.finish_purge(step.uid)
         return "done", "a purge that was interrupted is ended"
-    lives = lives_of(step.key, store.list_trash())
+    entries = trash_entries(step.key, store.list_trash())
     own = (step.uid, step.updated)
-    if own not in lives:
+    if own not in entries:
         return "skipped", "it is not in the trash"
     # Fewer are acceptable: others of this key may have just been purged.
-    if not step.in_trash or not set(lives) <= set(step.lives):
+    if not step.in_trash or not set(entries) <= set(step.trash_entries):
         return "skipped", "what the trash has of this key was changed meanwhile"
     try:
         store.info(step.key)
@@ -283,12 +283,12 @@ def _tags_in_trash(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
             return None
         try:
             if not marks:
-                marks.update((mark.uid, mark) for mark in store.lives() if mark.deleted)
+                marks.update((mark.uid, mark) for mark in store.list_snapshots() if mark.deleted)
             mark = marks.get(one.uid)
             if mark is None:
                 return None
-            with store.read_life(mark) as reading:
-                return tags_from(reading.life.meta)
+            with store.read_snapshot(mark) as reading:
+                return tags_from(reading.snapshot.meta)
         except StenologError:
             return None  # the doctor reports it
 

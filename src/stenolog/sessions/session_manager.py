@@ -333,7 +333,7 @@ class JSONFileStore:
         created = session.created or min(times, default=None)
         floor = session.floor()
         hidden = [seq for seq, message in enumerate(session.messages, 1) if message.hidden]
-        life = Snapshot(
+        snapshot = Snapshot(
             key=key,
             uid=_uid(key),
             created=_written(created),
@@ -354,8 +354,8 @@ class JSONFileStore:
             )
             for seq, message in enumerate(session.messages, 1)
         ]
-        with memory.writing_lives() as writer:
-            writer.write(life, messages)
+        with memory.snapshot_writer() as writer:
+            writer.write(snapshot, messages)
         return memory
 
     def refresh(self, view: SessionView) -> SessionView:
@@ -619,8 +619,8 @@ def _kept(before: JSONSession, memory: InMemoryStore) -> JSONSession:
     """Return a session with the changes that a call made in memory."""
     key, last = before.key or "", len(before.messages)
     tokens: dict[int, str] = {}
-    for mark in memory.lives():
-        with memory.read_life(mark, after=last) as reading:
+    for mark in memory.list_snapshots():
+        with memory.read_snapshot(mark, after=last) as reading:
             tokens = {one.seq: token[0] for one in reading.messages if (token := token_of(one))}
     history = memory.get_history(key, full=True)
     old = [

@@ -26,8 +26,8 @@ def _newest(store: Store, key: str) -> Undo | None:
         return None
     try:
         mark = SnapshotMark(key=key, uid=store.info(key).uid, stamp="")
-        with store.read_life(mark) as reading:
-            return reading.life.undo[-1] if reading.life.undo else None
+        with store.read_snapshot(mark) as reading:
+            return reading.snapshot.undo[-1] if reading.snapshot.undo else None
     except StenologError:
         return None  # the store reports the error
 

@@ -483,7 +483,7 @@ Deleted = tuple[str, datetime]
 class PurgingStore(Protocol):
     """A store that can purge selected sessions and finish interrupted purges."""
 
-    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key.
 
         Sessions that were restored, deleted again or created since stay. Raises NoSuchSession, and

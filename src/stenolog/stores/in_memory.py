@@ -406,15 +406,15 @@ class InMemoryStore:
             )
 
     def _forks_of(self, key: str) -> list[str]:
-        lives = [*self._sessions.items(), *((found.key, life) for found, life in self._trash)]
-        return [f"the fork {name!r} stays" for name, life in lives if life.forked_from == key]
+        every = [*self._sessions.items(), *((found.key, session) for found, session in self._trash)]
+        return [f"the fork {name!r} stays" for name, one in every if one.forked_from == key]
 
-    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
         with self._writing(key):
             pairs = [pair for pair in self._trash if pair[0].key == key]
-            meant = [pair for pair in pairs if (pair[0].uid, pair[0].deleted) in lives]
-            if not meant or len(meant) != len(set(lives)):
+            meant = [pair for pair in pairs if (pair[0].uid, pair[0].deleted) in entries]
+            if not meant or len(meant) != len(set(entries)):
                 raise errors.NoSuchSession(key, "the trash has not what is to be purged")
             uids = {trashed.uid for trashed, _ in meant}
             self._trash[:] = [pair for pair in self._trash if pair[0].uid not in uids]
@@ -585,46 +585,46 @@ class InMemoryStore:
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    def lives(self) -> list[SnapshotMark]:
-        """Return every life: those in the trash, then the others."""
+    def list_snapshots(self) -> list[SnapshotMark]:
+        """Return all sessions: those in the trash, then the others."""
         with self._open():
-            deleted = [_mark(trashed.key, life, trashed) for trashed, life in self._trash]
-            living = [_mark(key, life) for key, life in self._sessions.items()]
+            deleted = [_mark(trashed.key, session, trashed) for trashed, session in self._trash]
+            living = [_mark(key, session) for key, session in self._sessions.items()]
             return sorted(deleted, key=_key_of) + sorted(living, key=_key_of)
 
     @contextmanager
-    def hold_life(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
-        """Read one life while no other call changes it."""
+    def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
+        """Read a session while no other call changes it."""
         with self._open():
             yield self._reading(mark, 0)
 
     @contextmanager
-    def read_life(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
-        """Read one life at this moment."""
+    def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
+        """Read a session at this moment."""
         with self._open():
             reading = self._reading(mark, after)
         yield reading
 
     def _reading(self, mark: SnapshotMark, after: int) -> SnapshotReading:
-        found = self._life(mark.uid)
+        found = self._find_by_uid(mark.uid)
         if found is None:
             raise errors.NoSuchSession(mark.key, "it was purged")
         key, session, trashed = found
         return SnapshotReading(
-            life=_life(key, session, trashed),
+            snapshot=_snapshot(key, session, trashed),
             messages=iter(_carried(session, after)),
             stamp=_mark(key, session, trashed).stamp,
             untouched=session.copied == session.version,
         )
 
     @contextmanager
-    def writing_lives(self) -> Iterator[SnapshotWriter]:
-        """Return a writer for several lives."""
+    def snapshot_writer(self) -> Iterator[SnapshotWriter]:
+        """Return a writer for several sessions."""
         with self._open():
-            yield _LifeWriter(self)
+            yield _SnapshotWriter(self)
             self._changed.notify_all()
 
-    def _life(self, uid: str) -> "tuple[str, _Session, Trashed | None] | None":
+    def _find_by_uid(self, uid: str) -> "tuple[str, _Session, Trashed | None] | None":
         for key, session in self._sessions.items():
             if session.uid == uid:
                 return key, session, None
@@ -744,36 +744,38 @@ def _text(summary: str) -> str:
 # --- copies between stores -------------------------------------------------------------------
 
 
-class _LifeWriter:
-    """Writer of lives into the store, while its lock is held."""
+class _SnapshotWriter:
+    """Writer of snapshots into the store, while its lock is held."""
 
     def __init__(self, store: InMemoryStore) -> None:
         self._store = store
 
-    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
-        """Write this life with all of its messages."""
+    def write(
+        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
+    ) -> None:
+        """Write this session with all of its messages."""
         store = self._store
-        old = store._life(life.uid)
+        old = store._find_by_uid(snapshot.uid)
         if old is None and instead_of:
-            raise errors.StoreBusy(f"{life.key!r}: it is gone; try again")
+            raise errors.StoreBusy(f"{snapshot.key!r}: it is gone; try again")
         if old is not None and not instead_of:
-            raise errors.SessionExists(life.key)
+            raise errors.SessionExists(snapshot.key)
         if old is not None and _mark(*old).stamp != instead_of:
-            raise errors.StoreBusy(f"{life.key!r}: it has changed; try again")
-        other = store._sessions.get(life.key)
-        if life.deleted is None and other is not None and other.uid != life.uid:
-            raise errors.SessionExists(life.key)
-        session = _session(life, list(messages))
+            raise errors.StoreBusy(f"{snapshot.key!r}: it has changed; try again")
+        other = store._sessions.get(snapshot.key)
+        if snapshot.deleted is None and other is not None and other.uid != snapshot.uid:
+            raise errors.SessionExists(snapshot.key)
+        session = _session(snapshot, list(messages))
         session.version = session.copied = 0 if old is None else old[1].version + 1
         if old is not None and old[2] is None:
             del store._sessions[old[0]]
-        store._trash[:] = [pair for pair in store._trash if pair[1].uid != life.uid]
-        if life.deleted is None:
-            store._sessions[life.key] = session
+        store._trash[:] = [pair for pair in store._trash if pair[1].uid != snapshot.uid]
+        if snapshot.deleted is None:
+            store._sessions[snapshot.key] = session
         else:
-            deleted = datetime.fromisoformat(life.deleted)
+            deleted = datetime.fromisoformat(snapshot.deleted)
             count = len(session.messages)
-            trashed = Trashed(key=life.key, uid=life.uid, deleted=deleted, count=count)
+            trashed = Trashed(key=snapshot.key, uid=snapshot.uid, deleted=deleted, count=count)
             store._trash.append((trashed, session))
             store._trash.sort(key=lambda pair: pair[0].deleted, reverse=True)
 
@@ -788,7 +790,7 @@ def _mark(key: str, session: _Session, trashed: Trashed | None = None) -> Snapsh
     return SnapshotMark(key=key, uid=session.uid, deleted=deleted, stamp=stamp)
 
 
-def _life(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
+def _snapshot(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
     floor, end = session.floor(), session.last_seq
     known = spans.union(session.lost, session.void, _runs(session.messages))
     return Snapshot(
@@ -838,10 +840,10 @@ def _carried(session: _Session, after: int) -> list[Message]:
     return found
 
 
-def _session(life: Snapshot, messages: Sequence[Message]) -> _Session:
+def _session(snapshot: Snapshot, messages: Sequence[Message]) -> _Session:
     plain = {m.seq: Message(seq=m.seq, _at=m._at, _body=Raw(m.to_json())) for m in messages}
     begun = [(*found, m.seq) for m in messages if (found := token_of(m)) is not None]
-    begun += [(token.token, token.count, token.first) for token in life.tokens]
+    begun += [(token.token, token.count, token.first) for token in snapshot.tokens]
     tokens = {}
     for once, length, first in begun:
         seqs = list(range(first, first + length))
@@ -854,24 +856,24 @@ def _session(life: Snapshot, messages: Sequence[Message]) -> _Session:
             _seqs([entry.added] if entry.added else []),
             entry.was,
         )
-        for entry in life.undo
+        for entry in snapshot.undo
     ]
     return _Session(
-        uid=life.uid,
-        created=datetime.fromisoformat(life.created),
-        updated=datetime.fromisoformat(life.updated),
+        uid=snapshot.uid,
+        created=datetime.fromisoformat(snapshot.created),
+        updated=datetime.fromisoformat(snapshot.updated),
         messages=plain,
-        last_seq=life.last_seq,
-        hidden=_seqs([(1, life.floor), *life.hidden]),
-        summary=life.summary,
-        meta=codec.encode_object(life.meta),
+        last_seq=snapshot.last_seq,
+        hidden=_seqs([(1, snapshot.floor), *snapshot.hidden]),
+        summary=snapshot.summary,
+        meta=codec.encode_object(snapshot.meta),
         steps=deque(steps, maxlen=UNDO_DEPTH),
         tokens=tokens,
-        archived=life.archived,
-        forked_from=life.forked_from,
-        number=life.number,
-        lost=life.lost,
-        void=life.void,
+        archived=snapshot.archived,
+        forked_from=snapshot.forked_from,
+        number=snapshot.number,
+        lost=snapshot.lost,
+        void=snapshot.void,
     )
 
 

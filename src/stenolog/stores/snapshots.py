@@ -1,8 +1,8 @@
 """Snapshots: the complete content of a session, for copies between stores.
 
-A store that implements WholeStore can be copied from and to (transfer/copy.py). A life is a
-session from its creation to its deletion, identified by its uid; several lives may have had the
-same key. Engines do not know each other: they exchange a Life and its messages.
+A store that implements SnapshotStore can be copied from and to (transfer/copy.py). A session is
+identified by its uid; the trash may contain several sessions that had the same key. Engines do not
+know each other: they exchange a Snapshot and its messages.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,25 +22,25 @@ class EmptyStore(StoreUnavailable):
 
 
 class SnapshotMark(Struct, frozen=True, kw_only=True):
-    """One life of a session in a listing."""
+    """A session in a listing, possibly deleted."""
 
     key: str
     uid: str
-    """Empty if unknown: the life is too damaged, or cannot be opened."""
+    """Empty if unknown: the session is too damaged, or cannot be opened."""
     deleted: str | None = None
     """Time of its deletion, in stored form; None if it is not in the trash."""
     stamp: str
-    """Differs after every change by any process, and if a purged life is written again. Only the
-    store can interpret it.
+    """Differs after every change by any process, and if a purged session is written again. Only
+    the store can interpret it.
     """
     last_seq: int | None = None
-    """See `Life.last_seq`; None if the listing does not contain it."""
+    """See `Snapshot.last_seq`; None if the listing does not contain it."""
     problem: str = ""
-    """Why the life cannot be opened; empty if it can, or if it is damaged."""
+    """Why the session cannot be opened; empty if it can, or if it is damaged."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """Everything about one life except its messages.
+    """Everything about one session except its messages.
 
     Values that depend on the engine are not included: generation, bytes, bytes of voids.
     """
@@ -67,7 +67,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """Complete steps, oldest first: no step is `elsewhere`."""
     lost: list[Span] = []
     """Seqs of damaged messages, as far as known before the messages are read: a missing seq that is
-    not listed here, void or purged is lost as well. A LifeWriter is given all of them.
+    not listed here, void or purged is lost as well. A SnapshotWriter is given all of them.
     """
     void: list[Span] = []
     purged: list[Span] = []
@@ -79,9 +79,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 class SnapshotReading(Struct, frozen=True, kw_only=True):
-    """One life at one moment; valid only inside the `with` that returned it."""
+    """A session at one moment; valid only inside the `with` that returned it."""
 
-    life: Snapshot
+    snapshot: Snapshot
     messages: Iterator[Message]
     """The messages after the requested seq, by seq, including hidden and archived ones; an iterator
     for one pass that skips damaged messages. The first message of an idempotency key (P12) has
@@ -91,20 +91,22 @@ class SnapshotReading(Struct, frozen=True, kw_only=True):
     stamp: str
     """Stamp of exactly this content, or an older one: it never conceals a change."""
     untouched: bool = False
-    """Whether a LifeWriter wrote it and it has not changed since."""
+    """Whether a SnapshotWriter wrote it and it has not changed since."""
 
 
 class SnapshotWriter(Protocol):
-    """A writer of lives into a store."""
+    """A writer of snapshots into a store."""
 
-    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
-        """Write this life with all of its messages in one step.
+    def write(
+        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
+    ) -> None:
+        """Write this session with all of its messages in one step.
 
-        `instead_of`: the stamp of the life of the same uid that it replaces; empty if there is
-        none. The new one may have another key, and may be in the trash or not.
+        `instead_of`: the stamp of the session of the same uid that it replaces; empty if there
+        is none. The new one may have another key, and may be in the trash or not.
 
         Raises SessionExists if another session has the key, or if the uid exists and `instead_of`
-        is empty; StoreBusy if the life to replace has changed or no longer exists; NotStored,
+        is empty; StoreBusy if the session to replace has changed or no longer exists; NotStored,
         MaybeStored, ReadOnly like an append; any error that `messages` raises. Except after
         MaybeStored, an error leaves the store unchanged.
         """
@@ -115,42 +117,43 @@ class SnapshotWriter(Protocol):
 class SnapshotStore(Protocol):
     """A store that can be copied from and to, one namespace at a time."""
 
-    def lives(self) -> list[SnapshotMark]:
-        """Return every life in this namespace: those in the trash, then the others, each by key.
+    def list_snapshots(self) -> list[SnapshotMark]:
+        """Return all sessions of this namespace: those in the trash, then the others, by key.
 
-        Purged lives are not included.
+        Purged sessions are not included.
         """
         ...
 
-    def read_life(
+    def read_snapshot(
         self, mark: SnapshotMark, *, after: int = 0
     ) -> AbstractContextManager[SnapshotReading]:
-        """Read a life and its messages after a seq, without blocking writers.
+        """Read a session and its messages after a seq, without blocking writers.
 
-        The life may have been deleted or restored since it was listed: `Life.deleted` has the
-        current state. The content is durable: a power cut cannot remove messages that were copied.
+        The session may have been deleted or restored since it was listed: `Snapshot.deleted` has
+        the current state. The content is durable: a power cut cannot remove copied messages.
 
-        Raises NoSuchSession if the life no longer exists, StoreBusy if it is replaced all the time,
-        DamagedStore if its state cannot be read. A store that does not search everywhere may also
-        raise NoSuchSession if the life was deleted, restored or renamed since it was listed.
+        Raises NoSuchSession if the session no longer exists, StoreBusy if it is replaced all the
+        time, DamagedStore if its state cannot be read. A store that does not search everywhere
+        may also raise NoSuchSession if the session was deleted, restored or renamed since it was
+        listed.
         """
         ...
 
-    def hold_life(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading]:
-        """Read a life while no other caller can append to it, change, delete or restore it.
+    def hold_snapshot(self, mark: SnapshotMark) -> AbstractContextManager[SnapshotReading]:
+        """Read a session while no other caller can append to it, change, delete or restore it.
 
         A store that was opened read-only acquires no lock.
         """
         ...
 
-    def writing_lives(self) -> AbstractContextManager[SnapshotWriter]:
-        """Return a writer for several lives.
+    def snapshot_writer(self) -> AbstractContextManager[SnapshotWriter]:
+        """Return a writer for several sessions.
 
         They are durable when the `with` ends without an error.
 
-        An error in `write` rolls back only that life, and more lives may follow. If the `with` ends
-        with an error, some lives may have been written, each completely. A store has at most one
-        writer at a time. A read inside the `with` may or may not see the new lives.
+        An error in `write` rolls back only that session, and more may follow. If the `with` ends
+        with an error, some sessions may have been written, each completely. A store has at most one
+        writer at a time. A read inside the `with` may or may not see the new sessions.
         """
         ...
 
@@ -160,7 +163,7 @@ class NamespacedStore(Protocol):
     """A database with several namespaces."""
 
     def namespaces(self) -> list[str]:
-        """Return the names of all namespaces with a life, even if only in the trash, sorted."""
+        """Return the names of all namespaces with a session, even if only in the trash, sorted."""
         ...
 
 
@@ -173,10 +176,10 @@ class SharedPlace(Protocol):
         ...
 
 
-# --- conversion between a Life and the State of an engine -----------------------------------
+# --- conversion between a Snapshot and the State of an engine -----------------------------------
 
 
-def life_of(
+def snapshot_of(
     state: State,
     *,
     last_seq: int,
@@ -186,7 +189,7 @@ def life_of(
     lost: Iterable[Span] = (),
     tokens: Iterable[Token] = (),
 ) -> Snapshot:
-    """Return the life of a state. `undo`: its complete steps. `lost`: further lost seqs."""
+    """Return the snapshot of a state. `undo`: its complete steps. `lost`: further lost seqs."""
     return Snapshot(
         key=state.key,
         uid=state.uid,
@@ -209,18 +212,22 @@ def life_of(
     )
 
 
-def state_of(life: Snapshot, *, generation: int) -> tuple[State, list[Change]]:
-    """Return the state of a life, without `archive` and `tokens`, and the changes it relies on.
+def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change]]:
+    """Return the state of a snapshot, without `archive` and `tokens`, and the changes it relies on.
 
     A step that is too long for the state is stored in a change of the same number.
     """
-    state = states.blank(life.key, life.uid, generation, life.created)
-    state.floor, state.hidden, state.number = life.floor, list(life.hidden), life.number
-    state.summary, state.meta = life.summary, life.meta
-    state.lost, state.void, state.purged = list(life.lost), list(life.void), list(life.purged)
-    state.forked_from = life.forked_from
+    state = states.blank(snapshot.key, snapshot.uid, generation, snapshot.created)
+    state.floor, state.hidden, state.number = snapshot.floor, list(snapshot.hidden), snapshot.number
+    state.summary, state.meta = snapshot.summary, snapshot.meta
+    state.lost, state.void, state.purged = (
+        list(snapshot.lost),
+        list(snapshot.void),
+        list(snapshot.purged),
+    )
+    state.forked_from = snapshot.forked_from
     changes = []
-    for entry in life.undo:
+    for entry in snapshot.undo:
         change = states.only(entry)
         short = states.blank("", "", 1, "")
         states.apply_change(short, change)

@@ -25,7 +25,7 @@ from stenolog.stores.disk import make_private, release_lock, replace_file, wait_
 from stenolog.stores.jsonl.directory import explained
 from stenolog.stores.open_store import address
 from stenolog.transfer.comparison import digest_of
-from stenolog.transfer.copy import CopiedSession, CopyTotals, Known, Progress, Step, copy_lives
+from stenolog.transfer.copy import CopiedSession, CopyTotals, Known, Progress, Step, copy_snapshots
 from stenolog.transfer.copy_all import (
     CopyReport,
     Openings,
@@ -104,8 +104,8 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackupRep
     """Back up everything in a place, or update an earlier backup.
 
     Raises UsageError if the folder contains anything else or is inside the workspace; otherwise as
-    copy_lives. A namespace that cannot be opened in the folder is reported as a problem; if none
-    can be opened, that error is raised.
+    copy_snapshots. A namespace that cannot be opened in the folder is reported as a problem; if
+    none can be opened, that error is raised.
     """
     target, begun = _place(folder), time.monotonic()
     check_apart(where, target)
@@ -129,7 +129,7 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackupRep
                 if there is None:
                     continue
                 with alias_looks(here, there):
-                    found[name] = copy_lives(
+                    found[name] = copy_snapshots(
                         here, there, known=_known(known), progress=_for(watch, name)
                     )
             entries[name] = known | _entries(found[name], known)
@@ -143,9 +143,9 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackupRep
     unread = {(name, problem.key) for name, problem in problems if not problem.uid}
     kept = sum(
         uid not in here_now and (entry.deleted is not None or (name, entry.key) not in unread)
-        for name, lives in entries.items()
+        for name, entries in entries.items()
         if name not in refused
-        for uid, entry in lives.items()
+        for uid, entry in entries.items()
     )
     return BackupReport(namespaces=found | refused, seconds=time.monotonic() - begun, kept=kept)
 
@@ -186,7 +186,7 @@ def restore(
     """Restore the sessions of a backup. Sessions that are newer in the store stay unchanged.
 
     Sessions that are damaged in the backup are skipped; the second value names them. Raises
-    UsageError, DamagedStore, and as copy_lives.
+    UsageError, DamagedStore, and as copy_snapshots.
     """
     source, begun = _place(folder), time.monotonic()
     check_apart(source, where)
@@ -204,7 +204,9 @@ def restore(
             if there is None:
                 continue
             with alias_looks(here, there):
-                found[name] = copy_lives(here, there, left_out=damaged, progress=_for(watch, name))
+                found[name] = copy_snapshots(
+                    here, there, left_out=damaged, progress=_for(watch, name)
+                )
     found |= openings.refused(any_taken=bool(found))
     return CopyReport(namespaces=found, seconds=time.monotonic() - begun), checked
 
@@ -222,10 +224,10 @@ def _digests(
     found: dict[str, str] = {}
     unread: dict[str, str] = {}
     with opened_to_read(_place(folder), name) as store:
-        marks = store.lives()
+        marks = store.list_snapshots()
         for number, mark in enumerate(marks, 1):
             try:
-                with store.read_life(mark) as reading:
+                with store.read_snapshot(mark) as reading:
                     found[mark.uid] = digest_of(reading)
             except StenologError:
                 found[mark.uid] = ""

@@ -71,13 +71,13 @@ class MessagesDigest:
         self.messages += 1
         self.bytes += len(body)
 
-    def with_life(self, life: Snapshot) -> str:
+    def with_snapshot(self, snapshot: Snapshot) -> str:
         """Return the digest of a snapshot that has these messages."""
         whole = self._hash.copy()
-        whole.update(canonical(life))
+        whole.update(canonical(snapshot))
         return whole.hexdigest()
 
-    def passing(self, life: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
+    def passing(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield all messages of a snapshot and add each to the digest. Raises NewlyLost."""
         expected, gaps, add = 1, list[Span](), self.add
         for message in messages:
@@ -86,21 +86,21 @@ class MessagesDigest:
             expected = message.seq + 1
             add(message)
             yield message
-        if expected <= life.last_seq:
-            gaps.append((expected, life.last_seq))
-        if gaps and (new := spans.minus(gaps, missing(life))):
+        if expected <= snapshot.last_seq:
+            gaps.append((expected, snapshot.last_seq))
+        if gaps and (new := spans.minus(gaps, missing(snapshot))):
             raise NewlyLost(new)
 
 
-def missing(life: Snapshot) -> list[Span]:
+def missing(snapshot: Snapshot) -> list[Span]:
     """Return the seqs of a snapshot that are known to have no message."""
-    return spans.union(life.lost, life.void, life.purged)
+    return spans.union(snapshot.lost, snapshot.void, snapshot.purged)
 
 
-def canonical(life: Snapshot) -> bytes:
+def canonical(snapshot: Snapshot) -> bytes:
     """Return the digested bytes of a snapshot, without fields that an engine may not keep."""
-    fields: dict[str, Any] = msgspec.to_builtins(life)
-    fields["tokens"] = [(token.token, token.first, token.count) for token in life.tokens]
+    fields: dict[str, Any] = msgspec.to_builtins(snapshot)
+    fields["tokens"] = [(token.token, token.first, token.count) for token in snapshot.tokens]
     # ASCII escapes, because a text may contain lone surrogates.
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -119,12 +119,12 @@ def digest_of(reading: SnapshotReading) -> str:
     digest = MessagesDigest()
     lost: list[Span] = []
     try:
-        for _ in digest.passing(reading.life, reading.messages):
+        for _ in digest.passing(reading.snapshot, reading.messages):
             pass
     except NewlyLost as met:
         lost = met.seqs
-    whole = spans.union(reading.life.lost, lost)
-    return digest.with_life(replace(reading.life, lost=whole) if lost else reading.life)
+    whole = spans.union(reading.snapshot.lost, lost)
+    return digest.with_snapshot(replace(reading.snapshot, lost=whole) if lost else reading.snapshot)
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ def compare(here: SnapshotReading, there: SnapshotReading) -> Verdict:
     An earlier copy that was not written to since may be written to. Raises NewlyLost if the source
     turns out to be damaged.
     """
-    source, target = here.life, there.life
+    source, target = here.snapshot, there.snapshot
     seen = _Seen(source, target.last_seq)
     copied = MessagesDigest()
     try:
@@ -159,7 +159,7 @@ def compare(here: SnapshotReading, there: SnapshotReading) -> Verdict:
     equal = (
         not seen.differ
         and source.last_seq == target.last_seq
-        and seen.digest.with_life(source) == copied.with_life(target)
+        and seen.digest.with_snapshot(source) == copied.with_snapshot(target)
     )
     found = Verdict(digest=seen.digest, equal=equal)
     if equal:

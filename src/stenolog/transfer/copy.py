@@ -39,7 +39,7 @@ from stenolog.transfer.comparison import (
     of_many,
 )
 
-GROUP_LIVES: Final = 256
+GROUP_SNAPSHOTS: Final = 256
 GROUP_MESSAGES: Final = 20_000
 GROUP_BYTES: Final = 32 * 1024 * 1024
 """`GROUP_*` limit one group: what it wrote is made durable before more is written."""
@@ -149,7 +149,7 @@ class CopyTotals(Struct, frozen=True, kw_only=True):
 class _Done(Struct, frozen=True):
     """A session that is equal in the destination and the source."""
 
-    life: Snapshot
+    snapshot: Snapshot
     """Snapshot in the destination."""
     digest: MessagesDigest
     """Digest of its messages."""
@@ -160,7 +160,7 @@ class _Done(Struct, frozen=True):
     written: bool = False
 
 
-def copy_lives(
+def copy_snapshots(
     source: SnapshotStore,
     target: SnapshotStore,
     *,
@@ -180,8 +180,8 @@ def copy_lives(
     return copy.run()
 
 
-def preview_lives(source: SnapshotStore, target: SnapshotStore) -> CopyTotals:
-    """Return what `copy_lives` would do, as far as that is known without writing."""
+def preview_copy(source: SnapshotStore, target: SnapshotStore) -> CopyTotals:
+    """Return what `copy_snapshots` would do, as far as that is known without writing."""
     return _Copy(source, target, {}, _nobody).preview()
 
 
@@ -190,7 +190,7 @@ def _nobody(_: Step) -> None:
 
 
 class _Copy:
-    """One call of `copy_lives`."""
+    """One call of `copy_snapshots`."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class _Copy:
 
     def run(self) -> CopyTotals:
         """Run all passes and the comparison."""
-        with self._target.writing_lives():
+        with self._target.snapshot_writer():
             pass  # removes what a killed copy left
         for _ in range(PASSES):
             marks = self._changed()
@@ -248,9 +248,9 @@ class _Copy:
             with self._reading(mark) as reading:
                 if reading is not None:
                     there = self._outdated.get(mark.uid, MessagesDigest()).messages
-                    self._messages += max(0, _count(reading.life) - there)
+                    self._messages += max(0, _count(reading.snapshot) - there)
                     self._done[mark.uid] = _Done(
-                        reading.life, MessagesDigest(), reading.stamp, written=True
+                        reading.snapshot, MessagesDigest(), reading.stamp, written=True
                     )
         return self._transferred()
 
@@ -260,14 +260,14 @@ class _Copy:
         """Return the sessions of the source that are missing or different in the destination."""
         self._there = {}
         shut: dict[str, str] = {}
-        for mark in self._target.lives():
+        for mark in self._target.list_snapshots():
             if mark.uid or not mark.problem:
                 self._there[mark.uid] = mark
             else:
                 shut[mark.key] = mark.problem
         for uid in self._done.keys() - self._there.keys():
             del self._done[uid]
-        marks = self._source.lives()
+        marks = self._source.list_snapshots()
         self._here = {mark.uid for mark in marks}
         for mark in marks:
             if not mark.uid:
@@ -287,7 +287,7 @@ class _Copy:
     def _is_done(self, mark: SnapshotMark) -> bool:
         done, known = self._done.get(mark.uid), self._known.get(mark.uid)
         if done is not None:
-            stood = done.stamp, done.life.key, done.life.deleted
+            stood = done.stamp, done.snapshot.key, done.snapshot.deleted
             return bool(done.stamp) and stood == (mark.stamp, mark.key, mark.deleted)
         if known is None or known.stamp != mark.stamp or mark.uid not in self._there:
             return False
@@ -322,7 +322,7 @@ class _Copy:
         for mark in marks:
             if self._is_wanting(mark):
                 group.append(mark)
-            if len(group) >= GROUP_LIVES:
+            if len(group) >= GROUP_SNAPSHOTS:
                 break
         return group
 
@@ -350,7 +350,7 @@ class _Copy:
             pending: list[_Done] = []
             left = len(waiting)
             try:
-                with self._target.writing_lives() as writer:
+                with self._target.snapshot_writer() as writer:
                     while waiting and not _is_much(pending):
                         mark = waiting.pop()
                         with self._reading(mark) as reading:
@@ -361,7 +361,7 @@ class _Copy:
                     raise
                 continue  # another process wrote first; the next pass checks again
             for done in pending:
-                self._done[done.life.uid] = done
+                self._done[done.snapshot.uid] = done
 
     def _last_pass(self) -> None:
         """Copy the sessions that still change, one by one, under their locks."""
@@ -389,7 +389,7 @@ class _Copy:
             if reading is None:
                 return mark.uid in self._problems
             try:
-                with self._target.writing_lives() as writer:
+                with self._target.snapshot_writer() as writer:
                     pending = self._write(writer, mark, reading)
             except (SessionExists, StoreBusy) as error:
                 self._reasons[mark.uid] = f"{error}. {_BUSY}"
@@ -411,7 +411,7 @@ class _Copy:
                 if hold:
                     reading = self._held(stack, mark)
                 if reading is None:
-                    reading = stack.enter_context(self._source.read_life(mark))
+                    reading = stack.enter_context(self._source.read_snapshot(mark))
             except (NoSuchSession, StoreBusy):
                 pass  # the next pass checks it again
             except (DamagedStore, StoreUnavailable) as error:
@@ -423,7 +423,7 @@ class _Copy:
     def _held(self, stack: ExitStack, mark: SnapshotMark) -> SnapshotReading | None:
         """Read under the lock; None if the source refuses its lock, as a read-only store does."""
         try:
-            return stack.enter_context(self._source.hold_life(mark))
+            return stack.enter_context(self._source.hold_snapshot(mark))
         except StoreBusy:
             raise
         except (ReadOnly, StoreUnavailable):
@@ -436,7 +436,7 @@ class _Copy:
             reading = None
             try:
                 there = self._there[mark.uid]
-                reading = stack.enter_context(self._target.read_life(there))
+                reading = stack.enter_context(self._target.read_snapshot(there))
             except (NoSuchSession, StoreBusy):
                 pass  # the next pass checks it again
             except (DamagedStore, StoreUnavailable) as error:
@@ -451,12 +451,12 @@ class _Copy:
         self._reasons.pop(mark.uid, None)
         if there is not None and mark.uid not in self._outdated:
             return []  # it is not known yet whether it is a copy
-        life = self._with_all_lost(reading.life)
+        snapshot = self._with_all_lost(reading.snapshot)
         digest = MessagesDigest()
         try:
             writer.write(
-                life,
-                digest.passing(life, reading.messages),
+                snapshot,
+                digest.passing(snapshot, reading.messages),
                 instead_of="" if there is None else there.stamp,
             )
         except NewlyLost as met:
@@ -475,11 +475,13 @@ class _Copy:
         known = self._outdated.pop(mark.uid, MessagesDigest())
         self._messages += max(0, digest.messages - known.messages)
         self._bytes += max(0, digest.bytes - known.bytes)
-        return [_Done(life, digest, reading.stamp, written=True)]
+        return [_Done(snapshot, digest, reading.stamp, written=True)]
 
-    def _with_all_lost(self, life: Snapshot) -> Snapshot:
-        lost = spans.union(life.lost, self._lost.get(life.uid, []))
-        return replace(life, lost=spans.minus(lost, spans.union(life.void, life.purged)))
+    def _with_all_lost(self, snapshot: Snapshot) -> Snapshot:
+        lost = spans.union(snapshot.lost, self._lost.get(snapshot.uid, []))
+        return replace(
+            snapshot, lost=spans.minus(lost, spans.union(snapshot.void, snapshot.purged))
+        )
 
     # --- existing sessions -------------------------------------------------------------------
 
@@ -489,9 +491,9 @@ class _Copy:
             with self._reading(mark) as here, self._reading_target(mark) as there:
                 if here is None or there is None:
                     return
-                life = self._with_all_lost(here.life)
+                snapshot = self._with_all_lost(here.snapshot)
                 try:
-                    found = compare(replace(here, life=life), there)
+                    found = compare(replace(here, snapshot=snapshot), there)
                 except NewlyLost as met:
                     self._lost[mark.uid] = spans.union(self._lost.get(mark.uid, []), met.seqs)
                     continue
@@ -503,23 +505,25 @@ class _Copy:
             if found.reason:
                 self._fail(mark, found.reason, newer=found.newer)
             elif found.equal:
-                self._done[mark.uid] = _Done(life, found.digest, here.stamp, checked=True)
+                self._done[mark.uid] = _Done(snapshot, found.digest, here.stamp, checked=True)
             else:
                 self._outdated[mark.uid] = found.digest
             return
 
     def _compare(self) -> None:
         """Read back and compare the written sessions."""
-        self._there = {mark.uid: mark for mark in self._target.lives()}
+        self._there = {mark.uid: mark for mark in self._target.list_snapshots()}
         waiting = [uid for uid, done in self._done.items() if not done.checked]
         for number, uid in enumerate(waiting):
             self._tell("comparing", number, len(waiting))
             done = self._done[uid]
-            mark = SnapshotMark(key=done.life.key, uid=uid, deleted=done.life.deleted, stamp="")
+            mark = SnapshotMark(
+                key=done.snapshot.key, uid=uid, deleted=done.snapshot.deleted, stamp=""
+            )
             if uid in self._problems:
                 continue
-            if uid not in self._there or self._digest_there(mark) != done.digest.with_life(
-                done.life
+            if uid not in self._there or self._digest_there(mark) != done.digest.with_snapshot(
+                done.snapshot
             ):
                 self._fail(mark, _NOT_EQUAL)
         self._tell("comparing", len(waiting), len(waiting))
@@ -544,15 +548,15 @@ class _Copy:
     def _transferred(self) -> CopyTotals:
         carried = [
             CopiedSession(
-                key=done.life.key,
+                key=done.snapshot.key,
                 uid=uid,
-                deleted=done.life.deleted,
-                last_seq=done.life.last_seq,
-                messages=_count(done.life),
+                deleted=done.snapshot.deleted,
+                last_seq=done.snapshot.last_seq,
+                messages=_count(done.snapshot),
                 stamp=done.stamp,
-                digest=done.digest.with_life(done.life),
+                digest=done.digest.with_snapshot(done.snapshot),
                 written=done.written,
-                lost=spans.size(done.life.lost),
+                lost=spans.size(done.snapshot.lost),
             )
             for uid, done in self._done.items()
         ]
@@ -594,6 +598,10 @@ def _is_much(written: Sequence[_Done]) -> bool:
     )
 
 
-def _count(life: Snapshot) -> int:
+def _count(snapshot: Snapshot) -> int:
     """Return the number of messages in a snapshot."""
-    return spans.size(spans.minus([(1, life.last_seq)], missing(life))) if life.last_seq else 0
+    return (
+        spans.size(spans.minus([(1, snapshot.last_seq)], missing(snapshot)))
+        if snapshot.last_seq
+        else 0
+    )

@@ -34,8 +34,8 @@ from stenolog.transfer.copy import (
     CopyTotals,
     Problem,
     Step,
-    copy_lives,
-    preview_lives,
+    copy_snapshots,
+    preview_copy,
 )
 
 Watch = Callable[[str, Step], None]
@@ -103,7 +103,7 @@ class CopyReport(Struct, frozen=True, kw_only=True):
 def copy_place(
     source: str, target: str, *, dry_run: bool = False, watch: Watch | None = None
 ) -> CopyReport:
-    """Copy all namespaces of one place to another. Raises as copy_lives, and UsageError.
+    """Copy all namespaces of one place to another. Raises as copy_snapshots, and UsageError.
 
     A namespace that cannot be opened in the destination is reported as a problem; if none can be
     opened, that error is raised.
@@ -119,7 +119,7 @@ def copy_place(
                 if there is None:
                     continue
                 if dry_run:
-                    found[name] = preview_lives(here, there)
+                    found[name] = preview_copy(here, there)
                 else:
                     found[name] = copy_namespace(here, there, name, watch)
     found |= openings.refused(any_taken=bool(found))
@@ -160,7 +160,7 @@ def copy_namespace(
 ) -> CopyTotals:
     """Copy one namespace, and make processes that use the destination reload its aliases."""
     with alias_looks(here, there):
-        return copy_lives(
+        return copy_snapshots(
             here, there, progress=None if watch is None else lambda step: watch(name, step)
         )
 

@@ -76,13 +76,13 @@ class FallbackStore(JSONLStore):
         with self._noted(self._purge_of(key, uids, before=before)):  # guard: fallback-purge-noted
             return super().purge(key, before=before)
 
-    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge these deleted sessions here, and at the merge messages imported from their files.
 
         The store's session of this key has other messages too, and was not deleted here.
         """
-        with self._noted(self._purge_of(key, [uid for uid, _ in lives], is_trash=True)):
-            return super().purge_trash(key, lives)
+        with self._noted(self._purge_of(key, [uid for uid, _ in entries], is_trash=True)):
+            return super().purge_trash(key, entries)
 
     def health(self) -> Health:
         """Return the health of the folder: never ok, because the sessions belong in the store."""
@@ -105,9 +105,9 @@ class FallbackStore(JSONLStore):
         for uid in uids:
             with (
                 suppress(NoSuchSession, DamagedStore),
-                self.read_life(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
+                self.read_snapshot(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
             ):
-                read_in |= _ends(merge.receipts(reading.life.meta))
+                read_in |= _ends(merge.receipts(reading.snapshot.meta))
         return _Purge(
             key=key,
             at=datetime.now(UTC),
@@ -214,8 +214,8 @@ def merge_fallback(place: Place, store: Store) -> None:
             return
         with fallback:
             _repeat_purges(workspace, fallback, store, is_alone=is_alone)
-            lives = _Lives(fallback, store, workspace)
-            merged = merge_from(lives, store, lives.record)
+            entries = _FallbackSnapshots(fallback, store, workspace)
+            merged = merge_from(entries, store, entries.record)
             _repeat_deletions(workspace, fallback, store)
         report(merged, store)
         if is_alone and not merged.left:
@@ -269,7 +269,9 @@ def copies_in_fallback(place: Place) -> Iterator[tuple[str, str]]:
                 suppress(StenologError),
                 JSONLStore(workspace, namespace=namespace, read_only=True) as fallback,
             ):
-                yield from ((namespace, key) for key in {mark.key for mark in fallback.lives()})
+                yield from (
+                    (namespace, key) for key in {mark.key for mark in fallback.list_snapshots()}
+                )
 
 
 def purged_since(place: Place, store: Store) -> list[str]:
@@ -281,15 +283,15 @@ def purged_since(place: Place, store: Store) -> list[str]:
     for path in (workspace / MERGED).glob("[!.]*.json"):
         with suppress(OSError, ValueError):
             records.append(convert(json.loads(path.read_bytes()), _Merged))
-    there = {mark.uid for mark in store.lives()} if records else set()
+    there = {mark.uid for mark in store.list_snapshots()} if records else set()
     gone = {one.uid for one in records if not there.issuperset(one.stored)}
     if not gone or not (workspace / NAMESPACE).is_dir():
         return []
     with JSONLStore(workspace, namespace=NAMESPACE, read_only=True) as fallback:
-        return sorted({mark.key for mark in fallback.lives() if mark.uid in gone})
+        return sorted({mark.key for mark in fallback.list_snapshots() if mark.uid in gone})
 
 
-class _Lives:
+class _FallbackSnapshots:
     """The sessions of the fallback store as sources of an import."""
 
     def __init__(self, fallback: JSONLStore, store: Store, workspace: Path) -> None:
@@ -320,10 +322,10 @@ class _Lives:
         after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
         try:
             mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
-            with self._fallback.read_life(mark) as reading:
+            with self._fallback.read_snapshot(mark) as reading:
                 messages = list(reading.messages)
-                found = _found(reading.life, messages, after=after)
-                last = reading.life.last_seq
+                found = _found(reading.snapshot, messages, after=after)
+                last = reading.snapshot.last_seq
         except StenologError as error:
             raise NotASession(str(error)) from error
         self._records[source.name] = replace(
@@ -343,11 +345,11 @@ class _Lives:
             _record(self._workspace, self._keys[source.name], record)
 
 
-def _found(life: Snapshot, messages: Sequence[Message], *, after: int) -> SourceFiles:
+def _found(snapshot: Snapshot, messages: Sequence[Message], *, after: int) -> SourceFiles:
     """Return a session as an old one: all of it, or only its messages after a seq."""
-    receipts = merge.receipts(life.meta)
-    hidden = spans.union([(1, life.floor)] if life.floor else [], life.hidden)
-    tokens = _tokens(life, messages)
+    receipts = merge.receipts(snapshot.meta)
+    hidden = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
+    tokens = _tokens(snapshot, messages)
     kept = tuple(
         JSONMessage(
             message.to_json(),
@@ -358,29 +360,29 @@ def _found(life: Snapshot, messages: Sequence[Message], *, after: int) -> Source
         for message in messages
         if message.seq > after
     )
-    updated = datetime.fromisoformat(life.updated)
-    lost = spans.size(life.lost)
+    updated = datetime.fromisoformat(snapshot.updated)
+    lost = spans.size(snapshot.lost)
     has_new = any(message.once is not None for message in kept)
     session = LegacySession(
         layout="stenolog-json",
-        key=life.key,
+        key=snapshot.key,
         messages=kept,
-        summary="" if after else life.summary,
-        meta={n: one for n, one in life.meta.items() if n not in _NOT_MERGED and not after},
-        created=datetime.fromisoformat(life.created),
+        summary="" if after else snapshot.summary,
+        meta={n: one for n, one in snapshot.meta.items() if n not in _NOT_MERGED and not after},
+        created=datetime.fromisoformat(snapshot.created),
         updated=updated,
         problems=(f"{lost} messages of the fallback cannot be read",) if lost else (),
     )
     # A legacy session without new messages here is as old as its file.
     said = [moment for one in receipts if (moment := time_of(one.get("updated"))) is not None]
     changed = updated if has_new or not said else max(said)
-    return SourceFiles(session, _digest(life, session), changed, ())
+    return SourceFiles(session, _digest(snapshot, session), changed, ())
 
 
-def _tokens(life: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
+def _tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
     """Return the token of each message that was added here; legacy messages have none."""
-    receipts = merge.receipts(life.meta)
-    begun = life.meta.get("importing")
+    receipts = merge.receipts(snapshot.meta)
+    begun = snapshot.meta.get("importing")
     imports = [*receipts, begun] if isinstance(begun, dict) else receipts
     prefixes = tuple(f"import:{one.get('sha256')}:" for one in imports)
     read_in = max(_ends(receipts).values(), default=0)
@@ -395,7 +397,7 @@ def _tokens(life: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
     }
     return {
         # guard: fallback-merged-by-uid-and-seq
-        seq: f"fallback:{life.uid}:{seq}" if token is None else token
+        seq: f"fallback:{snapshot.uid}:{seq}" if token is None else token
         for seq, token in given.items()
         if token is None or (token and not token.startswith(prefixes or ("\0",)))
     }
@@ -410,11 +412,11 @@ def _ends(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     }
 
 
-def _digest(life: Snapshot, session: LegacySession) -> str:
+def _digest(snapshot: Snapshot, session: LegacySession) -> str:
     """Return a digest that differs for each state of a session."""
     *_, last = ["", *merge.digests(session.messages)]
     shown = [message.hidden for message in session.messages]
-    state = [life.uid, life.last_seq, last, shown, session.summary, session.meta]
+    state = [snapshot.uid, snapshot.last_seq, last, shown, session.summary, session.meta]
     return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
@@ -543,7 +545,7 @@ def _was_made(purge: _Purge, fallback: JSONLStore | None) -> bool:
     if fallback is None or not purge.uids:
         return False
     if purge.before is None:
-        return {one.uid for one in fallback.lives()}.isdisjoint(purge.uids)
+        return {one.uid for one in fallback.list_snapshots()}.isdisjoint(purge.uids)
     try:
         is_same = fallback.info(purge.key).uid in purge.uids
         first = [one.seq for one in fallback.get_history(purge.key, full=True)][:1]

@@ -110,7 +110,9 @@ def test_what_is_deleted_is_in_the_trash_and_comes_back_whole(steno: Steno, wher
     assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "The trash is empty.\n")
 
 
-def test_one_of_several_lives_comes_back_under_another_key(steno: Steno, where: str) -> None:
+def test_one_of_several_deleted_sessions_is_restored_under_another_key(
+    steno: Steno, where: str
+) -> None:
     [first] = _rows(steno("delete", KEY, "--yes", "--json", "-w", where))
     with open_store(where) as store:
         store.add_message(KEY, "user", "the second life")

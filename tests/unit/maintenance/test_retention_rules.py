@@ -412,7 +412,7 @@ def _purge_of(gone: Trashed) -> Step:
         messages=gone.count,
         updated=gone.deleted,
         in_trash=True,
-        lives=((gone.uid, gone.deleted),),
+        trash_entries=((gone.uid, gone.deleted),),
     )
 
 
@@ -443,7 +443,7 @@ def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> 
         assert later.uid == gone.uid
         assert carry_out(store, step)[0] == "skipped", "it was deleted another time"
         assert len(store.list_trash()) == 1
-        step = replace(step, updated=later.deleted, lives=((later.uid, later.deleted),))
+        step = replace(step, updated=later.deleted, trash_entries=((later.uid, later.deleted),))
         assert carry_out(store, replace(step, in_trash=False))[0] == "skipped"
         assert carry_out(store, step)[0] == "done"
         assert store.list_trash() == []

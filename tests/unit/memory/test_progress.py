@@ -35,7 +35,7 @@ def test_it_moves_forwards_only(store: Store) -> None:
     assert progress.read("u1") == Mark(seq=7)
 
 
-def test_each_life_and_each_agent_has_its_own(store: Store) -> None:
+def test_each_session_uid_and_each_agent_has_its_own(store: Store) -> None:
     Progress(store, agent="main").move("u1", 7)
 
     assert Progress(store, agent="main").read("u2").seq == 0

@@ -40,7 +40,7 @@ def whole(store: Store) -> SnapshotStore:
 
 def mark_of(store: Store, key: str) -> SnapshotMark:
     """The living session of this key."""
-    [found] = [m for m in whole(store).lives() if m.key == key and m.deleted is None]
+    [found] = [m for m in whole(store).list_snapshots() if m.key == key and m.deleted is None]
     return found
 
 
@@ -106,10 +106,10 @@ def everything(store: Store) -> dict[str, Any]:
 
 
 def digests(store: Store) -> dict[str, tuple[str, str | None, str]]:
-    """By uid: where each life is, and what its content comes to."""
+    """By uid: where each session is, and what its content comes to."""
     found = {}
-    for mark in whole(store).lives():
-        with whole(store).hold_life(mark) as reading:
+    for mark in whole(store).list_snapshots():
+        with whole(store).hold_snapshot(mark) as reading:
             found[mark.uid] = mark.key, mark.deleted, digest_of(reading)
     return found
 

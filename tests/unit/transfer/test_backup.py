@@ -93,7 +93,7 @@ def test_only_what_changed_is_read_and_taken(place: Path, engine: str) -> None:
     assert verify(str(place / "b")).findings == ()
 
 
-def test_a_life_that_was_purged_stays_in_the_backup_and_is_counted(place: Path, where: str) -> None:
+def test_purged_session_stays_in_the_backup_and_is_counted(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     with open_store(where) as store:
         store.purge("b/\u00e9:X")
@@ -368,7 +368,7 @@ def test_no_stamp_of_a_server_comes_again_after_a_restore(
             for summary in summaries:
                 store.set_summary("a", summary)
                 assert isinstance(store, SnapshotStore)
-                yield from (mark.stamp for mark in store.lives())
+                yield from (mark.stamp for mark in store.list_snapshots())
 
     with open_store(where) as store:
         store.add_message("a", "user", "one")

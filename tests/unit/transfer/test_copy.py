@@ -38,7 +38,7 @@ from stenolog.stores.snapshots import (
 )
 from stenolog.testing.strategies import operations
 from stenolog.transfer import copy
-from stenolog.transfer.copy import CopyTotals, Problem, Step, copy_lives, preview_lives
+from stenolog.transfer.copy import CopyTotals, Problem, Step, copy_snapshots, preview_copy
 from unit.transfer.carried import (
     LONG_KEY,
     digests,
@@ -89,7 +89,7 @@ def stores(place: Path, request: pytest.FixtureRequest) -> Iterator[Open]:
 
 
 def _copied(source: Store, target: Store) -> CopyTotals:
-    found = copy_lives(whole(source), whole(target))
+    found = copy_snapshots(whole(source), whole(target))
     assert found.problems == ()
     return found
 
@@ -97,7 +97,7 @@ def _copied(source: Store, target: Store) -> CopyTotals:
 def _refused(source: Store, target: Store) -> Problem:
     """The one problem of a copy, which left the destination as it was."""
     before = everything(target), digests(target)
-    [problem] = copy_lives(whole(source), whole(target)).problems
+    [problem] = copy_snapshots(whole(source), whole(target)).problems
     assert (everything(target), digests(target)) == before
     return problem
 
@@ -228,13 +228,13 @@ def test_a_copy_goes_on_like_the_source(stores: Open, one: str, other: str) -> N
 def test_a_preview_tells_what_there_is_to_do_and_does_nothing(stores: Open, engine: str) -> None:
     source, target = stores(engine, "source"), stores(engine, "target")
     fill(source)
-    found = preview_lives(whole(source), whole(target))
+    found = preview_copy(whole(source), whole(target))
     assert digests(target) == {}
     made = _copied(source, target)
     assert (found.messages, len(found.carried)) == (made.messages, len(made.carried))
     source.add_message("a", "user", "more")
     before = digests(target)
-    again = preview_lives(whole(source), whole(target))
+    again = preview_copy(whole(source), whole(target))
     assert (again.messages, [c.key for c in again.carried if c.written]) == (1, ["a"])
     assert digests(target) == before
 
@@ -343,7 +343,7 @@ def test_a_session_that_cannot_be_read_is_named_and_the_others_are_copied(place:
         (place / "source/sessions/b.jsonl").write_bytes(
             (place / "source/sessions/a.jsonl").read_bytes()
         )
-        [problem] = copy_lives(source, target).problems
+        [problem] = copy_snapshots(source, target).problems
         assert (problem.key, target.list_sessions()) == ("b", ["a"])
         assert "steno doctor" in problem.reason
 
@@ -371,7 +371,7 @@ def test_another_session_of_the_same_key_stays(stores: Open, one: str, other: st
     source.add_message("b", "user", "here")
     target.add_message("a", "user", "there")
     before = everything(target)["a"]
-    [problem] = copy_lives(whole(source), whole(target)).problems
+    [problem] = copy_snapshots(whole(source), whole(target)).problems
     assert problem.key == "a"
     assert "delete or rename that session there" in problem.reason
     assert everything(target)["a"] == before
@@ -445,7 +445,7 @@ def test_what_was_copied_and_then_damaged_is_told(place: Path, engine: str) -> N
             _damage(place / "x/sessions/a.jsonl", b"number 1")
         with opened(engine, place) as target:
             source.add_message("a", "user", "more")
-            [problem] = copy_lives(source, whole(target)).problems
+            [problem] = copy_snapshots(source, whole(target)).problems
             assert "the copy in the destination is damaged" in problem.reason
 
 
@@ -486,7 +486,7 @@ def test_what_is_written_between_the_passes_is_there(stores: Open, one: str, oth
         lambda step: step.phase == "copying" and 0 < step.done == step.total,
         lambda: go_on(source),
     )
-    found = copy_lives(whole(source), whole(target), progress=meddler)
+    found = copy_snapshots(whole(source), whole(target), progress=meddler)
     assert (found.problems, meddler.done) == ((), 1)
     assert digests(target) == digests(source)
 
@@ -502,7 +502,7 @@ def test_the_last_pass_has_what_is_written_before_it(stores: Open, one: str, oth
         if step.phase == "copying" and step.done == step.total:
             written.append(source.add_message("a", "user", "more"))
 
-    found = copy_lives(whole(source), whole(target), progress=write)
+    found = copy_snapshots(whole(source), whole(target), progress=write)
     assert found.problems == ()
     assert len(written) == copy.PASSES
     assert digests(target) == digests(source)
@@ -515,22 +515,24 @@ class _Watched:
         self._target = target
         self._source = source
         self.refused = 0
-        self.lives = target.lives
-        self.read_life = target.read_life
-        self.hold_life = target.hold_life
+        self.list_snapshots = target.list_snapshots
+        self.read_snapshot = target.read_snapshot
+        self.hold_snapshot = target.hold_snapshot
 
     @contextmanager
-    def writing_lives(self) -> Iterator[SnapshotWriter]:
-        with self._target.writing_lives() as writer:
+    def snapshot_writer(self) -> Iterator[SnapshotWriter]:
+        with self._target.snapshot_writer() as writer:
             self._writer = writer
             yield self
 
-    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
+    def write(
+        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
+    ) -> None:
         try:
             self._source.add_message("a", "user", "beside it")
         except StoreBusy:
             self.refused += 1
-        self._writer.write(life, messages, instead_of=instead_of)
+        self._writer.write(snapshot, messages, instead_of=instead_of)
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
@@ -547,7 +549,7 @@ def test_nobody_writes_to_a_session_while_the_rest_of_it_is_copied(
         with other, InMemoryStore() as target:
             source.add_message("a", "user", "one")
             watched = _Watched(target, other)
-            found = copy_lives(whole(source), watched)
+            found = copy_snapshots(whole(source), watched)
             # In each pass before it was written to, so there always was more to copy.
             assert watched.refused == 1
             assert found.passes == copy.PASSES + 1
@@ -555,12 +557,12 @@ def test_nobody_writes_to_a_session_while_the_rest_of_it_is_copied(
             assert digests(target) == digests(source)
 
 
-def test_a_life_that_is_purged_meanwhile_is_no_problem(stores: Open) -> None:
+def test_session_purged_during_the_copy_is_no_problem(stores: Open) -> None:
     source, target = stores("jsonl", "source"), stores("sqlite", "target")
     for key in ("a", "b"):
         source.add_message(key, "user", "one")
     meddler = _Meddler(lambda step: step.phase == "copying", lambda: source.purge("b"))
-    found = copy_lives(whole(source), whole(target), progress=meddler)
+    found = copy_snapshots(whole(source), whole(target), progress=meddler)
     assert (found.problems, target.list_sessions()) == ((), ["a"])
 
 
@@ -576,7 +578,7 @@ def test_a_destination_that_is_written_to_meanwhile_is_not_overwritten(
         target.add_message("a", "user", "there")
 
     meddler = _Meddler(lambda step: step.phase == "copying" and step.done == 1, both)
-    [problem] = copy_lives(whole(source), whole(target), progress=meddler).problems
+    [problem] = copy_snapshots(whole(source), whole(target), progress=meddler).problems
     assert problem.key == "a"
     assert [m.content for m in target.get_history("a")] == ["one", "there"]
 
@@ -597,7 +599,7 @@ def test_threads_that_write_meanwhile_lose_nothing(stores: Open, engine: str) ->
         thread.start()
     try:
         for _ in range(3):
-            found = copy_lives(whole(source), whole(target))
+            found = copy_snapshots(whole(source), whole(target))
             assert found.problems == ()
             for key in target.list_sessions():
                 copied = [m.to_json() for m in target.get_history(key)]
@@ -624,15 +626,15 @@ def test_a_copy_that_was_cut_short_goes_on(
 ) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
-    monkeypatch.setattr(copy, "GROUP_LIVES", 2)
+    monkeypatch.setattr(copy, "GROUP_SNAPSHOTS", 2)
 
     def cut(step: Step) -> None:
         if step.done >= 4:
             raise _CutError
 
     with pytest.raises(_CutError):
-        copy_lives(whole(source), whole(target), progress=cut)
-    there = {mark.uid for mark in whole(target).lives()}
+        copy_snapshots(whole(source), whole(target), progress=cut)
+    there = {mark.uid for mark in whole(target).list_snapshots()}
     assert len(there) == 4
     found = _copied(source, target)
     assert {c.uid for c in found.carried if not c.written} == there
@@ -645,18 +647,18 @@ class _Breaking:
     def __init__(self, source: SnapshotStore, after: int) -> None:
         self._source = source
         self._after = after
-        self.lives = source.lives
+        self.list_snapshots = source.list_snapshots
 
     @contextmanager
-    def read_life(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
-        with self._source.read_life(mark, after=after) as reading:
+    def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
+        with self._source.read_snapshot(mark, after=after) as reading:
             yield SnapshotReading(
-                life=reading.life,
+                snapshot=reading.snapshot,
                 messages=self._broken(reading.messages),
                 stamp=reading.stamp,
             )
 
-    hold_life = read_life
+    hold_snapshot = read_snapshot
 
     def _broken(self, messages: Iterator[Message]) -> Iterator[Message]:
         for number, message in enumerate(messages):
@@ -664,7 +666,7 @@ class _Breaking:
                 raise _CutError
             yield message
 
-    def writing_lives(self) -> AbstractContextManager[SnapshotWriter]:
+    def snapshot_writer(self) -> AbstractContextManager[SnapshotWriter]:
         raise NotImplementedError
 
 
@@ -673,7 +675,7 @@ def test_a_session_is_there_whole_or_not_at_all(stores: Open, other: str) -> Non
     source, target = stores("memory", "source"), stores(other, "target")
     fill(source)
     with pytest.raises(_CutError):
-        copy_lives(_Breaking(whole(source), 5), whole(target))
+        copy_snapshots(_Breaking(whole(source), 5), whole(target))
     there = digests(target)
     assert {"a", "purged"}.isdisjoint(key for key, _, _ in there.values())
     assert there.items() <= digests(source).items()
@@ -681,7 +683,7 @@ def test_a_session_is_there_whole_or_not_at_all(stores: Open, other: str) -> Non
     before = digests(target)
     source.add_messages("a", [{"n": number} for number in range(20)])
     with pytest.raises(_CutError):
-        copy_lives(_Breaking(whole(source), 25), whole(target))
+        copy_snapshots(_Breaking(whole(source), 25), whole(target))
     assert digests(target) == before
     _copied(source, target)
     assert digests(target) == digests(source)
@@ -696,7 +698,7 @@ def test_nothing_is_written_to_a_store_that_may_only_be_read(place: Path) -> Non
             JSONLStore(place / "target", read_only=True) as target,
             pytest.raises(ReadOnly),
         ):
-            copy_lives(source, target)
+            copy_snapshots(source, target)
     assert [path.name for path in (place / "target/sessions").iterdir()] == ["a.jsonl"]
 
 
@@ -734,7 +736,7 @@ def test_a_copy_replaced_in_another_place_is_removed_after_a_kill(place: Path) -
         source.add_message("a", "user", "one")
         _copied(source, target)
         old = (place / "target/sessions/a.jsonl").read_bytes()
-        [before] = target.lives()
+        [before] = target.list_snapshots()
         source.delete("a")
         source.restore("a", as_key="b")
         _copied(source, target)
@@ -770,7 +772,7 @@ def test_what_was_written_is_read_back_and_compared(place: Path, engine: str) ->
                 else:
                     _damage(place / "x/sessions/a.jsonl", b"number 1")
 
-        [problem] = copy_lives(source, whole(target), progress=damage).problems
+        [problem] = copy_snapshots(source, whole(target), progress=damage).problems
         assert "not what was read" in problem.reason
 
 
@@ -799,18 +801,18 @@ def test_a_row_that_the_source_lacks_is_no_damage_of_the_copy(place: Path, other
         assert [m.seq for m in target.get_history("a")] == [1, 3, 5, 6, 7]
 
 
-def test_a_stamp_is_never_that_of_a_life_that_was_written_anew(place: Path) -> None:
+def test_stamp_differs_from_that_of_a_rewritten_session(place: Path) -> None:
     with SQLiteStore(place / "x.db") as source, InMemoryStore() as kept:
         source.add_message("a", "user", "one")
-        stamps = {mark.stamp for mark in source.lives()}
+        stamps = {mark.stamp for mark in source.list_snapshots()}
         _copied(source, kept)
         source.purge("a")
         _copied(kept, source)
-        stamps |= {mark.stamp for mark in source.lives()}
+        stamps |= {mark.stamp for mark in source.list_snapshots()}
         assert len(stamps) == 2
-        [mark] = source.lives()
-        with source.read_life(mark) as reading:
-            assert (reading.stamp, reading.life.last_seq) == (mark.stamp, mark.last_seq)
+        [mark] = source.list_snapshots()
+        with source.read_snapshot(mark) as reading:
+            assert (reading.stamp, reading.snapshot.last_seq) == (mark.stamp, mark.last_seq)
 
 
 def test_what_is_known_is_not_believed_where_the_source_has_more(place: Path) -> None:
@@ -818,11 +820,11 @@ def test_what_is_known_is_not_believed_where_the_source_has_more(place: Path) ->
         source.add_message("a", "user", "one")
         [carried] = _copied(source, target).carried
         source.add_message("a", "user", "two")
-        [mark] = source.lives()
+        [mark] = source.list_snapshots()
         known = copy.Known(
             stamp=mark.stamp, digest=carried.digest, last_seq=carried.last_seq, messages=1
         )
-        found = copy_lives(source, target, known={carried.uid: known})
+        found = copy_snapshots(source, target, known={carried.uid: known})
         assert (found.messages, found.problems) == (1, ())
         assert digests(target) == digests(source)
 
@@ -832,10 +834,10 @@ class _Around:
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
-        self.lives = store.lives
-        self.read_life = store.read_life
-        self.hold_life = store.hold_life
-        self.writing_lives = store.writing_lives
+        self.list_snapshots = store.list_snapshots
+        self.read_snapshot = store.read_snapshot
+        self.hold_snapshot = store.hold_snapshot
+        self.snapshot_writer = store.snapshot_writer
 
 
 class _Unlockable(_Around):
@@ -844,7 +846,7 @@ class _Unlockable(_Around):
     def __init__(self, store: SnapshotStore, error: StenologError) -> None:
         super().__init__(store)
         self._error = error
-        self.hold_life = self._refuse
+        self.hold_snapshot = self._refuse
 
     def _refuse(self, *_: object, **__: object) -> AbstractContextManager[SnapshotReading]:
         raise self._error
@@ -863,10 +865,10 @@ def test_a_source_that_refuses_its_locks_is_read_without_them(error: StenologErr
             if step.phase == "copying" and step.done:
                 source.add_message("a", "user", "more")
 
-        found = copy_lives(_Unlockable(source, error), target, progress=write)
+        found = copy_snapshots(_Unlockable(source, error), target, progress=write)
         assert (found.problems, found.unlocked) == ((), True)
         assert digests(target) == digests(source)
-        assert not copy_lives(source, target).unlocked
+        assert not copy_snapshots(source, target).unlocked
 
 
 class _OftenBusy(_Around):
@@ -877,24 +879,26 @@ class _OftenBusy(_Around):
         self._key = key
         self.times = times
         self._wanted = False
-        self.writing_lives = self._writing
+        self.snapshot_writer = self._writing
 
     @contextmanager
     def _writing(self) -> Iterator[SnapshotWriter]:
         self._wanted = False
-        with self._store.writing_lives() as writer:
+        with self._store.snapshot_writer() as writer:
             self._writer = writer
             yield self
             if self._wanted and self.times:
                 self.times -= 1
                 raise StoreBusy("somebody else writes")
 
-    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
-        if life.key == self._key:
+    def write(
+        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
+    ) -> None:
+        if snapshot.key == self._key:
             self._wanted = True
             if self.times:
                 return
-        self._writer.write(life, messages, instead_of=instead_of)
+        self._writer.write(snapshot, messages, instead_of=instead_of)
 
 
 def test_a_destination_that_is_busy_ends_no_copy() -> None:
@@ -903,10 +907,10 @@ def test_a_destination_that_is_busy_ends_no_copy() -> None:
             source.add_message(key, "user", key)
         with InMemoryStore() as target:
             busy = _OftenBusy(target, "b", copy.PASSES + 2)
-            assert copy_lives(source, busy).problems == ()
+            assert copy_snapshots(source, busy).problems == ()
             assert digests(target) == digests(source)
         with InMemoryStore() as target:
-            [problem] = copy_lives(source, _OftenBusy(target, "b", 1_000)).problems
+            [problem] = copy_snapshots(source, _OftenBusy(target, "b", 1_000)).problems
             assert (problem.key, "somebody else writes" in problem.reason) == ("b", True)
             assert target.list_sessions() == ["a", "c"]
 
@@ -916,7 +920,7 @@ class _Unreadable(_Around):
 
     def __init__(self, store: SnapshotStore) -> None:
         super().__init__(store)
-        self.read_life = self._refuse
+        self.read_snapshot = self._refuse
 
     def _refuse(self, *_: object, **__: object) -> AbstractContextManager[SnapshotReading]:
         raise StoreBusy("replaced all the time")
@@ -928,6 +932,6 @@ def test_what_could_not_be_looked_at_is_not_overwritten() -> None:
         _copied(source, target)
         target.add_message("a", "user", "of its own")
         source.add_message("a", "user", "two")
-        [problem] = copy_lives(source, _Unreadable(target)).problems
+        [problem] = copy_snapshots(source, _Unreadable(target)).problems
         assert problem.key == "a"
         assert [m.content for m in target.get_history("a")] == ["one", "of its own"]

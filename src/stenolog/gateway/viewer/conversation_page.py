@@ -240,7 +240,7 @@ def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) 
     """Return all messages from `first` to `last`, visible or hidden, without reading later ones."""
     mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
     made: list[Message] = []
-    with store.read_life(mark, after=first - 1) as reading:
+    with store.read_snapshot(mark, after=first - 1) as reading:
         for one in reading.messages:
             if one.seq > last:
                 break

@@ -62,13 +62,13 @@ def look(store: Store, info: SessionInfo) -> Sight:
     """Return the visibility of a session's messages. Reads only `info` if all are visible."""
     if info.visible == info.last_seq:
         return Sight(present=info.in_sight)
-    life = _life(store, info)
-    missing = [] if life is None else spans.union(life.lost, life.void, life.purged)
-    lost = [] if life is None else life.lost
+    snapshot = _snapshot(store, info)
+    missing = [] if snapshot is None else spans.union(snapshot.lost, snapshot.void, snapshot.purged)
+    lost = [] if snapshot is None else snapshot.lost
     if spans.size(lost) < info.lost:
         lost = spans.union(lost, _unread(store, info, missing))
         missing = spans.union(missing, lost)
-    sight = sight_of(info, missing=missing, steps=[] if life is None else life.undo)
+    sight = sight_of(info, missing=missing, steps=[] if snapshot is None else snapshot.undo)
     return replace(sight, lost=lost)
 
 
@@ -106,13 +106,13 @@ def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo
     return Sight(present=present, gaps=gaps)
 
 
-def _life(store: Store, info: SessionInfo) -> Snapshot | None:
+def _snapshot(store: Store, info: SessionInfo) -> Snapshot | None:
     """Return everything the store knows of a session except messages; None if it cannot."""
     if not isinstance(store, SnapshotStore):
         return None
     try:
-        with store.read_life(SnapshotMark(key=info.key, uid=info.uid, stamp="")) as reading:
-            return reading.life
+        with store.read_snapshot(SnapshotMark(key=info.key, uid=info.uid, stamp="")) as reading:
+            return reading.snapshot
     except StenologError:
         # The page can do without the reason why a message is hidden.
         return None

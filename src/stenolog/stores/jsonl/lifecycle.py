@@ -78,7 +78,7 @@ class Lifecycle:
             raise _Replaced
         try:
             flock(descriptor, deadline, f"the log of {source.key!r}")
-            if self._life(source.key) != (seen.uid, seen.generation):  # guard: fork-sees-purge
+            if self._version(source.key) != (seen.uid, seen.generation):  # guard: fork-sees-purge
                 raise _Replaced
             swap(log, text)
         finally:
@@ -97,7 +97,7 @@ class Lifecycle:
             raise NoSuchSession(key)
         return seen
 
-    def _life(self, key: str) -> tuple[str, int] | None:
+    def _version(self, key: str) -> tuple[str, int] | None:
         def told(log: Log) -> tuple[str, int]:
             state = log.known_state()
             return state.uid, state.generation

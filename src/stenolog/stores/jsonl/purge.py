@@ -66,12 +66,12 @@ class Purging:
             raise NoSuchSession(key)
         return self._destroyed(key, purged, alone=True)
 
-    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """As PurgingStore.purge_trash."""
         with _reading(key):
             every = [entry for entry, found in trash.keys(self._directory) if found == key]
-        meant = [entry for entry in every if (entry.uid, entry.deleted) in lives]
-        if not meant or len(meant) != len(set(lives)):
+        meant = [entry for entry in every if (entry.uid, entry.deleted) in entries]
+        if not meant or len(meant) != len(set(entries)):
             raise NoSuchSession(key, "the trash has not what is to be purged")
         with _under_way(key):
             hidden = [self._hide_deleted(entry) for entry in meant]
@@ -100,8 +100,8 @@ class Purging:
         """Delete hidden sessions; with `alone`, also files that are only known by the key."""
         with _under_way(key):
             alone = alone or self._is_vacant(key)
-            lives = [self._destroy(key, entry, alone=alone) for entry in purged]
-            gone = [found for found in lives if found is not None]
+            results = [self._destroy(key, entry, alone=alone) for entry in purged]
+            gone = [found for found in results if found is not None]
             forks, unread = self._forks(key)
             told = (*not_reached(key, forks=forks), *unread, *self._nameless(key))
         return Purged(

@@ -97,34 +97,36 @@ class JSONLSnapshotWriter:
                 doing = f"syncing {self._directory.path}"
                 raise Outcome(0, error, unknown=True).failure(doing) from error
 
-    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
-        """Write a session in one step. Raises as LifeWriter.write."""
+    def write(
+        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
+    ) -> None:
+        """Write a session in one step. Raises as SnapshotWriter.write."""
         try:
-            with self._locked_archives(life) as folder:
-                self._write(life, messages, instead_of, folder)
+            with self._locked_archives(snapshot) as folder:
+                self._write(snapshot, messages, instead_of, folder)
         except OSError as error:
-            raise Outcome(0, error).failure(f"copying {life.key!r}") from error
+            raise Outcome(0, error).failure(f"copying {snapshot.key!r}") from error
 
     def _write(
-        self, life: Snapshot, messages: Iterable[Message], instead_of: str, folder: int | None
+        self, snapshot: Snapshot, messages: Iterable[Message], instead_of: str, folder: int | None
     ) -> None:
-        self._check(life, instead_of)
-        new = _NewFile(self._directory, life.uid)
+        self._check(snapshot, instead_of)
+        new = _NewFile(self._directory, snapshot.uid)
         try:
-            generation = self._generation(life, instead_of) + 1 if instead_of else 1
-            archives = _write_life(new.descriptor, life, messages, generation, folder)
-            if not instead_of and life.deleted is None and folder is None:
-                self._waiting.append((life, new))
+            generation = self._generation(snapshot, instead_of) + 1 if instead_of else 1
+            archives = _write_snapshot(new.descriptor, snapshot, messages, generation, folder)
+            if not instead_of and snapshot.deleted is None and folder is None:
+                self._waiting.append((snapshot, new))
             else:
                 sync_file(new.descriptor)
                 if instead_of:
-                    self._replace(life, new, instead_of, folder, archives)
+                    self._replace(snapshot, new, instead_of, folder, archives)
                 else:
-                    self._place(life, new)
+                    self._place(snapshot, new)
                 new.close()
         except OSError as error:
             new.close()
-            doing = f"copying {life.key!r}"
+            doing = f"copying {snapshot.key!r}"
             raise Outcome(0, error, unknown=new.placed).failure(doing) from error
         except BaseException:
             new.close()
@@ -141,86 +143,92 @@ class JSONLSnapshotWriter:
             with ThreadPoolExecutor(_SYNCS) as pool:
                 list(pool.map(sync_file, [new.descriptor for _, new in self._waiting]))
             while self._waiting:
-                life, new = self._waiting[-1]
-                self._place(life, new)
-                self._memory.synced.add(new.stamp(log_names.file_name(life.key)))
+                snapshot, new = self._waiting[-1]
+                self._place(snapshot, new)
+                self._memory.synced.add(new.stamp(log_names.file_name(snapshot.key)))
                 self._waiting.pop()[1].close()
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
 
     # --- checks ------------------------------------------------------------------------------
 
-    def _check(self, life: Snapshot, instead_of: str) -> None:
+    def _check(self, snapshot: Snapshot, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy, as far as a check without a lock can show."""
         if instead_of:
             if snapshots.stamp_of(self._directory, _path_in(instead_of)) != instead_of:
-                raise _changed(life)
-        elif life.uid in self._deleted:
-            raise SessionExists(life.key, f"the trash has a session with its uid, {life.uid}")
-        elif any(waiting.key == life.key for waiting, _ in self._waiting):
-            raise SessionExists(life.key)
-        if life.deleted is None:
-            uid = self._logs.read(life.key, lambda log: log.known_state().uid)
-            if uid is not None and uid != life.uid:
-                raise SessionExists(life.key)
+                raise _changed(snapshot)
+        elif snapshot.uid in self._deleted:
+            raise SessionExists(
+                snapshot.key, f"the trash has a session with its uid, {snapshot.uid}"
+            )
+        elif any(waiting.key == snapshot.key for waiting, _ in self._waiting):
+            raise SessionExists(snapshot.key)
+        if snapshot.deleted is None:
+            uid = self._logs.read(snapshot.key, lambda log: log.known_state().uid)
+            if uid is not None and uid != snapshot.uid:
+                raise SessionExists(snapshot.key)
 
-    def _generation(self, life: Snapshot, instead_of: str) -> int:
+    def _generation(self, snapshot: Snapshot, instead_of: str) -> int:
         """Return the generation of the copy to be replaced."""
-        with self._opened(life, _path_in(instead_of), hold=False) as log, log.mutex:
+        with self._opened(snapshot, _path_in(instead_of), hold=False) as log, log.mutex:
             return log.known_state().generation
 
     @contextmanager
-    def _opened(self, life: Snapshot, path: str, *, hold: bool) -> Iterator[Log]:
+    def _opened(self, snapshot: Snapshot, path: str, *, hold: bool) -> Iterator[Log]:
         """Open the copy of this session at a path, and lock it if `hold`. Raises StoreBusy."""
         until = time.monotonic() + self._busy_timeout
-        with snapshots.opened_at(self._directory, path, life.uid, until=until, hold=hold) as log:
+        with snapshots.opened_at(
+            self._directory, path, snapshot.uid, until=until, hold=hold
+        ) as log:
             if log is None:
-                raise _changed(life)
+                raise _changed(snapshot)
             yield log
 
     # --- final paths -------------------------------------------------------------------------
 
-    def _place(self, life: Snapshot, new: "_NewFile") -> None:
+    def _place(self, snapshot: Snapshot, new: "_NewFile") -> None:
         """Give a new file its final name, which must be free. Raises SessionExists, OSError."""
-        if life.deleted is not None:
+        if snapshot.deleted is not None:
             with _trash_folder(self._directory) as folder:
-                if not new.link(_deleted_name(life), folder):
-                    new.rename(_deleted_name(life), folder)
+                if not new.link(_deleted_name(snapshot), folder):
+                    new.rename(_deleted_name(snapshot), folder)
                 sync_folder(folder)
             return
-        name = log_names.file_name(life.key)
+        name = log_names.file_name(snapshot.key)
         if self._directory.stat(name) is None:
-            self._logs.refuse_beside_foreign(life.key)
+            self._logs.refuse_beside_foreign(snapshot.key)
             if new.link(name, self._directory.descriptor):
                 return
         # An empty file may have the name.
         self._lifecycle.begin(
-            life.key,
+            snapshot.key,
             lambda log: new.rename(log.name, self._directory.descriptor),
-            f"copying {life.key!r}",
+            f"copying {snapshot.key!r}",
         )
 
     def _replace(
         self,
-        life: Snapshot,
+        snapshot: Snapshot,
         new: "_NewFile",
         instead_of: str,
         folder: int | None,
         archives: frozenset[str],
     ) -> None:
         """Give a new file its final name, and remove the copy that it replaces."""
-        note = _Note(life.key, life.uid, old_path=_path_in(instead_of), path=_path_of(life))
+        note = _Note(
+            snapshot.key, snapshot.uid, old_path=_path_in(instead_of), path=_path_of(snapshot)
+        )
         noted = folder is not None or note.moves
         if noted:
             replace_file(
-                self._directory.descriptor, _note_name(life.uid), msgspec.json.encode(note)
+                self._directory.descriptor, _note_name(snapshot.uid), msgspec.json.encode(note)
             )
-        with self._opened(life, note.old_path, hold=True) as log:
+        with self._opened(snapshot, note.old_path, hold=True) as log:
             stamp = snapshots.stamp_of(self._directory, note.old_path)
             if stamp != instead_of:  # guard: copy-replaces-what-was-compared
-                raise _changed(life)
+                raise _changed(snapshot)
             if note.moves:
-                self._place(life, new)
+                self._place(snapshot, new)
                 self._directory.sync()  # guard: new-copy-durable-before-old-is-removed
                 self._remove(note.old_path)  # guard: moved-copy-removed
             else:
@@ -232,7 +240,7 @@ class JSONLSnapshotWriter:
         if folder is not None:
             purge_rewrite.sweep(folder, archives)
         if noted:
-            self._forget(life.uid)
+            self._forget(snapshot.uid)
 
     def _remove(self, path: str) -> None:
         """Delete a file durably."""
@@ -304,15 +312,17 @@ class JSONLSnapshotWriter:
             os.unlink(_note_name(uid), dir_fd=self._directory.descriptor)
 
     @contextmanager
-    def _locked_archives(self, life: Snapshot) -> Iterator[int | None]:
+    def _locked_archives(self, snapshot: Snapshot) -> Iterator[int | None]:
         """Lock the folder of the session's archives; None if none exists and none is needed."""
-        folder = self._directory.subfolder(archive.FOLDER, life.uid, create=life.archived > 0)
+        folder = self._directory.subfolder(
+            archive.FOLDER, snapshot.uid, create=snapshot.archived > 0
+        )
         if folder is None:
             yield None
             return
         try:
             until = time.monotonic() + self._busy_timeout
-            flock(folder, until, f"the folder of the archives of {life.key!r}")
+            flock(folder, until, f"the folder of the archives of {snapshot.key!r}")
             yield folder
         finally:
             folder.release()
@@ -398,19 +408,19 @@ def _archives_of(log: Log) -> Iterator[str]:
         named = opened.before
 
 
-def _write_life(
+def _write_snapshot(
     descriptor: int,
-    life: Snapshot,
+    snapshot: Snapshot,
     messages: Iterable[Message],
     generation: int,
     folder: int | None,
 ) -> frozenset[str]:
     """Write a complete log; return the names of its archives. Raises OSError."""
-    state, changes = state_of(life, generation=generation)
+    state, changes = state_of(snapshot, generation=generation)
     stream = _Stream(messages)
-    if life.archived and folder is not None:
-        state.archive, state.tokens = _write_archive(folder, state, stream, life.archived)
-    _write_log(descriptor, life, state, changes, stream)
+    if snapshot.archived and folder is not None:
+        state.archive, state.tokens = _write_archive(folder, state, stream, snapshot.archived)
+    _write_log(descriptor, snapshot, state, changes, stream)
     return frozenset() if state.archive is None else frozenset([state.archive.name])
 
 
@@ -466,24 +476,24 @@ def _write_archive(
 
 
 def _write_log(
-    descriptor: int, life: Snapshot, state: State, changes: list[Change], stream: _Stream
+    descriptor: int, snapshot: Snapshot, state: State, changes: list[Change], stream: _Stream
 ) -> None:
-    first = stream.first or life.last_seq + 1
-    at, end = life.created, life.last_seq + 1
+    first = stream.first or snapshot.last_seq + 1
+    at, end = snapshot.created, snapshot.last_seq + 1
     # Only the states hold the idempotency keys of missing messages.
-    state.tokens = [*state.tokens, *life.tokens]
+    state.tokens = [*state.tokens, *snapshot.tokens]
     head = control_line("state", first, at, state)
     lines = [head, control_line("state", first, at, state, joined=True)]
-    if life.void:
-        lines.append(control_line("void", first, at, Void(0, life.void), joined=True))
+    if snapshot.void:
+        lines.append(control_line("void", first, at, Void(0, snapshot.void), joined=True))
     for change in changes:
         told = replace(change, floor=state.floor, hidden=state.hidden)
         lines.append(control_line("change", first, at, told, joined=True))
-    op = f"{snapshots.COPIED} {snapshots.place_of(life.key, life.deleted)}"
+    op = f"{snapshots.COPIED} {snapshots.place_of(snapshot.key, snapshot.deleted)}"
     copied = Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
     last = [
-        control_line("state", end, life.updated, state),
-        control_line("change", end, life.updated, copied, joined=True),
+        control_line("state", end, snapshot.updated, state),
+        control_line("change", end, snapshot.updated, copied, joined=True),
     ]
     for block in _blocks(chain(lines, _lines(stream.rest()), last)):
         write_all(descriptor, block)
@@ -551,17 +561,17 @@ def _path_in(stamp: str) -> str:
     return stamp.rsplit(":", 3)[0]
 
 
-def _path_of(life: Snapshot) -> str:
+def _path_of(snapshot: Snapshot) -> str:
     """Return the path for a session, relative to the folder."""
-    if life.deleted is None:
-        return log_names.file_name(life.key)
-    return f"{trash.FOLDER}/{_deleted_name(life)}"
+    if snapshot.deleted is None:
+        return log_names.file_name(snapshot.key)
+    return f"{trash.FOLDER}/{_deleted_name(snapshot)}"
 
 
-def _deleted_name(life: Snapshot) -> str:
-    deleted = life.deleted or ""  # guard: copy-keeps-time-of-deletion
+def _deleted_name(snapshot: Snapshot) -> str:
+    deleted = snapshot.deleted or ""  # guard: copy-keeps-time-of-deletion
     stamp = deleted.replace("-", "").replace(":", "")
-    return f"{life.uid}.{stamp}{log_names.SUFFIX}"
+    return f"{snapshot.uid}.{stamp}{log_names.SUFFIX}"
 
 
 @contextmanager
@@ -575,5 +585,5 @@ def _trash_folder(directory: Directory) -> Iterator[int]:
         folder.close()
 
 
-def _changed(life: Snapshot) -> StoreBusy:
-    return StoreBusy(f"{life.key!r}: what it was to take the place of has changed; try again")
+def _changed(snapshot: Snapshot) -> StoreBusy:
+    return StoreBusy(f"{snapshot.key!r}: what it was to take the place of has changed; try again")

@@ -36,7 +36,7 @@ from stenolog.stores.jsonl.directory import Directory, explained
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import flock
 from stenolog.stores.jsonl.scan import gather, lines_of
-from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, life_of
+from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
 """Operation of the change at the end of a copy, which has no effect. The place of the copy follows
@@ -61,7 +61,7 @@ class Memory:
         """Stamps of synced logs."""
 
 
-def lives(directory: Directory, memory: Memory) -> list[SnapshotMark]:
+def list_snapshots(directory: Directory, memory: Memory) -> list[SnapshotMark]:
     """Return every session in the folder: those in the trash, then the live ones, each by key.
 
     Files of other programs and unfinished first writes are skipped.
@@ -282,7 +282,7 @@ def look(log: Log, *, after: int, settled: bool) -> SnapshotReading:
     entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
     return SnapshotReading(
-        life=life_of(
+        snapshot=snapshot_of(
             state,
             last_seq=end,
             updated=updated,

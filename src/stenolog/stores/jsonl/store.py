@@ -415,11 +415,11 @@ class JSONLStore:
                 purged = self._purging.purge_before(key, before)
         return replace(purged, not_reached=(*purged.not_reached, *states.taken_from(meta)))
 
-    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Delete these sessions of a key from the trash permanently, and no others."""
         with self._in_use.entry:
             self._check_turn(key)
-            return self._purging.purge_trash(key, lives)
+            return self._purging.purge_trash(key, entries)
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the sessions whose purge was interrupted."""
@@ -650,19 +650,19 @@ class JSONLStore:
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    def lives(self) -> list[SnapshotMark]:
+    def list_snapshots(self) -> list[SnapshotMark]:
         """Return every session in this folder, the deleted ones first."""
         with self._in_use.entry:
-            return snapshots.lives(self._directory, self._memory)
+            return snapshots.list_snapshots(self._directory, self._memory)
 
     @contextmanager
-    def read_life(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
+    def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one session as of one moment."""
         with self._in_use.entry, self._reading(mark, after, hold=False) as reading:
             yield reading
 
     @contextmanager
-    def hold_life(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
+    def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read one session while the lock of its log makes all writers wait."""
         with self._in_use.entry, self._reading(mark, 0, hold=not self._read_only) as reading:
             yield reading
@@ -676,7 +676,7 @@ class JSONLStore:
         )
 
     @contextmanager
-    def writing_lives(self) -> Iterator[SnapshotWriter]:
+    def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Write several sessions, each to a separate file."""
         self._check_writable()
         with self._in_use.entry, self._snapshot_writer.writing() as writing:

@@ -16,7 +16,7 @@ FROM {schema}.session
 WHERE namespace = $1 AND key = $2 AND deleted IS NULL
 FOR NO KEY UPDATE;
 
--- name: find_life
+-- name: find_current
 SELECT uid, last_seq, format
 FROM {schema}.session
 WHERE namespace = $1 AND key = $2 AND deleted IS NULL;
@@ -162,7 +162,7 @@ UPDATE {schema}.session SET deleted = $2, version = version + 1 WHERE id = $1;
 -- name: deletion_times
 SELECT deleted FROM {schema}.session WHERE namespace = $1 AND key = $2 AND deleted IS NOT NULL;
 
--- Locked by id, as `lives` does, so that no two wait for each other.
+-- Locked by id, as `sessions_of_key` does, so that no two wait for each other.
 -- name: find_deleted
 WITH locked AS MATERIALIZED (
     SELECT id, uid, deleted
@@ -186,7 +186,7 @@ UPDATE {schema}.session SET key = $2, deleted = NULL, version = version + 1 WHER
 -- name: forks
 SELECT key FROM {schema}.session WHERE namespace = $1 AND fork_of = $2 ORDER BY key, id;
 
--- name: lives
+-- name: sessions_of_key
 SELECT id, uid FROM {schema}.session WHERE namespace = $1 AND key = $2 ORDER BY id FOR UPDATE;
 
 -- name: extent
@@ -286,7 +286,7 @@ SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
 
 -- --- snapshots ---------------------------------------------------------------------------------
 
--- name: list_lives
+-- name: list_snapshots
 SELECT key, uid, deleted, uid || ':' || written::text || ':' || version, last_seq
 FROM {schema}.session
 WHERE namespace = $1
@@ -315,13 +315,13 @@ FROM {schema}.token LEFT JOIN {schema}.message
 WHERE token.session = $1 AND message.seq IS NULL
 ORDER BY token.first, token.token;
 
--- name: add_life
+-- name: add_snapshot
 INSERT INTO {schema}.session
     (namespace, key, uid, created, updated, last_seq, bytes, version, deleted, fork_of, format, state)
 SELECT $1, $2, $3, $4, $5, $6, 0, 1, $7, $8, version, '' FROM {schema}.about WHERE version = $9
 RETURNING id;
 
--- name: set_life
+-- name: set_snapshot
 UPDATE {schema}.session
 SET key = $2, created = $3, updated = $4, last_seq = $5, deleted = $6, fork_of = $7,
     version = version + 1

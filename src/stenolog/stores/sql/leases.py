@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreBusy, StoreClosed
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.session_rows import find_life
+from stenolog.stores.sql.session_rows import find_current
 
 if TYPE_CHECKING:
     from stenolog.stores.sql.store import SQLStore
@@ -116,7 +116,7 @@ def take(
 
 def holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str) -> str | None:
     """Return a description of the lease's holder; None if it is free. Raises NoSuchSession."""
-    if find_life(transaction, namespace, key) is None:
+    if find_current(transaction, namespace, key) is None:
         raise NoSuchSession(key)
     for row in transaction.run("find_lease", namespace, transaction.key(key)):
         words = dialect.lease_holder(row)

@@ -23,7 +23,7 @@ from stenolog.stores.sql.rows import (
     now,
     readable_undo,
 )
-from stenolog.stores.sql.session_rows import create, find, find_life, session_state, shown, text
+from stenolog.stores.sql.session_rows import create, find, find_current, session_state, shown, text
 
 
 def copied_mark(uid: str) -> str:
@@ -68,7 +68,7 @@ def known(transaction: Transaction, namespace: str, key: str, *, lock: bool = Fa
 
 
 def _check_free(transaction: Transaction, namespace: str, key: str) -> None:
-    if find_life(transaction, namespace, key) is not None:
+    if find_current(transaction, namespace, key) is not None:
         raise SessionExists(key)
 
 
@@ -135,11 +135,11 @@ class RemovedSession(Struct, frozen=True):
 
 def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedSession | None:
     """Remove all sessions of a key and its lease; return None if there are none."""
-    lives = transaction.run("lives", namespace, transaction.key(key))
-    if not lives:
+    rows = transaction.run("sessions_of_key", namespace, transaction.key(key))
+    if not rows:
         return None
     imported = _imported_from(transaction, namespace, key)
-    return _remove(transaction, namespace, key, lives, imported)
+    return _remove(transaction, namespace, key, rows, imported)
 
 
 def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[str, ...]:
@@ -164,27 +164,27 @@ def purge_trash(
     if not meant or not known.issuperset(meant):
         return None
     uids = {uid for uid, _ in meant}
-    lives = [row for row in rows if shown(row[1]) in uids]
-    return _remove(transaction, namespace, key, lives, ())
+    rows = [row for row in rows if shown(row[1]) in uids]
+    return _remove(transaction, namespace, key, rows, ())
 
 
 def _remove(
     transaction: Transaction,
     namespace: str,
     key: str,
-    lives: Sequence[Row],
+    rows: Sequence[Row],
     imported: tuple[str, ...],
 ) -> RemovedSession:
-    numbers = [number for number, _ in lives]
+    numbers = [number for number, _ in rows]
     found = [_extent(transaction, number, NO_END) for number in numbers]
     with transaction.erasing():
-        for number, uid in lives:
+        for number, uid in rows:
             transaction.run("remove_mark", namespace, copied_mark(shown(uid)))
             transaction.run("remove_messages", number, NO_END)
             transaction.run("remove_tokens", number, NO_END)  # guard: sql-purge-removes-tokens
             transaction.run("remove_changes", number)
             transaction.run("remove_session", number)
-        if not transaction.run("find_life", namespace, transaction.key(key)):
+        if not transaction.run("find_current", namespace, transaction.key(key)):
             transaction.run("end_lease_of", namespace, transaction.key(key))
     left = states.not_reached(key, forks=_forks(transaction, namespace, key))
     return RemovedSession(

@@ -28,7 +28,7 @@ _reported = Damage()
 
 
 class Session(Struct):
-    """One life of a session, as read in a transaction."""
+    """A session, as read in a transaction."""
 
     id: int
     """Row id; 0 if the session does not exist yet."""

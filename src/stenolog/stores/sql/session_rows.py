@@ -46,12 +46,12 @@ def find(
     return None
 
 
-def find_life(transaction: Transaction, namespace: str, key: str) -> tuple[str, int] | None:
+def find_current(transaction: Transaction, namespace: str, key: str) -> tuple[str, int] | None:
     """Return uid and last seq of the session with this key, without its state.
 
     Raises NewerFormat.
     """
-    for uid, last_seq, version in transaction.run("find_life", namespace, transaction.key(key)):
+    for uid, last_seq, version in transaction.run("find_current", namespace, transaction.key(key)):
         transaction.check_row_format(version)
         return uid, last_seq
     return None

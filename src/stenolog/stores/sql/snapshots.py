@@ -16,7 +16,7 @@ from stenolog.stores.snapshots import (
     Snapshot,
     SnapshotMark,
     SnapshotReading,
-    life_of,
+    snapshot_of,
     state_of,
     token_of,
 )
@@ -36,10 +36,10 @@ class _Found(Session):
     stamp: str
 
 
-def lives(transaction: Transaction, namespace: str) -> list[SnapshotMark]:
+def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMark]:
     """Return every session in a namespace, the deleted ones first."""
     found = []
-    for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_lives", namespace):
+    for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_snapshots", namespace):
         try:
             texts = text(key), text(uid), None if deleted is None else text(deleted)
         except UnicodeDecodeError:
@@ -82,7 +82,7 @@ def read(
     state = session.state
     copied = transaction.run("find_mark", namespace, copied_mark(state.uid))
     return SnapshotReading(
-        life=life_of(
+        snapshot=snapshot_of(
             state,
             last_seq=session.last_seq,
             updated=session.updated,
@@ -135,50 +135,54 @@ class Writer:
         self._transaction = transaction
         self._namespace = namespace
 
-    def write(self, life: Snapshot, messages: Iterable[Message], *, instead_of: str = "") -> None:
-        """Write a session as `LifeWriter.write` describes. Raises SessionExists, StoreBusy."""
+    def write(
+        self, snapshot: Snapshot, messages: Iterable[Message], *, instead_of: str = ""
+    ) -> None:
+        """Write a session as `SnapshotWriter.write` describes. Raises SessionExists, StoreBusy."""
         try:
             with self._transaction.savepoint():
-                self._write(life, messages, instead_of)
+                self._write(snapshot, messages, instead_of)
         except Clash:
-            raise SessionExists(life.key) from None
+            raise SessionExists(snapshot.key) from None
 
-    def _write(self, life: Snapshot, messages: Iterable[Message], instead_of: str) -> None:
+    def _write(self, snapshot: Snapshot, messages: Iterable[Message], instead_of: str) -> None:
         transaction, run = self._transaction, self._transaction.run
-        mark = SnapshotMark(key=life.key, uid=life.uid, stamp="")
+        mark = SnapshotMark(key=snapshot.key, uid=snapshot.uid, stamp="")
         old = _find(transaction, self._namespace, mark, lock=True)
-        self._check(life, old, instead_of)
-        key, fork_of = transaction.key(life.key), life.forked_from
+        self._check(snapshot, old, instead_of)
+        key, fork_of = transaction.key(snapshot.key), snapshot.forked_from
         origin = None if fork_of is None else transaction.key(fork_of)
-        said = life.created, life.updated, life.last_seq, life.deleted, origin
+        said = snapshot.created, snapshot.updated, snapshot.last_seq, snapshot.deleted, origin
         if old is None:
-            added = run("add_life", self._namespace, key, life.uid, *said, transaction.format)
+            added = run(
+                "add_snapshot", self._namespace, key, snapshot.uid, *said, transaction.format
+            )
             if not added:
                 transaction.check_format()
             [(number,)] = added
         else:
             number = old.id
-            run("set_life", number, key, *said)
+            run("set_snapshot", number, key, *said)
             run("remove_messages", number, NO_END)
             run("remove_tokens", number, NO_END)
             run("remove_changes", number)
         self._put_messages(number, messages)
-        self._put_state(number, life, old)
-        run("put_mark", number, copied_mark(life.uid))
+        self._put_state(number, snapshot, old)
+        run("put_mark", number, copied_mark(snapshot.uid))
 
-    def _check(self, life: Snapshot, old: _Found | None, instead_of: str) -> None:
+    def _check(self, snapshot: Snapshot, old: _Found | None, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy if the session cannot be written."""
         if old is None and instead_of:
-            raise StoreBusy(f"{life.key!r}: it is gone; try again")
+            raise StoreBusy(f"{snapshot.key!r}: it is gone; try again")
         if old is not None and (not instead_of or old.namespace != self._namespace):
-            raise SessionExists(life.key, f"there is a session with its uid, {life.uid}")
+            raise SessionExists(snapshot.key, f"there is a session with its uid, {snapshot.uid}")
         if old is not None and old.stamp != instead_of:
-            raise StoreBusy(f"{life.key!r}: it has changed; try again")
-        if life.deleted is None:
-            key = self._transaction.key(life.key)
-            found = self._transaction.run("find_life", self._namespace, key)
-            if any(uid != life.uid for uid, *_ in found):
-                raise SessionExists(life.key)
+            raise StoreBusy(f"{snapshot.key!r}: it has changed; try again")
+        if snapshot.deleted is None:
+            key = self._transaction.key(snapshot.key)
+            found = self._transaction.run("find_current", self._namespace, key)
+            if any(uid != snapshot.uid for uid, *_ in found):
+                raise SessionExists(snapshot.key)
 
     def _put_messages(self, number: int, messages: Iterable[Message]) -> None:
         tokens: list[tuple[int, bytes, int, int]] = []
@@ -192,16 +196,16 @@ class Writer:
         self._transaction.add_messages(number, rows())
         self._transaction.run_many("put_token", tokens)
 
-    def _put_state(self, number: int, life: Snapshot, old: _Found | None) -> None:
+    def _put_state(self, number: int, snapshot: Snapshot, old: _Found | None) -> None:
         transaction = self._transaction
         generation = 1 if old is None else old.state.generation + 1
-        state, _ = state_of(life, generation=generation)
-        if life.archived:
-            state.archive = Archive("", 1, life.archived)
-        session = Session(number, life.updated, life.last_seq, 0, state)
-        for change in states.recorded(state, life.undo):
+        state, _ = state_of(snapshot, generation=generation)
+        if snapshot.archived:
+            state.archive = Archive("", 1, snapshot.archived)
+        session = Session(number, snapshot.updated, snapshot.last_seq, 0, state)
+        for change in states.recorded(state, snapshot.undo):
             add_change(transaction, session, change)
-        tokens = [(number, token_bytes(one.token), one.first, one.count) for one in life.tokens]
+        tokens = [(number, token_bytes(one.token), one.first, one.count) for one in snapshot.tokens]
         transaction.run_many("put_token", tokens)
-        [(*_, size)] = transaction.run("extent", number, life.archived + 1, NO_END)
+        [(*_, size)] = transaction.run("extent", number, snapshot.archived + 1, NO_END)
         transaction.run("set_state", number, size, transaction.body(encode(state)))

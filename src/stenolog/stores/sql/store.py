@@ -254,11 +254,11 @@ class SQLStore:
         self._dialect.notify(self._namespace, key)
         return self._purged(removed or RemovedSession(0, 0, 0, ()))
 
-    def purge_trash(self, key: str, lives: Collection[Deleted]) -> Purged:
+    def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
         check_key(key)
         removed = self._write(
-            lambda transaction: lifecycle.purge_trash(transaction, self._namespace, key, lives)
+            lambda transaction: lifecycle.purge_trash(transaction, self._namespace, key, entries)
         )
         if removed is None:
             raise NoSuchSession(key, "the trash has not what is to be purged")
@@ -449,14 +449,14 @@ class SQLStore:
     def _news(
         self, transaction: Transaction, damage: Damage | None, key: str, after: int
     ) -> News | None:
-        life = session_rows.find_life(transaction, self._namespace, key)
-        if life is None or life[1] <= after:
-            return None if life is None else (*life, [])
+        found = session_rows.find_current(transaction, self._namespace, key)
+        if found is None or found[1] <= after:
+            return None if found is None else (*found, [])
         session = session_rows.find(transaction, self._namespace, key)
         if session is None:
             return None
-        found = message_reading.everything(transaction, session, damage, last=None, after=after)
-        return session.state.uid, session.last_seq, found
+        messages = message_reading.everything(transaction, session, damage, last=None, after=after)
+        return session.state.uid, session.last_seq, messages
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -466,28 +466,30 @@ class SQLStore:
             lambda transaction: [name for (name,) in transaction.run("namespaces")]
         )
 
-    def lives(self) -> list[SnapshotMark]:
+    def list_snapshots(self) -> list[SnapshotMark]:
         """Return every session of this namespace, the deleted ones first."""
-        return self._dialect.look(lambda transaction: snapshots.lives(transaction, self._namespace))
+        return self._dialect.look(
+            lambda transaction: snapshots.list_snapshots(transaction, self._namespace)
+        )
 
     @contextmanager
-    def read_life(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
+    def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
         """Read one session."""
         with self._dialect.read() as transaction:
             yield snapshots.read(transaction, self._namespace, mark, after=after)
 
     @contextmanager
-    def hold_life(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
+    def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read one session while no other writer can change it."""
         if self.read_only:
-            with self.read_life(mark) as found:
+            with self.read_snapshot(mark) as found:
                 yield found
             return
         with self._dialect.write() as transaction:
             yield snapshots.read(transaction, self._namespace, mark, lock=True)
 
     @contextmanager
-    def writing_lives(self) -> Iterator[SnapshotWriter]:
+    def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Return a writer for several sessions in one transaction."""
         with self._dialect.write() as transaction:
             writer = snapshots.Writer(transaction, self._namespace)

@@ -8,7 +8,7 @@ SELECT session.id, session.uid, session.created, session.updated, session.last_s
 FROM session LEFT JOIN state ON state.session = session.id
 WHERE session.namespace = ?1 AND session.key = ?2 AND session.deleted IS NULL;
 
--- name: find_life
+-- name: find_current
 SELECT uid, last_seq, NULL
 FROM session
 WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL;
@@ -139,7 +139,7 @@ UPDATE session SET key = ?2, deleted = NULL, version = version + 1 WHERE id = ?1
 -- name: forks
 SELECT CAST(key AS BLOB) FROM session WHERE namespace = ?1 AND fork_of = ?2 ORDER BY key, id;
 
--- name: lives
+-- name: sessions_of_key
 SELECT id, CAST(uid AS BLOB) FROM session
 WHERE namespace = ?1 AND key = ?2 AND deleted IS NULL
 UNION ALL
@@ -243,7 +243,7 @@ ON CONFLICT (session) DO UPDATE SET body = excluded.body;
 -- --- snapshots ---------------------------------------------------------------------------------
 
 -- In the stamp the versions begin again with each row, and the ids with each new file.
--- name: list_lives
+-- name: list_snapshots
 SELECT CAST(key AS BLOB), CAST(uid AS BLOB), CAST(deleted AS BLOB),
        CAST(uid || ':' || id || ':' || version || ':' || updated AS BLOB), last_seq,
        0 AS living, id
@@ -274,13 +274,13 @@ FROM token LEFT JOIN message ON message.session = token.session AND message.seq 
 WHERE token.session = ?1 AND message.id IS NULL
 ORDER BY token.first, token.token;
 
--- name: add_life
+-- name: add_snapshot
 INSERT INTO session
        (namespace, key, uid, created, updated, last_seq, bytes, version, deleted, fork_of)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0, 1, ?7, ?8)
 RETURNING id;
 
--- name: set_life
+-- name: set_snapshot
 UPDATE session
 SET key = ?2, created = ?3, updated = ?4, last_seq = ?5, deleted = ?6, fork_of = ?7,
     version = version + 1

@@ -125,16 +125,16 @@ class Transaction:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Roll back only the work inside if it raises."""
-        self.execute("SAVEPOINT life")
+        self.execute("SAVEPOINT snapshot")
         try:
             yield
         except BaseException:
             # After some errors SQLite has already rolled back everything.
             if self.is_open:
-                self.execute("ROLLBACK TO life")
-                self.execute("RELEASE life")
+                self.execute("ROLLBACK TO snapshot")
+                self.execute("RELEASE snapshot")
             raise
-        self.execute("RELEASE life")
+        self.execute("RELEASE snapshot")
 
     @contextmanager
     def erasing(self) -> Iterator[None]:

@@ -120,11 +120,11 @@ class DamageContract(Opened):
         with self._damaged(store, record) as damaged:
             if not isinstance(damaged, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
-            [mark] = [mark for mark in damaged.lives() if mark.key == "a"]
-            with damaged.read_life(mark) as reading:
+            [mark] = [mark for mark in damaged.list_snapshots() if mark.key == "a"]
+            with damaged.read_snapshot(mark) as reading:
                 assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
-                assert reading.life.summary == "so far"
-                assert reading.life.hidden == [(2, 3)]
+                assert reading.snapshot.summary == "so far"
+                assert reading.snapshot.hidden == [(2, 3)]
 
     # --- changes -----------------------------------------------------------------------------
 
@@ -185,8 +185,8 @@ class DamageContract(Opened):
             if not isinstance(damaged, SnapshotStore):
                 pytest.skip("the store cannot be copied from")
             entry = self._damaged_entry(damaged)
-            [mark] = [mark for mark in damaged.lives() if mark.uid == entry.uid]
-            with damaged.read_life(mark) as reading:
+            [mark] = [mark for mark in damaged.list_snapshots() if mark.uid == entry.uid]
+            with damaged.read_snapshot(mark) as reading:
                 assert [message.seq for message in reading.messages] == [1, 2, 3, 4, 5]
 
     # --- messages ----------------------------------------------------------------------------

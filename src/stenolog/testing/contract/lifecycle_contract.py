@@ -425,7 +425,7 @@ class Trash(Opened):
             next(following)
         assert raised.value.key == "a"
 
-    def test_who_follows_a_session_does_not_get_its_next_life(self, store: Store) -> None:
+    def test_follow_does_not_return_messages_of_a_recreated_session(self, store: Store) -> None:
         say(store, "a", "1")
         following = store.follow("a")
         assert next(following).content == "1"
@@ -434,7 +434,9 @@ class Trash(Opened):
         with pytest.raises(SessionDeleted):
             next(following)
 
-    def test_p7_messages_beside_a_delete_are_in_one_life_or_the_other(self, store: Store) -> None:
+    def test_p7_messages_during_a_delete_are_in_the_deleted_or_the_new_session(
+        self, store: Store
+    ) -> None:
         say(store, "a", "first")
         start, told = Barrier(3), list[str]()
 
@@ -448,18 +450,18 @@ class Trash(Opened):
         for thread in threads:
             thread.start()
         start.wait()
-        lives = 0
+        restored = 0
         for _ in range(5):
             try:
                 store.delete("a")
             except NoSuchSession:
                 continue
-            lives += 1
+            restored += 1
         for thread in threads:
             thread.join()
         found = shown(store, "a")
         for trashed in store.list_trash():
-            store.restore("a", uid=trashed.uid, as_key=f"life {trashed.uid}")
-            found += shown(store, f"life {trashed.uid}")
+            store.restore("a", uid=trashed.uid, as_key=f"restored {trashed.uid}")
+            found += shown(store, f"restored {trashed.uid}")
         assert sorted(found) == sorted([*told, "first"])
-        assert lives >= 1
+        assert restored >= 1

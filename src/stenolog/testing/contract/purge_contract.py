@@ -30,7 +30,7 @@ from stenolog.testing.store_calls import Call, picture, trash
 class Purging(Opened):
     """`purge`."""
 
-    def test_a_purged_session_is_gone_with_all_its_lives(self, store: Store) -> None:
+    def test_purge_removes_the_session_and_its_deleted_versions(self, store: Store) -> None:
         talk(store, "a")
         store.delete("a")
         say(store, "a", "8", "9")

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from stenolog import JSONLStore, Message, StenologError, StoreBusy
-from stenolog.transfer.copy import copy_lives
+from stenolog.transfer.copy import copy_snapshots
 from unit.transfer.carried import digests, mark_of
 
 CALLS: Final = ("rename", "link", "unlink", "fdatasync", "fsync", "write")
@@ -59,7 +59,7 @@ def test_p2_a_system_call_of_a_copy_that_fails_costs_no_session(
     with JSONLStore(fast_path / "source") as source:
         _begin(source)
         with JSONLStore(fast_path / "before") as target:
-            copy_lives(source, target)
+            copy_snapshots(source, target)
         _go_on(source)
         wanted = digests(source)
         number = 0
@@ -67,13 +67,15 @@ def test_p2_a_system_call_of_a_copy_that_fails_costs_no_session(
             number += 1
             shutil.copytree(fast_path / "before", fast_path / "target")
             with JSONLStore(fast_path / "target") as target:
-                before = {mark.uid for mark in target.lives()}
+                before = {mark.uid for mark in target.list_snapshots()}
                 with monkeypatch.context() as patch:
                     faults = Faults(patch, number)
                     with suppress(StenologError):
-                        copy_lives(source, target)
-                assert {mark.uid for mark in target.lives()} >= before, f"call {number} failed"
-                assert copy_lives(source, target).problems == (), f"call {number} failed"
+                        copy_snapshots(source, target)
+                assert {mark.uid for mark in target.list_snapshots()} >= before, (
+                    f"call {number} failed"
+                )
+                assert copy_snapshots(source, target).problems == (), f"call {number} failed"
                 assert digests(target) == wanted, f"call {number} failed"
                 assert [*(fast_path / "target/sessions").glob(".*.copy")] == []
             shutil.rmtree(fast_path / "target")
@@ -97,26 +99,26 @@ def test_a_copy_that_changes_while_its_replacement_is_written_is_not_replaced(
 ) -> None:
     with JSONLStore(fast_path / "source") as source, JSONLStore(fast_path / "target") as target:
         source.add_message("a", "user", "one")
-        copy_lives(source, target)
+        copy_snapshots(source, target)
         outdated = mark_of(target, "a")
         if moved:
             source.delete("a")
             source.restore("a", as_key="b")
         source.add_message("b" if moved else "a", "user", "two")
-        [mark] = source.lives()
+        [mark] = source.list_snapshots()
 
         def messages(found: Iterator[Message]) -> Iterator[Message]:
             yield from found
             meanwhile(target)
 
         with (
-            source.read_life(mark) as reading,
-            target.writing_lives() as writer,
+            source.read_snapshot(mark) as reading,
+            target.snapshot_writer() as writer,
             pytest.raises(StoreBusy),
         ):
-            writer.write(reading.life, messages(reading.messages), instead_of=outdated.stamp)
-        [left] = target.lives()
+            writer.write(reading.snapshot, messages(reading.messages), instead_of=outdated.stamp)
+        [left] = target.list_snapshots()
         assert (left.key, left.uid) == ("a", mark.uid)
-        with target.read_life(left) as reading:
+        with target.read_snapshot(left) as reading:
             said = [message.content for message in reading.messages]
         assert said == (["one", "by itself"] if meanwhile is _append else ["one"])

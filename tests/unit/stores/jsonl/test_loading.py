@@ -262,6 +262,6 @@ def _use_everything(store: JSONLStore) -> None:
 def _copy(store: JSONLStore, place: Path) -> None:
     store.add_message("c", "user", "copied")
     with JSONLStore(place) as target:
-        for mark in store.lives():
-            with store.hold_life(mark) as reading, target.writing_lives() as writing:
-                writing.write(reading.life, reading.messages)
+        for mark in store.list_snapshots():
+            with store.hold_snapshot(mark) as reading, target.snapshot_writer() as writing:
+                writing.write(reading.snapshot, reading.messages)

@@ -115,9 +115,9 @@ def test_p3_a_damaged_key_hides_only_its_own_session(
     assert store.list_sessions() == ["a"]
     assert list(store.stamps()) == ["a"]
     assert store.list_trash() == []
-    assert [mark.key for mark in store.lives()] == ["\\xff", "a", "\\xff"]
-    damaged = store.lives()[2]
-    with pytest.raises(DamagedStore), store.read_life(damaged):
+    assert [mark.key for mark in store.list_snapshots()] == ["\\xff", "a", "\\xff"]
+    damaged = store.list_snapshots()[2]
+    with pytest.raises(DamagedStore), store.read_snapshot(damaged):
         pass
     assert "the session with the key b'\\xff' cannot be read" in caplog.text
 
@@ -389,24 +389,24 @@ def test_p4_who_may_not_vacuum_is_told_that_something_stays(
         server.execute(f"DROP ROLE {role}")
 
 
-def test_a_life_that_is_written_anew_has_another_stamp(store: PostgresStore) -> None:
+def test_rewritten_session_has_another_stamp(store: PostgresStore) -> None:
     store.add_message("a", "user", "x")
-    [mark] = store.lives()
-    with store.read_life(mark) as found:
-        life, messages = found.life, list(found.messages)
+    [mark] = store.list_snapshots()
+    with store.read_snapshot(mark) as found:
+        snapshot, messages = found.snapshot, list(found.messages)
     stamps = {mark.stamp}
     for _ in range(3):
         store.purge("a")
-        with store.writing_lives() as writer:
-            writer.write(life, messages)
-        stamps.add(store.lives()[0].stamp)
+        with store.snapshot_writer() as writer:
+            writer.write(snapshot, messages)
+        stamps.add(store.list_snapshots()[0].stamp)
     assert len(stamps) == 4
 
 
 def test_a_session_that_was_deleted_since_it_was_listed_can_be_read(store: PostgresStore) -> None:
     store.add_message("a", "user", "x")
-    [mark] = store.lives()
+    [mark] = store.list_snapshots()
     store.delete("a")
-    with store.read_life(mark) as found:
-        assert found.life.deleted is not None
+    with store.read_snapshot(mark) as found:
+        assert found.snapshot.deleted is not None
         assert [message.content for message in found.messages] == ["x"]

@@ -1,4 +1,4 @@
-"""Leases: the fence is in the transaction of each write, and a turn outlasts a life."""
+"""Leases: the fence is in the transaction of each write, and a turn outlasts a deleted session."""
 
 import gc
 import os

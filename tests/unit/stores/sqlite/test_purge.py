@@ -154,12 +154,12 @@ def test_while_somebody_reads_the_log_the_caller_is_told_that_it_stays(file: Pat
 def test_p4_a_purge_removes_the_mark_of_a_copied_session(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "x")
-        [mark] = store.lives()
-        with store.read_life(mark) as found:
-            life, messages = found.life, list(found.messages)
+        [mark] = store.list_snapshots()
+        with store.read_snapshot(mark) as found:
+            snapshot, messages = found.snapshot, list(found.messages)
         store.purge("a")
-        with store.writing_lives() as writer:
-            writer.write(life, messages)
-        assert store.mark(f"copied:{life.uid}") == "1"
+        with store.snapshot_writer() as writer:
+            writer.write(snapshot, messages)
+        assert store.mark(f"copied:{snapshot.uid}") == "1"
         store.purge("a")
-        assert store.mark(f"copied:{life.uid}") == ""
+        assert store.mark(f"copied:{snapshot.uid}") == ""

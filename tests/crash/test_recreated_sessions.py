@@ -1,4 +1,4 @@
-"""Sessions that come and go under writers: each acknowledged message is in one life, and once."""
+"""Sessions are deleted and restored under writers: each stored message is in one session, once."""
 
 import time
 from collections import Counter
@@ -51,10 +51,10 @@ def _come_and_go(place: Path, say: Say, seed: int, *, writers: int, count: int) 
             _ended_well(child)
     told = [line.result for child in writing for line in child.lines() if line.word == "ACK"]
     made = sum((Counter(child.lines()[-2].result) for child in beside), Counter[str]())
-    lives = _lives(where)
-    say(f"seed {seed}, {len(told)} messages in {len(lives)} lives; {dict(made)}")
+    sessions = _messages_by_session(where)
+    say(f"seed {seed}, {len(told)} messages in {len(sessions)} sessions; {dict(made)}")
     assert set(made) == {"delete", "restore", "fork", "compact"}
-    found = [pair for life in lives for pair in life]
+    found = [pair for messages in sessions for pair in messages]
     assert Counter(label for label, _ in found) == Counter(label for label, _ in told)
     assert sorted(found) == sorted((label, seq) for label, seq in told)
     # A compaction gives up when the session is deleted under it, and leaves what it had written.
@@ -69,25 +69,25 @@ def _wait_for_every_move(writing: list[Child], beside: list[Child]) -> None:
         time.sleep(0.005)
 
 
-def _lives(where: Path) -> list[list[tuple[str, int]]]:
-    """Label and seq of every message, life by life; forks have nothing of their own."""
+def _messages_by_session(where: Path) -> list[list[tuple[str, int]]]:
+    """Label and seq of every message, session by session; forks have nothing of their own."""
     with stenolog.open_store(str(where)) as store:
         keys = [key for key in store.list_sessions() if not key.startswith("fork")]
         for number, trashed in enumerate(store.list_trash()):
-            keys.append(f"life {number}")
+            keys.append(f"session {number}")
             store.restore(KEY, uid=trashed.uid, as_key=keys[-1])
         assert store.list_trash() == []
-        lives = {
+        sessions = {
             key: [(label_of(m.to_dict()), m.seq) for m in store.get_history(key, full=True)]
             for key in store.list_sessions()
         }
-        for key in lives:
+        for key in sessions:
             info = store.info(key)
             assert (info.lost, info.damaged) == (0, 0)
-        every = {pair for key in keys for pair in lives[key]}
-        for key, messages in lives.items():
+        every = {pair for key in keys for pair in sessions[key]}
+        for key, messages in sessions.items():
             assert key in keys or set(messages) <= every, key
-    return [lives[key] for key in keys]
+    return [sessions[key] for key in keys]
 
 
 def _ended_well(child: Child) -> None:

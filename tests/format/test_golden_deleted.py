@@ -1,7 +1,7 @@
 """P13: forked, purged, deleted and moved sessions of every released format, on both engines.
 
-The folders under golden/lives are never changed. `python tests/format/test_golden_lives.py` writes
-one for the newest format of each engine, where there is none yet.
+The folders under golden/lives are never changed. `python tests/format/test_golden_deleted.py`
+writes one for the newest format of each engine, where there is none yet.
 """
 
 import json
