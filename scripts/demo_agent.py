@@ -18,7 +18,7 @@ from stenolog.agent.tools import tool
 from stenolog.agent.turn_events import (
     Answer,
     Event,
-    Inbound,
+    InboundMessage,
     ModelCalled,
     SummaryCreated,
     ToolFinished,
@@ -62,13 +62,13 @@ async def main(key: str, model: ChatModel, limits: Limits) -> None:
     )
     agent = AgentInstance.open(spec, model=model, tools=[price, order])
     loop = AgentLoop(AgentRegistry([agent]))
-    for answer in await loop.resume(tell=tell):
+    for answer in await loop.resume(on_event=tell):
         tell_answer(answer)
     tell_line("ready")
     while line := await asyncio.to_thread(sys.stdin.readline):
         id, _, text = line.rstrip("\n").partition("\t")
-        said = Inbound(key=key, content=text, id=id, sender=SENDER)
-        tell_answer(await loop.hear(said, tell=tell))
+        said = InboundMessage(key=key, content=text, id=id, sender=SENDER)
+        tell_answer(await loop.handle(said, on_event=tell))
         await loop.quiet()  # until the notes are made and the summary is written
         tell_line("ready")
     await loop.close()
@@ -84,7 +84,7 @@ def tell(event: Event) -> None:
         case ToolFinished():
             tell_line("result", f"{event.name} says {event.text}")
         case SummaryCreated():
-            tell_line("compacted", f"{event.compaction.why}: {event.compaction}")
+            tell_line("compacted", f"{event.report.why}: {event.report}")
 
 
 def tell_answer(answer: Answer) -> None:

@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stenolog.testing.scripted_model import Said, tool_call
+from stenolog.testing.scripted_model import ScriptedMessage, tool_call
 
 Messages = Sequence[Mapping[str, Any]]
 
 
-def answer(request: Mapping[str, Any]) -> Said:
+def answer(request: Mapping[str, Any]) -> ScriptedMessage:
     """The answer to one request, as a model's server gets it."""
     messages: Messages = request["messages"]
     if "response_format" in request:
@@ -32,7 +32,7 @@ def answer(request: Mapping[str, Any]) -> Said:
     return f"I have read it: {said[:22]}."
 
 
-def _calls(messages: Messages, *wanted: tuple[str, str]) -> Said:
+def _calls(messages: Messages, *wanted: tuple[str, str]) -> ScriptedMessage:
     """Several tools at once."""
     made = sum(len(message.get("tool_calls") or ()) for message in messages)
     calls = [

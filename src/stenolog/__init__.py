@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from stenolog.agent.instance import AgentInstance
     from stenolog.agent.loop import AgentLoop
     from stenolog.agent.registry import AgentRegistry
-    from stenolog.agent.scheduler import InterruptedTurn
+    from stenolog.agent.scheduler import CloseReport
     from stenolog.agent.spec import AgentSpec, Route
     from stenolog.agent.tools import Tool, ToolContext, tool
-    from stenolog.agent.turn_events import Answer, Inbound
+    from stenolog.agent.turn_events import Answer, InboundMessage
     from stenolog.agent.turn_options import TurnOptions
     from stenolog.catalog import Catalog, open_catalog
     from stenolog.context.budget import Limits
     from stenolog.context.context import Context
-    from stenolog.context.plan import Plan, plan_compaction
+    from stenolog.context.plan import SummaryPlan, plan_summary
     from stenolog.context.request_messages import ProviderRequirements
-    from stenolog.context.summarize import Compaction
+    from stenolog.context.summarize import SummaryReport
     from stenolog.context.window import Window, build_window
     from stenolog.memory.consolidation import ConsolidationReport
     from stenolog.memory.facade import Memory, open_memory
@@ -56,7 +56,14 @@ if TYPE_CHECKING:
     from stenolog.memory.notes import Draft, Note, Notes, PurgedNote
     from stenolog.memory.recall import RecallHit, RecallResult
     from stenolog.memory.scopes import Scope, scope_of
-    from stenolog.providers.chat_model import Ask, CallPart, ChatModel, Delta, Reply, Usage
+    from stenolog.providers.chat_model import (
+        ChatModel,
+        CompletionFunction,
+        Delta,
+        StreamedAnswer,
+        ToolCallDelta,
+        Usage,
+    )
     from stenolog.providers.local_model import LocalModel
     from stenolog.providers.openai_chat import OpenAIChat
     from stenolog.redaction.redact import Redacted, redact
@@ -68,7 +75,7 @@ if TYPE_CHECKING:
     from stenolog.stores.jsonl import JSONLStore
     from stenolog.stores.postgres import PostgresStore
     from stenolog.stores.sqlite import SQLiteStore
-    from stenolog.testing.scripted_model import ScriptedModel, ScriptedReply
+    from stenolog.testing.scripted_model import ScriptedCompletion, ScriptedModel
     from stenolog.tokens import Calibration, Tokens
     from stenolog.transfer.migration import ImportReport, migrate_from_json
     from stenolog.transfer.open_sessions import open_sessions
@@ -79,14 +86,13 @@ __all__ = [
     "AgentRegistry",
     "AgentSpec",
     "Answer",
-    "Ask",
     "AsyncStore",
     "Calibration",
-    "CallPart",
     "Catalog",
     "ChatModel",
+    "CloseReport",
     "Compacted",
-    "Compaction",
+    "CompletionFunction",
     "ConsolidationReport",
     "Context",
     "ContextTooSmall",
@@ -97,8 +103,7 @@ __all__ = [
     "Health",
     "ImportReport",
     "InMemoryStore",
-    "Inbound",
-    "InterruptedTurn",
+    "InboundMessage",
     "InvalidKey",
     "JSONLBackend",
     "JSONLStore",
@@ -120,7 +125,6 @@ __all__ = [
     "NothingToUndo",
     "OnceConflict",
     "OpenAIChat",
-    "Plan",
     "PostgresStore",
     "ProviderRequirements",
     "Purged",
@@ -130,12 +134,11 @@ __all__ = [
     "RecallResult",
     "Redacted",
     "RefusedMessage",
-    "Reply",
     "Route",
     "SQLiteStore",
     "Scope",
+    "ScriptedCompletion",
     "ScriptedModel",
-    "ScriptedReply",
     "SessionChange",
     "SessionDeleted",
     "SessionExists",
@@ -151,8 +154,12 @@ __all__ = [
     "StoreBusy",
     "StoreClosed",
     "StoreUnavailable",
+    "StreamedAnswer",
+    "SummaryPlan",
+    "SummaryReport",
     "Tokens",
     "Tool",
+    "ToolCallDelta",
     "ToolContext",
     "Trashed",
     "TurnOptions",
@@ -169,7 +176,7 @@ __all__ = [
     "open_memory",
     "open_sessions",
     "open_store",
-    "plan_compaction",
+    "plan_summary",
     "redact",
     "scope_of",
     "tool",
@@ -184,14 +191,14 @@ _LATER = {
     "AgentRegistry": "stenolog.agent.registry",
     "AgentSpec": "stenolog.agent.spec",
     "Answer": "stenolog.agent.turn_events",
-    "Ask": "stenolog.providers.chat_model",
+    "CompletionFunction": "stenolog.providers.chat_model",
     "AsyncStore": "stenolog.stores.async_store",
     "Calibration": "stenolog.tokens",
-    "CallPart": "stenolog.providers.chat_model",
+    "ToolCallDelta": "stenolog.providers.chat_model",
     "Catalog": "stenolog.catalog",
     "SessionChange": "stenolog.stores.following",
     "ChatModel": "stenolog.providers.chat_model",
-    "Compaction": "stenolog.context.summarize",
+    "SummaryReport": "stenolog.context.summarize",
     "ConsolidationReport": "stenolog.memory.consolidation",
     "Context": "stenolog.context.context",
     "Delta": "stenolog.providers.chat_model",
@@ -199,10 +206,10 @@ _LATER = {
     "RecallHit": "stenolog.memory.recall",
     "ToolContext": "stenolog.agent.tools",
     "InMemoryStore": "stenolog.stores.in_memory",
-    "Inbound": "stenolog.agent.turn_events",
+    "InboundMessage": "stenolog.agent.turn_events",
     "JSONLBackend": "stenolog.sessions.session_store",
     "JSONLStore": "stenolog.stores.jsonl",
-    "InterruptedTurn": "stenolog.agent.scheduler",
+    "CloseReport": "stenolog.agent.scheduler",
     "Limits": "stenolog.context.budget",
     "LocalModel": "stenolog.providers.local_model",
     "TurnOptions": "stenolog.agent.turn_options",
@@ -212,16 +219,16 @@ _LATER = {
     "Note": "stenolog.memory.notes",
     "Notes": "stenolog.memory.notes",
     "OpenAIChat": "stenolog.providers.openai_chat",
-    "Plan": "stenolog.context.plan",
+    "SummaryPlan": "stenolog.context.plan",
     "PostgresStore": "stenolog.stores.postgres",
     "PurgedNote": "stenolog.memory.notes",
     "RecallResult": "stenolog.memory.recall",
     "Redacted": "stenolog.redaction.redact",
-    "Reply": "stenolog.providers.chat_model",
+    "StreamedAnswer": "stenolog.providers.chat_model",
     "Route": "stenolog.agent.spec",
     "SQLiteStore": "stenolog.stores.sqlite",
     "Scope": "stenolog.memory.scopes",
-    "ScriptedReply": "stenolog.testing.scripted_model",
+    "ScriptedCompletion": "stenolog.testing.scripted_model",
     "ScriptedModel": "stenolog.testing.scripted_model",
     "SessionHealth": "stenolog.sessions.session_store",
     "SessionManager": "stenolog.sessions.session_manager",
@@ -238,7 +245,7 @@ _LATER = {
     "open_catalog": "stenolog.catalog",
     "open_memory": "stenolog.memory.facade",
     "open_sessions": "stenolog.transfer.open_sessions",
-    "plan_compaction": "stenolog.context.plan",
+    "plan_summary": "stenolog.context.plan",
     "redact": "stenolog.redaction.redact",
     "scope_of": "stenolog.memory.scopes",
     "tool": "stenolog.agent.tools",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stenolog.agent.turn import INTERRUPTED
-from stenolog.testing.scripted_model import Said, tool_call
+from stenolog.testing.scripted_model import ScriptedMessage, tool_call
 
 WISHES: Final = (
     "talk",
@@ -43,7 +43,7 @@ class Script:
         self.idle: list[str] = []
         """The windows in which there was nothing to answer."""
 
-    def __call__(self, request: Mapping[str, Any]) -> Said:
+    def __call__(self, request: Mapping[str, Any]) -> ScriptedMessage:
         """What is said to this request."""
         messages: Sequence[Mapping[str, Any]] = request["messages"]
         if "response_format" in request:

@@ -23,7 +23,7 @@ from stenolog.agent.tools import Tool, tool
 from stenolog.agent.turn_events import (
     Event,
     EventHandler,
-    Inbound,
+    InboundMessage,
     ModelCalled,
     SaveFailed,
     TextDelta,
@@ -104,13 +104,13 @@ class _Worker:
 
     async def _one(self, wanted: dict[str, str]) -> None:
         if wanted.get("do") == "resume":
-            for answer in await self._loop.resume(tell=_teller("")):
+            for answer in await self._loop.resume(on_event=_teller("")):
                 _say("resumed", answer.key, answer.outcome, answer.text, answer.seq)
             _say("all resumed")
             return
         id = wanted["id"]
-        inbound = Inbound(key=wanted["key"], content=wanted["text"], id=id)
-        answer = await self._loop.hear(inbound, tell=_teller(id))
+        inbound = InboundMessage(key=wanted["key"], content=wanted["text"], id=id)
+        answer = await self._loop.handle(inbound, on_event=_teller(id))
         if answer.saved:
             _say("ack", id)
         _say("answer", id, answer.outcome, answer.text, answer.seq)

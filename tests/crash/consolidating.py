@@ -11,7 +11,7 @@ from crash.migrating import serve
 from stenolog.memory.consolidation import Consolidation, ConsolidationReport
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
-from stenolog.providers.chat_model import Ask
+from stenolog.providers.chat_model import CompletionFunction
 from stenolog.sessions.keys import person_in
 from stenolog.stores.open_store import open_store
 
@@ -26,7 +26,7 @@ def said(key: str, number: int) -> str:
     return f"I live in {PLACES[number]} now, and I have seen city{number} from {key[-1]}"
 
 
-def _clerk(tone: str) -> Ask:
+def _clerk(tone: str) -> CompletionFunction:
     """A model that finds all there is to find, and tells it in its own tone."""
 
     def ask(

@@ -18,7 +18,7 @@ from crash.agent_script import WISHES, Script
 from crash.conftest import Say
 from stenolog.agent.scheduler import TAKEN_OVER
 from stenolog.testing.model_server import ModelServer
-from stenolog.testing.scripted_model import Said
+from stenolog.testing.scripted_model import ScriptedMessage
 
 ENGINE: Final = "postgresql"
 ACKNOWLEDGED: Final = ("ack", "answer")
@@ -92,7 +92,7 @@ class _SlowOnce(Script):
         self.asked = threading.Event()
         self.let_go = threading.Event()
 
-    def __call__(self, request: Mapping[str, Any]) -> Said:
+    def __call__(self, request: Mapping[str, Any]) -> ScriptedMessage:
         if self._is_first.acquire(blocking=False):
             self.asked.set()
             assert self.let_go.wait(_PATIENCE)

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from gateway.served import TOKEN, Served
-from stenolog.catalog.message_metadata import FIELD, received
+from stenolog.catalog.message_metadata import FIELD, mark_received
 from stenolog.memory.facade import open_memory
 from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> Path:
     with open_store(str(tmp_path)) as store:
         for key, text in ((ANN, "Hello"), ("telegram:T1:1", SECRET)):
             body = {"role": "user", "content": text}
-            store.add_full_message(key, received(body, sender=ANN))
+            store.add_full_message(key, mark_received(body, sender=ANN))
             store.add_message(key, "assistant", "Noted.")
     with open_memory(tmp_path, threads=True) as memory:
         memory.remember("Sees the therapist Dr Moreau.", scope=Scope(who=ANN, of="sender"))

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from gateway.process import TOKEN, Process
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.config import Options
 from stenolog.cli.serve import _serve
 from stenolog.errors import StenologError
@@ -157,7 +157,7 @@ def test_a_turn_that_is_gone_on_with_is_answered_by_the_next_start_too(
 ) -> None:
     workspace = str(tmp_path / "workspace")
     with open_store(workspace) as store:
-        store.add_full_message("s", received({"role": "user", "content": "Hello."}))
+        store.add_full_message("s", mark_received({"role": "user", "content": "Hello."}))
     gateway = Process(tmp_path / "gateway", sessions=workspace, model=waiting[1]).start()
     try:
         assert waiting[0].asked.wait(30)
@@ -203,7 +203,7 @@ def test_every_store_is_closed_once(
     )
     settings = _settings(tmp_path, text)
     with open_store(f"{tmp_path}/w") as store:
-        store.add_full_message("s", received({"role": "user", "content": "Hello."}))
+        store.add_full_message("s", mark_received({"role": "user", "content": "Hello."}))
     opened.clear()
     closed.clear()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.process import TOKEN, Process
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 
@@ -43,7 +43,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 def _ask(store: Store, key: str) -> None:
     """Leave a message as a killed stenolog agent leaves it."""
-    store.add_full_message(key, received({"role": "user", "content": "Are you there?"}))
+    store.add_full_message(key, mark_received({"role": "user", "content": "Are you there?"}))
 
 
 def _is_answered(store: Store, key: str) -> bool:
@@ -81,7 +81,7 @@ def test_gateway_neither_answers_nor_closes_the_sessions_of_another_program(
         workspace.add_full_message(key, question)
     for key in old:
         workspace.add_messages(key, [question], at=[long_ago])
-    workspace.add_messages("cli:old:default", [received(question)], at=[long_ago])
+    workspace.add_messages("cli:old:default", [mark_received(question)], at=[long_ago])
     _ask(workspace, OWN)
     process = _gateway(tmp_path).start()
     try:

@@ -16,7 +16,7 @@ from small_model import weights
 
 from stenolog.context.overflow import read_overflow
 from stenolog.errors import ModelRefused
-from stenolog.providers.chat_model import ChatModel, Reply
+from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.providers.local_model import LocalModel, find_weights, is_installed
 from stenolog.settings.model_selection import Choice, find_model, open_model
 
@@ -36,8 +36,8 @@ def path() -> Path:
     return weights()
 
 
-async def answer(model: ChatModel, **how: object) -> tuple[Reply, int]:
-    reply, pieces = Reply(), 0
+async def answer(model: ChatModel, **how: object) -> tuple[StreamedAnswer, int]:
+    reply, pieces = StreamedAnswer(), 0
     async for delta in model.stream(ASKED, **how):  # type: ignore[arg-type]
         reply.add(delta)
         pieces += 1
@@ -57,7 +57,7 @@ def test_the_weights_are_found_and_make_the_model_that_is_opened(path: Path) -> 
 def test_it_talks_keeps_to_a_schema_and_is_gone_when_closed(
     path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def talk() -> tuple[tuple[Reply, int], Reply, str]:
+    async def talk() -> tuple[tuple[StreamedAnswer, int], StreamedAnswer, str]:
         model = LocalModel(path, context=2_048, extra={"temperature": 0})
         told = await answer(model, max_tokens=40)
         shaped, _ = await answer(model, schema=SCHEMA, max_tokens=60)
@@ -99,7 +99,7 @@ def test_a_request_that_is_too_long_is_known_as_such(path: Path) -> None:
 
 
 def test_who_stops_reading_can_go_on_at_once(path: Path) -> None:
-    async def stopped() -> Reply:
+    async def stopped() -> StreamedAnswer:
         model = LocalModel(path, context=2_048)
         async with aclosing(model.stream(ASKED, max_tokens=1_500)) as deltas:
             await anext(deltas)

@@ -79,7 +79,7 @@ def test_a_real_summary_is_carried_on_and_the_window_fits(
             asked, answered = TALK[number % len(TALK)]
             store.add_message(KEY, "user", f"{asked} ({number})")
             store.add_message(KEY, "assistant", answered)
-            if (done := context.settle(KEY)) is not None:
+            if (done := context.summarize_if_needed(KEY)) is not None:
                 told.append(done)
             assert context.window(KEY).tokens <= limits.room
         assert told

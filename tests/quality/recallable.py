@@ -27,7 +27,7 @@ from stenolog.memory.consolidation import Consolidation  # noqa: E402
 from stenolog.memory.notes import Notes  # noqa: E402
 from stenolog.memory.recall import recall  # noqa: E402
 from stenolog.memory.scopes import scope_of  # noqa: E402
-from stenolog.providers.chat_model import Ask  # noqa: E402
+from stenolog.providers.chat_model import CompletionFunction  # noqa: E402
 from stenolog.stores.base import Store  # noqa: E402
 from stenolog.stores.open_store import open_store  # noqa: E402
 
@@ -51,7 +51,7 @@ Progress = Callable[[int], None]
 
 def measure(
     place: Path,
-    ask: Ask,
+    ask: CompletionFunction,
     *,
     count: int = TURNS,
     together: int = 5,
@@ -72,7 +72,7 @@ def measure(
         for number, turn in enumerate(turns(count), 1):
             store.add_messages(KEY, turn.messages)
             told += [turn.fact] if turn.fact is not None else []
-            compactions += context.settle(KEY) is not None
+            compactions += context.summarize_if_needed(KEY) is not None
             if number % together == 0 or number == count:
                 rejected += consolidation.run(KEY).rejected
             progress(number)

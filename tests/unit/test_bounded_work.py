@@ -23,7 +23,7 @@ from stenolog.gateway.viewer.message_views import one_line, pretty, shown
 from stenolog.memory.facts import Fact, is_backed
 from stenolog.memory.named_details import unsaid
 from stenolog.memory.quotes import follows, shares_enough
-from stenolog.providers.request_errors import words_of
+from stenolog.providers.request_errors import error_message
 from stenolog.redaction.redact import redact
 from stenolog.settings.secrets import without_password
 from stenolog.tokens import estimate
@@ -51,7 +51,7 @@ def test_cleaning_an_error_takes_linear_time(text: str) -> None:
 
 @pytest.mark.parametrize("tag", ["<script", "<style>", "<", "<script></", "<script><style>", "<!-"])
 def test_reading_an_error_page_takes_linear_time(tag: str) -> None:
-    run_limited(lambda: words_of(tag * 300_000), cpu=30)
+    run_limited(lambda: error_message(tag * 300_000), cpu=30)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_reading_an_error_page_takes_linear_time(tag: str) -> None:
     ],
 )
 def test_the_words_of_an_error_page_are_kept(page: str, words: str) -> None:
-    assert words_of(page) == words
+    assert error_message(page) == words
 
 
 @pytest.mark.parametrize(

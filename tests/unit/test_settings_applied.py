@@ -13,8 +13,8 @@ import stenolog
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
-from stenolog.agent.spec import SYSTEM, AgentSpec, Route
-from stenolog.agent.turn_events import Answer, Inbound
+from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
+from stenolog.agent.turn_events import Answer, InboundMessage
 from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.errors import UsageError
@@ -97,7 +97,7 @@ def test_main_is_the_agent_that_has_no_name(tmp_path: Path) -> None:
     settings = _load(tmp_path, "[agent]\nmodel = 'local'\n[agents.ada]\nmodel = 'scripted'\n")
     assert spec_of(settings, "main") == spec_of(settings) == AgentSpec(model="local")
     assert spec_of(settings, "ada") == AgentSpec(id="ada", model="scripted")
-    assert spec_of(settings).system == SYSTEM
+    assert spec_of(settings).system == DEFAULT_SYSTEM_PROMPT
     with pytest.raises(UsageError, match=r"there is no agent 'bob'; \[agents.bob\] makes one"):
         spec_of(settings, "bob")
 
@@ -141,8 +141,8 @@ def _turn(spec: AgentSpec) -> Answer:
         instance = AgentInstance.open(spec, model=offline_model(pause=0))
         loop = AgentLoop(AgentRegistry([instance]))
         try:
-            inbound = Inbound(key="telegram:1", content="I am allergic to hazelnuts.")
-            return await loop.hear(inbound, tell=lambda _: None)
+            inbound = InboundMessage(key="telegram:1", content="I am allergic to hazelnuts.")
+            return await loop.handle(inbound, on_event=lambda _: None)
         finally:
             await loop.close()
 

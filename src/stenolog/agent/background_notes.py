@@ -14,12 +14,12 @@ from typing import Final
 
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.shielded_wait import cancel_and_wait
 from stenolog.agent.threads import Threads
 from stenolog.errors import StenologError
 from stenolog.memory.consolidation import ConsolidationReport
 
-PATIENCE: Final = 30.0
+MAX_WAIT: Final = 30.0
 """Maximum wait in seconds for a pause between answers; then notes are made anyway."""
 
 _STORE_RETRY: Final = 60.0
@@ -32,7 +32,7 @@ class BackgroundNotes:
     """Writes the notes of one agent, in one task."""
 
     def __init__(
-        self, instance: AgentInstance, threads: Threads, *, patience: float = PATIENCE
+        self, instance: AgentInstance, threads: Threads, *, patience: float = MAX_WAIT
     ) -> None:
         self._instance = instance
         self._threads = threads
@@ -72,7 +72,7 @@ class BackgroundNotes:
         """Cancel the task and the timers. Closing the model has ended a request in progress."""
         for key in list(self._timers):
             self._cancel_timer(key)
-        await wait_until_done([self._task])
+        await cancel_and_wait([self._task])
 
     async def _work(self) -> None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-from stenolog.providers.chat_model import Ask, ChatModel, Reply
+from stenolog.providers.chat_model import ChatModel, CompletionFunction, StreamedAnswer
 
 
 class ModelClosing(BaseException):
@@ -17,7 +17,7 @@ class ModelClosing(BaseException):
     """
 
 
-class Threadwise:
+class ModelPerThread:
     """A default model, which a thread can override for itself."""
 
     def __init__(self, model: ChatModel) -> None:
@@ -39,8 +39,8 @@ class Threadwise:
             del self._own.model
 
 
-class BlockingAsk:
-    """A blocking `Ask` for a ChatModel whose event loop runs in another thread."""
+class BlockingModel:
+    """A blocking `CompletionFunction` for a ChatModel whose event loop runs in another thread."""
 
     def __init__(self, model: Callable[[], ChatModel]) -> None:
         self._model = model
@@ -60,11 +60,11 @@ class BlockingAsk:
         schema: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
     ) -> str:
-        """Return the answer. Raise the errors of the model, and Closing after `close`."""
+        """Return the answer. Raise the errors of the model, and ModelClosing after `close`."""
         return self._answer(self._model(), messages, schema, max_tokens)
 
-    def by(self, model: ChatModel) -> Ask:
-        """Return an `Ask` that always uses this model; `close` cancels it too."""
+    def by(self, model: ChatModel) -> CompletionFunction:
+        """Return a `CompletionFunction` that always uses this model; `close` cancels it too."""
 
         def ask(
             messages: Sequence[Mapping[str, Any]],
@@ -95,7 +95,7 @@ class BlockingAsk:
             if self._closed or self._loop is None:
                 raise ModelClosing
             asked = asyncio.run_coroutine_threadsafe(
-                _text(model, messages, schema, max_tokens), self._loop
+                _complete(model, messages, schema, max_tokens), self._loop
             )
             self._asked.add(asked)
         try:
@@ -107,13 +107,13 @@ class BlockingAsk:
                 self._asked.discard(asked)
 
 
-async def _text(
+async def _complete(
     model: ChatModel,
     messages: Sequence[Mapping[str, Any]],
     schema: Mapping[str, Any] | None,
     max_tokens: int | None,
 ) -> str:
-    reply = Reply()
+    reply = StreamedAnswer()
     stream = model.stream(messages, schema=schema, max_tokens=max_tokens)
     async with aclosing(stream) as deltas:
         async for delta in deltas:

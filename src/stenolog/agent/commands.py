@@ -18,7 +18,7 @@ from stenolog.agent.scheduler import SessionBusy, TurnScheduler
 from stenolog.agent.turn_events import Answer, EventHandler
 from stenolog.agent.turn_options import TurnOptions
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.message_metadata import is_received, origin_of, received, seen_by
+from stenolog.catalog.message_metadata import is_received, mark_received, origin_of, seen_by
 from stenolog.context.message_parts import calls_of, has_text, text_parts_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
@@ -36,7 +36,7 @@ from stenolog.sessions.undoing import undo_last
 from stenolog.stores.base import Store
 
 _LISTED: Final = 15
-_LOOKED_AT: Final = 2_000
+_MAX_SEARCHED: Final = 2_000
 """Maximum number of sessions that are searched for those of one user."""
 _WIDTH: Final = 40
 
@@ -54,7 +54,7 @@ COMMANDS: Final = {
     "new": Command(help="begin a new session; this one stays and can be resumed"),
     "clear": Command(help="hide everything said so far; /undo brings it back", alone=True),
     "compact": Command(help="make a summary of all but the last turns now", alone=True),
-    "undo_last": Command(help="take back the last /clear, /compact, /retry or /edit", alone=True),
+    "undo": Command(help="take back the last /clear, /compact, /retry or /edit", alone=True),
     "retry": Command(help="have the last message answered again", alone=True),
     "edit": Command(arguments="TEXT", help="say the last message differently", alone=True),
     "context": Command(help="what the model sees, and how much room is left"),
@@ -71,21 +71,21 @@ COMMANDS: Final = {
 }
 
 
-class Given(Struct, frozen=True):
+class ParsedCommand(Struct, frozen=True):
     """A parsed command."""
 
     name: str
     rest: str
 
 
-def parse(content: str | Sequence[Mapping[str, Any]]) -> Given | None:
+def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand | None:
     """Return the command in a message; None for any other message, including `//text`."""
     if not isinstance(content, str) or not content.startswith("/"):
         return None
     found = re.match(r"/([a-zA-Z_]+)(?:@\w+)?(?:\s+(.*))?\Z", content.strip(), re.DOTALL)
     if found is None:
         return None
-    return Given(found[1].lower(), (found[2] or "").strip())
+    return ParsedCommand(found[1].lower(), (found[2] or "").strip())
 
 
 def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | None = None) -> str:
@@ -110,48 +110,50 @@ def sibling_key(key: str, thread: str = "") -> str:
     return new_key(parts.channel, parts.who)
 
 
-class Commands:
+class CommandRunner:
     """Runs commands for one agent."""
 
     def __init__(
-        self, turns: TurnScheduler, instance: AgentInstance, *, sender: str, everything: bool
+        self, turns: TurnScheduler, instance: AgentInstance, *, sender: str, all_sessions: bool
     ) -> None:
         """Run commands for the verified `sender`; empty if the sender is unknown.
 
-        `everything` allows listing and opening all sessions, not only those of the sender.
+        `all_sessions` allows listing and opening all sessions, not only those of the sender.
         """
         self._sender = sender
         self._turns = turns
         self._instance = instance
-        self._everything = everything
+        self._all_sessions = all_sessions
         self._run = turns.threads.run
         self._seen = 0
         """The last seq of the session when the command arrived."""
 
-    async def carry_out(self, key: str, asked: Given, tell: EventHandler) -> Answer:
+    async def carry_out(self, key: str, asked: ParsedCommand, on_event: EventHandler) -> Answer:
         """Run a command and return its result in Markdown, even if the store fails."""
         known = COMMANDS.get(asked.name)
         if known is None:
-            return _told(key, f"There is no /{asked.name}; /help shows what there is.")
+            return _reply(key, f"There is no /{asked.name}; /help shows what there is.")
         carry = getattr(self, f"_{asked.name}")
         try:
             if not known.alone:
-                answer: Answer = await carry(key, asked.rest, tell)
+                answer: Answer = await carry(key, asked.rest, on_event)
                 return answer
             if self._turns.is_asked(self._instance, key):
-                return _told(key, _BUSY)
+                return _reply(key, _BUSY)
             # The user has not seen messages that arrive after the command.
             self._seen = await self._run(last_seq, self._instance.sessions, key)
 
             async def change(sessions: SessionStore) -> Answer | None:
                 self._seen = await self._run(self._seen_of, sessions, key)
-                changed: Answer | None = await carry(key, asked.rest, tell, sessions)
+                changed: Answer | None = await carry(key, asked.rest, on_event, sessions)
                 return changed
 
-            manner = TurnOptions(sender=self._sender)
-            return await self._turns.alone(self._instance, key, change, tell=tell, manner=manner)
+            options = TurnOptions(sender=self._sender)
+            return await self._turns.alone(
+                self._instance, key, change, on_event=on_event, options=options
+            )
         except SessionBusy:
-            return _told(key, _BUSY)
+            return _reply(key, _BUSY)
         except StenologError as error:
             # Users can correct a wrong command; other errors are for the operator.
             own = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
@@ -170,55 +172,55 @@ class Commands:
 
     # --- the session -------------------------------------------------------------------------
 
-    async def _new(self, key: str, rest: str, tell: EventHandler) -> Answer:
-        del rest, tell
+    async def _new(self, key: str, rest: str, on_event: EventHandler) -> Answer:
+        del rest, on_event
         words = "A new session. The one before stays: /sessions shows it, /resume goes back."
-        return _told(sibling_key(key), words)
+        return _reply(sibling_key(key), words)
 
     async def _clear(
-        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
     ) -> Answer:
-        del rest, tell
+        del rest, on_event
         # guard: clear-upto-seen
         await self._run(sessions.store.clear, key, upto=self._seen)
         undoable = await self._run(_undoable, sessions.store, key)
         back = "; /undo brings it back" if undoable else ""
-        return _told(key, f"Everything said so far is hidden{back}.")
+        return _reply(key, f"Everything said so far is hidden{back}.")
 
     async def _compact(
-        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
     ) -> Answer:
-        del rest, tell, sessions
+        del rest, on_event, sessions
         model = await self._run(self._instance.model_of, key)
-        done = await self._turns.threads.ask(self._instance.context(model).compact, key)
+        done = await self._turns.threads.ask(self._instance.context(model).summarize, key)
         if done is None:
-            return _told(key, "There is nothing that could be made shorter.")
-        return _told(key, f"{done}.")
+            return _reply(key, "There is nothing that could be made shorter.")
+        return _reply(key, f"{done}.")
 
     async def _undo(
-        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
     ) -> Answer:
-        del rest, tell
+        del rest, on_event
         try:
             undone = await self._run(undo_last, sessions.store, key)
         except NothingToUndo:
-            return _told(key, "There is nothing to take back.")
+            return _reply(key, "There is nothing to take back.")
         shown = f"{_count(undone.shown)} back" if undone.shown else "the summary is as before"
         gone = f", {_count(undone.hid)} hidden" if undone.hid else ""
-        return _told(key, f"Taken back, {_OPERATIONS.get(undone.op, undone.op)}: {shown}{gone}.")
+        return _reply(key, f"Taken back, {_OPERATIONS.get(undone.op, undone.op)}: {shown}{gone}.")
 
     async def _retry(
-        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
     ) -> Answer | None:
-        del rest, tell
+        del rest, on_event
         return await self._again(key, sessions, None)
 
     async def _edit(
-        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
     ) -> Answer | None:
-        del tell
+        del on_event
         if not rest:
-            return _told(key, "Write the new words behind it: /edit TEXT.")
+            return _reply(key, "Write the new words behind it: /edit TEXT.")
         return await self._again(key, sessions, rest)
 
     async def _again(self, key: str, sessions: SessionStore, words: str | None) -> Answer | None:
@@ -226,7 +228,7 @@ class Commands:
         arrived: list[Message] = []
 
         def until_the_last(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
-            last = _last_said(history)
+            last = _last_user_message(history)
             arrived[:] = [message for message in history if message.seq > self._seen]
             if last is None or arrived:
                 return None
@@ -237,7 +239,7 @@ class Commands:
             before = history[last].to_dict()
             origin = origin_of(before) if is_received(before) else None
             new = {"role": "user", "content": words}
-            said = received(new, sender=self._sender, origin=origin)
+            said = mark_received(new, sender=self._sender, origin=origin)
             return [*history[:last], *history[last + 1 : end], said]
 
         done = await self._run(replace_history, sessions, key, until_the_last)
@@ -245,22 +247,22 @@ class Commands:
             case "done":
                 return None
             case "unchanged" if not arrived:
-                return _told(key, "There is no message to answer again.")
+                return _reply(key, "There is no message to answer again.")
             case _:
-                return _told(key, _ARRIVED)
+                return _reply(key, _ARRIVED)
 
-    async def _stop(self, key: str, rest: str, tell: EventHandler) -> Answer:
-        del rest, tell
+    async def _stop(self, key: str, rest: str, on_event: EventHandler) -> Answer:
+        del rest, on_event
         stopped = await self._turns.stop(self._instance, key)
-        return _told(key, "Stopped." if stopped else "No answer is being written.")
+        return _reply(key, "Stopped." if stopped else "No answer is being written.")
 
     async def _fork(
-        self, key: str, rest: str, tell: EventHandler, sessions: SessionStore
+        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
     ) -> Answer:
-        del tell
+        del on_event
         fork = sibling_key(key, self._thread_named(key, rest))
         await self._run(sessions.store.fork, key, fork)
-        return _told(fork, f"This is a copy, `{fork}`; `{key}` stays as it is.")
+        return _reply(fork, f"This is a copy, `{fork}`; `{key}` stays as it is.")
 
     def _thread_named(self, key: str, name: str) -> str:
         """Return the thread part of the key for a copy with this name.
@@ -270,46 +272,46 @@ class Commands:
         """
         parts = split(key)
         has_thread = parts is not None and parts.thread is not None
-        if name and has_thread and not (self._sender or self._everything):  # guard: fork-own-key
+        if name and has_thread and not (self._sender or self._all_sessions):  # guard: fork-own-key
             return f"{name}-{secrets.token_hex(4)}"
         return name
 
     # --- sessions ----------------------------------------------------------------------------
 
-    async def _sessions(self, key: str, rest: str, tell: EventHandler) -> Answer:
-        del tell
+    async def _sessions(self, key: str, rest: str, on_event: EventHandler) -> Answer:
+        del on_event
         found = await self._run(self._matching, key, rest)
         if not found:
-            return _told(key, "There are none." if rest else "There are no sessions yet.")
+            return _reply(key, "There are none." if rest else "There are no sessions yet.")
         lines = [
             f"- `{one.key}` · {one.count} message{'' if one.count == 1 else 's'} · {_day(one)} · "
             f"{one.title or '(no title)'}"
             for one in found[:_LISTED]
         ]
         more = f"\n\n{len(found) - _LISTED} more; name some words." if len(found) > _LISTED else ""
-        return _told(key, "\n".join(lines) + more)
+        return _reply(key, "\n".join(lines) + more)
 
-    async def _resume(self, key: str, rest: str, tell: EventHandler) -> Answer:
+    async def _resume(self, key: str, rest: str, on_event: EventHandler) -> Answer:
         if not rest:
-            return await self._sessions(key, rest, tell)
+            return await self._sessions(key, rest, on_event)
         found = await self._run(self._matching, key, rest)
         exact = [one for one in found if one.key == rest]
         if not exact and len(found) > 1:
-            listed = await self._sessions(key, rest, tell)
-            return _told(key, f"Several fit; name one.\n\n{listed.text}")
+            listed = await self._sessions(key, rest, on_event)
+            return _reply(key, f"Several fit; name one.\n\n{listed.text}")
         if not found:
-            return _told(key, f"There is no session {rest!r}; /sessions shows yours.")
+            return _reply(key, f"There is no session {rest!r}; /sessions shows yours.")
         chosen = (exact or found)[0]
-        return _told(chosen.key, f"Going on in `{chosen.key}`: {chosen.title or '(no title)'}")
+        return _reply(chosen.key, f"Going on in `{chosen.key}`: {chosen.title or '(no title)'}")
 
     def _matching(self, key: str, words: str) -> list[Entry]:
         """Return the user's sessions with these words in their key, title or messages."""
         catalog = self._instance.catalog
         parts = split(key)
-        prefix = "" if self._everything or parts is None else f"{key.partition(':')[0]}:"
+        prefix = "" if self._all_sessions or parts is None else f"{key.partition(':')[0]}:"
         entries: list[Entry] = []
         after: str | None = None
-        while len(entries) < _LOOKED_AT:
+        while len(entries) < _MAX_SEARCHED:
             page = catalog.list(prefix=prefix, limit=500, after=after)
             entries += [one for one in page.entries if self._may_see(one, key)]
             after = page.after
@@ -328,13 +330,13 @@ class Commands:
     def _may_see(self, entry: Entry, key: str) -> bool:
         """Return whether the user may see a session: the current one, or one of the same sender."""
         own = bool(self._sender) and entry.sender == self._sender
-        return self._everything or entry.key == key or own  # guard: commands-own-sessions
+        return self._all_sessions or entry.key == key or own  # guard: commands-own-sessions
 
     # --- information -------------------------------------------------------------------------
 
-    async def _context(self, key: str, rest: str, tell: EventHandler) -> Answer:
-        del rest, tell
-        return _told(key, await self._run(self._context_words, key))
+    async def _context(self, key: str, rest: str, on_event: EventHandler) -> Answer:
+        del rest, on_event
+        return _reply(key, await self._run(self._context_words, key))
 
     def _context_words(self, key: str) -> str:
         model = self._instance.model_of(key)
@@ -368,56 +370,56 @@ class Commands:
             lines += [f"- {one.text}" for one in recalled.found[:_LISTED]]
         return "\n".join(lines)
 
-    async def _memory(self, key: str, rest: str, tell: EventHandler) -> Answer:
-        del tell
+    async def _memory(self, key: str, rest: str, on_event: EventHandler) -> Answer:
+        del on_event
         memory = self._instance.memory
         if memory is None:
-            return _told(key, "There is no memory in this run.")
+            return _reply(key, "There is no memory in this run.")
         scope = await self._run(self._instance.memory_scope, key, sender=self._sender)
         if rest:
             notes = await self._run(memory.notes.search, rest, scope=scope)
         else:
             notes = await self._run(memory.notes.list, scope)
         if not notes:
-            return _told(key, "Nothing is remembered yet." if not rest else "Nothing matches.")
+            return _reply(key, "Nothing is remembered yet." if not rest else "Nothing matches.")
         lines = [
             f"- `{note.id}` {note.text}" + ("" if note.kind == "core" else f" ({note.at:%Y-%m-%d})")
             for note in notes[: -_LISTED - 1 : -1]
         ]
         more = len(notes) - _LISTED
         told = f"\n\n{more} older ones; /memory WORDS finds them." if more > 0 else ""
-        return _told(key, "\n".join(lines) + f"{told}\n\n/forget ID forgets one.")
+        return _reply(key, "\n".join(lines) + f"{told}\n\n/forget ID forgets one.")
 
-    async def _forget(self, key: str, rest: str, tell: EventHandler) -> Answer:
-        del tell
+    async def _forget(self, key: str, rest: str, on_event: EventHandler) -> Answer:
+        del on_event
         memory = self._instance.memory
         if memory is None:
-            return _told(key, "There is no memory in this run.")
+            return _reply(key, "There is no memory in this run.")
         if not rest:
-            return _told(key, "Which one? /memory shows them, then /forget ID.")
+            return _reply(key, "Which one? /memory shows them, then /forget ID.")
         try:
             scope = await self._run(self._instance.memory_scope, key, sender=self._sender)
             note = await self._run(memory.forget, rest, scope=scope)
         except NoSuchNote:
-            return _told(key, f"There is no note {rest!r}; /memory shows the ones there are.")
-        return _told(key, f"Forgotten: {note.text}")
+            return _reply(key, f"There is no note {rest!r}; /memory shows the ones there are.")
+        return _reply(key, f"Forgotten: {note.text}")
 
-    async def _model(self, key: str, rest: str, tell: EventHandler) -> Answer:
-        del tell
+    async def _model(self, key: str, rest: str, on_event: EventHandler) -> Answer:
+        del on_event
         if not rest:
             model = await self._run(self._instance.model_of, key)
-            return _told(key, f"{model.name} answers here; /model NAME takes another.")
+            return _reply(key, f"{model.name} answers here; /model NAME takes another.")
         choose = self._instance.choose_model
-        model = await self._run(choose, key, rest, any_model=self._everything)
-        return _told(key, f"{model.name} answers here from now on.")
+        model = await self._run(choose, key, rest, any_model=self._all_sessions)
+        return _reply(key, f"{model.name} answers here from now on.")
 
-    async def _help(self, key: str, rest: str, tell: EventHandler) -> Answer:
-        del rest, tell
+    async def _help(self, key: str, rest: str, on_event: EventHandler) -> Answer:
+        del rest, on_event
         lines = [
             f"- `/{name}{' ' if one.arguments else ''}{one.arguments}` {one.help}"
             for name, one in COMMANDS.items()
         ]
-        return _told(key, "\n".join(lines) + "\n\n`//text` says `/text` to the model.")
+        return _reply(key, "\n".join(lines) + "\n\n`//text` says `/text` to the model.")
 
 
 _BUSY: Final = "An answer is being written; /stop ends it."
@@ -445,7 +447,7 @@ def _undoable(store: Store, key: str) -> int:
         return 0
 
 
-def _told(key: str, text: str) -> Answer:
+def _reply(key: str, text: str) -> Answer:
     return Answer(key=key, text=text, outcome="command")
 
 
@@ -454,7 +456,7 @@ def _sentence(error: StenologError) -> str:
     return words[:1].upper() + words[1:] + ("" if words.endswith((".", "?", "!")) else ".")
 
 
-def _last_said(history: Sequence[Message]) -> int | None:
+def _last_user_message(history: Sequence[Message]) -> int | None:
     """Return the index of the last user message with text; None if there is none."""
     found = [
         index

@@ -29,7 +29,7 @@ def replace_history(
     session is gone.
     """
     if view is None:
-        view = view_of(sessions, key)
+        view = find_view(sessions, key)
     shown = () if view is None else view.messages
     history = make(shown)
     if history is None:
@@ -70,7 +70,7 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
             return
 
 
-def view_of(sessions: SessionStore, key: str, last: int | None = None) -> SessionView | None:
+def find_view(sessions: SessionStore, key: str, last: int | None = None) -> SessionView | None:
     """Return a view of a session; None if there is no session."""
     try:
         return sessions.store.view(key, last)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stenolog.agent.blocking_model import BlockingAsk, Threadwise
+from stenolog.agent.blocking_model import BlockingModel, ModelPerThread
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tool_calls import ToolRunner
 from stenolog.agent.tools import BUILT_IN, Tool, ToolContext, as_tools
@@ -18,7 +18,7 @@ from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions, tool_name
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.context.budget import Limits
 from stenolog.context.context import Context
-from stenolog.context.summarize import Compaction
+from stenolog.context.summarize import SummaryReport
 from stenolog.errors import NoSuchSession, StenologError, StoreUnavailable, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
 from stenolog.memory.facade import AGENT, Memory
@@ -37,9 +37,9 @@ from stenolog.transfer.open_sessions import open_sessions
 
 OpenModel = Callable[[str], ChatModel]
 
-CHOSEN: Final = "chat_model"
+CHOSEN_MODEL: Final = "chat_model"
 """Meta field of a session with the name of the model that its user chose."""
-_MOST_MODELS: Final = 32
+_MAX_MODELS: Final = 32
 
 _logger = logging.getLogger("stenolog")
 
@@ -62,9 +62,9 @@ class AgentInstance:
         self.spec = spec
         self.sessions = sessions
         self.notes = notes
-        self.on_compaction: Callable[[Compaction], None] | None = None
+        self.on_summary: Callable[[SummaryReport], None] | None = None
         """Callback for every summary; it runs in the thread that made the summary."""
-        self._zone = zone_of(spec.zone)
+        self._zone = load_zone(spec.zone)
         self._open_model = open_model
         self._opening = threading.Lock()
         self._models = {"": model}
@@ -73,8 +73,8 @@ class AgentInstance:
         self.calling = ToolRunner(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )
-        self._noting = Threadwise(model)
-        self.ask = BlockingAsk(self._noting)
+        self._noting = ModelPerThread(model)
+        self.ask = BlockingModel(self._noting)
         self.memory: Memory | None = None
         self.problems: list[str] = []
         """Features that do not work in this run, as sentences for the user."""
@@ -113,7 +113,7 @@ class AgentInstance:
 
         If the sessions cannot be opened, `open_sessions` uses the fallback store.
         """
-        zone_of(spec.zone)
+        load_zone(spec.zone)
         sessions = open_sessions(spec.sessions, agent=spec.id)
         notes = None
         try:
@@ -185,28 +185,28 @@ class AgentInstance:
             raise UsageError(f"{name!r} is not among the models of this agent")
         return self._opened(name)
 
-    def model_of(self, key: str, tell: Callable[[str], None] | None = None) -> ChatModel:
+    def model_of(self, key: str, notify: Callable[[str], None] | None = None) -> ChatModel:
         """Return the model that the session's user chose, otherwise the agent's model."""
         meta: Mapping[str, Any] = {}
         with suppress(StenologError):
             meta = self.store.info(key).meta
-        return self.chosen_model(meta, tell)
+        return self.chosen_model(meta, notify)
 
     def chosen_model(
-        self, meta: Mapping[str, Any], tell: Callable[[str], None] | None = None
+        self, meta: Mapping[str, Any], notify: Callable[[str], None] | None = None
     ) -> ChatModel:
         """Return the model that the meta of a session names, otherwise the agent's model.
 
-        If that model cannot be opened, `tell` gets the reason.
+        If that model cannot be opened, `notify` gets the reason.
         """
-        chosen = meta.get(CHOSEN)
+        chosen = meta.get(CHOSEN_MODEL)
         if not isinstance(chosen, str) or not chosen:
             return self.model
         try:
             return self._opened(chosen)
         except StenologError as error:
-            if tell is not None:
-                tell(f"{error}; {self.model.name} answers instead")
+            if notify is not None:
+                notify(f"{error}; {self.model.name} answers instead")
             return self.model
 
     def choose_model(self, key: str, name: str, *, any_model: bool) -> ChatModel:
@@ -216,13 +216,13 @@ class AgentInstance:
         agent's own model.
         """
         if name in ("default", self.spec.model):
-            self.store.set_meta(key, **{CHOSEN: None})
+            self.store.set_meta(key, **{CHOSEN_MODEL: None})
             return self.model
         if not any_model and name not in self.spec.models:  # guard: model-allow-list
             known = ", ".join(self.spec.models) or "none but the one it has"
             raise UsageError(f"{name!r} is not among the models of this agent: {known}")
         model = self._opened(name)
-        self.store.set_meta(key, **{CHOSEN: name})
+        self.store.set_meta(key, **{CHOSEN_MODEL: name})
         return model
 
     def _opened(self, name: str) -> ChatModel:
@@ -230,12 +230,12 @@ class AgentInstance:
             if name not in self._models:
                 if self._open_model is None:
                     raise UsageError(f"this agent has one model only, {self.model.name}")
-                if len(self._models) > _MOST_MODELS:
+                if len(self._models) > _MAX_MODELS:
                     raise UsageError(f"{len(self._models)} models are open; no more can be")
                 self._models[name] = self._open_model(name)
             return self._models[name]
 
-    def context(self, model: ChatModel, manner: TurnOptions = DEFAULT_OPTIONS) -> Context:
+    def context(self, model: ChatModel, options: TurnOptions = DEFAULT_OPTIONS) -> Context:
         """Return the context builder for this model; it also writes summaries."""
         with self._opening:
             if model.name not in self._contexts:
@@ -243,12 +243,12 @@ class AgentInstance:
                 if isinstance(model, HasContextWindow):
                     limits = limits.at_most(model.context)
                 self._contexts[model.name] = self._context(
-                    model, manner=DEFAULT_OPTIONS, limits=limits
+                    model, options=DEFAULT_OPTIONS, limits=limits
                 )
             usual = self._contexts[model.name]
-        return usual if manner.as_usual else self._context(model, manner, limits=usual.limits)
+        return usual if options.as_usual else self._context(model, options, limits=usual.limits)
 
-    def _context(self, model: ChatModel, manner: TurnOptions, *, limits: Limits) -> Context:
+    def _context(self, model: ChatModel, options: TurnOptions, *, limits: Limits) -> Context:
         return Context(
             self.sessions,
             self.ask.by(model),
@@ -256,8 +256,8 @@ class AgentInstance:
             needs=self.spec.needs,
             model=model.name,
             catalog=self.catalog,
-            system=self.spec.system if manner.system is None else manner.system,
-            tools=self.offered(manner),
+            system=self.spec.system if options.system is None else options.system,
+            tools=self.offered(options),
             on_event=self._compacted,
         )
 
@@ -268,11 +268,11 @@ class AgentInstance:
         """Definitions of the agent's tools, in OpenAI's format."""
         return [one.definition() for one in self._tools.values()]
 
-    def offered(self, manner: TurnOptions) -> list[dict[str, Any]]:
+    def offered(self, options: TurnOptions) -> list[dict[str, Any]]:
         """Return the tool definitions for a turn: the client's tools, then the agent's."""
-        taken = manner.client_tools
-        own = self.definitions if manner.own_tools else []
-        return [dict(one) for one in manner.tools] + [
+        taken = options.client_tools
+        own = self.definitions if options.own_tools else []
+        return [dict(one) for one in options.tools] + [
             one for one in own if tool_name(one) not in taken
         ]
 
@@ -382,9 +382,9 @@ class AgentInstance:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _compacted(self, done: Compaction) -> None:
-        if self.on_compaction is not None:
-            self.on_compaction(done)
+    def _compacted(self, done: SummaryReport) -> None:
+        if self.on_summary is not None:
+            self.on_summary(done)
 
 
 def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
@@ -398,7 +398,7 @@ def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
         return None
 
 
-def zone_of(name: str) -> tzinfo:
+def load_zone(name: str) -> tzinfo:
     """Return the time zone with this name, such as `Europe/Berlin`.
 
     Empty: the zone of this machine. Raises UsageError for an unknown zone.

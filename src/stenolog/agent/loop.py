@@ -9,14 +9,14 @@ from typing import Any, Final, Self, TypeVar
 from msgspec.structs import replace
 
 from stenolog.agent import commands
-from stenolog.agent.commands import Commands
+from stenolog.agent.commands import CommandRunner
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.resume import Resumer
-from stenolog.agent.scheduler import TTL, InterruptedTurn, TurnScheduler
-from stenolog.agent.turn_events import Answer, Event, EventHandler, Inbound, nobody
+from stenolog.agent.scheduler import TTL, CloseReport, TurnScheduler
+from stenolog.agent.turn_events import Answer, Event, EventHandler, InboundMessage, ignore_event
 from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
-from stenolog.catalog.message_metadata import received, requested
+from stenolog.catalog.message_metadata import mark_received, mark_request
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreClosed, UsageError
 from stenolog.sessions.keys import check_sender
 from stenolog.sessions.session_store import SessionStore
@@ -58,66 +58,68 @@ class AgentLoop:
         """Keys of the sessions in which this process writes an answer."""
         return self._turns.busy
 
-    async def hear(
+    async def handle(
         self,
-        inbound: Inbound,
+        message: InboundMessage,
         *,
-        tell: EventHandler = nobody,
+        on_event: EventHandler = ignore_event,
         agent: str | None = None,
-        everything: bool = False,
-        commands_too: bool = True,
-        manner: TurnOptions = DEFAULT_OPTIONS,
+        all_sessions: bool = False,
+        allow_commands: bool = True,
+        options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
         """Store a message and answer it, or run a command.
 
         The message is stored before the model is asked. If this call is cancelled, the answer is
-        stopped and its text so far is kept. `tell` gets the events, including summaries made after
-        the answer. `everything`: commands may list and open the sessions of all users.
-        `commands_too`: content that starts with / may be a command. `manner`: options of this turn.
-        `view`: the session of `inbound.key`, if the caller has read it; that key must not be an
-        alias then. Raises UsageError for a key or a message that can never be stored; errors of the
-        model's server and of the store are in the returned Answer.
+        stopped and its text so far is kept. `on_event` gets the events, including those of a
+        summary made after the answer. `all_sessions`: commands may list and open the sessions of
+        all users. `allow_commands`: content that starts with / may be a command. `view`: the
+        session of `message.key`, if the caller has read it; that key must not be an alias then.
+        Raises UsageError for a key or a message that can never be stored; errors of the model's
+        server and of the store are in the returned Answer.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        careful = _careful(tell)
-        check_sender(inbound.sender)
-        key = inbound.key if view is not None else await self._own_key(instance, inbound.key)
-        asked = commands.parse(inbound.content) if commands_too else None
+        careful = _log_errors(on_event)
+        check_sender(message.sender)
+        key = message.key if view is not None else await self._own_key(instance, message.key)
+        asked = commands.parse_command(message.content) if allow_commands else None
         if asked is not None:
-            if self._is_known(instance.id, key, inbound.id):
+            if self._is_known(instance.id, key, message.id):
                 return Answer(key=key, text="", outcome="again")
-            carrying = Commands(self._turns, instance, sender=inbound.sender, everything=everything)
+            carrying = CommandRunner(
+                self._turns, instance, sender=message.sender, all_sessions=all_sessions
+            )
             return await carrying.carry_out(key, asked, careful)
-        content = inbound.content
-        if commands_too and isinstance(content, str) and content.startswith("//"):
+        content = message.content
+        if allow_commands and isinstance(content, str) and content.startswith("//"):
             content = content[1:]
         said = {"role": "user", "content": content}
-        body = received(said, sender=inbound.sender, origin=inbound.origin)
-        if inbound.request_digest:
-            body = requested(body, id=inbound.id, digest=inbound.request_digest)
+        body = mark_received(said, sender=message.sender, origin=message.origin)
+        if message.request_digest:
+            body = mark_request(body, id=message.id, digest=message.request_digest)
         return await self._turns.answer(
             instance,
             key,
             body,
-            once=inbound.id,
-            tell=careful,
-            manner=replace(manner, sender=inbound.sender),
+            once=message.id,
+            on_event=careful,
+            options=replace(options, sender=message.sender),
             view=view,
         )
 
     async def _own_key(self, instance: AgentInstance, key: str) -> str:
         return await self._turns.threads.run(instance.own_key, key)
 
-    async def answer_after(
+    async def change_and_answer(
         self,
         key: str,
         change: Callable[[SessionStore], Awaitable[Answer | None]],
         *,
-        tell: EventHandler = nobody,
+        on_event: EventHandler = ignore_event,
         agent: str | None = None,
-        manner: TurnOptions = DEFAULT_OPTIONS,
+        options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
         """Run `change` while holding the lease, then answer unanswered messages.
@@ -131,7 +133,13 @@ class AgentLoop:
         own = key if view is not None else await self._own_key(instance, key)
         try:
             return await self._turns.alone(
-                instance, own, change, tell=_careful(tell), wait=True, manner=manner, view=view
+                instance,
+                own,
+                change,
+                on_event=_log_errors(on_event),
+                wait=True,
+                options=options,
+                view=view,
             )
         except StenologError as error:
             told = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
@@ -167,7 +175,7 @@ class AgentLoop:
         *,
         agent: str | None = None,
     ) -> T:
-        """Run `change` while holding the lease, and return its result. Raise Busy."""
+        """Run `change` while holding the lease, and return its result. Raise SessionBusy."""
         self._turns.check_open()
         instance = self._registry.agent(agent)
         own = await self._own_key(instance, key)
@@ -177,7 +185,7 @@ class AgentLoop:
             made.append(await change(sessions))
             return Answer(key=own, text="", outcome="command")
 
-        await self._turns.alone(instance, own, carried_out, tell=nobody)
+        await self._turns.alone(instance, own, carried_out, on_event=ignore_event)
         return made[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
@@ -193,7 +201,7 @@ class AgentLoop:
         self,
         key: str | None = None,
         *,
-        tell: EventHandler = nobody,
+        on_event: EventHandler = ignore_event,
         agent: str | None = None,
         idle_for: float = 0.0,
         each: Callable[[Answer], Awaitable[None]] | None = None,
@@ -206,18 +214,18 @@ class AgentLoop:
         resume. `each` is called with every answer as soon as it is complete.
         """
         self._turns.check_open()
-        careful = _careful(tell)
+        careful = _log_errors(on_event)
         if key is not None:
             instance = self._registry.agent(agent)
             own = await self._own_key(instance, key)
-            answer = await self._resumer.resume(instance, own, tell=careful, idle_for=idle_for)
+            answer = await self._resumer.resume(instance, own, on_event=careful, idle_for=idle_for)
             return [] if answer is None else [answer]
         agents = list(self._registry) if agent is None else [self._registry.agent(agent)]
         return [
             answer
             for instance in agents
             for answer in await self._resumer.resume_all(
-                instance, tell=careful, idle_for=idle_for, each=each
+                instance, on_event=careful, idle_for=idle_for, each=each
             )
         ]
 
@@ -225,7 +233,7 @@ class AgentLoop:
         """Wait until summaries and notes are done too, for tests and scripts."""
         await self._turns.quiet()
 
-    async def close(self, *, patience: float = 10.0) -> InterruptedTurn:
+    async def close(self, *, patience: float = 10.0) -> CloseReport:
         """Wait up to `patience` seconds for turns in progress, cancel the others, close everything.
 
         Cancelled turns stay in the log and resume at the next start. A second call only returns the
@@ -251,12 +259,12 @@ class AgentLoop:
         self._turns.threads.close()
 
 
-def _careful(tell: EventHandler) -> EventHandler:
+def _log_errors(on_event: EventHandler) -> EventHandler:
     """Wrap a callback: its errors are logged and do not end the turn."""
 
     def careful(event: Event) -> None:
         try:
-            tell(event)
+            on_event(event)
         except Exception:
             _logger.exception("whoever shows the conversation failed at %r", event)
 

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Final
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.scheduler import NotLeased, Seat, TurnScheduler, failed
+from stenolog.agent.scheduler import ActiveSession, NotLeased, TurnScheduler, failed
 from stenolog.agent.turn import Turn
 from stenolog.agent.turn_events import Answer, EventHandler
 from stenolog.agent.turn_options import TurnOptions
@@ -25,7 +25,7 @@ from stenolog.errors import (
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, forked_at
 
-_AT_ONCE: Final = 4
+_MAX_CONCURRENT: Final = 4
 """Maximum number of turns that are resumed at the same time."""
 FIRST_DELAY: Final = 10.0
 """Delay in seconds after the first failure."""
@@ -55,55 +55,57 @@ class Resumer:
         """Agents whose recent sessions were searched for late messages."""
 
     async def resume(
-        self, instance: AgentInstance, key: str, *, tell: EventHandler, idle_for: float = 0.0
+        self, instance: AgentInstance, key: str, *, on_event: EventHandler, idle_for: float = 0.0
     ) -> Answer | None:
         """Resume an unfinished turn, or close it if it is too old; return None if there is none.
 
         Skips a session whose lease another process holds, and one with a message of the last
         `idle_for` seconds.
         """
-        last, age = await self._turns.threads.run(_last_said, instance, key)
+        last, age = await self._turns.threads.run(_last_message, instance, key)
         age = max(age, self._idle.seconds(instance.id, key, last))
         if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last):
             return None
-        with self._turns.used(instance, key) as seat:
-            async with seat.turn_lock:
-                if seat.settling is not None:
-                    await asyncio.wait([seat.settling])
+        with self._turns.used(instance, key) as session:
+            async with session.turn_lock:
+                if session.settling is not None:
+                    await asyncio.wait([session.settling])
                 try:
                     lease = await self._turns.lease(instance, key)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
                     self._backoff.record_failure(instance.id, key, last, error, grows=False)
-                    return failed(key, seat, error, words=str(NotLeased(error)))
+                    return failed(key, session, error, words=str(NotLeased(error)))
                 try:
-                    async with self._turns.held(instance, seat, lease) as sessions:
-                        answer, turn = await self._resume(instance, key, seat, sessions, tell)
+                    async with self._turns.held(instance, session, lease) as sessions:
+                        answer, turn = await self._resume(
+                            instance, key, session, sessions, on_event
+                        )
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
                     self._backoff.record_failure(instance.id, key, last, error)
-                    return failed(key, seat, error)
+                    return failed(key, session, error)
                 if answer is not None and turn is not None:
-                    self._turns.settle_later(instance, key, seat, tell, turn)
+                    self._turns.settle_later(instance, key, session, on_event, turn)
                 return answer
 
     async def resume_all(
         self,
         instance: AgentInstance,
         *,
-        tell: EventHandler,
+        on_event: EventHandler,
         idle_for: float = 0.0,
         each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
         """Resume the unfinished turns of all sessions of an agent."""
-        side_by_side = asyncio.Semaphore(_AT_ONCE)
+        side_by_side = asyncio.Semaphore(_MAX_CONCURRENT)
 
         async def one(key: str) -> Answer | None:
             async with side_by_side:
                 try:
-                    answer = await self.resume(instance, key, tell=tell, idle_for=idle_for)
+                    answer = await self.resume(instance, key, on_event=on_event, idle_for=idle_for)
                     if answer is not None and each is not None:
                         await each(answer)
                     return answer  # noqa: TRY300 - errors of `each` are logged too
@@ -117,7 +119,7 @@ class Resumer:
             self._searched.add(instance.id)
             found_now += await self._turns.threads.run(_with_late_message, instance)
         # Skip sessions that this process is working on.
-        keys = [key for key in dict.fromkeys(found_now) if not self._turns.has_seat(instance, key)]
+        keys = [key for key in dict.fromkeys(found_now) if not self._turns.is_active(instance, key)]
         found = await asyncio.gather(*map(one, keys))
         closed, self._too_old = self._too_old, []
         if closed:
@@ -134,9 +136,9 @@ class Resumer:
         self,
         instance: AgentInstance,
         key: str,
-        seat: Seat,
+        session: ActiveSession,
         sessions: SessionStore,
-        tell: EventHandler,
+        on_event: EventHandler,
     ) -> tuple[Answer | None, Turn | None]:
         view = await self._turns.threads.run(_view, sessions, key)
         where = turn_state(view.messages)
@@ -145,16 +147,16 @@ class Resumer:
             return None, None
         if _seconds_since(view.messages[-1].at) <= instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
-            manner = TurnOptions(sender=None)
+            options = TurnOptions(sender=None)
             answer, turn = await self._turns.run_turn(
-                instance, key, seat, sessions, None, tell, manner, view
+                instance, key, session, sessions, None, on_event, options, view
             )
             if answer.outcome == "answered":
                 _logger.info(
                     "Answered %s in %s", count(len(where.unanswered), "unanswered message"), key
                 )
             return answer, turn
-        turn = self._turns.new_turn(instance, key, seat, sessions, None, tell, view=view)
+        turn = self._turns.new_turn(instance, key, session, sessions, None, on_event, view=view)
         self._too_old.append(key)
         return await turn.close("too old to be answered"), turn
 
@@ -255,7 +257,7 @@ def _view(sessions: SessionStore, key: str) -> SessionView:
     return sessions.store.view(key) if hide_late_message(sessions, view) else view
 
 
-def _last_said(instance: AgentInstance, key: str) -> tuple[int, float]:
+def _last_message(instance: AgentInstance, key: str) -> tuple[int, float]:
     """Return the seq of the last visible message and its age in seconds."""
     last = instance.sessions.get_history(key, last=1)
     return (last[0].seq, _seconds_since(last[0].at)) if last else (0, 0.0)

@@ -19,9 +19,16 @@ from stenolog.agent.background_notes import BackgroundNotes
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.registry import AgentRegistry
-from stenolog.agent.shielded_wait import settled
+from stenolog.agent.shielded_wait import wait_shielded
 from stenolog.agent.threads import Threads
-from stenolog.agent.turn import TRIES, Fate, Turn, gone, take_back, told_answer
+from stenolog.agent.turn import (
+    TRIES,
+    CancelReason,
+    Turn,
+    answer_from_log,
+    missing_session_error,
+    withdraw_message,
+)
 from stenolog.agent.turn_events import (
     Answer,
     EventHandler,
@@ -29,11 +36,11 @@ from stenolog.agent.turn_events import (
     Notice,
     Outcome,
     SummaryCreated,
-    nobody,
+    ignore_event,
 )
 from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
-from stenolog.agent.unsaved import UnsavedMessages, new_token
-from stenolog.context.summarize import Compaction
+from stenolog.agent.unsaved import UnsavedMessages, new_idempotency_key
+from stenolog.context.summarize import SummaryReport
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import (
     LeaseLost,
@@ -50,19 +57,19 @@ from stenolog.stores.base import Lease, SessionView, Store
 
 TTL: Final = 20.0
 """Lifetime of a lease in seconds; it is renewed while the turn runs."""
-_OFTEN: Final = 0.1
+_LEASE_POLL: Final = 0.1
 """Interval in seconds between attempts to acquire a lease that another process holds."""
-_CUT: Final = 5.0
+_CANCEL_TIMEOUT: Final = 5.0
 """Time limit in seconds for cancelled turns to end; after that they are abandoned."""
 TAKEN_OVER: Final = "another process has taken this turn over"
-_MOST_IN_HAND: Final = 32 * 2**20
+_MAX_UNSAVED_BYTES: Final = 32 * 2**20
 """Maximum size of all unsaved messages in bytes; further messages are rejected."""
-CLOSES: Final = "the agent closes; this is answered at the next start"
+CLOSING: Final = "the agent closes; this is answered at the next start"
 
 _logger = logging.getLogger("stenolog")
 
 
-class InterruptedTurn(Struct, frozen=True, kw_only=True):
+class CloseReport(Struct, frozen=True, kw_only=True):
     """Unfinished work when the scheduler closes."""
 
     turns: tuple[str, ...] = ()
@@ -98,16 +105,16 @@ class NotLeased(StenologError):
         )
 
 
-class Seat:
+class ActiveSession:
     """The state of one session in this process."""
 
-    def __init__(self, in_hand: UnsavedMessages) -> None:
+    def __init__(self, unsaved: UnsavedMessages) -> None:
         self.turn_lock = asyncio.Lock()
-        self.in_hand = in_hand
+        self.unsaved = unsaved
         self.turn: Turn | None = None
         self.task: asyncio.Task[Answer] | None = None
         self.settling: asyncio.Task[None] | None = None
-        self.tell: EventHandler = nobody
+        self.on_event: EventHandler = ignore_event
         self.users = 0
         self.asking = 0
         """Number of messages that are being stored or wait for their answer."""
@@ -117,7 +124,7 @@ class Seat:
     @property
     def idle(self) -> bool:
         """Whether this process has nothing to do in the session."""
-        return not (self.users or self.in_hand.bodies or self.settling or self.task)
+        return not (self.users or self.unsaved.bodies or self.settling or self.task)
 
     @contextmanager
     def asked(self) -> Iterator[None]:
@@ -128,7 +135,7 @@ class Seat:
         finally:
             self.asking -= 1
 
-    def cancel(self, fate: Fate) -> None:
+    def cancel(self, fate: CancelReason) -> None:
         """Cancel the turn. If it is cancelled twice, the first reason is kept."""
         if self.turn is not None and self.task is not None:
             if not self.turn.fate:
@@ -147,7 +154,7 @@ class TurnScheduler:
         self.threads = Threads()
         self._registry = registry
         self._ttl = ttl
-        self._seats: dict[tuple[str | None, str], Seat] = {}
+        self._active: dict[tuple[str | None, str], ActiveSession] = {}
         self._notetaking: dict[str | None, BackgroundNotes] = {}
         self._closed = False
         self._left_off: set[str] = set()
@@ -155,7 +162,7 @@ class TurnScheduler:
         self._nobody_here.set()
         for instance in registry:
             instance.ask.bind(self.threads.event_loop)
-            instance.on_compaction = partial(self._compacted, instance)
+            instance.on_summary = partial(self._compacted, instance)
             if instance.memory is not None and instance.spec.consolidation:
                 self._notetaking[instance.id] = BackgroundNotes(instance, self.threads)
 
@@ -166,17 +173,17 @@ class TurnScheduler:
 
     def is_asked(self, instance: AgentInstance, key: str) -> bool:
         """Return whether a message of this process waits for its answer in this session."""
-        seat = self._seats.get((instance.id, key))
-        return seat is not None and seat.asking > 0
+        session = self._active.get((instance.id, key))
+        return session is not None and session.asking > 0
 
-    def has_seat(self, instance: AgentInstance, key: str) -> bool:
+    def is_active(self, instance: AgentInstance, key: str) -> bool:
         """Return whether this process is working on the session."""
-        return (instance.id, key) in self._seats
+        return (instance.id, key) in self._active
 
     @property
     def busy(self) -> set[str]:
         """Keys of the sessions in which this process writes an answer."""
-        return {key for (_, key), seat in self._seats.items() if seat.task is not None}
+        return {key for (_, key), session in self._active.items() if session.task is not None}
 
     async def answer(
         self,
@@ -185,8 +192,8 @@ class TurnScheduler:
         body: Mapping[str, Any],
         *,
         once: str = "",
-        tell: EventHandler = nobody,
-        manner: TurnOptions = DEFAULT_OPTIONS,
+        on_event: EventHandler = ignore_event,
+        options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
         """Store a message, and run a turn that answers it and all other unanswered messages.
@@ -195,34 +202,36 @@ class TurnScheduler:
         UsageError for a message that can never be stored; errors of the model's server and of the
         store are in the returned Answer.
         """
-        token = once or new_token()
-        if sum(seat.in_hand.size for seat in self._seats.values()) > _MOST_IN_HAND:
+        token = once or new_idempotency_key()
+        if sum(session.unsaved.size for session in self._active.values()) > _MAX_UNSAVED_BYTES:
             raise StoreUnavailable(
                 "nothing can be stored now, and too much waits for it already; try again later"
             )
-        with self.used(instance, key) as seat, seat.asked():
-            seq = await seat.in_hand.say(instance.sessions, body, tell=tell, once=token)
+        with self.used(instance, key) as session, session.asked():
+            seq = await session.unsaved.say(instance.sessions, body, on_event=on_event, once=token)
             is_new = view is not None and seq is not None and seq > view.upto
             # Another process may have stored and acknowledged a message with an id of the client.
             own = not once  # guard: withdraw-own-message
             if own and view is not None and seq is not None and not is_new:
                 # The session of this view is gone, and the message has created a new session.
-                error = await self.threads.run(_withdrawn, instance.store, view, seq, body)
-                return failed(key, seat, error)
+                error = await self.threads.run(_withdraw, instance.store, view, seq, body)
+                return failed(key, session, error)
             if seq is not None:
-                tell(MessageStored(seq=seq))
+                on_event(MessageStored(seq=seq))
             if once and not is_new:
-                found = await self._found(instance, key, seat, seq, token, "again")
+                found = await self._found(instance, key, session, seq, token, "again")
                 if found is not None:
                     return found
             view = view if is_new else None
-            async with seat.turn_lock:
-                if seat.settling is not None:
-                    await asyncio.wait([seat.settling])
-                seq = seq or seat.in_hand.seq_of(token)
-                if seq is None and (found := _in_hand(key, seat, token)):
+            async with session.turn_lock:
+                if session.settling is not None:
+                    await asyncio.wait([session.settling])
+                seq = seq or session.unsaved.seq_of(token)
+                if seq is None and (found := _unsaved_answer(key, session, token)):
                     return found
-                return await self._take_turn(instance, key, seat, seq, token, tell, manner, view)
+                return await self._take_turn(
+                    instance, key, session, seq, token, on_event, options, view
+                )
 
     async def alone(
         self,
@@ -230,28 +239,28 @@ class TurnScheduler:
         key: str,
         change: Callable[[SessionStore], Awaitable[Answer | None]],
         *,
-        tell: EventHandler,
+        on_event: EventHandler,
         wait: bool = False,
-        manner: TurnOptions = DEFAULT_OPTIONS,
+        options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Answer:
-        """Run `change` while holding the lease. Raise Busy if another turn runs.
+        """Run `change` while holding the lease. Raise SessionBusy if another turn runs.
 
         If `change` returns None, answer the unanswered messages. `wait`: wait for the lease instead
-        of raising Busy. `view`: an earlier view of the session, so that the turn reads only newer
-        messages.
+        of raising SessionBusy. `view`: an earlier view of the session, so that the turn reads only
+        newer messages.
         """
-        with self.used(instance, key) as seat:
-            if seat.turn_lock.locked() and not wait:
+        with self.used(instance, key) as session:
+            if session.turn_lock.locked() and not wait:
                 raise SessionBusy
-            async with seat.turn_lock:
-                if seat.settling is not None:
-                    await asyncio.wait([seat.settling])
-                lease = await self._alone(instance, key, seat, tell, wait=wait, known=view)
+            async with session.turn_lock:
+                if session.settling is not None:
+                    await asyncio.wait([session.settling])
+                lease = await self._alone(instance, key, session, on_event, wait=wait, known=view)
                 if isinstance(lease, Answer):
                     return lease
-                async with self.held(instance, seat, lease) as sessions:
-                    seat.tell = tell
+                async with self.held(instance, session, lease) as sessions:
+                    session.on_event = on_event
                     done = await change(sessions)
                     if done is not None:
                         return done
@@ -259,35 +268,35 @@ class TurnScheduler:
                         # Another process created the session in the meantime.
                         raise SessionBusy
                     answer, turn = await self.run_turn(
-                        instance, key, seat, sessions, None, tell, manner, view
+                        instance, key, session, sessions, None, on_event, options, view
                     )
-                self.settle_later(instance, key, seat, tell, turn)
+                self.settle_later(instance, key, session, on_event, turn)
                 return answer
 
     async def _alone(
         self,
         instance: AgentInstance,
         key: str,
-        seat: Seat,
-        tell: EventHandler,
+        session: ActiveSession,
+        on_event: EventHandler,
         *,
         wait: bool,
         known: SessionView | None,
     ) -> Lease | Answer | None:
         """Acquire the lease for a change; return None if the session does not exist.
 
-        Raises Busy and the errors of `Store.lease`, with `wait` also NoSuchSession if the session
-        of the view `known` is gone.
+        Raises SessionBusy and the errors of `Store.lease`, with `wait` also NoSuchSession if the
+        session of the view `known` is gone.
         """
         if wait:
             try:
-                lease = await self._waited_for(instance, key, seat, None, tell)
+                lease = await self._waited_for(instance, key, session, None, on_event)
                 if lease is None and known is not None:
-                    raise await self.threads.run(gone, instance.store, key)
+                    raise await self.threads.run(missing_session_error, instance.store, key)
                 if lease is None:
                     # A session that does not exist has no lease, so create it first.
                     await self.threads.run(instance.store.set_meta, key, **{TRIES: [0, 0]})
-                    lease = await self._waited_for(instance, key, seat, None, tell)
+                    lease = await self._waited_for(instance, key, session, None, on_event)
             except NotLeased as error:
                 # The change stored nothing, so there is nothing to answer later.
                 raise error.cause from error
@@ -301,20 +310,20 @@ class TurnScheduler:
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
         """Stop the answer in progress in a session and store it; return False if there is none."""
-        seat = self._seats.get((instance.id, key))
-        if seat is None:
+        session = self._active.get((instance.id, key))
+        if session is None:
             return False
-        task, waited = seat.task, seat.waits
-        seat.waits = False
+        task, waited = session.task, session.waits
+        session.waits = False
         if task is None:
             return waited
-        seat.cancel("")
+        session.cancel("")
         await asyncio.wait([task])
         return True
 
     # --- closing -----------------------------------------------------------------------------
 
-    async def close(self, *, patience: float) -> InterruptedTurn:
+    async def close(self, *, patience: float) -> CloseReport:
         """Wait up to `patience` seconds for turns in progress, then cancel them.
 
         Cancelled turns stay in the log, and the next start resumes them. If two calls overlap, the
@@ -322,37 +331,37 @@ class TurnScheduler:
         """
         self._closed = True
         await self._all_gone(patience)
-        for (_, key), seat in self._seats.items():
-            if seat.task is not None:
+        for (_, key), session in self._active.items():
+            if session.task is not None:
                 self._left_off.add(key)
-                seat.cancel("left")
+                session.cancel("left")
         for instance in self._registry:
             instance.ask.close()
-        await self._all_gone(_CUT)
+        await self._all_gone(_CANCEL_TIMEOUT)
         for instance in self._registry:
             await self.save_unsaved(instance)
         for notetaking in self._notetaking.values():
             await notetaking.close()
-        return InterruptedTurn(
+        return CloseReport(
             turns=tuple(sorted(self._left_off)),
-            not_saved=sum(len(seat.in_hand.bodies) for seat in self._seats.values()),
+            not_saved=sum(len(session.unsaved.bodies) for session in self._active.values()),
             hanging=len(self.busy),
         )
 
     async def save_unsaved(self, instance: AgentInstance) -> None:
         """Retry storing the unsaved messages of sessions without a running turn."""
-        for (id, key), seat in list(self._seats.items()):
-            if id != instance.id or not seat.in_hand.bodies or seat.turn_lock.locked():
+        for (id, key), session in list(self._active.items()):
+            if id != instance.id or not session.unsaved.bodies or session.turn_lock.locked():
                 continue
-            async with seat.turn_lock:
+            async with session.turn_lock:
                 with suppress(StenologError):
                     try:
                         lease = await self.lease(instance, key)
                     except NoSuchSession:
                         lease = None
-                    async with self.held(instance, seat, lease) as sessions:
-                        await seat.in_hand.flush(sessions, tell=seat.tell)
-            self._tidy(instance, key, seat)
+                    async with self.held(instance, session, lease) as sessions:
+                        await session.unsaved.flush(sessions, on_event=session.on_event)
+            self._tidy(instance, key, session)
 
     async def _all_gone(self, patience: float) -> None:
         """Wait until no turn, background task or caller is left, for at most `patience` seconds."""
@@ -375,38 +384,38 @@ class TurnScheduler:
         self,
         instance: AgentInstance,
         key: str,
-        seat: Seat,
+        session: ActiveSession,
         seq: int | None,
         token: str,
-        tell: EventHandler,
-        manner: TurnOptions,
+        on_event: EventHandler,
+        options: TurnOptions,
         view: SessionView | None,
     ) -> Answer:
         try:
             while True:
-                lease = await self._waited_for(instance, key, seat, seq, tell)
+                lease = await self._waited_for(instance, key, session, seq, on_event)
                 if isinstance(lease, Answer):
                     return lease
-                async with self.held(instance, seat, lease) as sessions:
-                    await seat.in_hand.flush(sessions, tell=tell)
-                    seq = seq or seat.in_hand.seq_of(token)
+                async with self.held(instance, session, lease) as sessions:
+                    await session.unsaved.flush(sessions, on_event=on_event)
+                    seq = seq or session.unsaved.seq_of(token)
                     if lease is None and seq is not None:
                         # The session has just been created; acquire its lease before running the
                         # turn.
                         continue
-                    if seq is None and (found := _in_hand(key, seat, token)):
+                    if seq is None and (found := _unsaved_answer(key, session, token)):
                         return found
                     # The turn first checks whether another process has answered this message.
                     answer, turn = await self.run_turn(
-                        instance, key, seat, sessions, seq, tell, manner, view
+                        instance, key, session, sessions, seq, on_event, options, view
                     )
                     break
         except NotLeased as error:
-            return failed(key, seat, error.cause, words=str(error))
+            return failed(key, session, error.cause, words=str(error))
         except StenologError as error:
-            return failed(key, seat, await self.cause(instance, key, error))
+            return failed(key, session, await self.cause(instance, key, error))
         if answer.outcome != "elsewhere":
-            self.settle_later(instance, key, seat, tell, turn)
+            self.settle_later(instance, key, session, on_event, turn)
         return answer
 
     async def cause(self, instance: AgentInstance, key: str, error: StenologError) -> StenologError:
@@ -419,51 +428,51 @@ class TurnScheduler:
         self,
         instance: AgentInstance,
         key: str,
-        seat: Seat,
+        session: ActiveSession,
         sessions: SessionStore,
         seq: int | None,
-        tell: EventHandler,
-        manner: TurnOptions = DEFAULT_OPTIONS,
+        on_event: EventHandler,
+        options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> tuple[Answer, Turn]:
         """Run a turn as a separate task, which `stop` and the caller can cancel."""
         if self._closed:
-            raise StoreClosed(CLOSES)
-        turn = self.new_turn(instance, key, seat, sessions, seq, tell, manner, view)
+            raise StoreClosed(CLOSING)
+        turn = self.new_turn(instance, key, session, sessions, seq, on_event, options, view)
         notetaking = self._notetaking.get(instance.id)
         if notetaking is not None:
             notetaking.hold()
-        seat.turn, seat.tell = turn, tell
-        seat.task = task = asyncio.create_task(turn.run())
+        session.turn, session.on_event = turn, on_event
+        session.task = task = asyncio.create_task(turn.run())
         try:
             try:
                 await asyncio.wait([task])
             except asyncio.CancelledError:
-                seat.cancel("")
-                await settled(task)
+                session.cancel("")
+                await wait_shielded(task)
                 raise
         finally:
-            seat.turn = seat.task = None
+            session.turn = session.task = None
             if notetaking is not None:
                 notetaking.let_go()
         if task.cancelled() and turn.fate == "left":
-            raise StoreClosed(CLOSES)
+            raise StoreClosed(CLOSING)
         try:
             # A task that was cancelled before it started has not stored the interruption.
             answer = await turn.close("stopped") if task.cancelled() else task.result()
         except ModelClosing:
-            raise StoreClosed(CLOSES) from None
+            raise StoreClosed(CLOSING) from None
         return answer, turn
 
     def new_turn(
         self,
         instance: AgentInstance,
         key: str,
-        seat: Seat,
+        session: ActiveSession,
         sessions: SessionStore,
         seq: int | None,
-        tell: EventHandler,
-        manner: TurnOptions = DEFAULT_OPTIONS,
+        on_event: EventHandler,
+        options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> Turn:
         """Create a turn without starting it."""
@@ -471,32 +480,37 @@ class TurnScheduler:
             instance,
             key,
             sessions,
-            seat.in_hand,
+            session.unsaved,
             threads=self.threads,
-            tell=tell,
+            on_event=on_event,
             asked_for=seq,
-            manner=manner,
+            options=options,
             view=view,
         )
 
     async def _waited_for(
-        self, instance: AgentInstance, key: str, seat: Seat, seq: int | None, tell: EventHandler
+        self,
+        instance: AgentInstance,
+        key: str,
+        session: ActiveSession,
+        seq: int | None,
+        on_event: EventHandler,
     ) -> Lease | Answer | None:
         """Wait for the lease, or until another process has answered the message at `seq`.
 
         Returns None if the session does not exist because its first message is unsaved. Raises
         NotLeased if the lease cannot be acquired for any other reason.
         """
-        seat.waits, told = True, False
+        session.waits, told = True, False
         try:
             while not self._closed:
                 try:
                     return await self.lease(instance, key)
                 except StoreBusy as error:
                     if seq is not None and (found := await self._answered(instance, key, seq)):
-                        return told_answer(key, found, "elsewhere")
+                        return answer_from_log(key, found, "elsewhere")
                     if not told:
-                        tell(Notice(words=f"waiting for the turn in this session: {error}"))
+                        on_event(Notice(words=f"waiting for the turn in this session: {error}"))
                         told = True
                 except NoSuchSession:
                     if seq is not None:
@@ -506,44 +520,46 @@ class TurnScheduler:
                     raise
                 except StenologError as error:
                     raise NotLeased(error) from error  # guard: unleased-turn
-                await asyncio.sleep(_OFTEN)
-                if not seat.waits:
+                await asyncio.sleep(_LEASE_POLL)
+                if not session.waits:
                     words = "Not waited for any longer; the message is kept."
                     return Answer(key=key, text=words, outcome="interrupted")
         finally:
-            seat.waits = False
-        raise StoreClosed(CLOSES)
+            session.waits = False
+        raise StoreClosed(CLOSING)
 
     async def lease(self, instance: AgentInstance, key: str) -> Lease:
         """Acquire the lease of a session if it is free. Raise StoreBusy and NoSuchSession."""
-        return await turn_lease.take(self.threads, instance.store, key, ttl=self._ttl)
+        return await turn_lease.acquire_lease(self.threads, instance.store, key, ttl=self._ttl)
 
     @asynccontextmanager
     async def held(
-        self, instance: AgentInstance, seat: Seat, lease: Lease | None
+        self, instance: AgentInstance, session: ActiveSession, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
         """Yield sessions that write through the lease; without a lease, the agent's sessions."""
         if lease is None:
             yield instance.sessions
             return
-        lost = partial(seat.cancel, "lost")
-        async with turn_lease.held(self.threads, lease, ttl=self._ttl, lost=lost) as sessions:
+        lost = partial(session.cancel, "lost")
+        async with turn_lease.renewed_lease(
+            self.threads, lease, ttl=self._ttl, lost=lost
+        ) as sessions:
             yield sessions
 
     async def _found(
         self,
         instance: AgentInstance,
         key: str,
-        seat: Seat,
+        session: ActiveSession,
         seq: int | None,
         token: str,
         outcome: Outcome,
     ) -> Answer | None:
         """Return the answer to a message, stored or unsaved; None if it has none."""
         if seq is None:
-            return _in_hand(key, seat, token, outcome)
+            return _unsaved_answer(key, session, token, outcome)
         found = await self._answered(instance, key, seq)
-        return None if found is None else told_answer(key, found, outcome)
+        return None if found is None else answer_from_log(key, found, outcome)
 
     async def _answered(self, instance: AgentInstance, key: str, seq: int) -> Message | None:
         """Return the answer to the message at this seq; the message itself if it is hidden."""
@@ -557,74 +573,86 @@ class TurnScheduler:
     # --- after the answer --------------------------------------------------------------------
 
     def settle_later(
-        self, instance: AgentInstance, key: str, seat: Seat, tell: EventHandler, turn: Turn
+        self,
+        instance: AgentInstance,
+        key: str,
+        session: ActiveSession,
+        on_event: EventHandler,
+        turn: Turn,
     ) -> None:
         """Summarize in the background; the next turn of the session waits for it."""
-        seat.settling = asyncio.create_task(self._settle(instance, key, seat, tell, turn))
+        session.settling = asyncio.create_task(self._settle(instance, key, session, on_event, turn))
 
     async def _settle(
-        self, instance: AgentInstance, key: str, seat: Seat, tell: EventHandler, turn: Turn
+        self,
+        instance: AgentInstance,
+        key: str,
+        session: ActiveSession,
+        on_event: EventHandler,
+        turn: Turn,
     ) -> None:
         """Summarize if needed, and queue the session for notes."""
         try:
-            seat.tell = tell
-            if await self.threads.ask(_summarized, instance, key, turn):
+            session.on_event = on_event
+            if await self.threads.ask(_summarize, instance, key, turn):
                 await self.threads.run(instance.sessions.save, key)
             if instance.id in self._notetaking and not self._closed:
                 self._notetaking[instance.id].add(key)
         except (ModelClosing, NoSuchSession):
             return
         except StenologError as error:
-            tell(Notice(words=f"the conversation could not be compacted: {error}"))
+            on_event(Notice(words=f"the conversation could not be compacted: {error}"))
         except Exception:
             _logger.exception("what follows an answer in %r failed", key)
         finally:
-            seat.settling = None
-            self._tidy(instance, key, seat)
+            session.settling = None
+            self._tidy(instance, key, session)
 
-    def _compacted(self, instance: AgentInstance, done: Compaction) -> None:
+    def _compacted(self, instance: AgentInstance, done: SummaryReport) -> None:
         """Forward a summary event from the thread that made the summary."""
-        self.threads.event_loop.call_soon_threadsafe(self._tell_of, instance, done)
+        self.threads.event_loop.call_soon_threadsafe(self._emit_summary, instance, done)
 
-    def _tell_of(self, instance: AgentInstance, done: Compaction) -> None:
-        seat = self._seats.get((instance.id, done.key))
-        if seat is not None:
-            seat.tell(SummaryCreated(compaction=done))
+    def _emit_summary(self, instance: AgentInstance, done: SummaryReport) -> None:
+        session = self._active.get((instance.id, done.key))
+        if session is not None:
+            session.on_event(SummaryCreated(report=done))
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
-        found = [task for seat in self._seats.values() for task in (seat.task, seat.settling)]
+        found = [
+            task for session in self._active.values() for task in (session.task, session.settling)
+        ]
         return [task for task in found if task is not None]
 
-    # --- seats -------------------------------------------------------------------------------
+    # --- active sessions ---------------------------------------------------------------------
 
     @contextmanager
-    def used(self, instance: AgentInstance, key: str) -> Iterator[Seat]:
+    def used(self, instance: AgentInstance, key: str) -> Iterator[ActiveSession]:
         """Yield the state of a session and keep it while it is in use."""
         self.check_open()
         place = (instance.id, key)
-        if place not in self._seats:
-            self._seats[place] = Seat(UnsavedMessages(key, self.threads.run))
-        seat = self._seats[place]
-        seat.users += 1
+        if place not in self._active:
+            self._active[place] = ActiveSession(UnsavedMessages(key, self.threads.run))
+        session = self._active[place]
+        session.users += 1
         self._nobody_here.clear()
         try:
-            yield seat
+            yield session
         finally:
-            seat.users -= 1
-            self._tidy(instance, key, seat)
-            if not any(one.users for one in self._seats.values()):
+            session.users -= 1
+            self._tidy(instance, key, session)
+            if not any(one.users for one in self._active.values()):
                 self._nobody_here.set()
 
-    def _tidy(self, instance: AgentInstance, key: str, seat: Seat) -> None:
+    def _tidy(self, instance: AgentInstance, key: str, session: ActiveSession) -> None:
         """Drop the state of an idle session."""
-        if seat.idle and self._seats.get((instance.id, key)) is seat:
-            del self._seats[instance.id, key]
+        if session.idle and self._active.get((instance.id, key)) is session:
+            del self._active[instance.id, key]
 
 
-def _withdrawn(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]) -> NoSuchSession:
+def _withdraw(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]) -> NoSuchSession:
     """Withdraw a message that has created a new session; return the error for it. Blocks."""
-    error = gone(store, view.key)
-    take_back(store, view, seq, body)
+    error = missing_session_error(store, view.key)
+    withdraw_message(store, view, seq, body)
     return error
 
 
@@ -632,23 +660,23 @@ def _cause(store: Store, key: str, error: StenologError) -> StenologError:
     try:
         store.info(key)
     except NoSuchSession:
-        return gone(store, key)
+        return missing_session_error(store, key)
     except StenologError:
         pass
     return error
 
 
-def _summarized(instance: AgentInstance, key: str, turn: Turn) -> bool:
+def _summarize(instance: AgentInstance, key: str, turn: Turn) -> bool:
     """Store the provider's token counts and summarize if needed; return whether it did. Blocks."""
     turn.report_usage()
     old = turn.view
     view = instance.store.view(key) if old is None else old.merged(instance.store.refresh(old))
     turn.hide_late_messages(instance.store, view)
     context = instance.context(instance.chosen_model(view.info.meta))
-    return context.settle(key, view=view) is not None
+    return context.summarize_if_needed(key, view=view) is not None
 
 
-def failed(key: str, seat: Seat, error: StenologError, *, words: str = "") -> Answer:
+def failed(key: str, session: ActiveSession, error: StenologError, *, words: str = "") -> Answer:
     """Return the Answer for a failed turn."""
     if isinstance(error, LeaseLost):
         words = TAKEN_OVER
@@ -656,12 +684,14 @@ def failed(key: str, seat: Seat, error: StenologError, *, words: str = "") -> An
         key=key,
         text=words or str(error),
         outcome="failed",
-        saved=not seat.in_hand.bodies,
+        saved=not session.unsaved.bodies,
         error=error,
     )
 
 
-def _in_hand(key: str, seat: Seat, token: str, outcome: Outcome = "elsewhere") -> Answer | None:
+def _unsaved_answer(
+    key: str, session: ActiveSession, token: str, outcome: Outcome = "elsewhere"
+) -> Answer | None:
     """Return the unsaved answer to an unsaved message; None if there is none."""
-    text = seat.in_hand.answer_to(token)
+    text = session.unsaved.answer_to(token)
     return None if text is None else Answer(key=key, text=text, outcome=outcome, saved=False)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def settled(*futures: asyncio.Future[Any]) -> bool:
+async def wait_shielded(*futures: asyncio.Future[Any]) -> bool:
     """Wait until all futures are done; return whether the caller was cancelled while waiting."""
     cancelled = False
     while pending := [future for future in futures if not future.done()]:
@@ -18,25 +18,25 @@ async def settled(*futures: asyncio.Future[Any]) -> bool:
     return cancelled
 
 
-async def outcome(future: asyncio.Future[T]) -> T:
+async def result_shielded(future: asyncio.Future[T]) -> T:
     """Return the result of a future.
 
     If the caller is cancelled, wait all the same and raise CancelledError then. The future itself
     is not cancelled.
     """
-    if await settled(future):
+    if await wait_shielded(future):
         if not future.cancelled():
             future.exception()  # mark the error as retrieved
         raise asyncio.CancelledError
     return future.result()
 
 
-async def wait_until_done(tasks: Iterable[asyncio.Task[Any]]) -> bool:
+async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> bool:
     """Cancel the tasks and wait for them; return whether the caller was cancelled while waiting."""
     found = list(tasks)
     for task in found:
         task.cancel()
-    cancelled = await settled(*found)
+    cancelled = await wait_shielded(*found)
     for task in found:
         if not task.cancelled():
             task.exception()

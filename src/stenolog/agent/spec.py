@@ -7,7 +7,7 @@ from msgspec import Struct
 from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
 
-SYSTEM: Final = (
+DEFAULT_SYSTEM_PROMPT: Final = (
     "You are a helpful assistant. Answer in plain words, and in Markdown where it helps. "
     "You have a memory: what you know of this user and what was said in earlier conversations "
     "may stand below, and the tool `recall` searches it."
@@ -30,7 +30,7 @@ class AgentSpec(Struct, frozen=True, kw_only=True):
     """Name of the agent; None if it is the only agent of a workspace without names."""
     model: str = ""
     """Name of the model, as in the settings; empty: chosen automatically."""
-    system: str = SYSTEM
+    system: str = DEFAULT_SYSTEM_PROMPT
     limits: Limits = Limits()
     needs: ProviderRequirements = ProviderRequirements()
     max_iterations: int = 25

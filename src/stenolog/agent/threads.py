@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from stenolog.agent.shielded_wait import outcome
+from stenolog.agent.shielded_wait import result_shielded
 from stenolog.errors import StoreClosed
 
 T = TypeVar("T")
 
-_STORING: Final = 32
-_ASKING: Final = 64
-_LEASING: Final = 4
+_STORE_THREADS: Final = 32
+_MODEL_THREADS: Final = 64
+_LEASE_THREADS: Final = 4
 
 
 class Threads:
@@ -28,7 +28,11 @@ class Threads:
         self._closed = False
         self._pools = {
             name: ThreadPoolExecutor(count, thread_name_prefix=f"stenolog-{name}")
-            for name, count in (("store", _STORING), ("ask", _ASKING), ("lease", _LEASING))
+            for name, count in (
+                ("store", _STORE_THREADS),
+                ("ask", _MODEL_THREADS),
+                ("lease", _LEASE_THREADS),
+            )
         }
 
     async def run(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
@@ -36,7 +40,7 @@ class Threads:
 
         If this is cancelled, it waits until the call has ended: a started write cannot be undone.
         """
-        return await outcome(self._begin("store", function, *values, **named))
+        return await result_shielded(self._begin("store", function, *values, **named))
 
     async def ask(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
         """Run a function that may call the model. If cancelled, the call continues."""
@@ -44,7 +48,7 @@ class Threads:
         try:
             return await asyncio.shield(called)
         except asyncio.CancelledError:
-            called.add_done_callback(_looked_at)
+            called.add_done_callback(_retrieve_error)
             raise
 
     def lease(self, function: Callable[..., T], *values: Any, **named: Any) -> asyncio.Future[T]:
@@ -66,6 +70,6 @@ class Threads:
         return self.event_loop.run_in_executor(self._pools[pool], call)
 
 
-def _looked_at(called: asyncio.Future[Any]) -> None:
+def _retrieve_error(called: asyncio.Future[Any]) -> None:
     if not called.cancelled():
         called.exception()

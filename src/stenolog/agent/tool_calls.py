@@ -13,20 +13,20 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.shielded_wait import wait_until_done
-from stenolog.agent.tools import Tool, ToolContext, as_text, read_arguments
+from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.tools import Tool, ToolContext, read_arguments, result_as_text
 from stenolog.agent.turn_events import EventHandler, ToolFinished, ToolStarted
-from stenolog.catalog.message_metadata import ran_for
+from stenolog.catalog.message_metadata import mark_tool_outcome
 
 STOPPED: Final = "[stopped by the user before it ended; it may have done its work, or a part]"
 
 
-def not_made(call: Mapping[str, Any], tell: EventHandler) -> dict[str, Any]:
+def cut_off_result(call: Mapping[str, Any], on_event: EventHandler) -> dict[str, Any]:
     """Return an error result for a call that was cut off at the model's limit."""
     name = call["function"]["name"]
     words = "Error: the answer was cut off at the model's limit, and so this call was not made"
-    tell(ToolStarted(id=call["id"], name=name, arguments=call["function"]["arguments"]))
-    tell(ToolFinished(id=call["id"], name=name, text=words, failed=True, seconds=0.0))
+    on_event(ToolStarted(id=call["id"], name=name, arguments=call["function"]["arguments"]))
+    on_event(ToolFinished(id=call["id"], name=name, text=words, failed=True, seconds=0.0))
     return {"role": "tool", "tool_call_id": call["id"], "content": words}
 
 
@@ -44,7 +44,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         calls: Sequence[Mapping[str, Any]],
         here: ToolContext,
         *,
-        tell: EventHandler,
+        on_event: EventHandler,
         keep: Callable[[dict[str, Any]], Awaitable[object]],
     ) -> None:
         """Run the calls and pass each result to `keep` immediately.
@@ -53,14 +53,14 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         """
 
         async def one(call: Mapping[str, Any]) -> None:
-            await keep(await self._result(call, here, tell))
+            await keep(await self._result(call, here, on_event))
 
         alone = [call for call in calls if self._is_alone(call)]
         together = [asyncio.create_task(one(call)) for call in calls if call not in alone]
         try:
             await asyncio.gather(*together)
         finally:
-            if await wait_until_done(together):
+            if await cancel_and_wait(together):
                 raise asyncio.CancelledError
         for call in alone:
             await one(call)
@@ -70,16 +70,16 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         return found is not None and found.alone
 
     async def _result(
-        self, call: Mapping[str, Any], here: ToolContext, tell: EventHandler
+        self, call: Mapping[str, Any], here: ToolContext, on_event: EventHandler
     ) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        tell(ToolStarted(id=call["id"], name=name, arguments=arguments))
+        on_event(ToolStarted(id=call["id"], name=name, arguments=arguments))
         began = time.monotonic()
         failed, text = await self._outcome(name, arguments, here)
         took = time.monotonic() - began
-        tell(ToolFinished(id=call["id"], name=name, text=text, failed=failed, seconds=took))
+        on_event(ToolFinished(id=call["id"], name=name, text=text, failed=failed, seconds=took))
         body = {"role": "tool", "tool_call_id": call["id"], "content": text}
-        return ran_for(body, seconds=took, failed=failed)
+        return mark_tool_outcome(body, seconds=took, failed=failed)
 
     async def _outcome(self, name: str, arguments: str, here: ToolContext) -> tuple[bool, str]:
         """Return whether the call failed, and the text for the model."""
@@ -92,7 +92,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         try:
             given = read_arguments(arguments)
             async with timeout:
-                result = await _called(tool, given, here)
+                result = await _call(tool, given, here)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -102,11 +102,11 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
             if timeout.expired():
                 return True, f"Error: {name} did not end within {allowed:g} s and was given up"
             words = str(error) or type(error).__name__
-            return True, as_text(f"Error: {type(error).__name__}: {words}", limit=self.limit)
-        return False, as_text(result, limit=self.limit)
+            return True, result_as_text(f"Error: {type(error).__name__}: {words}", limit=self.limit)
+        return False, result_as_text(result, limit=self.limit)
 
 
-async def _called(tool: Tool, given: Mapping[str, Any], here: ToolContext) -> Any:
+async def _call(tool: Tool, given: Mapping[str, Any], here: ToolContext) -> Any:
     if tool.is_async:
         return await tool.call(given, here)
     # A daemon thread, not a pool: a tool that hangs cannot be stopped and must not keep the program

@@ -146,7 +146,7 @@ def read_arguments(text: str) -> dict[str, Any]:
     return found
 
 
-def as_text(result: object, *, limit: int) -> str:
+def result_as_text(result: object, *, limit: int) -> str:
     """Return the result of a tool as text for the model, cut off at `limit` characters."""
     if isinstance(result, str):
         text = result
@@ -165,7 +165,7 @@ def as_text(result: object, *, limit: int) -> str:
 
 
 def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], str]:
-    """Return the fields for the model, and the name of the parameter of type Here."""
+    """Return the fields for the model, and the name of the parameter of type ToolContext."""
     try:
         hints = get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
@@ -182,13 +182,13 @@ def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], s
         if hints[name] is ToolContext:
             here = name
             continue
-        kind = _described(hints[name])
+        kind = _with_description(hints[name])
         given = parameter.default
         fields.append((name, kind) if given is parameter.empty else (name, kind, _default(given)))
     return fields, here
 
 
-def _described(hint: Any) -> Any:
+def _with_description(hint: Any) -> Any:
     """Convert the texts in an `Annotated` hint to msgspec descriptions."""
     if get_origin(hint) is not Annotated:
         return hint

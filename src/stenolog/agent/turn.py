@@ -14,9 +14,9 @@ from msgspec.structs import asdict
 
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.shielded_wait import settled
+from stenolog.agent.shielded_wait import wait_shielded
 from stenolog.agent.threads import Threads
-from stenolog.agent.tool_calls import STOPPED, not_made
+from stenolog.agent.tool_calls import STOPPED, cut_off_result
 from stenolog.agent.turn_events import (
     Answer,
     EventHandler,
@@ -30,8 +30,8 @@ from stenolog.agent.turn_events import (
 )
 from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
 from stenolog.agent.turn_ownership import hide_late_message, is_own_call
-from stenolog.agent.unsaved import Seen, UnsavedMessages
-from stenolog.catalog.message_metadata import for_client, made_by
+from stenolog.agent.unsaved import SeenMessages, UnsavedMessages
+from stenolog.catalog.message_metadata import mark_client_calls, mark_model
 from stenolog.codec import encode_message
 from stenolog.context.context import Attempt
 from stenolog.context.message_parts import Call, calls_of, text_parts_of
@@ -45,26 +45,26 @@ from stenolog.errors import (
     StenologError,
 )
 from stenolog.memory.recall import RecallResult
-from stenolog.providers.chat_model import ChatModel, Reply
+from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, Store, forked_at
 
 INTERRUPTED: Final = "[interrupted]"
 CUT_OFF: Final = "[interrupted: the program ended while this ran; what it did is not known]"
-GONE_ON: Final = "[no result: the user went on without it]"
+ABANDONED: Final = "[no result: the user went on without it]"
 REPEATED: Final = "I stopped here: the same tools were called again and again, to no effect."
 TOO_MANY: Final = "I stopped here: after {count} steps there was still no answer."
 
-_SAME: Final = 3
+_MAX_SAME_ROUNDS: Final = 3
 """Number of identical rounds of calls and results in a row that ends the turn."""
 _LOOKED_BACK: Final = 50
-_LATELY: Final = 8
-_SEARCHES: Final = 3
+_CHECKED_MESSAGES: Final = 8
+_MAX_SEARCHES: Final = 3
 """Number of memory searches before a turn continues without memories."""
 TRIES: Final = "tries"
 """Meta field of a session that counts how often its open tool calls were repeated."""
-_MOST_TRIES: Final = 3
+_MAX_TRIES: Final = 3
 _NOT_ANSWERED: Final = -1
 HIDDEN_UNANSWERED: Final = (
     "This message was hidden (by /clear, /retry, /edit or a changed history) before it was "
@@ -74,7 +74,7 @@ HISTORY_CHANGED: Final = (
     "the conversation was cleared or changed by another process, so this answer is not kept"
 )
 
-Fate = Literal["", "left", "lost"]
+CancelReason = Literal["", "left", "lost"]
 """Reason for a cancellation.
 
 left: the program ends; the next start resumes the turn.
@@ -105,12 +105,12 @@ class Turn:
         instance: AgentInstance,
         key: str,
         sessions: SessionStore,
-        in_hand: UnsavedMessages,
+        unsaved: UnsavedMessages,
         *,
         threads: Threads,
-        tell: EventHandler,
+        on_event: EventHandler,
         asked_for: int | None = None,
-        manner: TurnOptions = DEFAULT_OPTIONS,
+        options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> None:
         """Create a turn.
@@ -118,17 +118,17 @@ class Turn:
         `asked_for`: seq of the message that the turn is run for. `view`: an earlier view of the
         session, so that only newer messages are read.
         """
-        self._manner = manner
+        self._options = options
         self._instance = instance
         self._key = key
         self._sessions = sessions
-        self._in_hand = in_hand
+        self._unsaved = unsaved
         self._threads = threads
         self._run = threads.run
-        self._tell = tell
+        self._emit = on_event
         self._asked_for = asked_for or 0
-        self._reply = Reply()
-        self._seen = Seen(upto=0)
+        self._reply = StreamedAnswer()
+        self._seen = SeenMessages(upto=0)
         self._asked = ("", 0.0)
         """Name of the model that answered last, and the seconds it took."""
         self._prompt_tokens: int | None = _NOT_ANSWERED
@@ -149,7 +149,7 @@ class Turn:
         """Seqs of the messages that this turn stored."""
         self._dropped = False
         """Whether a message was not stored because the history changed."""
-        self.fate: Fate = ""
+        self.fate: CancelReason = ""
         self.begun = False
 
     async def run(self) -> Answer:
@@ -169,13 +169,13 @@ class Turn:
             return await self._outlasting("stopped")
         except _HistoryChanged:
             self._drop()
-            self._tell(TextDelta(text=HIDDEN_UNANSWERED))
+            self._emit(TextDelta(text=HIDDEN_UNANSWERED))
             return self._made(HIDDEN_UNANSWERED, None)
         except (ModelUnavailable, ModelRefused) as error:
             if not self._reply.text:
                 raise
             broken = await self._outlasting("broken off")
-            self._tell(Notice(words=f"{error}; what was said is kept, /retry asks again"))
+            self._emit(Notice(words=f"{error}; what was said is kept, /retry asks again"))
             return broken
 
     async def close(self, why: str) -> Answer:
@@ -185,7 +185,7 @@ class Turn:
 
     async def _answer(self) -> Answer:
         # With unsaved messages, the log alone does not show what is pending.
-        saved = await self._in_hand.flush(self._sessions, tell=self._tell)
+        saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
         found = await self._request(check=saved)
         if isinstance(found, Answer):
             return found
@@ -195,7 +195,7 @@ class Turn:
             await self._finish_calls(found, again=again)
             if found.of_client:
                 history = () if self.view is None else self.view.messages
-                return self._handed_over(history, [_as_made(call) for call in found.of_client])
+                return self._handed_over(history, [_call_body(call) for call in found.of_client])
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
             await self._ask(request or await self._next_request())
@@ -203,26 +203,30 @@ class Turn:
             if not reply.calls:
                 return await self._end(reply)
             own, of_client = self._shared_out(reply)
-            body = for_client(self._signed(reply), [call["id"] for call in of_client])
+            body = mark_client_calls(self._signed(reply), [call["id"] for call in of_client])
             seq = await self._keep(body, seen=self._seen)
             if self._dropped:
                 return self._made(reply.text, None)
-            self._reply = Reply()
+            self._reply = StreamedAnswer()
             self._results = {}
             await self._call(own, cut=reply.finish == "length" and not of_client)
             if of_client or self._dropped:
                 return self._made(reply.text, seq, calls=of_client)
             rounds.append(_round(reply.calls, self._results))
-            if len(rounds) >= _SAME and all(one == rounds[-1] for one in rounds[-_SAME:]):
+            if len(rounds) >= _MAX_SAME_ROUNDS and all(
+                one == rounds[-1] for one in rounds[-_MAX_SAME_ROUNDS:]
+            ):
                 return await self._give_up(REPEATED)
         return await self._give_up(TOO_MANY.format(count=self._instance.spec.max_iterations))
 
-    def _shared_out(self, reply: Reply) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _shared_out(
+        self, reply: StreamedAnswer
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the calls that the agent runs, and those that the client runs.
 
         If the answer was cut off, its last call is incomplete, so the client gets no calls.
         """
-        names = self._manner.client_tools
+        names = self._options.client_tools
         of_client = [call for call in reply.calls if call["function"]["name"] in names]
         if of_client and reply.finish == "length":
             return reply.calls, []
@@ -236,7 +240,7 @@ class Turn:
     # --- the request -------------------------------------------------------------------------
 
     async def _next_request(self) -> "_Request":
-        await self._in_hand.flush(self._sessions, tell=self._tell)
+        await self._unsaved.flush(self._sessions, on_event=self._emit)
         request = await self._request(check=False)
         assert isinstance(request, _Request)
         return request
@@ -248,8 +252,8 @@ class Turn:
         have no result. Raises _HistoryChanged if the question is hidden now.
         """
         # Unsaved messages must not be stored while the log is read: they would be sent twice.
-        async with self._in_hand.standing_still():
-            unsaved, token = self._in_hand.bodies, self._in_hand.newest
+        async with self._unsaved.standing_still():
+            unsaved, token = self._unsaved.bodies, self._unsaved.newest
             return await self._threads.ask(self._build, unsaved, token, check=check)
 
     def _build(
@@ -269,8 +273,10 @@ class Turn:
         recalled = self._recall(view, unsaved)
         if self._recalled is not before and self._instance.memory is not None:
             view = self._read_question(unsaved)  # the search took time
-        context = self._instance.context(model, self._manner)
-        self._attempt = context.begin(self._key, memory=recalled.block, unsaved=unsaved, view=view)
+        context = self._instance.context(model, self._options)
+        self._attempt = context.start_request(
+            self._key, memory=recalled.block, unsaved=unsaved, view=view
+        )
         return _Request(model, recalled, self._attempt, token)
 
     def _read_question(self, unsaved: Sequence[Mapping[str, Any]]) -> SessionView | None:
@@ -306,24 +312,24 @@ class Turn:
 
     def _gone(self) -> NoSuchSession:
         """Return the error for a session that was deleted or purged during the turn."""
-        return gone(self._sessions.store, self._key)
+        return missing_session_error(self._sessions.store, self._key)
 
     def _left_open(self, view: SessionView, where: TurnState) -> TurnState | Answer | None:
         """Return the answer if the log has it, otherwise pending calls; None if there are none."""
         if self._asked_for:
-            found = answer_in(self._sessions, view, self._asked_for)
+            found = find_answer(self._sessions, view, self._asked_for)
             if found is not None:
-                return told_answer(self._key, found, "elsewhere")
+                return answer_from_log(self._key, found, "elsewhere")
         if not where.waits and view.messages and not where.unfinished:
-            return _given(self._key, view.messages)
+            return _last_answer(self._key, view.messages)
         return where if where.open_calls or where.of_client else None
 
     def _model(self, view: SessionView | None) -> ChatModel:
         """Return the model that the client names, otherwise the session's model."""
-        if self._manner.model:
-            return self._instance.model_for(self._manner.model)
+        if self._options.model:
+            return self._instance.model_for(self._options.model)
         meta = {} if view is None else view.info.meta
-        return self._instance.chosen_model(meta, self._tell_from_thread)
+        return self._instance.chosen_model(meta, self._emit_from_thread)
 
     def _recall(
         self, view: SessionView | None, unsaved: Sequence[Mapping[str, Any]]
@@ -341,9 +347,9 @@ class Turn:
             return self._recalled[1]
         self._recalled, self._sources = (question, RecallResult()), {}
         info = None if view is None else view.info
-        for _ in range(_SEARCHES):
+        for _ in range(_MAX_SEARCHES):
             found = self._instance.recall(
-                question, self._key, sender=self._manner.sender, info=info
+                question, self._key, sender=self._options.sender, info=info
             )
             sources = self._sources_of(found)
             if None not in sources.values():  # guard: no-recall-of-purged-sessions
@@ -374,12 +380,12 @@ class Turn:
         while True:
             window = attempt.window
             told = 0 if window.memory_left_out else len(request.recalled.found)
-            self._tell(
+            self._emit(
                 ModelCalled(
                     model=model.name, tokens=window.tokens, budget=window.budget, recalled=told
                 )
             )
-            self._seen = Seen(upto=window.upto, token=request.token)
+            self._seen = SeenMessages(upto=window.upto, token=request.token)
             began = time.monotonic()
             try:
                 await self._listen(model, window.messages)
@@ -391,7 +397,7 @@ class Turn:
         self._asked = (model.name, time.monotonic() - began)
         usage = self._reply.usage
         if usage is not None:
-            self._tell(UsageReported(usage=usage))
+            self._emit(UsageReported(usage=usage))
         self._prompt_tokens = None if usage is None else usage.prompt
 
     def report_usage(self) -> None:
@@ -402,22 +408,22 @@ class Turn:
             attempt.answered(lambda: prompt)
 
     async def _listen(self, model: ChatModel, messages: Sequence[Mapping[str, Any]]) -> None:
-        self._reply = Reply()
+        self._reply = StreamedAnswer()
         stream = model.stream(
             messages,
-            tools=self._instance.offered(self._manner),
-            schema=self._manner.schema,
-            max_tokens=self._manner.max_tokens,
+            tools=self._instance.offered(self._options),
+            schema=self._options.schema,
+            max_tokens=self._options.max_tokens,
         )
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 self._reply.add(delta)
                 if delta.notice:
-                    self._tell(Notice(words=delta.notice))
+                    self._emit(Notice(words=delta.notice))
                 if delta.reasoning:
-                    self._tell(ThinkingDelta(text=delta.reasoning))
+                    self._emit(ThinkingDelta(text=delta.reasoning))
                 if delta.text:
-                    self._tell(TextDelta(text=delta.text))
+                    self._emit(TextDelta(text=delta.text))
 
     # --- tools -------------------------------------------------------------------------------
 
@@ -430,9 +436,9 @@ class Turn:
 
         if cut:
             *calls, last = calls
-            await keep(not_made(last, self._tell))
-        here = self._instance.here(self._key, sender=self._manner.sender)
-        await self._instance.calling.run(calls, here, tell=self._tell, keep=keep)
+            await keep(cut_off_result(last, self._emit))
+        here = self._instance.here(self._key, sender=self._options.sender)
+        await self._instance.calling.run(calls, here, on_event=self._emit, keep=keep)
 
     async def _finish_calls(self, where: TurnState, *, again: bool) -> None:
         """Store results for the calls that a killed process left open.
@@ -444,9 +450,9 @@ class Turn:
             tool = self._instance.tool(call.name)
             is_whole = call.id and isinstance(call.arguments, str)
             if again and is_whole and tool is not None and tool.repeatable:
-                repeated.append(_as_made(call))
+                repeated.append(_call_body(call))
             else:
-                words = GONE_ON if call.id in where.given_up else CUT_OFF
+                words = ABANDONED if call.id in where.given_up else CUT_OFF
                 await self._keep({"role": "tool", "tool_call_id": call.id or "", "content": words})
         if repeated:
             await self._call(repeated)
@@ -465,7 +471,7 @@ class Turn:
         kept = info.meta.get(TRIES)
         seq, tries = kept if isinstance(kept, list) and len(kept) == 2 else (0, 0)
         tries = tries + 1 if seq == info.last_seq else 1
-        if tries > _MOST_TRIES:
+        if tries > _MAX_TRIES:
             return False
         with suppress(StenologError):
             self._sessions.store.set_meta(self._key, **{TRIES: [info.last_seq, tries]})
@@ -473,31 +479,31 @@ class Turn:
 
     # --- ending ------------------------------------------------------------------------------
 
-    async def _end(self, reply: Reply) -> Answer:
+    async def _end(self, reply: StreamedAnswer) -> Answer:
         if reply.finish == "length":
-            self._tell(Notice(words="the answer was cut off at the model's limit"))
+            self._emit(Notice(words="the answer was cut off at the model's limit"))
         if not reply.text.strip():
-            self._tell(Notice(words="the model answered without a word"))
+            self._emit(Notice(words="the model answered without a word"))
         self._ending = reply.text
         seq = await self._keep(self._signed(reply), seen=self._seen)
         return self._made(reply.text, seq, finish=reply.finish)
 
-    def _signed(self, reply: Reply) -> dict[str, Any]:
+    def _signed(self, reply: StreamedAnswer) -> dict[str, Any]:
         """Return the answer with its model, duration and token counts."""
         model, seconds = self._asked
         counted = None if reply.usage is None else asdict(reply.usage)
-        return made_by(reply.message(), model=model, seconds=seconds, usage=counted)
+        return mark_model(reply.message(), model=model, seconds=seconds, usage=counted)
 
     async def _give_up(self, words: str) -> Answer:
-        self._tell(TextDelta(text=words))
+        self._emit(TextDelta(text=words))
         body = {"role": "assistant", "content": words}
-        seen = Seen(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
+        seen = SeenMessages(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
         return self._made(words, await self._keep(body, seen=seen))
 
     async def _outlasting(self, why: str) -> Answer:
         """Store the text so far, even if this task is cancelled again."""
         writing = asyncio.create_task(self._interrupt(why))
-        await settled(writing)
+        await wait_shielded(writing)
         return writing.result()
 
     async def _interrupt(self, why: str, *, everything: bool = False) -> Answer:
@@ -507,7 +513,7 @@ class Turn:
         answered.
         """
         history: list[Message] = await self._run(self._sessions.get_history, self._key)
-        for message in history[-_LATELY:]:
+        for message in history[-_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
             if self._ending and message.seq > self._seen.upto and content == self._ending:
                 return self._made(self._ending, message.seq)  # the stop came too late
@@ -520,9 +526,9 @@ class Turn:
         token = self._seen.token
         if everything:
             upto = max((upto, *where.unanswered))
-            token = self._in_hand.newest or token
+            token = self._unsaved.newest or token
         body = {"role": "assistant", "content": text}
-        seq = await self._keep(body, seen=Seen(upto=upto, token=token, interrupted=why))
+        seq = await self._keep(body, seen=SeenMessages(upto=upto, token=token, interrupted=why))
         return Answer(key=self._key, text=text, outcome="interrupted", seq=seq, saved=self._saved)
 
     def _made(
@@ -545,20 +551,20 @@ class Turn:
 
     @property
     def _saved(self) -> bool:
-        return not self._in_hand.bodies and not self._dropped
+        return not self._unsaved.bodies and not self._dropped
 
     async def _where(self) -> TurnState:
         return turn_state(await self._run(self._sessions.get_history, self._key))
 
     # --- storing -----------------------------------------------------------------------------
 
-    async def _keep(self, body: dict[str, Any], *, seen: Seen | None = None) -> int | None:
+    async def _keep(self, body: dict[str, Any], *, seen: SeenMessages | None = None) -> int | None:
         """Store a message of this turn, unless its question is hidden now."""
         if self._dropped:
             return None
         try:
-            return await self._in_hand.keep(
-                self._sessions, body, tell=self._tell, seen=seen, append=self._append
+            return await self._unsaved.keep(
+                self._sessions, body, on_event=self._emit, seen=seen, append=self._append
             )
         except _HistoryChanged:
             self._drop()
@@ -566,7 +572,7 @@ class Turn:
 
     def _drop(self) -> None:
         self._dropped = True
-        self._tell(SaveFailed(count=1, words=HISTORY_CHANGED))
+        self._emit(SaveFailed(count=1, words=HISTORY_CHANGED))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
         """Append a message if the session still needs it. Blocks.
@@ -588,7 +594,7 @@ class Turn:
         if seq is not None and self.view is not None and seq <= self.view.upto:
             # Deleted since the last read: the append has created a new session.
             store = self._instance.store
-            take_back(store, self.view, seq, body)  # guard: no-answer-in-a-new-session
+            withdraw_message(store, self.view, seq, body)  # guard: no-answer-in-a-new-session
             raise SessionDeleted(self._key)
         if seq is not None:
             self._written.append(seq)
@@ -613,11 +619,11 @@ class Turn:
             return body.get("tool_call_id") in {call.id or "" for call in calls}
         return not self._is_orphaned(view)
 
-    def _tell_from_thread(self, words: str) -> None:
-        self._threads.event_loop.call_soon_threadsafe(self._tell, Notice(words=words))
+    def _emit_from_thread(self, words: str) -> None:
+        self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(words=words))
 
 
-def gone(store: Store, key: str) -> NoSuchSession:
+def missing_session_error(store: Store, key: str) -> NoSuchSession:
     """Return the error for a deleted or purged session."""
     with suppress(StenologError):
         if any(one.key == key for one in store.list_trash()):
@@ -625,7 +631,7 @@ def gone(store: Store, key: str) -> NoSuchSession:
     return NoSuchSession(key)
 
 
-def take_back(store: Store, old: SessionView, seq: int, body: Mapping[str, Any]) -> None:
+def withdraw_message(store: Store, old: SessionView, seq: int, body: Mapping[str, Any]) -> None:
     """Withdraw a message that this process wrote into a new session with the key of `old`.
 
     Destroys nothing: a new session with only this message goes into the trash; otherwise the
@@ -652,7 +658,7 @@ def _is_same(message: Message, body: Mapping[str, Any]) -> bool:
     return encode_message(message.to_dict()) == encode_message(body)
 
 
-def answer_in(sessions: SessionStore, view: SessionView, seq: int) -> Message | None:
+def find_answer(sessions: SessionStore, view: SessionView, seq: int) -> Message | None:
     """Return the answer to the message at this seq; for a hidden message, the message itself."""
     shown = [message for message in view.messages if message.seq >= seq]
     if shown and shown[0].seq == seq:
@@ -661,7 +667,7 @@ def answer_in(sessions: SessionStore, view: SessionView, seq: int) -> Message | 
     return answer_to(everything, seq) or next(iter(everything), None)
 
 
-def told_answer(key: str, message: Message, outcome: Outcome) -> Answer:
+def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
     """Return an answer that is in the log, or the notice that its question was hidden."""
     body = message.to_dict()
     if body.get("role") == "assistant":
@@ -671,7 +677,7 @@ def told_answer(key: str, message: Message, outcome: Outcome) -> Answer:
     return Answer(key=key, text=said, outcome=outcome, seq=message.seq)
 
 
-def _given(key: str, history: Sequence[Message]) -> Answer:
+def _last_answer(key: str, history: Sequence[Message]) -> Answer:
     """Return the last answer in the log."""
     last = next(
         (message for message in reversed(history) if getattr(message, "role", None) == "assistant"),
@@ -691,7 +697,7 @@ def _round(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> ob
     return [(call["function"], results.get(call["id"])) for call in calls]
 
 
-def _as_made(call: Call) -> dict[str, Any]:
+def _call_body(call: Call) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",

@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from stenolog.context.summarize import Compaction
+from stenolog.context.summarize import SummaryReport
 from stenolog.errors import StenologError
 from stenolog.providers.chat_model import Usage
 
 
-class Inbound(Struct, frozen=True, kw_only=True):
+class InboundMessage(Struct, frozen=True, kw_only=True):
     """A message from a user."""
 
     key: str
@@ -89,7 +89,7 @@ class UsageReported(Struct, frozen=True, kw_only=True):
 class SummaryCreated(Struct, frozen=True, kw_only=True):
     """The oldest turns were summarized."""
 
-    compaction: Compaction
+    report: SummaryReport
 
 
 class SaveFailed(Struct, frozen=True, kw_only=True):
@@ -159,6 +159,6 @@ class Answer(Struct, frozen=True, kw_only=True):
     """The model's finish reason; `length` if the answer was cut off at the model's limit."""
 
 
-def nobody(event: Event) -> None:
+def ignore_event(event: Event) -> None:
     """Ignore the event."""
     del event

@@ -6,32 +6,32 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from stenolog.agent.shielded_wait import outcome, settled, wait_until_done
+from stenolog.agent.shielded_wait import cancel_and_wait, result_shielded, wait_shielded
 from stenolog.agent.threads import Threads
 from stenolog.errors import LeaseLost, StenologError
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Lease, Store
 
-_OFTEN: Final = 3
+_RENEWALS: Final = 3
 """Number of renewals within the lifetime of a lease."""
 
 _logger = logging.getLogger("stenolog")
 
 
-async def take(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
+async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
     """Acquire the lease without waiting. Raise StoreBusy, NoSuchSession and others."""
     taking = threads.lease(store.lease, key, ttl=ttl, wait=0.0)
     try:
-        return await outcome(taking)
+        return await result_shielded(taking)
     except asyncio.CancelledError:
         # The cancelled caller cannot release the lease.
         if not taking.cancelled() and taking.exception() is None:
-            await settled(threads.lease(_release, taking.result()))
+            await wait_shielded(threads.lease(_release, taking.result()))
         raise
 
 
 @asynccontextmanager
-async def held(
+async def renewed_lease(
     threads: Threads, lease: Lease, *, ttl: float, lost: Callable[[], None]
 ) -> AsyncIterator[SessionStore]:
     """Yield sessions that write through the lease; renew it, and release it at the end.
@@ -42,17 +42,17 @@ async def held(
     try:
         yield JSONLBackend(lease.store, session=lease.key)
     finally:
-        cancelled = await wait_until_done([renewing])
-        cancelled |= await settled(threads.lease(_release, lease))
+        cancelled = await cancel_and_wait([renewing])
+        cancelled |= await wait_shielded(threads.lease(_release, lease))
         if cancelled:
             raise asyncio.CancelledError
 
 
 async def _renew(threads: Threads, lease: Lease, ttl: float, lost: Callable[[], None]) -> None:
     while True:
-        await asyncio.sleep(ttl / _OFTEN)
+        await asyncio.sleep(ttl / _RENEWALS)
         try:
-            await outcome(threads.lease(lease.renew))
+            await result_shielded(threads.lease(lease.renew))
         except LeaseLost:
             lost()
             return

@@ -28,7 +28,7 @@ _SCANNED: Final = 200
 
 def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
     """Return whether a stenolog agent received the last user message, at a seq above `after`."""
-    last = _last_spoken(history)
+    last = _last_user_message(history)
     return last is not None and last.seq > after and is_received(last.to_dict())
 
 
@@ -38,7 +38,7 @@ def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
     return last is not None and last.seq > after and model_of(last.to_dict()) is not None
 
 
-def forked_at_in(sessions: SessionStore, key: str) -> int:
+def read_forked_at(sessions: SessionStore, key: str) -> int:
     """Return the seq up to which a session was copied from another one, or 0."""
     try:
         return forked_at(sessions.store.info(key))
@@ -76,12 +76,12 @@ def late_message(sessions: SessionStore, view: SessionView) -> int | None:
         return None
     first = info.in_sight[-1][0] if info.in_sight else last.seq
     shown = [message for message in view.messages if message.seq >= first]
-    if _last_spoken(shown) is not None:
+    if _last_user_message(shown) is not None:
         return None
     seen = seen_by(body, last.seq)
     stored = sessions.get_history(view.key, last=_SCANNED, full=True)
     before = [message for message in stored if message.seq <= seen]
-    question = _last_spoken(before)
+    question = _last_user_message(before)
     if question is None or not question.hidden:
         return None
     visible = {message.seq for message in view.messages}
@@ -101,9 +101,9 @@ class ForeignTurns:
             return True
         sessions = instance.sessions
         history = sessions.get_history(entry.key, last=_TAIL)
-        if _last_spoken(history) is None:
+        if _last_user_message(history) is None:
             history = sessions.get_history(entry.key)
-        if is_own_turn(history, after=forked_at_in(sessions, entry.key)):
+        if is_own_turn(history, after=read_forked_at(sessions, entry.key)):
             self._seen.pop(place, None)
             return False
         self._seen[place] = now
@@ -112,5 +112,5 @@ class ForeignTurns:
         return True
 
 
-def _last_spoken(history: Sequence[Message]) -> Message | None:
+def _last_user_message(history: Sequence[Message]) -> Message | None:
     return next((one for one in reversed(history) if has_text(one.to_dict())), None)

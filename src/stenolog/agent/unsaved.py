@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.agent.turn_events import EventHandler, SaveFailed, SaveRecovered
-from stenolog.catalog.message_metadata import marked, without_marks
+from stenolog.catalog.message_metadata import mark_seen, without_marks
 from stenolog.codec import check_key, check_once, encode_message
 from stenolog.context.message_parts import calls_of, text_parts_of
 from stenolog.context.turn_state import turn_state
@@ -41,7 +41,7 @@ Append = Callable[..., int | None]
 _REMEMBERED: Final = 1_000
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class SeenMessages(Struct, frozen=True, kw_only=True):
     """The messages that a model got: stored ones up to `upto`, unsaved ones up to `token`."""
 
     upto: int
@@ -50,10 +50,10 @@ class Seen(Struct, frozen=True, kw_only=True):
     """Reason why the answer was cut off; empty if it was not."""
 
 
-class _Waiting(Struct, frozen=True, kw_only=True):
+class _Unsaved(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     token: str
-    seen: Seen | None
+    seen: SeenMessages | None
     """Set for answers: `upto` is stored with the answer, once all messages before it have a seq."""
 
     size: int = 0
@@ -69,7 +69,7 @@ class UnsavedMessages:
     def __init__(self, key: str, run: Run) -> None:
         self._key = key
         self._run = run
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Unsaved] = []
         self._stored: dict[str, int] = {}
         """Seqs of messages that were unsaved for a while, by idempotency key."""
         self._order = asyncio.Lock()
@@ -105,27 +105,27 @@ class UnsavedMessages:
         return None
 
     async def say(
-        self, sessions: SessionStore, body: Mapping[str, Any], *, tell: EventHandler, once: str
+        self, sessions: SessionStore, body: Mapping[str, Any], *, on_event: EventHandler, once: str
     ) -> int | None:
         """Store a user message and return its seq; None if it stays unsaved.
 
-        Emits NotSaved if it stays unsaved. Raises UsageError if the store can never accept it.
+        Emits SaveFailed if it stays unsaved. Raises UsageError if the store can never accept it.
         """
         check_key(self._key)
         check_once(once)
         size = len(encode_message(body))
-        one = _Waiting(body=body, token=once, seen=None, size=size)
+        one = _Unsaved(body=body, token=once, seen=None, size=size)
         async with self._order:
             if any(waits.token == once for waits in self._waiting):
                 return None
             seq = None
-            if await self._cleared(sessions, tell, leased=False):
+            if await self._cleared(sessions, on_event, leased=False):
                 seq = await self._write(sessions, one)
             if seq is None:
                 self._waiting.append(one)
             told = seq is None and not any(waits.of_turn for waits in self._waiting)
         if told:
-            await self._tell(sessions, tell)
+            await self._report_failure(sessions, on_event)
         return seq
 
     async def keep(
@@ -133,8 +133,8 @@ class UnsavedMessages:
         sessions: SessionStore,
         body: Mapping[str, Any],
         *,
-        tell: EventHandler,
-        seen: Seen | None = None,
+        on_event: EventHandler,
+        seen: SeenMessages | None = None,
         append: Append | None = None,
     ) -> int | None:
         """Store a message of a turn and return its seq; None if it stays unsaved.
@@ -144,11 +144,11 @@ class UnsavedMessages:
         message, and LeaseLost.
         """
         size = len(encode_message(body))
-        one = _Waiting(body=body, token=secrets.token_hex(12), seen=seen, size=size)
+        one = _Unsaved(body=body, token=secrets.token_hex(12), seen=seen, size=size)
         async with self._order:
             try:
                 seq = None
-                if await self._cleared(sessions, tell, leased=True):
+                if await self._cleared(sessions, on_event, leased=True):
                     seq = await self._write(sessions, one, append)
             except (LeaseLost, NoSuchSession):
                 self._let_go()
@@ -156,7 +156,7 @@ class UnsavedMessages:
             if seq is None:
                 self._waiting.append(one)
         if seq is None:
-            await self._tell(sessions, tell)
+            await self._report_failure(sessions, on_event)
         return seq
 
     @asynccontextmanager
@@ -168,22 +168,24 @@ class UnsavedMessages:
         async with self._order:
             yield
 
-    async def flush(self, sessions: SessionStore, *, tell: EventHandler) -> bool:
+    async def flush(self, sessions: SessionStore, *, on_event: EventHandler) -> bool:
         """Store the unsaved messages and return whether all are stored.
 
         Only the lease holder may call this. Raises LeaseLost.
         """
         async with self._order:
             try:
-                if await self._cleared(sessions, tell, leased=True):
+                if await self._cleared(sessions, on_event, leased=True):
                     return True
             except LeaseLost:
                 self._let_go()
                 raise
-        await self._tell(sessions, tell)
+        await self._report_failure(sessions, on_event)
         return False
 
-    async def _cleared(self, sessions: SessionStore, tell: EventHandler, *, leased: bool) -> bool:
+    async def _cleared(
+        self, sessions: SessionStore, on_event: EventHandler, *, leased: bool
+    ) -> bool:
         waited = len(self._waiting)
         if not waited:
             return True
@@ -196,7 +198,7 @@ class UnsavedMessages:
                 # All messages that this one depends on have a seq by now.
                 looked = True
                 if await self._is_stale(sessions, one):
-                    self._let_go(tell)
+                    self._let_go(on_event)
                     continue
             looked = looked and one.of_turn
             try:
@@ -205,7 +207,7 @@ class UnsavedMessages:
                 raise
             except UsageError as error:
                 # The store will never accept this message, and it must not block the later ones.
-                tell(SaveFailed(count=1, words=f"one message is lost: {error}"))
+                on_event(SaveFailed(count=1, words=f"one message is lost: {error}"))
                 del self._waiting[0]
                 continue
             if seq is None:
@@ -214,22 +216,22 @@ class UnsavedMessages:
             while len(self._stored) > _REMEMBERED:
                 del self._stored[next(iter(self._stored))]
             del self._waiting[0]
-        tell(SaveRecovered(count=waited))
+        on_event(SaveRecovered(count=waited))
         return True
 
-    def _let_go(self, tell: EventHandler | None = None) -> None:
-        """Drop unsaved messages of turns: all, or with `tell` those before a user message."""
+    def _let_go(self, on_event: EventHandler | None = None) -> None:
+        """Drop unsaved messages of turns: all, or with `on_event` those before a user message."""
         kept = next(
             (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
         )
-        if tell is None:
+        if on_event is None:
             self._waiting = [one for one in self._waiting if not one.of_turn]
             return
         del self._waiting[:kept]
         words = "another process has answered meanwhile, so this answer is not kept"
-        tell(SaveFailed(count=kept, words=words))
+        on_event(SaveFailed(count=kept, words=words))
 
-    async def _is_stale(self, sessions: SessionStore, one: _Waiting) -> bool:
+    async def _is_stale(self, sessions: SessionStore, one: _Unsaved) -> bool:
         """Return whether another process has continued the turn of this message."""
         history: list[Message] = await self._run(sessions.get_history, self._key)
         where = turn_state(history)
@@ -247,35 +249,37 @@ class UnsavedMessages:
             for message in history
         )
 
-    def _upto(self, seen: Seen) -> int:
+    def _upto(self, seen: SeenMessages) -> int:
         return max(seen.upto, self._stored.get(seen.token, 0))
 
     async def _write(
-        self, sessions: SessionStore, one: _Waiting, append: Append | None = None
+        self, sessions: SessionStore, one: _Unsaved, append: Append | None = None
     ) -> int | None:
         body = one.body
         if one.seen is not None:
-            body = marked(body, seen=self._upto(one.seen), interrupted=one.seen.interrupted)
+            body = mark_seen(body, seen=self._upto(one.seen), interrupted=one.seen.interrupted)
         if append is None:
             append = partial(sessions.add_full_message, self._key)
         seq: int | None = await self._run(append, body, once=one.token)
         if seq is None:
             # The facade does not return the reason. The idempotency key makes a second attempt
             # safe.
-            seq = await self._run(_again, sessions, self._key, body, one.token)
+            seq = await self._run(_retry_write, sessions, self._key, body, one.token)
         return seq
 
-    async def _tell(self, sessions: SessionStore, tell: EventHandler) -> None:
-        words = await self._run(_why, sessions)
-        tell(SaveFailed(count=len(self._waiting), words=words))
+    async def _report_failure(self, sessions: SessionStore, on_event: EventHandler) -> None:
+        words = await self._run(_failure_reason, sessions)
+        on_event(SaveFailed(count=len(self._waiting), words=words))
 
 
-def new_token() -> str:
+def new_idempotency_key() -> str:
     """Return an idempotency key for a message without an id."""
     return secrets.token_hex(12)
 
 
-def _again(sessions: SessionStore, key: str, body: Mapping[str, Any], token: str) -> int | None:
+def _retry_write(
+    sessions: SessionStore, key: str, body: Mapping[str, Any], token: str
+) -> int | None:
     """Repeat the write on the store. Raise only errors that a retry cannot fix."""
     store = sessions.store
     try:
@@ -302,7 +306,7 @@ def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
     return without_marks(found[0].to_dict()) if found and found[0].seq == seq else None
 
 
-def _why(sessions: SessionStore) -> str:
+def _failure_reason(sessions: SessionStore) -> str:
     """Return the reason for the failed write, without the prefixes of the facade."""
     health = sessions.health()
     _, _, told = (health.last_error or "").partition(" failed: ")

@@ -40,7 +40,9 @@ _MOST: Final = 1e15
 """Upper limit of plausible token counts and seconds."""
 
 
-def marked(body: Mapping[str, Any], *, seen: int | None, interrupted: str = "") -> dict[str, Any]:
+def mark_seen(
+    body: Mapping[str, Any], *, seen: int | None, interrupted: str = ""
+) -> dict[str, Any]:
     """Return the message with `seen` and `interrupted`. `seen` None: all messages before it."""
     of_itself: dict[str, Any] = {} if seen is None else {_SEEN: seen}
     if interrupted:
@@ -62,19 +64,19 @@ def interruption(body: Mapping[str, Any]) -> str:
     return told if isinstance(told, str) else ""
 
 
-def for_client(body: Mapping[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+def mark_client_calls(body: Mapping[str, Any], ids: Sequence[str]) -> dict[str, Any]:
     """Return the message with the ids of the tool calls that the client runs."""
     return {**body, FIELD: {**_told(body), _OF_CLIENT: list(ids)}} if ids else dict(body)
 
 
-def calls_of_client(body: Mapping[str, Any]) -> frozenset[str]:
+def client_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the ids of the tool calls in a message that the client runs."""
     told = _told(body).get(_OF_CLIENT)
     listed = told if isinstance(told, list) else []
     return frozenset(one for one in listed if isinstance(one, str))
 
 
-def made_by(
+def mark_model(
     body: Mapping[str, Any],
     *,
     model: str,
@@ -88,7 +90,7 @@ def made_by(
     return {**body, FIELD: {**_told(body), **of_itself}}
 
 
-def ran_for(body: Mapping[str, Any], *, seconds: float, failed: bool) -> dict[str, Any]:
+def mark_tool_outcome(body: Mapping[str, Any], *, seconds: float, failed: bool) -> dict[str, Any]:
     """Return the result of a tool with its duration and whether it failed."""
     of_itself: dict[str, Any] = {_SECONDS: round(seconds, 3)}
     if failed:
@@ -130,7 +132,7 @@ def has_failed(body: Mapping[str, Any]) -> bool:
     return _told(body).get(_FAILED) is True
 
 
-def received(
+def mark_received(
     body: Mapping[str, Any], *, sender: str = "", origin: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the user message with the mark of the agent that accepts it.
@@ -156,7 +158,7 @@ def sender_of(body: Mapping[str, Any]) -> str:
     return sender if isinstance(sender, str) else ""
 
 
-def requested(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any]:
+def mark_request(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, Any]:
     """Return the message with the HTTP request that it came in.
 
     `id`: the idempotency key of the client, or empty. `digest`: of all messages of the request.

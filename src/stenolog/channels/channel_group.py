@@ -9,7 +9,7 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.shielded_wait import cancel_and_wait
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import Channel
 from stenolog.channels.claims import Claims
@@ -107,7 +107,7 @@ class Channels:
         for wired in self._wired:
             wired.inbox.stop_recovering()
         tasks, self._tasks = self._tasks, []
-        if await wait_until_done(tasks):
+        if await cancel_and_wait(tasks):
             raise asyncio.CancelledError
         await asyncio.gather(*(wired.inbox.drain(patience) for wired in self._wired))
 

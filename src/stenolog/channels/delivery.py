@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.shielded_wait import cancel_and_wait
 from stenolog.agent.turn_events import Answer
-from stenolog.agent.turn_ownership import forked_at_in
+from stenolog.agent.turn_ownership import read_forked_at
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, origin_of
 from stenolog.channels.channel import Channel, MaybeSent, NotSent, Place, Undeliverable
@@ -211,7 +211,7 @@ class Delivery:
         """Stop sending while marks can still be written; the next start continues."""
         self._cut = True
         self._stopping.set()
-        if await wait_until_done(self._running):
+        if await cancel_and_wait(self._running):
             raise asyncio.CancelledError
 
     async def tell(self, origin: Place, text: str) -> None:
@@ -281,7 +281,7 @@ class Delivery:
             mark=mark,
             channel=self.channel.name,
             since=since,
-            after=await self._loop.run(forked_at_in, instance.sessions, key),
+            after=await self._loop.run(read_forked_at, instance.sessions, key),
             allows=self._allows,
         )
         for one in waiting:

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from stenolog.agent import commands
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.scheduler import CLOSES, TAKEN_OVER
-from stenolog.agent.shielded_wait import wait_until_done
-from stenolog.agent.turn_events import Answer, Event, Inbound, MessageStored, SaveFailed
+from stenolog.agent.scheduler import CLOSING, TAKEN_OVER
+from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.turn_events import Answer, Event, InboundMessage, MessageStored, SaveFailed
 from stenolog.channels.channel import Arrival, Place, Taken
 from stenolog.channels.claims import Claims, said_in
 from stenolog.channels.delivery import Delivery
@@ -236,7 +236,7 @@ def _digest(*words: str) -> str:
 
 T = TypeVar("T")
 
-_QUIET: Final = (CLOSES, TAKEN_OVER)
+_QUIET: Final = (CLOSING, TAKEN_OVER)
 """Outcomes without a message: the process that resumes the turn delivers its answer."""
 _WORDLESS: Final = "(The model answered without a word.)"
 _NOT_SAVED: Final = "This is not saved yet, because nothing can be stored right now."
@@ -334,7 +334,7 @@ class Inbox:
 
     async def close(self) -> None:
         """Cancel running tasks. Answers that are complete stay in the log."""
-        await wait_until_done(self._tasks | self._recovering)
+        await cancel_and_wait(self._tasks | self._recovering)
 
     # --- one message -------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class Inbox:
         instance = self._loop.registry.route(self._channel, arrival.sender)
         base = key_for(self._came_from(arrival), scope=arrival.scope)
         hearing = _Hearing(self, arrival, durable)
-        asked = commands.parse(arrival.text)
+        asked = commands.parse_command(arrival.text)
         if asked is not None and asked.name == "stop":
             # /stop does not wait: it ends the turn that the others wait for.
             again = await self._begin(instance, base, arrival, hearing)
@@ -401,12 +401,12 @@ class Inbox:
         if listed is not None:
             arrival = replace(arrival, number=await listed.number_of(instance, own, arrival))
         key = await self._going_on.session_of(instance, own, arrival)
-        if commands.parse(arrival.text) is None:
+        if commands.parse_command(arrival.text) is None:
             listed = None
         if key is None or (listed is not None and not await listed.begin(instance, own, arrival)):
             now = await self._going_on.session_now(instance, own)
             return Answer(key=now, text="", outcome="again")
-        inbound = Inbound(
+        inbound = InboundMessage(
             key=key,
             content=arrival.text,
             id=arrival.id,
@@ -469,13 +469,15 @@ class _Hearing:
         self.not_saved = ""
 
     async def begin(
-        self, loop: AgentLoop, inbound: Inbound, instance: AgentInstance
+        self, loop: AgentLoop, inbound: InboundMessage, instance: AgentInstance
     ) -> Answer | None:
         """Start processing.
 
         Return the answer if it is ready when the message is durable, else None.
         """
-        self._task = asyncio.create_task(loop.hear(inbound, tell=self._heard, agent=instance.id))
+        self._task = asyncio.create_task(
+            loop.handle(inbound, on_event=self._heard, agent=instance.id)
+        )
         try:
             waited: list[asyncio.Future[Any]] = [self._task, self._durable]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -501,7 +503,7 @@ class _Hearing:
             self.not_saved = event.words
 
     async def _end(self) -> None:
-        await wait_until_done(one for one in (self._typing, self._task) if one is not None)
+        await cancel_and_wait(one for one in (self._typing, self._task) if one is not None)
 
 
 def words_for(answer: Answer) -> str:

@@ -29,7 +29,7 @@ from telegram.error import (
 )
 from telegram.request import HTTPXRequest
 
-from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.shielded_wait import cancel_and_wait
 from stenolog.channels.channel import (
     AllowList,
     Arrival,
@@ -211,7 +211,7 @@ class Telegram:
             try:
                 await asyncio.wait([polling])
             finally:
-                await wait_until_done([polling])
+                await cancel_and_wait([polling])
             if not polling.cancelled():
                 polling.result()
 
@@ -245,7 +245,7 @@ class Telegram:
                 if offsets.next != before:
                     await self._note(offsets.next)
         finally:
-            await wait_until_done(under_way)
+            await cancel_and_wait(under_way)
 
     async def _patiently(self, call: Any) -> Any:
         """Retry a call until it succeeds. Raises _Stopped if it never will."""
@@ -360,7 +360,7 @@ class Telegram:
 
     async def close(self) -> None:
         """Close connections. A second call does nothing."""
-        await wait_until_done(self._telling)
+        await cancel_and_wait(self._telling)
         await self._bot.shutdown()
         for name in _TALKATIVE:
             logging.getLogger(name).removeFilter(self._filter)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
-from stenolog.agent.scheduler import InterruptedTurn
+from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.config import Options, settings_of
 from stenolog.cli.output import error_sentence, one_line
@@ -292,7 +292,7 @@ async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any
         closings.append(asyncio.create_task(loop.close(patience=0)))
         done, _ = await asyncio.wait(closings, timeout=_AT_ONCE)
         if len(done) < len(closings):
-            say(words_of_left(InterruptedTurn(turns=unfinished)) or "Ended while it was closing.")
+            say(words_of_left(CloseReport(turns=unfinished)) or "Ended while it was closing.")
             os._exit(_ended_by(signals))
     another.cancel()
     signals.ignore()
@@ -309,7 +309,7 @@ def _ended_by(signals: Signals) -> int:
     return 128 + (signals.number or signal.SIGTERM)
 
 
-def words_of_left(left: InterruptedTurn) -> str:
+def words_of_left(left: CloseReport) -> str:
     """Describe unfinished turns and unsaved messages; empty if there are none."""
     words = []
     if left.turns:

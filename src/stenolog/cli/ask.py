@@ -15,7 +15,7 @@ from stenolog.cli.output import json_text, printable, sentence
 from stenolog.sessions.keys import cli_sender
 
 if TYPE_CHECKING:
-    from stenolog.agent.turn_events import Answer, Inbound
+    from stenolog.agent.turn_events import Answer, InboundMessage
     from stenolog.cli.agents import Opened
     from stenolog.cli.chat_pipe import Teller
     from stenolog.cli.chat_screen import Meter
@@ -81,8 +81,8 @@ def _read() -> str:
 
 async def _ask(options: Options, question: str, *, key: str | None, as_json: bool) -> int:
     # Imported late: slow, and not needed for --help.
-    from stenolog.agent.commands import new_key, parse
-    from stenolog.agent.turn_events import Inbound
+    from stenolog.agent.commands import new_key, parse_command
+    from stenolog.agent.turn_events import InboundMessage
     from stenolog.cli.agents import (
         CHANNEL,
         NOT_SAVED,
@@ -107,8 +107,8 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     for problem in opened.agent.problems:
         _say(sentence(problem))
     # A question is never a command, whatever it starts with.
-    content = question if parse(question) is None else f"/{question}"
-    inbound = Inbound(key=wanted, content=content, sender=cli_sender(wanted))
+    content = question if parse_command(question) is None else f"/{question}"
+    inbound = InboundMessage(key=wanted, content=content, sender=cli_sender(wanted))
     asking = _Asking(opened, inbound)
     teller = Teller(
         meter, talkative=sys.stderr.isatty(), quiet=as_json, once=True, unread=asking.stop
@@ -130,7 +130,7 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
 class _Asking:
     """A question in progress. Ctrl-C or a closed stdout stops the answer."""
 
-    def __init__(self, opened: "Opened", inbound: "Inbound") -> None:
+    def __init__(self, opened: "Opened", inbound: "InboundMessage") -> None:
         self._opened = opened
         self._inbound = inbound
         self._stopping: asyncio.Task[bool] | None = None
@@ -144,8 +144,8 @@ class _Asking:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.stop)
         try:
-            answer = await self._opened.loop.hear(
-                self._inbound, tell=teller.tell, agent=self._opened.agent.id
+            answer = await self._opened.loop.handle(
+                self._inbound, on_event=teller.tell, agent=self._opened.agent.id
             )
         finally:
             loop.remove_signal_handler(signal.SIGINT)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from stenolog.agent.turn_events import Answer, Notice, SaveFailed, SaveRecovered
 from stenolog.cli.output import error_sentence, one_line, printable
-from stenolog.context.summarize import Compaction
+from stenolog.context.summarize import SummaryReport
 from stenolog.errors import NoSuchSession
 
 PROMPT: Final = "> "
@@ -53,7 +53,7 @@ def first_line(text: str) -> str:
     return _cut(one_line(lines[0]), 160) + more
 
 
-def words_of_compaction(compaction: Compaction) -> str:
+def words_of_compaction(compaction: SummaryReport) -> str:
     """Describe a summary that was made, and how to undo it."""
     done = str(compaction).removesuffix("; undo brings them back")
     return f"{done}. /undo brings them back."

@@ -17,7 +17,7 @@ import click
 from stenolog.agent.turn_events import (
     Answer,
     Event,
-    Inbound,
+    InboundMessage,
     Notice,
     SaveFailed,
     SaveRecovered,
@@ -128,7 +128,7 @@ class Teller:
             case ToolFinished():
                 self._tool(event)
             case SummaryCreated():
-                self._say(words_of_compaction(event.compaction))
+                self._say(words_of_compaction(event.report))
             case SaveFailed():
                 self._say(self._unsaved.words(event))
             case SaveRecovered():
@@ -299,11 +299,11 @@ class PipedTalk:
     async def _hear(self, text: str) -> None:
         teller = Teller(self._meter, talkative=sys.stderr.isatty(), unread=self._stop)
         try:
-            answer = await self._opened.loop.hear(
-                Inbound(key=self.key, content=text, sender=cli_sender(self.key)),
-                tell=teller.tell,
+            answer = await self._opened.loop.handle(
+                InboundMessage(key=self.key, content=text, sender=cli_sender(self.key)),
+                on_event=teller.tell,
                 agent=self._opened.agent.id,
-                everything=True,
+                all_sessions=True,
             )
         except StenologError as error:
             click.echo(error_sentence(error), err=True)

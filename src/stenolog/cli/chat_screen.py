@@ -84,7 +84,7 @@ class Meter:
                 self.answered += event.usage.answer
                 self.cached += event.usage.cached
             case SummaryCreated():
-                self._tokens = event.compaction.tokens_after
+                self._tokens = event.report.tokens_after
             case _:
                 pass
 
@@ -200,7 +200,7 @@ class Screen:
                 self._tool_ended(event)
             case SummaryCreated():
                 self._compacted = True
-                self._say(f"⊟ {words_of_compaction(event.compaction)}", "cyan")
+                self._say(f"⊟ {words_of_compaction(event.report)}", "cyan")
             case SaveFailed():
                 words = self._unsaved.words(event)
                 if words:

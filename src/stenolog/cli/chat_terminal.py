@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from stenolog.agent.commands import COMMANDS, parse
-from stenolog.agent.turn_events import Answer, Event, Inbound, ModelCalled
-from stenolog.agent.turn_ownership import forked_at_in, is_own_turn
-from stenolog.catalog.message_metadata import received
+from stenolog.agent.commands import COMMANDS, parse_command
+from stenolog.agent.turn_events import Answer, Event, InboundMessage, ModelCalled
+from stenolog.agent.turn_ownership import is_own_turn, read_forked_at
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.agents import CHANNEL, NOT_SAVED, Opened, Signals
 from stenolog.cli.chat_history import KeptHistory, history_file
 from stenolog.cli.chat_input import Commands, Leave, Line, Pick, Wish
@@ -120,7 +120,7 @@ class _Entered:
     @property
     def command(self) -> str:
         """Return the name of the command; empty for a message."""
-        given = parse(self.text)
+        given = parse_command(self.text)
         return "" if given is None else given.name
 
     @property
@@ -212,7 +212,7 @@ class Conversation:
         content = text[1:] if text.startswith("//") else text
         body = {"role": "user", "content": content}
         # Without the mark of an accepted message, no agent would answer it at the next start.
-        body = received(body, sender=cli_sender(self.key))  # guard: chat-unsent-received
+        body = mark_received(body, sender=cli_sender(self.key))  # guard: chat-unsent-received
         try:
             return bool(self._opened.agent.sessions.add_full_message(self.key, body))
         except StenologError:
@@ -245,7 +245,7 @@ class Conversation:
         history = sessions.get_history(self.key, last=LAST)
         laid_out = self._opened.settings.cli.markdown
         self.line.show(past_lines(history, self._console, markdown=laid_out))
-        own_after = forked_at_in(sessions, self.key)
+        own_after = read_forked_at(sessions, self.key)
         if turn_state(history).unfinished and is_own_turn(history, after=own_after):
             self.say("The last turn was interrupted; going on with it.", "yellow")
             self.line.show([""])
@@ -337,10 +337,10 @@ class Conversation:
             one.begun = True
             if one.is_command:
                 self._show(one)
-            inbound = Inbound(key=self.key, content=one.text, sender=cli_sender(self.key))
+            inbound = InboundMessage(key=self.key, content=one.text, sender=cli_sender(self.key))
             tell = partial(self._tell, one)
-            answer = await self._opened.loop.hear(
-                inbound, tell=tell, agent=self._opened.agent.id, everything=True
+            answer = await self._opened.loop.handle(
+                inbound, on_event=tell, agent=self._opened.agent.id, all_sessions=True
             )
         except StenologError as error:
             self._show(one)
@@ -401,7 +401,7 @@ class Conversation:
 
         try:
             for answer in await self._opened.loop.resume(
-                self.key, tell=tell, agent=self._opened.agent.id
+                self.key, on_event=tell, agent=self._opened.agent.id
             ):
                 screen.finish(answer)
         except StenologError as error:

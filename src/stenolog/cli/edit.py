@@ -36,8 +36,8 @@ from stenolog.stores.open_store import address, open_store
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import Opened
-    from stenolog.context.plan import Plan
-    from stenolog.context.summarize import Compaction
+    from stenolog.context.plan import SummaryPlan
+    from stenolog.context.summarize import SummaryReport
 
 
 _OPERATIONS: Final = {
@@ -312,24 +312,24 @@ async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[s
     return fields, words, code
 
 
-async def _compacted(opened: "Opened", key: str) -> "Compaction | None":
-    async def change(_: object) -> "Compaction | None":
+async def _compacted(opened: "Opened", key: str) -> "SummaryReport | None":
+    async def change(_: object) -> "SummaryReport | None":
         model = await opened.loop.run(opened.agent.model_of, key)
-        return await opened.loop.ask(opened.agent.context(model).compact, key)
+        return await opened.loop.ask(opened.agent.context(model).summarize, key)
 
     return await opened.loop.change(key, change, agent=opened.agent.id)
 
 
-def _planned(opened: "Opened", key: str) -> "Plan | None":
+def _planned(opened: "Opened", key: str) -> "SummaryPlan | None":
     """Return the plan of a summary made now, or None if there is nothing to summarize."""
-    from stenolog.context.plan import plan_compaction
+    from stenolog.context.plan import plan_summary
     from stenolog.context.summarize import session_state
 
     agent = opened.agent
     context = agent.context(agent.model_of(key))
     tokens, seen = context.tokens, session_state(context.store, key)
     system = {"role": "system", "content": f"{agent.spec.system}\n\n"}
-    return plan_compaction(
+    return plan_summary(
         seen.history,
         summary=seen.summary,
         floor=seen.floor,
@@ -347,7 +347,7 @@ def _planned(opened: "Opened", key: str) -> "Plan | None":
 _NOTHING: Final = "There is nothing that could be made shorter."
 
 
-def _of_plan(key: str, plan: "Plan | None") -> tuple[dict[str, Any], str]:
+def _of_plan(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
     if plan is None:
         return _compact_fields(key, dry_run=True), _NOTHING
     first, hidden = plan.messages[0].seq, len(plan.messages)
@@ -367,7 +367,7 @@ def _of_plan(key: str, plan: "Plan | None") -> tuple[dict[str, Any], str]:
     return fields, words
 
 
-def _of_compaction(key: str, done: "Compaction | None") -> tuple[dict[str, Any], str]:
+def _of_compaction(key: str, done: "SummaryReport | None") -> tuple[dict[str, Any], str]:
     if done is None:
         return _compact_fields(key, dry_run=False), _NOTHING
     fields = _compact_fields(

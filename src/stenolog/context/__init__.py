@@ -3,22 +3,22 @@
 from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.overflow import is_overflow
-from stenolog.context.plan import Plan, plan_compaction
-from stenolog.context.request_messages import ProviderRequirements, arrange
-from stenolog.context.summarize import Compaction
+from stenolog.context.plan import SummaryPlan, plan_summary
+from stenolog.context.request_messages import ProviderRequirements, prepare_messages
+from stenolog.context.summarize import SummaryReport
 from stenolog.context.turn_boundaries import find_turns
 from stenolog.context.window import Window, build_window
 
 __all__ = [
-    "Compaction",
     "Context",
     "Limits",
-    "Plan",
     "ProviderRequirements",
+    "SummaryPlan",
+    "SummaryReport",
     "Window",
-    "arrange",
     "build_window",
     "find_turns",
     "is_overflow",
-    "plan_compaction",
+    "plan_summary",
+    "prepare_messages",
 ]

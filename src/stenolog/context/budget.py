@@ -68,7 +68,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         )
 
 
-class Parts(Struct, frozen=True, kw_only=True):
+class RequiredTokens(Struct, frozen=True, kw_only=True):
     """Tokens of the parts that every request must contain."""
 
     system: int
@@ -84,7 +84,7 @@ class Parts(Struct, frozen=True, kw_only=True):
         return self.system + self.tools + self.newest + self.skeleton
 
 
-def too_small(parts: Parts, limits: Limits) -> ContextTooSmall:
+def context_too_small(parts: RequiredTokens, limits: Limits) -> ContextTooSmall:
     """Return an error that says which setting to change."""
     needed = limits.enough_for(parts.total)
     least = f"raise max_context_tokens to at least {needed:,}"

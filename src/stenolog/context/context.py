@@ -9,12 +9,23 @@ from stenolog.catalog import Catalog
 from stenolog.context.budget import Limits
 from stenolog.context.message_parts import Body
 from stenolog.context.overflow import Overflow, read_overflow
-from stenolog.context.plan import Asked, plan_compaction
+from stenolog.context.plan import Trigger, plan_summary
 from stenolog.context.request_messages import ProviderRequirements
-from stenolog.context.summarize import Compaction, Seen, compact_context, seen_in, session_state
+from stenolog.context.summarize import (
+    SessionState,
+    SummaryReport,
+    apply_plan,
+    session_state,
+    state_of_view,
+)
 from stenolog.context.window import Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
-from stenolog.providers.chat_model import Ask, check_answer, check_ask, check_not_async
+from stenolog.providers.chat_model import (
+    CompletionFunction,
+    check_answer,
+    check_completion_function,
+    check_not_async,
+)
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores import log_reports
 from stenolog.stores.base import SessionView, Store
@@ -22,16 +33,16 @@ from stenolog.tokens import Calibration, Tokens
 
 T = TypeVar("T")
 
-_CALLED: Final = "model is called as model(messages)"
+_MODEL_SIGNATURE: Final = "model is called as model(messages)"
 
 RETRIES: Final = 2
 """Maximum number of shorter retries after a request was too long."""
-_SHORTER: Final = 0.6
+_SHORTEN_FACTOR: Final = 0.6
 """Factor for the next attempt if the provider does not state its limit."""
-_NAMED: Final = 0.9
+_STATED_LIMIT_SHARE: Final = 0.9
 """Share of a provider's stated limit that is used, because our token counts are estimates."""
 
-Event = Callable[[Compaction], None]
+SummaryHandler = Callable[[SummaryReport], None]
 
 
 class Context:
@@ -47,7 +58,7 @@ class Context:
     def __init__(
         self,
         store: Store | SessionStore,
-        ask: Ask | None = None,
+        ask: CompletionFunction | None = None,
         *,
         ask_limits: Limits | None = None,
         limits: Limits | None = None,
@@ -57,10 +68,10 @@ class Context:
         catalog: Catalog | None = None,
         system: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
-        on_event: Event | None = None,
+        on_event: SummaryHandler | None = None,
     ) -> None:
         if ask is not None:
-            check_ask(ask)
+            check_completion_function(ask)
         if not isinstance(model, str):
             raise UsageError("model is the name of the model; who is asked for summaries is `ask`")
         self.store: Store = store.store if isinstance(store, SessionStore) else store
@@ -110,11 +121,11 @@ class Context:
         given the answer; its errors are logged. Raises UsageError for an async model,
         ContextTooSmall, and all other errors of the model.
         """
-        check_not_async(model, _CALLED)
-        attempt = self.begin(key, memory=memory, unsaved=unsaved)
+        check_not_async(model, _MODEL_SIGNATURE)
+        attempt = self.start_request(key, memory=memory, unsaved=unsaved)
         while True:
             try:
-                answer = check_answer(model(attempt.window.messages), _CALLED)
+                answer = check_answer(model(attempt.window.messages), _MODEL_SIGNATURE)
             except Exception as error:
                 if not attempt.shorten(error):
                     raise
@@ -122,7 +133,7 @@ class Context:
                 attempt.answered(None if usage is None else partial(usage, answer))
                 return answer
 
-    def begin(
+    def start_request(
         self,
         key: str,
         *,
@@ -137,24 +148,24 @@ class Context:
         """
         return Attempt(self, key, memory, unsaved, view)
 
-    def settle(
+    def summarize_if_needed(
         self, key: str, *, memory: str = "", view: SessionView | None = None
-    ) -> Compaction | None:
+    ) -> SummaryReport | None:
         """Summarize after a turn, if that is due. Return None if nothing was hidden.
 
-        `view`: as for `begin`.
+        `view`: as for `start_request`.
         """
-        seen = None if view is None else seen_in(view)
-        return self._compact(key, "auto", self.limits, memory, seen=seen)
+        seen = None if view is None else state_of_view(view)
+        return self._summarize(key, "auto", self.limits, memory, seen=seen)
 
-    def compact(self, key: str) -> Compaction | None:
+    def summarize(self, key: str) -> SummaryReport | None:
         """Summarize on request, to at most half of the tokens.
 
         Return None if nothing can be hidden.
         """
-        return self._compact(key, "manual", self.limits, "")
+        return self._summarize(key, "manual", self.limits, "")
 
-    def reported(self, *, estimated: int, reported: int) -> Calibration:
+    def record_usage(self, *, estimated: int, reported: int) -> Calibration:
         """Update the calibration with a provider's count for a window, and return it."""
         with self._learning:
             plain = round(estimated / self.calibration.ratio)
@@ -174,18 +185,18 @@ class Context:
         view: SessionView | None,
     ) -> Window:
         """Return the window for a call, after summarizing if that is needed."""
-        seen = session_state(self.store, key) if view is None else seen_in(view)
+        seen = session_state(self.store, key) if view is None else state_of_view(view)
         window = self._window(seen, memory, unsaved, limits)
         overfull = bool(window.left_out)
         cramped = overfull or window.elided or window.memory_left_out
         if not cramped and len(seen.history) <= limits.max_history_messages:
             return window
-        if self._compact(key, "auto", limits, memory, overfull=overfull, seen=seen) is None:
+        if self._summarize(key, "auto", limits, memory, overfull=overfull, seen=seen) is None:
             return window
         return self._window(session_state(self.store, key), memory, unsaved, limits)
 
     def _window(
-        self, seen: Seen, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
+        self, seen: SessionState, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
     ) -> Window:
         return build_window(
             [*seen.history, *unsaved],
@@ -198,19 +209,19 @@ class Context:
             tokens=self.tokens,
         )
 
-    def _compact(
+    def _summarize(
         self,
         key: str,
-        asked: Asked,
+        asked: Trigger,
         limits: Limits,
         memory: str,
         *,
         overfull: bool = False,
-        seen: Seen | None = None,
-    ) -> Compaction | None:
+        seen: SessionState | None = None,
+    ) -> SummaryReport | None:
         seen = seen or session_state(self.store, key)
         tokens = self.tokens
-        plan = plan_compaction(
+        plan = plan_summary(
             seen.history,
             summary=seen.summary,
             floor=seen.floor,
@@ -227,7 +238,7 @@ class Context:
         if plan is None:
             return None
         takes = self._ask_limits or limits
-        done = compact_context(self.store, key, plan, ask=self._ask, limits=takes, tokens=tokens)
+        done = apply_plan(self.store, key, plan, ask=self._ask, limits=takes, tokens=tokens)
         if done is not None and self._on_event is not None:
             try:
                 self._on_event(done)
@@ -270,18 +281,20 @@ class Attempt:
         if overflow is None:
             return False
         if self._tries_left == 0:
-            raise _given_up(self.window, overflow, RETRIES) from error
+            raise _retries_exhausted(self.window, overflow, RETRIES) from error
         self._tries_left -= 1
-        self._limits = _shorter(self._limits, self.window, overflow)
+        self._limits = _next_limits(self._limits, self.window, overflow)
         if overflow.limit is not None:
-            self._named = min(int(overflow.limit * _NAMED), self._named or overflow.limit)
+            self._named = min(
+                int(overflow.limit * _STATED_LIMIT_SHARE), self._named or overflow.limit
+            )
         context, limits = self._context, self._limits
-        context._compact(self._key, "overflow", limits, self._memory)
+        context._summarize(self._key, "overflow", limits, self._memory)
         try:
             seen = session_state(context.store, self._key)
             self.window = context._window(seen, self._memory, self._unsaved, limits)
         except ContextTooSmall as least:
-            raise _cannot_be_less(self.window, overflow, least) from error
+            raise _cannot_shorten(self.window, overflow, least) from error
         return True
 
     def answered(self, usage: Callable[[], int | None] | None = None) -> None:
@@ -297,16 +310,16 @@ class Attempt:
         try:
             reported = usage() if usage is not None else None
             if reported:
-                context.reported(estimated=self.window.tokens, reported=reported)
+                context.record_usage(estimated=self.window.tokens, reported=reported)
         except Exception as error:  # noqa: BLE001 - the answer matters more
             log_reports.warning("what the model counted could not be taken in: %r", error)
 
 
-def _given_up(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:
+def _retries_exhausted(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:
     """Return the error for a last attempt that was still too long."""
     takes = min(overflow.limit or window.tokens, window.tokens)
     return ContextTooSmall(
-        f"the model found about {window.tokens:,} tokens too long{_says(overflow)}, after "
+        f"the model found about {window.tokens:,} tokens too long{_stated_limit(overflow)}, after "
         f"{tries} shorter tries; set max_context_tokens to less than {takes:,}, or give the model "
         "a larger context",
         needed=window.tokens,
@@ -314,25 +327,25 @@ def _given_up(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall
     )
 
 
-def _cannot_be_less(window: Window, overflow: Overflow, least: ContextTooSmall) -> ContextTooSmall:
+def _cannot_shorten(window: Window, overflow: Overflow, least: ContextTooSmall) -> ContextTooSmall:
     """Return the error for a request that cannot be shortened; a smaller limit would not help."""
     return ContextTooSmall(
-        f"the model found about {window.tokens:,} tokens too long{_says(overflow)}, and not less "
-        f"can be sent; give the model a context of at least {least.needed:,}, or shorten the "
-        "system prompt, the tools or the newest message",
+        f"the model found about {window.tokens:,} tokens too long{_stated_limit(overflow)}, "
+        f"and not less can be sent; give the model a context of at least {least.needed:,}, "
+        "or shorten the system prompt, the tools or the newest message",
         needed=least.needed,
         limit=overflow.limit or window.tokens,
     )
 
 
-def _says(overflow: Overflow) -> str:
+def _stated_limit(overflow: Overflow) -> str:
     return "" if overflow.limit is None else f" (it says that it takes {overflow.limit:,})"
 
 
-def _shorter(limits: Limits, window: Window, overflow: Overflow) -> Limits:
+def _next_limits(limits: Limits, window: Window, overflow: Overflow) -> Limits:
     """Return the limits for the next attempt."""
     if overflow.limit is not None and overflow.limit < limits.max_context_tokens:
-        return limits.at_most(int(overflow.limit * _NAMED))
+        return limits.at_most(int(overflow.limit * _STATED_LIMIT_SHARE))
     # The rejected request may have been far below its limit.
     sent = window.tokens + limits.answer
-    return limits.at_most(int(min(sent, limits.max_context_tokens) * _SHORTER))
+    return limits.at_most(int(min(sent, limits.max_context_tokens) * _SHORTEN_FACTOR))

@@ -66,7 +66,7 @@ _TOO_LONG: Final = [
         r"context window exceeds limit",
     )
 ]
-_SOMETHING_ELSE: Final = [
+_OTHER_ERRORS: Final = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         r"rate.?limit",
@@ -89,7 +89,7 @@ def is_overflow(error: BaseException) -> bool:
 def read_overflow(error: BaseException) -> Overflow | None:
     """Return the overflow that an error reports, or None if the error has another cause."""
     text = "\n".join(_texts(error))
-    if any(pattern.search(text) for pattern in _SOMETHING_ELSE):
+    if any(pattern.search(text) for pattern in _OTHER_ERRORS):
         return None
     found = [match for pattern in _TOO_LONG if (match := pattern.search(text))]
     if not found:
@@ -97,10 +97,10 @@ def read_overflow(error: BaseException) -> Overflow | None:
     named = re.search(r"n_ctx['\"]?\s*[:=(]\s*(\d+)", text)
     numbers = [match.group(match.lastindex) for match in found if match.lastindex]
     limit = named[1] if named else next(iter(numbers), None)
-    return Overflow(limit=_whole(limit))
+    return Overflow(limit=_parse_number(limit))
 
 
-def _whole(number: str | None) -> int | None:
+def _parse_number(number: str | None) -> int | None:
     digits = re.sub(r"\D", "", number or "")
     return int(digits) if 0 < len(digits) < 12 and int(digits) > 0 else None
 

@@ -8,20 +8,20 @@ from msgspec import Struct
 
 from stenolog.context.budget import Limits
 from stenolog.context.message_parts import body_of
-from stenolog.context.request_messages import ProviderRequirements, entries_of
-from stenolog.context.turn_boundaries import Turn, find_turns
+from stenolog.context.request_messages import ProviderRequirements, to_request_messages
+from stenolog.context.turn_boundaries import TurnRange, find_turns
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 
-Asked = Literal["auto", "manual", "overflow"]
+Trigger = Literal["auto", "manual", "overflow"]
 """What triggered the summary: the limits, a user, or a provider that rejected a long request."""
-Why = Literal["tokens", "count", "manual", "overflow"]
+Reason = Literal["tokens", "count", "manual", "overflow"]
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class SummaryPlan(Struct, frozen=True, kw_only=True):
     """The messages to summarize and hide. Making a plan changes nothing."""
 
-    why: Why
+    why: Reason
     messages: tuple[Message, ...]
     """The messages to summarize, oldest first."""
     upto: int
@@ -42,7 +42,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """The same without the messages to summarize, and without any summary."""
 
 
-def plan_compaction(
+def plan_summary(
     history: Sequence[Message],
     *,
     summary: str = "",
@@ -52,11 +52,11 @@ def plan_compaction(
     limits: Limits | None = None,
     needs: ProviderRequirements | None = None,
     tokens: Tokens | None = None,
-    asked: Asked = "auto",
+    asked: Trigger = "auto",
     undone: bool = False,
     overfull: bool = False,
     keep_from: int | None = None,
-) -> Plan | None:
+) -> SummaryPlan | None:
     """Return what to summarize now, or None if nothing is due or nothing can be hidden.
 
     Messages are counted in the form in which they are sent. `fixed`: tokens of system prompt, tools
@@ -66,7 +66,7 @@ def plan_compaction(
     """
     limits, tokens = limits or Limits(), tokens or Tokens()
     costs: Counter[int] = Counter()
-    for entry in entries_of(history, needs or ProviderRequirements()):
+    for entry in to_request_messages(history, needs or ProviderRequirements()):
         costs[entry.turn] += tokens.message(entry.body)
     taken, told = costs.total(), tokens.text(summary)
     room = limits.history(fixed)
@@ -83,13 +83,13 @@ def plan_compaction(
     turns = find_turns([body_of(message) for message in history])
     # Leaves room for a new summary of maximum length, so that half of the space is free in any
     # case.
-    gone = _gone(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
+    gone = _turns_to_hide(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
     while gone and keep_from is not None and history[turns[gone].first - 1].seq >= keep_from:
         gone -= 1
     if gone == 0:
         return None
     cut = turns[gone].first
-    return Plan(
+    return SummaryPlan(
         why=why,
         messages=tuple(history[:cut]),
         upto=history[cut - 1].seq,
@@ -103,7 +103,7 @@ def plan_compaction(
     )
 
 
-def _reason(asked: Asked, *, over: bool, many: bool) -> Why | None:
+def _reason(asked: Trigger, *, over: bool, many: bool) -> Reason | None:
     if asked != "auto":
         return asked
     if over:
@@ -111,7 +111,7 @@ def _reason(asked: Asked, *, over: bool, many: bool) -> Why | None:
     return "count" if many else None
 
 
-def _gone(turns: Sequence[Turn], costs: Counter[int], tokens: int, count: int) -> int:
+def _turns_to_hide(turns: Sequence[TurnRange], costs: Counter[int], tokens: int, count: int) -> int:
     """Return the number of turns to hide: the smallest after which the rest meets both goals."""
     left = costs.total()
     for number, turn in enumerate(turns):

@@ -27,7 +27,7 @@ from stenolog.context.message_parts import (
     role_of,
     seq_of,
 )
-from stenolog.context.turn_boundaries import Turn, turns_of
+from stenolog.context.turn_boundaries import TurnRange, split_turns
 from stenolog.records import Message
 
 INTERRUPTED: Final = "[interrupted]"
@@ -35,10 +35,10 @@ INTERRUPTED: Final = "[interrupted]"
 EMPTY: Final = "[no text]"
 """Content sent for an empty user message or tool result: providers reject messages without
 content."""
-GOES_ON: Final = "[the conversation goes on]"
-_FIRST: Final = ("system", "developer")
+CONTINUATION: Final = "[the conversation goes on]"
+_SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
-_TEXTS: Final = ("text", "input_text", "output_text")
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")
 """Types of parts that contain only text. In parts of other types, an empty `text` is allowed."""
 
 
@@ -55,7 +55,7 @@ class ProviderRequirements(Struct, frozen=True, kw_only=True):
     """Additional fields to send. Others are dropped, because many servers reject unknown fields."""
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class RequestMessage(Struct, frozen=True, kw_only=True):
     """A message in the form in which it is sent, with its origin."""
 
     body: Body
@@ -71,22 +71,22 @@ class Entry(Struct, frozen=True, kw_only=True):
         return self.seqs[0]
 
 
-def arrange(
+def prepare_messages(
     messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
 ) -> list[Body]:
     """Return all messages in a form that a provider accepts. The input is not changed."""
-    return finish([entry.body for entry in entries_of(messages, needs)], needs)
+    return finish_messages([entry.body for entry in to_request_messages(messages, needs)], needs)
 
 
-def entries_of(
+def to_request_messages(
     messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
-) -> list[Entry]:
+) -> list[RequestMessage]:
     """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
-    said = _as_said([(body_of(message), seq_of(message)) for message in messages])
+    said = _in_spoken_order([(body_of(message), seq_of(message)) for message in messages])
     return _Arrangement([body for body, _ in said], [seq for _, seq in said], needs).entries()
 
 
-def _as_said(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
+def _in_spoken_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
     """Move user messages that an answer has not seen after that answer.
 
     They were stored while the answer was being written, so the log has them before it, and a model
@@ -103,7 +103,7 @@ def _as_said(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int 
     return said
 
 
-def finish(bodies: Iterable[Body], needs: ProviderRequirements) -> list[Body]:
+def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list[Body]:
     """Merge user messages and insert a first user message where `needs` requires it.
 
     This is the last step, because it depends on which messages are sent.
@@ -115,9 +115,9 @@ def finish(bodies: Iterable[Body], needs: ProviderRequirements) -> list[Body]:
             finished[-1] = _merged(before, body)
         else:
             finished.append(body)
-    talk = next((at for at, body in enumerate(finished) if body["role"] not in _FIRST), None)
+    talk = next((at for at, body in enumerate(finished) if body["role"] not in _SYSTEM_ROLES), None)
     if needs.user_first and talk is not None and finished[talk]["role"] != "user":
-        finished.insert(talk, {"role": "user", "content": GOES_ON})
+        finished.insert(talk, {"role": "user", "content": CONTINUATION})
     return finished
 
 
@@ -135,9 +135,9 @@ class _Arrangement:
         self._times: dict[str, int] = {}
         self._fields = frozenset(needs.keep_fields)
 
-    def entries(self) -> list[Entry]:
-        turns = turns_of(self._bodies, self._answers)
-        found: list[Entry] = []
+    def entries(self) -> list[RequestMessage]:
+        turns = split_turns(self._bodies, self._answers)
+        found: list[RequestMessage] = []
         for number, turn in enumerate(turns):
             keep = self._needs.reasoning == "all" or (
                 self._needs.reasoning == "newest" and number == len(turns) - 1
@@ -145,15 +145,15 @@ class _Arrangement:
             found += self._turn(turn, number, keep_reasoning=keep)
         return found
 
-    def _turn(self, turn: Turn, number: int, *, keep_reasoning: bool) -> list[Entry]:
-        found: list[Entry] = []
+    def _turn(self, turn: TurnRange, number: int, *, keep_reasoning: bool) -> list[RequestMessage]:
+        found: list[RequestMessage] = []
         for index in range(turn.first, turn.end):
             body = self._bodies[index]
             calls = calls_of(body)
             ids = [self._free(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)]
             made = self._clean(body, calls, ids, keep_reasoning=keep_reasoning)
             if made is not None:
-                found.append(Entry(body=made, seqs=(self._seqs[index],), turn=number))
+                found.append(RequestMessage(body=made, seqs=(self._seqs[index],), turn=number))
             found += self._results(index, calls, ids, number)
         return found
 
@@ -169,8 +169,8 @@ class _Arrangement:
 
     def _results(
         self, index: int, calls: Sequence[Call], ids: Sequence[str], number: int
-    ) -> list[Entry]:
-        found: list[Entry] = []
+    ) -> list[RequestMessage]:
+        found: list[RequestMessage] = []
         for place, call in enumerate(calls):
             where = self._answers.get((index, place))
             seq = None if where is None else self._seqs[where[0]]
@@ -179,13 +179,13 @@ class _Arrangement:
             if call.in_content and found:
                 # Providers of this format want all results of a message in one message.
                 both = [*found[-1].body["content"], *body["content"]]
-                found[-1] = Entry(
+                found[-1] = RequestMessage(
                     body={"role": "user", "content": both},
                     seqs=(*found[-1].seqs, seq),
                     turn=number,
                 )
             else:
-                found.append(Entry(body=body, seqs=(seq,), turn=number))
+                found.append(RequestMessage(body=body, seqs=(seq,), turn=number))
         return found
 
     def _result(self, call: Call, id: str, result: Result | None) -> Body:
@@ -213,13 +213,13 @@ class _Arrangement:
         if role in ("", "tool") or (role == "user" and not has_text(body)):
             return None
         content = _content(
-            body.get("content"), without=_unwanted(role, keep_reasoning=keep_reasoning)
+            body.get("content"), without=_dropped_parts(role, keep_reasoning=keep_reasoning)
         )
         made: Body = {"role": role, "content": content}
         if role == "assistant":
             if content is None and isinstance(body.get("refusal"), str):
                 made["content"] = _content(body["refusal"])
-            made |= _called(made["content"], calls, ids)
+            made |= _content_and_calls(made["content"], calls, ids)
             if keep_reasoning:
                 made |= {name: body[name] for name in REASONING if body.get(name)}
             if not made["content"] and not calls:
@@ -239,18 +239,18 @@ class _Arrangement:
         }
 
 
-def _unwanted(role: str, *, keep_reasoning: bool) -> frozenset[str]:
+def _dropped_parts(role: str, *, keep_reasoning: bool) -> frozenset[str]:
     if role == "user":
         return frozenset({"tool_result", "tool_use"})
     return frozenset() if keep_reasoning else THINKING_PARTS
 
 
-def _called(content: Any, calls: Sequence[Call], ids: Sequence[str]) -> Body:
+def _content_and_calls(content: Any, calls: Sequence[Call], ids: Sequence[str]) -> Body:
     """Return the content and the calls of an assistant message."""
     if not calls:
         return {"content": _without_calls(content)}
     if not calls[0].in_content:
-        listed = [_listed(call, id) for call, id in zip(calls, ids, strict=True)]
+        listed = [_tool_call(call, id) for call, id in zip(calls, ids, strict=True)]
         return {"content": _without_calls(content), "tool_calls": listed}
     renamed = iter(zip(calls, ids, strict=True))
     parts = []
@@ -272,7 +272,7 @@ def _without_calls(content: Any) -> Any:
     return kept or None
 
 
-def _listed(call: Call, id: str) -> Body:
+def _tool_call(call: Call, id: str) -> Body:
     custom = call.part.get("custom")
     if call.part.get("type") == "custom" and isinstance(custom, Mapping):
         return {**call.part, "id": id}
@@ -306,7 +306,7 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
     parts: list[Mapping[str, Any]] = []
     for part in value:
         if isinstance(part, Mapping) and isinstance(part.get("type"), str):
-            if part["type"] not in without and (kept := _kept(part)) is not None:
+            if part["type"] not in without and (kept := _without_empty_text(part)) is not None:
                 parts.append(kept)
         elif part is not None:
             text = part if isinstance(part, str) else as_json(part)
@@ -315,9 +315,9 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
     return parts or None
 
 
-def _kept(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _without_empty_text(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the part, or None for an empty text, which strict providers reject."""
-    if part["type"] not in _TEXTS:
+    if part["type"] not in _TEXT_PARTS:
         return part
     text = part.get("text")
     if text is None:
@@ -346,12 +346,12 @@ def _sendable(body: Body) -> Body:
     try:
         msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        made = {name: _written(value, depth=0) for name, value in body.items()}
+        made = {name: _json_safe(value, depth=0) for name, value in body.items()}
         return {str(name): value for name, value in made.items()}
     return body
 
 
-def _written(value: Any, *, depth: int) -> Any:
+def _json_safe(value: Any, *, depth: int) -> Any:
     if isinstance(value, str):
         # A lone surrogate cannot be sent in a request.
         return value.encode("utf-8", "replace").decode()
@@ -359,11 +359,11 @@ def _written(value: Any, *, depth: int) -> Any:
         return "[too deep]"
     if isinstance(value, Mapping):
         return {
-            _written(str(name), depth=depth): _written(inner, depth=depth + 1)
+            _json_safe(str(name), depth=depth): _json_safe(inner, depth=depth + 1)
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_written(inner, depth=depth + 1) for inner in value]
+        return [_json_safe(inner, depth=depth + 1) for inner in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return as_json(value)

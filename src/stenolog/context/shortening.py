@@ -19,14 +19,14 @@ from stenolog.context.message_parts import (
     results_of,
     text_of,
 )
-from stenolog.context.request_messages import INTERRUPTED, Entry
+from stenolog.context.request_messages import INTERRUPTED, RequestMessage
 from stenolog.tokens import Tokens
 
 
 class ShortenedTurn(Struct, frozen=True, kw_only=True):
     """A turn that fits the budget."""
 
-    entries: list[Entry]
+    entries: list[RequestMessage]
     elided: int
     """Number of shortened messages."""
     left_out: tuple[int | None, ...]
@@ -39,7 +39,7 @@ def pointer(text: str, seq: int | None, tokens: Tokens) -> str:
     return f"[… elided: {tokens.text(text):,} tokens{where}]"
 
 
-def cut(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
+def cut_middle(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
     """Return the start and the end of a text around `mark`, about `keep` tokens in total."""
     share = keep / max(tokens.text(text), 1)
     while share > 0.01:
@@ -55,7 +55,7 @@ def cut(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
 class _Shortening:
     """A turn that is shortened step by step until it fits."""
 
-    def __init__(self, entries: Sequence[Entry], tokens: Tokens) -> None:
+    def __init__(self, entries: Sequence[RequestMessage], tokens: Tokens) -> None:
         self.entries = list(entries)
         self.tokens = tokens
         self.costs = [tokens.message(entry.body) for entry in entries]
@@ -157,15 +157,15 @@ class _Shortening:
         )
 
 
-def _is_result(entry: Entry) -> bool:
+def _is_result(entry: RequestMessage) -> bool:
     return bool(results_of(entry.body))
 
 
-def _is_user(entry: Entry) -> bool:
+def _is_user(entry: RequestMessage) -> bool:
     return entry.body["role"] == "user" and not _is_result(entry)
 
 
-def _last_step(entries: Sequence[Entry]) -> int:
+def _last_step(entries: Sequence[RequestMessage]) -> int:
     """Return the index of the newest message with tool calls, if only results follow it.
 
     Otherwise return the number of entries.
@@ -178,7 +178,7 @@ def _last_step(entries: Sequence[Entry]) -> int:
     return len(entries)
 
 
-def _steps(entries: Sequence[Entry], first: int) -> list[list[int]]:
+def _steps(entries: Sequence[RequestMessage], first: int) -> list[list[int]]:
     """Group messages that belong together: a call with its results. Others are alone."""
     steps: list[list[int]] = []
     for at in range(first, len(entries)):
@@ -189,15 +189,15 @@ def _steps(entries: Sequence[Entry], first: int) -> list[list[int]]:
     return steps
 
 
-def _elided_results(entry: Entry, keep: int, tokens: Tokens) -> Body:
+def _elided_results(entry: RequestMessage, keep: int, tokens: Tokens) -> Body:
     body = entry.body
     if body["role"] == "tool":
-        return {**body, "content": _short(body["content"], entry.seq, keep, tokens)}
+        return {**body, "content": _short_result(body["content"], entry.seq, keep, tokens)}
     each = keep // len(entry.seqs)
     return {
         **body,
         "content": [
-            {**part, "content": _short(part["content"], seq, each, tokens)}
+            {**part, "content": _short_result(part["content"], seq, each, tokens)}
             for part, seq in zip(body["content"], entry.seqs, strict=True)
         ],
     }
@@ -211,11 +211,11 @@ def _without_thoughts(body: Body) -> Body:
     return made
 
 
-def _elided_speech(entry: Entry, tokens: Tokens) -> Body:
+def _elided_speech(entry: RequestMessage, tokens: Tokens) -> Body:
     body = dict(entry.body)
     content = body.get("content")
     if isinstance(content, str) and content:
-        body["content"] = _shorter(content, entry.seq, tokens)
+        body["content"] = _short_text(content, entry.seq, tokens)
     elif isinstance(content, list):
         body["content"] = [_elided_part(part, entry.seq, tokens) for part in content]
     if body.get("tool_calls"):
@@ -225,7 +225,7 @@ def _elided_speech(entry: Entry, tokens: Tokens) -> Body:
 
 def _elided_part(part: Mapping[str, Any], seq: int | None, tokens: Tokens) -> Mapping[str, Any]:
     if isinstance(part.get("text"), str):
-        return {**part, "text": _shorter(part["text"], seq, tokens)}
+        return {**part, "text": _short_text(part["text"], seq, tokens)}
     if part.get("type") == "tool_use":
         short = _elided_arguments(part["input"], seq, tokens)
         return {**part, "input": short} if short is not None else part
@@ -249,35 +249,37 @@ def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body |
     return short if tokens.text(as_json(short)) < tokens.text(text) else None
 
 
-def _short(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
+def _short_result(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
     """Return a result of about `keep` tokens, or a pointer; unchanged if that is not shorter."""
     text = text_of(content)
-    taken = _taken(content, tokens)
+    taken = _content_tokens(content, tokens)
     if text == INTERRUPTED or taken <= keep:
         return content
     mark = pointer(text, seq, tokens)
-    short = cut(text, keep, tokens, mark=mark) if keep > 0 else mark
-    return short if _taken(short, tokens) < taken else content
+    short = cut_middle(text, keep, tokens, mark=mark) if keep > 0 else mark
+    return short if _content_tokens(short, tokens) < taken else content
 
 
-def _taken(content: Any, tokens: Tokens) -> int:
+def _content_tokens(content: Any, tokens: Tokens) -> int:
     """Return the tokens of a content, including parts that are not text."""
     return tokens.message({"content": content}) - tokens.message({})
 
 
-def _shorter(text: str, seq: int | None, tokens: Tokens) -> str:
+def _short_text(text: str, seq: int | None, tokens: Tokens) -> str:
     mark = pointer(text, seq, tokens)
     return mark if tokens.text(mark) < tokens.text(text) else text
 
 
-def shorten_turn(entries: Sequence[Entry], budget: int, tokens: Tokens) -> ShortenedTurn | None:
+def shorten_turn(
+    entries: Sequence[RequestMessage], budget: int, tokens: Tokens
+) -> ShortenedTurn | None:
     """Return the turn within the budget, or None if even its minimum is too long."""
     turn = _Shortening(entries, tokens)
     turn.shorten(budget)
     return turn.result() if turn.fits(budget) else None
 
 
-def skeleton(entries: Sequence[Entry], tokens: Tokens) -> tuple[int, int]:
+def minimum_tokens(entries: Sequence[RequestMessage], tokens: Tokens) -> tuple[int, int]:
     """Return the tokens of the newest user message, and of the minimum rest of its turn."""
     turn = _Shortening(entries, tokens)
     newest = turn.costs[turn.newest_user] if turn.newest_user >= 0 else 0

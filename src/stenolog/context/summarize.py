@@ -16,11 +16,11 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.context.budget import Limits
-from stenolog.context.plan import Plan, Why
-from stenolog.context.summary_writer import summarise
+from stenolog.context.plan import Reason, SummaryPlan
+from stenolog.context.summary_writer import write_summary
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
-from stenolog.providers.chat_model import Ask
+from stenolog.providers.chat_model import CompletionFunction
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans, withdrawn_messages
 from stenolog.stores.base import SessionView, Store
@@ -30,7 +30,7 @@ COMPACTED: Final = "compacted"
 """Meta field of a session: the seq up to which the last summary was to hide messages."""
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class SessionState(Struct, frozen=True, kw_only=True):
     """A session as read at one moment."""
 
     history: Sequence[Message]
@@ -46,11 +46,11 @@ class Seen(Struct, frozen=True, kw_only=True):
         return min(turn_state(self.history).unanswered, default=None)
 
 
-class Compaction(Struct, frozen=True, kw_only=True):
+class SummaryReport(Struct, frozen=True, kw_only=True):
     """Report of messages that became a summary. `store.undo(key)` reverts it."""
 
     key: str
-    why: Why
+    why: Reason
     first: int
     """Seq of the first hidden message."""
     last: int
@@ -76,37 +76,43 @@ class Compaction(Struct, frozen=True, kw_only=True):
         )
 
 
-def session_state(store: Store, key: str) -> Seen:
+def session_state(store: Store, key: str) -> SessionState:
     """Return the current state of the session; an empty one if it does not exist."""
     try:
-        return seen_in(store.view(key))
+        return state_of_view(store.view(key))
     except NoSuchSession:
-        return seen_in(None)
+        return state_of_view(None)
 
 
-def seen_in(view: SessionView | None) -> Seen:
+def state_of_view(view: SessionView | None) -> SessionState:
     """Return the state in a view; an empty one for None, which means no session."""
     if view is None:
-        return Seen(history=())
+        return SessionState(history=())
     info = view.info
-    return Seen(
+    return SessionState(
         history=view.messages,
         summary=info.summary,
         floor=info.floor,
         uid=info.uid,
-        undone=info.floor < _compacted(info),
+        undone=info.floor < _compacted_upto(info),
     )
 
 
-def compact_context(
-    store: Store, key: str, plan: Plan, *, ask: Ask | None, limits: Limits, tokens: Tokens
-) -> Compaction | None:
+def apply_plan(
+    store: Store,
+    key: str,
+    plan: SummaryPlan,
+    *,
+    ask: CompletionFunction | None,
+    limits: Limits,
+    tokens: Tokens,
+) -> SummaryReport | None:
     """Summarize and hide the planned messages. Return None if the session has changed.
 
     Exactly the planned messages are hidden, however long the model takes. Raises errors of the
     store; an error of the model leads to a summary without the model.
     """
-    made = summarise(
+    made = write_summary(
         plan.messages,
         plan.summary,
         ask=ask,
@@ -116,7 +122,7 @@ def compact_context(
     )
     if not _apply(store, key, plan, made.text):
         return None
-    return Compaction(
+    return SummaryReport(
         key=key,
         why=plan.why,
         first=plan.messages[0].seq,
@@ -129,7 +135,7 @@ def compact_context(
     )
 
 
-def _apply(store: Store, key: str, plan: Plan, summary: str) -> bool:
+def _apply(store: Store, key: str, plan: SummaryPlan, summary: str) -> bool:
     """Make the checkpoint and return True; return False if the session differs from the plan."""
     try:
         view = store.view(key)
@@ -138,7 +144,7 @@ def _apply(store: Store, key: str, plan: Plan, summary: str) -> bool:
     found, shown = view.info, [(message.seq, message.seq) for message in view.messages]
     if not _is_as_planned(found, shown, plan):
         return False
-    store.set_meta(key, **_notes(found, shown, plan.upto))
+    store.set_meta(key, **_meta_fields(found, shown, plan.upto))
     try:
         if store.info(key).uid == found.uid:
             # guard: summary-hides-only-covered
@@ -147,14 +153,14 @@ def _apply(store: Store, key: str, plan: Plan, summary: str) -> bool:
     except (StaleCheckpoint, NoSuchSession):
         pass
     except StenologError:
-        if _set_back(store, key, found, shown):
+        if _restore_meta(store, key, found, shown):
             raise
         return False
-    _set_back(store, key, found, shown)
+    _restore_meta(store, key, found, shown)
     return False
 
 
-def _is_as_planned(found: SessionInfo, shown: Sequence[Span], plan: Plan) -> bool:
+def _is_as_planned(found: SessionInfo, shown: Sequence[Span], plan: SummaryPlan) -> bool:
     """Whether the messages to be hidden are exactly those that the summary covers."""
     if (found.floor, found.summary) != (plan.expect_floor, plan.summary):
         return False
@@ -164,10 +170,10 @@ def _is_as_planned(found: SessionInfo, shown: Sequence[Span], plan: Plan) -> boo
     return [seq for seq, _ in shown if seq <= plan.upto] == planned
 
 
-def _notes(found: SessionInfo, shown: Sequence[Span], upto: int) -> dict[str, Any]:
+def _meta_fields(found: SessionInfo, shown: Sequence[Span], upto: int) -> dict[str, Any]:
     """Return the meta fields for a summary up to this seq."""
     seen = spans.union(shown)
-    begin = _summarised(found) + 1
+    begin = _summarized_upto(found) + 1
     taken = spans.minus([(begin, upto)] if begin <= upto else [], seen)
     return {
         COMPACTED: upto,
@@ -175,15 +181,15 @@ def _notes(found: SessionInfo, shown: Sequence[Span], upto: int) -> dict[str, An
     }
 
 
-def _summarised(found: SessionInfo) -> int:
+def _summarized_upto(found: SessionInfo) -> int:
     """Return the seq up to which hidden messages were summarized, as far as known."""
     if not found.summary:
         return 0
-    upto = _compacted(found)
+    upto = _compacted_upto(found)
     return upto if 0 < upto < found.floor else found.floor
 
 
-def _set_back(store: Store, key: str, found: SessionInfo, shown: Sequence[Span]) -> bool:
+def _restore_meta(store: Store, key: str, found: SessionInfo, shown: Sequence[Span]) -> bool:
     """Restore meta after a failed summary; return whether the session is the same. Best effort."""
     with suppress(StenologError):
         try:
@@ -191,21 +197,21 @@ def _set_back(store: Store, key: str, found: SessionInfo, shown: Sequence[Span])
         except NoSuchSession:
             return False
         if now.uid != found.uid:
-            _leave(store, key, now)
+            _remove_meta(store, key, now)
             return False
-        known = _compacted(found)
+        known = _compacted_upto(found)
         fields = {
             COMPACTED: known or None,
             withdrawn_messages.META: withdrawn_messages.noted(found.meta),
         }
         if now.floor > found.floor and now.summary != found.summary:
             # Another process made a summary, or this one succeeded after all: keep its fields.
-            fields = _notes(found, shown, now.floor) | {COMPACTED: max(known, now.floor)}
+            fields = _meta_fields(found, shown, now.floor) | {COMPACTED: max(known, now.floor)}
         store.set_meta(key, **fields)
     return True
 
 
-def _leave(store: Store, key: str, now: SessionInfo) -> None:
+def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
     """Remove these fields from a recreated session for which they were not meant."""
     ours = {COMPACTED, withdrawn_messages.META}
     if now.last_seq == 0 and not now.summary and set(now.meta) <= ours:
@@ -215,6 +221,6 @@ def _leave(store: Store, key: str, now: SessionInfo) -> None:
         store.set_meta(key, **dict.fromkeys(ours))
 
 
-def _compacted(info: SessionInfo) -> int:
+def _compacted_upto(info: SessionInfo) -> int:
     upto = info.meta.get(COMPACTED)
     return upto if isinstance(upto, int) and not isinstance(upto, bool) else 0

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.shortening import cut
+from stenolog.context.shortening import cut_middle
 from stenolog.tokens import Tokens
 
 SECTIONS: Final = {
@@ -42,7 +42,7 @@ SCHEMA: Final[Mapping[str, Any]] = {
 _MARKS: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
 """Prefixes that make a line a heading or an item. Without a following space they are text."""
 # Sections in the order in which they lose lines when a summary is too long.
-_GIVEN_UP: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
+_DROP_ORDER: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -110,12 +110,12 @@ def parse(text: str) -> Summary:
 
 def update(summary: Summary, answer: Mapping[str, Any]) -> Summary | None:
     """Return the summary with a model's answer merged in, or None if the answer is empty."""
-    new = {name: _given(answer.get(name)) for name in SECTIONS}
+    new = {name: _lines_in(answer.get(name)) for name in SECTIONS}
     said = answer.get("last_state")
     last_state = _line(said) if isinstance(said, str) else ""
     if not last_state and not any(new.values()):
         return None
-    gone = _outdated(summary, _given(answer.get("outdated")))
+    gone = _outdated(summary, _lines_in(answer.get("outdated")))
     merged = {
         name: _distinct([*(line for line in summary.lines(name) if line not in gone), *lines])
         for name, lines in new.items()
@@ -128,32 +128,32 @@ def bounded(summary: Summary, limit: int, tokens: Tokens) -> Summary:
     sections = {name: list(summary.lines(name)) for name in SECTIONS}
     last_state = summary.last_state
     while True:
-        made = _made(sections, last_state)
+        made = _summary_of(sections, last_state)
         over = tokens.text(render(made)) - limit
         if over <= 0:
             return made
         gone = 0
-        while gone < over and (line := _give_up(sections)):
+        while gone < over and (line := _drop_line(sections)):
             gone += tokens.text(line) + 1
         if gone == 0:
             most = limit - tokens.text(render(Summary(last_state=" ")))
-            shorter = cut(last_state, max(most, 0), tokens, mark="…").replace("\n", " ")
+            shorter = cut_middle(last_state, max(most, 0), tokens, mark="…").replace("\n", " ")
             return Summary(last_state=shorter if most > 0 and shorter != last_state else "")
 
 
-def _made(sections: Mapping[str, Sequence[str]], last_state: str) -> Summary:
+def _summary_of(sections: Mapping[str, Sequence[str]], last_state: str) -> Summary:
     return Summary(
         last_state=last_state, **{name: tuple(lines) for name, lines in sections.items()}
     )
 
 
-def _give_up(sections: Mapping[str, list[str]]) -> str:
+def _drop_line(sections: Mapping[str, list[str]]) -> str:
     """Remove and return the least important line; empty text if there is none."""
     facts = sections["facts"]
     quoted = next((at for at, line in enumerate(facts) if line.startswith(QUOTED)), None)
     if quoted is not None:
         return facts.pop(quoted)
-    return next((sections[name].pop(0) for name in _GIVEN_UP if sections[name]), "")
+    return next((sections[name].pop(0) for name in _DROP_ORDER if sections[name]), "")
 
 
 def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
@@ -163,7 +163,7 @@ def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
     return frozenset(gone) if len(gone) <= max(2, len(known) // 2) else frozenset()
 
 
-def _given(value: Any) -> list[str]:
+def _lines_in(value: Any) -> list[str]:
     """Return the lines in an answer, which may be a text instead of a list."""
     items = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     return [line for item in items if isinstance(item, str) and (line := _line(item))]

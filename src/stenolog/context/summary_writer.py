@@ -23,9 +23,9 @@ from stenolog.context.message_parts import (
     text_parts_of,
 )
 from stenolog.context.overflow import read_overflow
-from stenolog.context.shortening import cut, pointer
+from stenolog.context.shortening import cut_middle, pointer
 from stenolog.context.summary import QUOTED, SCHEMA, Summary, bounded, parse, render, update
-from stenolog.providers.chat_model import ASKED_AS, Ask, check_answer
+from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
 from stenolog.providers.json_answers import read_object
 from stenolog.records import Message
 from stenolog.tokens import Tokens
@@ -58,23 +58,25 @@ class SummaryResult(Struct, frozen=True, kw_only=True):
     """Number of lines, old or new, that did not fit."""
 
 
-def summarise(
+def write_summary(
     messages: Sequence[Message],
     previous: str,
     *,
-    ask: Ask | None,
+    ask: CompletionFunction | None,
     most: int,
     limits: Limits,
     tokens: Tokens,
 ) -> SummaryResult:
     """Return the summary of `previous` and these messages in at most `most` tokens. Never fails."""
-    return _Work(ask, most, limits, tokens).run(messages, previous)
+    return _SummaryWriter(ask, most, limits, tokens).run(messages, previous)
 
 
-class _Work:
+class _SummaryWriter:
     """A summary in progress."""
 
-    def __init__(self, ask: Ask | None, most: int, limits: Limits, tokens: Tokens) -> None:
+    def __init__(
+        self, ask: CompletionFunction | None, most: int, limits: Limits, tokens: Tokens
+    ) -> None:
         self._ask = ask
         self._most = most
         self._tokens = tokens
@@ -152,12 +154,14 @@ class _Work:
         ]
         return len(said), question
 
-    def _answer(self, ask: Ask, question: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    def _answer(
+        self, ask: CompletionFunction, question: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any] | None:
         """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
         self._asked += 1
         try:
             said = ask(question, schema=SCHEMA, max_tokens=max(256, self._most))
-            said = check_answer(said, ASKED_AS)
+            said = check_answer(said, COMPLETION_SIGNATURE)
         except Exception as error:
             # Any error of a client must still lead to a summary.
             if read_overflow(error) is not None and self._size > _SMALLEST:
@@ -178,7 +182,7 @@ class _TooLong(Exception):
 def transcript(messages: Sequence[Message], most: int, tokens: Tokens) -> Iterator[str]:
     """Yield a text for each message, at most about `most` tokens, for the model to read."""
     bodies = [body_of(message) for message in messages]
-    asked_by = _asked_by(bodies)
+    asked_by = _calls_by_result(bodies)
     for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
         said = []
         for place, result in enumerate(results_of(body)):
@@ -188,14 +192,14 @@ def transcript(messages: Sequence[Message], most: int, tokens: Tokens) -> Iterat
         said += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
         text = "\n".join(filter(None, said))
         if tokens.text(text) > most:
-            text = cut(text, most, tokens, mark=pointer(text, message.seq, tokens))
+            text = cut_middle(text, most, tokens, mark=pointer(text, message.seq, tokens))
         yield f"[{message.seq}] {role_of(body) or 'note'}: {text}"
 
 
 def extract(messages: Sequence[Message]) -> dict[str, Any]:
     """Return quotes of these messages in the format of a model's answer."""
     bodies = [body_of(message) for message in messages]
-    asked_by = _asked_by(bodies)
+    asked_by = _calls_by_result(bodies)
     facts: list[str] = []
     outcomes: list[str] = []
     last_state = ""
@@ -212,7 +216,7 @@ def extract(messages: Sequence[Message]) -> dict[str, Any]:
     return {"facts": facts, "tool_outcomes": outcomes, "last_state": last_state}
 
 
-def _asked_by(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Call]:
+def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Call]:
     """Return the call for each result."""
     return {
         result: calls_of(bodies[index])[place] for (index, place), result in pair(bodies).items()

@@ -9,7 +9,7 @@ from msgspec import Struct
 from stenolog.context.message_parts import Spot, calls_of, has_text, pair
 
 
-class Turn(Struct, frozen=True):
+class TurnRange(Struct, frozen=True):
     """A range of messages by index. `first` is included, `end` is not."""
 
     first: int
@@ -19,7 +19,7 @@ class Turn(Struct, frozen=True):
         return self.end - self.first
 
 
-def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[Turn]:
+def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
     """Return the turns, which together contain all messages.
 
     A turn starts at a user message that follows no open tool call. A call is open until its result;
@@ -27,10 +27,12 @@ def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[Turn]:
     sent "[interrupted]" by then. So one lost result does not merge everything after it into one
     turn. Messages before the first user message form a separate turn.
     """
-    return turns_of(bodies, pair(bodies))
+    return split_turns(bodies, pair(bodies))
 
 
-def turns_of(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[Turn]:
+def split_turns(
+    bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]
+) -> list[TurnRange]:
     """Return the turns, given the result of each call (see `pair`)."""
     if not bodies:
         return []
@@ -39,7 +41,9 @@ def turns_of(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) 
     for index, body in enumerate(bodies):
         if index > 0 and index > open_until[index] and has_text(body):
             begins.append(index)
-    return [Turn(first, end) for first, end in zip(begins, [*begins[1:], len(bodies)], strict=True)]
+    return [
+        TurnRange(first, end) for first, end in zip(begins, [*begins[1:], len(bodies)], strict=True)
+    ]
 
 
 def _open_until(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[int]:

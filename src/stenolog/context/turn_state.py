@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import calls_of_client, seen_by
+from stenolog.catalog.message_metadata import client_call_ids, seen_by
 from stenolog.context.message_parts import Call, calls_of, has_text, pair
 from stenolog.records import Message
 
@@ -63,7 +63,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
     of_client = [
         (index, call)
         for index, call in without
-        if index > last_said and call.id in calls_of_client(bodies[index])
+        if index > last_said and call.id in client_call_ids(bodies[index])
     ]
     return TurnState(
         unanswered=tuple(
@@ -76,7 +76,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
         given_up=frozenset(
             call.id
             for index, call in without
-            if call.id and index <= last_said and call.id in calls_of_client(bodies[index])
+            if call.id and index <= last_said and call.id in client_call_ids(bodies[index])
         ),
         in_tools=any(made for _, made in calls),
     )

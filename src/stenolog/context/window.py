@@ -6,23 +6,23 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.budget import Limits, Parts, too_small
+from stenolog.context.budget import Limits, RequiredTokens, context_too_small
 from stenolog.context.message_parts import Body, seq_of
 from stenolog.context.request_messages import (
-    GOES_ON,
-    Entry,
+    CONTINUATION,
     ProviderRequirements,
-    entries_of,
-    finish,
+    RequestMessage,
+    finish_messages,
+    to_request_messages,
 )
-from stenolog.context.shortening import cut, shorten_turn, skeleton
+from stenolog.context.shortening import cut_middle, minimum_tokens, shorten_turn
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 
 SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
 SUMMARY_ENDS: Final = "[End of the summary]"
 # Changed, not removed: removing a marker could join the text around it into another one.
-_LIKE_A_MARK: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
+_SUMMARY_MARKER: Final = re.compile(r"\[(?=\s*(?:summary of|end of the)\b)", re.IGNORECASE)
 
 _TRIES: Final = 4
 
@@ -76,8 +76,8 @@ def build_window(
     return request.window(history)
 
 
-class _Chosen(Struct, frozen=True, kw_only=True):
-    entries: list[Entry]
+class _Selection(Struct, frozen=True, kw_only=True):
+    entries: list[RequestMessage]
     elided: int = 0
     left_out: int = 0
 
@@ -92,7 +92,7 @@ class _Request(Struct, frozen=True, kw_only=True):
     tokens: Tokens
 
     def window(self, history: _Messages) -> Window:
-        entries = entries_of(history, self.needs)
+        entries = to_request_messages(history, self.needs)
         tools = self.tokens.tools(self.tools)
         budget = self.limits.room - tools
         for summary, memory in self._headings():
@@ -115,42 +115,44 @@ class _Request(Struct, frozen=True, kw_only=True):
                         upto=max((seq_of(message) or 0 for message in history), default=0),
                     )
                 slack += cost - budget
-        raise too_small(self._parts(entries, tools), self.limits)
+        raise context_too_small(self._parts(entries, tools), self.limits)
 
     def _headings(self) -> list[tuple[str, str]]:
         """Return the summary and memory to try, best first. Both give way before messages do."""
         most = self.limits.summary()
         whole = self.summary
         if self.tokens.text(whole) > most:
-            whole = cut(whole, most, self.tokens, mark="[… cut]")
-        short = cut(whole, most // 4, self.tokens, mark="[… cut]") if whole else ""
+            whole = cut_middle(whole, most, self.tokens, mark="[… cut]")
+        short = cut_middle(whole, most // 4, self.tokens, mark="[… cut]") if whole else ""
         found = [(whole, self.memory), (whole, ""), (short, ""), ("", "")]
         return list(dict.fromkeys(found))
 
     def _try(
-        self, entries: Sequence[Entry], summary: str, memory: str, budget: int
-    ) -> tuple[list[Body], _Chosen] | None:
+        self, entries: Sequence[RequestMessage], summary: str, memory: str, budget: int
+    ) -> tuple[list[Body], _Selection] | None:
         head = self._head(summary, memory, left_out=0)
-        opened = finish([entry.body for entry in entries], self.needs)
+        opened = finish_messages([entry.body for entry in entries], self.needs)
         if self._cost([*head, *opened], ()) <= budget:
-            chosen = _Chosen(entries=list(entries))
+            chosen = _Selection(entries=list(entries))
         else:
             # The note about left-out messages is measured with the largest possible number.
             noted = self._head(summary, memory, left_out=len(entries))
             if self.needs.user_first:
-                noted.append({"role": "user", "content": GOES_ON})
+                noted.append({"role": "user", "content": CONTINUATION})
             found = self._choose(entries, budget - self._cost(noted, ()))
             if found is None:
                 return None
             chosen = found
             head = self._head(summary, memory, left_out=chosen.left_out)
-        return finish([*head, *(entry.body for entry in chosen.entries)], self.needs), chosen
+        return finish_messages(
+            [*head, *(entry.body for entry in chosen.entries)], self.needs
+        ), chosen
 
-    def _choose(self, entries: Sequence[Entry], budget: int) -> _Chosen | None:
+    def _choose(self, entries: Sequence[RequestMessage], budget: int) -> _Selection | None:
         """Return the newest turns that fit; the newest one is shortened if it does not fit."""
         if not entries:
-            return _Chosen(entries=[]) if budget >= 0 else None
-        turns: dict[int, list[Entry]] = {}
+            return _Selection(entries=[]) if budget >= 0 else None
+        turns: dict[int, list[RequestMessage]] = {}
         for entry in entries:
             turns.setdefault(entry.turn, []).append(entry)
         older = list(turns.values())
@@ -161,15 +163,15 @@ class _Request(Struct, frozen=True, kw_only=True):
             if short is None:
                 return None
             gone = sum(map(len, older)) + len(short.left_out)
-            return _Chosen(entries=short.entries, elided=short.elided, left_out=gone)
+            return _Selection(entries=short.entries, elided=short.elided, left_out=gone)
         chosen = [newest]
         while older and (cost := self._cost((), older[-1])) <= left:
             left -= cost
             chosen.insert(0, older.pop())
         kept = [entry for turn in chosen for entry in turn]
-        return _Chosen(entries=kept, left_out=sum(map(len, older)))
+        return _Selection(entries=kept, left_out=sum(map(len, older)))
 
-    def _cost(self, head: Sequence[Body], entries: Sequence[Entry]) -> int:
+    def _cost(self, head: Sequence[Body], entries: Sequence[RequestMessage]) -> int:
         bodies = [*head, *(entry.body for entry in entries)]
         return sum(self.tokens.message(body) for body in bodies)
 
@@ -178,7 +180,7 @@ class _Request(Struct, frozen=True, kw_only=True):
         texts = [self.system]
         if summary:
             # A summary quotes messages, which must not be able to end it or start another.
-            told = _LIKE_A_MARK.sub("(", summary)
+            told = _SUMMARY_MARKER.sub("(", summary)
             texts.append(f"{SUMMARY_BEGINS}\n{told}\n{SUMMARY_ENDS}")
         if left_out:
             texts.append(f"[{left_out:,} earlier messages are left out here; the log has them]")
@@ -186,11 +188,11 @@ class _Request(Struct, frozen=True, kw_only=True):
         said = "\n\n".join(text for text in texts if text.strip())
         return [{"role": "system", "content": said}] if said else []
 
-    def _parts(self, entries: Sequence[Entry], tools: int) -> Parts:
+    def _parts(self, entries: Sequence[RequestMessage], tools: int) -> RequiredTokens:
         last = [entry for entry in entries if entry.turn == entries[-1].turn]
-        newest, rest = skeleton(last, self.tokens)
+        newest, rest = minimum_tokens(last, self.tokens)
         if self.needs.user_first:
-            rest += self._cost([{"role": "user", "content": GOES_ON}], ())
+            rest += self._cost([{"role": "user", "content": CONTINUATION}], ())
         note = len(entries) if entries else 0
         system = self._cost(self._head("", "", left_out=note), ())
-        return Parts(system=system, tools=tools, newest=newest, skeleton=rest)
+        return RequiredTokens(system=system, tools=tools, newest=newest, skeleton=rest)

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from stenolog.agent.commands import new_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.shielded_wait import cancel_and_wait
 from stenolog.agent.turn_events import (
     Answer,
     Event,
@@ -55,7 +55,7 @@ from stenolog.gateway.openai_types import (
     completion,
     finish_of,
     head,
-    manner_of,
+    options_of,
     session_of,
     talk_of,
     usage_chunk,
@@ -65,7 +65,7 @@ from stenolog.gateway.openai_types import (
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import body_of
 from stenolog.gateway.shared_state import Gateway, gateway_of
-from stenolog.providers.chat_model import Reply
+from stenolog.providers.chat_model import StreamedAnswer
 
 # --- proxying -------------------------------------------------------------------------------------
 # A chat without a session: it is answered, but nothing is stored or remembered.
@@ -75,43 +75,46 @@ async def answered_only(
     loop: AgentLoop,
     instance: AgentInstance,
     talk: Sequence[Mapping[str, Any]],
-    manner: TurnOptions,
-    tell: EventHandler,
+    options: TurnOptions,
+    on_event: EventHandler,
 ) -> Answer:
     """Return the model's answer to as many of the messages as fit, without the agent's tools.
 
     Errors of the model's server are in the returned Answer. Raises UsageError.
     """
-    model = await loop.run(instance.model_for, manner.model)
+    model = await loop.run(instance.model_for, options.model)
     context = await loop.run(instance.context, model)
-    reply = Reply()
+    reply = StreamedAnswer()
     try:
         window = await loop.run(
             build_window,
             talk,
             "",
-            system=manner.system if manner.system is not None else "",
-            tools=manner.tools,
+            system=options.system if options.system is not None else "",
+            tools=options.tools,
             limits=context.limits,
             needs=instance.spec.needs,
             tokens=context.tokens,
         )
         stream = model.stream(
-            window.messages, tools=manner.tools, schema=manner.schema, max_tokens=manner.max_tokens
+            window.messages,
+            tools=options.tools,
+            schema=options.schema,
+            max_tokens=options.max_tokens,
         )
         async with aclosing(stream) as deltas:
             async for delta in deltas:
                 reply.add(delta)
                 if delta.notice:
-                    tell(Notice(words=delta.notice))
+                    on_event(Notice(words=delta.notice))
                 if delta.reasoning:
-                    tell(ThinkingDelta(text=delta.reasoning))
+                    on_event(ThinkingDelta(text=delta.reasoning))
                 if delta.text:
-                    tell(TextDelta(text=delta.text))
+                    on_event(TextDelta(text=delta.text))
     except StenologError as error:
         return Answer(key="", text=str(error), outcome="failed", error=error)
     if reply.usage is not None:
-        tell(UsageReported(usage=reply.usage))
+        on_event(UsageReported(usage=reply.usage))
     calls = tuple(reply.calls)
     return Answer(
         key="",
@@ -164,7 +167,7 @@ class _Heard:
         self._news = asyncio.Event()
         self._asked = False
 
-    def tell(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Add an event."""
         match event:
             case ModelCalled():
@@ -203,7 +206,7 @@ class _Heard:
         try:
             await asyncio.wait(both, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if await wait_until_done([heard]):
+            if await cancel_and_wait([heard]):
                 raise asyncio.CancelledError
 
 
@@ -251,7 +254,7 @@ async def _note(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
 async def _run(gateway: Gateway, chat: _Chat, heard: _Heard, place: Place) -> Answer:
     with place:
         try:
-            return await chat.answer(heard.tell)
+            return await chat.answer(heard.on_event)
         except StenologError as error:
             return Answer(key="", text=str(error), outcome="failed", error=error)
         except Exception as error:
@@ -266,7 +269,7 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
     checked(wanted)
     fields = _fields(await request.body())
     agent, model = agent_for(gateway, wanted.model)
-    manner = manner_of(wanted, model=model)
+    options = options_of(wanted, model=model)
     talk = talk_of(wanted)
     key = session_of(wanted, _key(request))
     if key is None and gateway.settings.gateway.store_anonymous:
@@ -279,14 +282,14 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
     retries = _RETRY_COUNT in request.headers
     answer: Callable[[EventHandler], Awaitable[Answer]]
     if key is None:
-        answer = partial(answered_only, gateway.loop, agent, talk, manner)
+        answer = partial(answered_only, gateway.loop, agent, talk, options)
     else:
         check_key(key)
         said = ChatTurnRequest(
             key=key,
             talk=talk,
             agent=agent.id,
-            manner=manner,
+            options=options,
             once=_once(request),
             asked_again=_asked_again(request),
             retries=retries,

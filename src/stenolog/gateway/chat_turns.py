@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.history_changes import replace_history, view_of
+from stenolog.agent.history_changes import find_view, replace_history
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Answer, EventHandler, Inbound
+from stenolog.agent.turn_events import Answer, EventHandler, InboundMessage
 from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
-from stenolog.catalog.message_metadata import received, request_of, requested
+from stenolog.catalog.message_metadata import mark_received, mark_request, request_of
 from stenolog.context.message_parts import calls_of, has_text, results_of
 from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.errors import (
@@ -53,7 +53,7 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     key: str
     talk: Sequence[Mapping[str, Any]]
     agent: str | None = None
-    manner: TurnOptions = DEFAULT_OPTIONS
+    options: TurnOptions = DEFAULT_OPTIONS
     once: str = ""
     """The idempotency key of the request: a retry is stored and answered once."""
     asked_again: bool = False
@@ -67,8 +67,8 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
     def digest(self) -> str:
         """Digest of the messages and the client's tools, equal for a request and its retries."""
         sent: list[Any] = list(self.talk)
-        if self.manner.tools:  # guard: idempotency-key-other-tools
-            sent = [sent, list(self.manner.tools)]
+        if self.options.tools:  # guard: idempotency-key-other-tools
+            sent = [sent, list(self.options.tools)]
         encoded = json.dumps(sent, sort_keys=True, default=str)
         return hashlib.sha256(encoded.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -78,7 +78,7 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.once) or self.retries
 
 
-async def answered(loop: AgentLoop, wanted: ChatTurnRequest, tell: EventHandler) -> Answer:
+async def answered(loop: AgentLoop, wanted: ChatTurnRequest, on_event: EventHandler) -> Answer:
     """Answer the new messages. Raise UsageError and errors of reading the store."""
     instance = loop.registry.agent(wanted.agent)
     key, view, found = await loop.run(_prepared, instance, wanted)
@@ -87,26 +87,26 @@ async def answered(loop: AgentLoop, wanted: ChatTurnRequest, tell: EventHandler)
     shown, matched = found
     if matched.keep == len(shown) and len(matched.new) == 1 and _is_plain(matched.new[0]):
         # Fast path: the message is stored first and waits for its turn in the log.
-        inbound = Inbound(
+        inbound = InboundMessage(
             key=key,
             content=matched.new[0]["content"],
             id=wanted.once,
             request_digest=wanted.digest if wanted.is_marked else "",
         )
-        return await loop.hear(
+        return await loop.handle(
             inbound,
-            tell=tell,
+            on_event=on_event,
             agent=wanted.agent,
-            commands_too=False,
-            manner=wanted.manner,
+            allow_commands=False,
+            options=wanted.options,
             view=view,
         )
 
     async def change(sessions: SessionStore) -> Answer | None:
         return await loop.run(_take_in, sessions, key, wanted, view)
 
-    return await loop.answer_after(
-        key, change, tell=tell, agent=wanted.agent, manner=wanted.manner, view=view
+    return await loop.change_and_answer(
+        key, change, on_event=on_event, agent=wanted.agent, options=wanted.options, view=view
     )
 
 
@@ -203,7 +203,7 @@ def _take_in(
     """
     store = sessions.store
     if before is None:
-        view = view_of(sessions, key)
+        view = find_view(sessions, key)
     else:
         view = before.merged(store.refresh(before))
         if view.uid != before.uid:
@@ -230,10 +230,10 @@ def _with_request(
 
     They have no sender: a client may pass any session key, so their author is unknown.
     """
-    marked = [received(body) if body.get("role") == "user" else body for body in new]
+    marked = [mark_received(body) if body.get("role") == "user" else body for body in new]
     if not new or not wanted.is_marked:
         return marked
-    return [*marked[:-1], requested(marked[-1], id=wanted.once, digest=wanted.digest)]
+    return [*marked[:-1], mark_request(marked[-1], id=wanted.once, digest=wanted.digest)]
 
 
 def _is_retry(wanted: ChatTurnRequest, view: SessionView, found: Match) -> bool:
@@ -247,8 +247,8 @@ def _is_retry(wanted: ChatTurnRequest, view: SessionView, found: Match) -> bool:
     mark = None if asked is None else request_of(asked.to_dict())
     if asked is None or mark is None or asked.seq <= forked_at(view.info):
         return False
-    received = view.info.meta.get(_RESPONSE) == found.answered
-    return mark == (wanted.once, wanted.digest) and not received
+    is_received = view.info.meta.get(_RESPONSE) == found.answered
+    return mark == (wanted.once, wanted.digest) and not is_received
 
 
 def note_response(sessions: SessionStore, key: str, seq: int) -> None:
@@ -315,7 +315,7 @@ def _noted_requests(view: SessionView) -> list[tuple[str, int, str]]:
 
 
 def _note_request(sessions: SessionStore, key: str, wanted: ChatTurnRequest) -> None:
-    view = view_of(sessions, key, last=1)
+    view = find_view(sessions, key, last=1)
     if view is not None and view.messages:
         others = [row for row in _noted_requests(view) if row[0] != wanted.once]
         rows = [*others, (wanted.once, view.messages[0].seq, wanted.digest)][-_MOST_REQUESTS:]

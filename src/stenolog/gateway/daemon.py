@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 
 from starlette.routing import BaseRoute
 
-from stenolog.agent.scheduler import InterruptedTurn
-from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.scheduler import CloseReport
+from stenolog.agent.shielded_wait import cancel_and_wait
 from stenolog.agent.turn_events import Answer
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.access_token import Token
@@ -185,7 +185,7 @@ class Daemon:
         self._resuming = asyncio.create_task(self._resume())
         self._keeping = asyncio.create_task(self._keep())
 
-    async def stop(self, *, hurry: asyncio.Event) -> InterruptedTurn:
+    async def stop(self, *, hurry: asyncio.Event) -> CloseReport:
         """Stop the gateway. Work in progress gets `patience` seconds, or less if `hurry` is set."""
         patience = self._gateway.settings.gateway.patience
         self._gateway.closing.set()
@@ -199,16 +199,16 @@ class Daemon:
         hurried = asyncio.create_task(hurry.wait())
         both: set[asyncio.Future[Any]] = {asyncio.gather(*flying, return_exceptions=True), hurried}
         await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        cancelled = await wait_until_done([hurried, *flying[1:]])
+        cancelled = await cancel_and_wait([hurried, *flying[1:]])
         # Deliveries to chat apps record their progress while the store is still open.
         await self._attached.cut()
         # Cancels the turns that are still running, including resumed ones; the next start resumes
         # them.
         left = await self._gateway.loop.close(patience=0)
         if self._resuming is not None:
-            cancelled |= await wait_until_done([self._resuming, *self._looks])
+            cancelled |= await cancel_and_wait([self._resuming, *self._looks])
         if self._keeping is not None:
-            cancelled |= await wait_until_done([self._keeping])
+            cancelled |= await cancel_and_wait([self._keeping])
         await asyncio.wait({self.serving}, timeout=_CUT)
         if not self.serving.done():
             self._server.force_exit = True

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import calls_of_client, interruption
+from stenolog.catalog.message_metadata import client_call_ids, interruption
 from stenolog.context.message_parts import (
     Call,
     calls_of,
@@ -73,7 +73,7 @@ def as_seen(history: Sequence[Message]) -> list[Part]:
     for end, message in enumerate(history, start=1):
         body = message.to_dict()
         if body.get("role") == "assistant":
-            of_client = calls_of_client(body)
+            of_client = client_call_ids(body)
             calls = calls_of(body)
             own |= {call.id for call in calls if call.id}
             own -= of_client  # an id may be used again
@@ -147,7 +147,7 @@ def text_at(history: Sequence[Message], seq: int) -> str:
             texts += [words] if (words := text_parts_of(body).strip()) else []
             if message.seq == seq:
                 return BETWEEN.join(texts)
-            handed = calls_of_client(body)
+            handed = client_call_ids(body)
             if not calls_of(body) or handed:
                 texts = []
         elif has_text(body):

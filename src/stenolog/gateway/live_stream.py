@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.shielded_wait import cancel_and_wait
 from stenolog.errors import NoSuchSession, SessionDeleted, UsageError
 from stenolog.gateway.api_types import MessageShown, OfAgent, encoded, sse_data
 from stenolog.gateway.limits import Held
@@ -191,7 +191,7 @@ async def _news(
                     known = found
         finally:
             # Before `aclosing` closes the stream of messages, which must not be in use then.
-            if await wait_until_done([coming, closing]):
+            if await cancel_and_wait([coming, closing]):
                 raise asyncio.CancelledError
 
 

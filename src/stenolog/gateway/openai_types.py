@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from stenolog.agent.turn_events import Answer
 from stenolog.agent.turn_options import TurnOptions, tool_name
-from stenolog.catalog.message_metadata import for_client, without_marks
+from stenolog.catalog.message_metadata import mark_client_calls, without_marks
 from stenolog.context.message_parts import calls_of, text_of
 from stenolog.errors import UsageError
 from stenolog.gateway.history_matching import is_of_system
@@ -98,10 +98,10 @@ def _own(body: Mapping[str, Any]) -> dict[str, Any]:
     Tool calls in it are marked as the client's; otherwise they would count as the agent's.
     """
     plain = without_marks(body)  # guard: client-field-dropped
-    return for_client(plain, [call.id for call in calls_of(plain) if call.id])
+    return mark_client_calls(plain, [call.id for call in calls_of(plain) if call.id])
 
 
-def manner_of(request: ChatRequest, *, model: str) -> TurnOptions:
+def options_of(request: ChatRequest, *, model: str) -> TurnOptions:
     """Return the turn options of a request. `model`: one of the agent's; empty: the default."""
     instructions = [
         words

@@ -12,12 +12,12 @@ from starlette.exceptions import HTTPException
 
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.turn_events import Answer, Inbound
+from stenolog.agent.turn_events import Answer, InboundMessage
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry, Hits, Page, State
 from stenolog.catalog.searchable_text import state_from, tags_from
 from stenolog.codec import encode_object
-from stenolog.context.summarize import Compaction
+from stenolog.context.summarize import SummaryReport
 from stenolog.errors import ModelUnavailable, StoreClosed, StoreUnavailable
 from stenolog.gateway.api_types import (
     MOST_SESSIONS,
@@ -213,8 +213,8 @@ async def say(call: Call[OfAgent, Said]) -> Events:
     key, view = await call.gateway.loop.run(
         resolve_session, call.agent, call.key, new_session=call.body.new_session
     )
-    inbound = Inbound(key=key, content=call.body.content, id=call.body.id)
-    answer = await call.gateway.loop.hear(inbound, agent=call.agent.id, view=view)
+    inbound = InboundMessage(key=key, content=call.body.content, id=call.body.id)
+    answer = await call.gateway.loop.handle(inbound, agent=call.agent.id, view=view)
     if answer.outcome == "failed":
         kept = "the message is kept" if answer.saved else "the message is not stored yet"
         raise HTTPException(_status(answer), f"{answer.text} ({kept})")
@@ -272,11 +272,11 @@ async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
     """Summarize all but the last turns."""
     key = await call.gateway.loop.run(_existing, call.agent, call.key)
 
-    async def change(sessions: SessionStore) -> Compaction | None:
+    async def change(sessions: SessionStore) -> SummaryReport | None:
         del sessions  # a checkpoint checks the floor itself
         model = await call.gateway.loop.run(call.agent.model_of, key)
         try:
-            return await call.gateway.loop.ask(call.agent.context(model).compact, key)
+            return await call.gateway.loop.ask(call.agent.context(model).summarize, key)
         except ModelClosing:
             raise StoreClosed("the agent closes; nothing was compacted") from None
 

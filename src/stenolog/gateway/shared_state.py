@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import wait_until_done
+from stenolog.agent.shielded_wait import cancel_and_wait
 from stenolog.errors import NoSuchSession
 from stenolog.gateway.limits import streams_admission, turns_admission
 from stenolog.records import Message
@@ -112,7 +112,7 @@ class Following:
             if not followed.listeners:
                 if self._followed.get(place) is followed:
                     del self._followed[place]
-                if followed.task is not None and await wait_until_done([followed.task]):
+                if followed.task is not None and await cancel_and_wait([followed.task]):
                     raise asyncio.CancelledError
 
     async def _begin(self, followed: _Followed, store: Store, key: str, uid: str | None) -> None:

@@ -43,7 +43,7 @@ from stenolog.memory.progress import Mark, Progress
 from stenolog.memory.scopes import Scope
 from stenolog.memory.scopes import scope_of as own_scope
 from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist
-from stenolog.providers.chat_model import ASKED_AS, Ask, check_answer
+from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import redact
 from stenolog.stores.base import FORKED_AT, Store
@@ -93,7 +93,7 @@ class Consolidation:
         self,
         store: Store,
         notes: Notes,
-        ask: Ask | None,
+        ask: CompletionFunction | None,
         *,
         agent: str = "main",
         scope_of: Callable[[str], Scope] | None = None,
@@ -273,7 +273,7 @@ class Consolidation:
         return heard
 
     def _answer(
-        self, batch: Sequence[Turn], subjects: Sequence[str], ask: Ask
+        self, batch: Sequence[Turn], subjects: Sequence[str], ask: CompletionFunction
     ) -> dict[int, ExtractedFacts] | None:
         count = len(batch)
         try:
@@ -284,7 +284,7 @@ class Consolidation:
                 schema=extraction.schema(count),
                 max_tokens=extraction.answer_tokens(count),
             )
-            text = check_answer(text, ASKED_AS)
+            text = check_answer(text, COMPLETION_SIGNATURE)
         except Exception as error:
             # Clients raise exceptions of any type, and some include keys in the text.
             told = redact(f"{type(error).__name__}: {error}").text

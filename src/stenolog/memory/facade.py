@@ -14,7 +14,7 @@ from stenolog.memory.facts import about_the_same, subject
 from stenolog.memory.notes import Draft, Kind, Note, Notes, PurgedNote
 from stenolog.memory.recall import RecallResult, recall
 from stenolog.memory.scopes import Scope, scope_of
-from stenolog.providers.chat_model import Ask, check_ask
+from stenolog.providers.chat_model import CompletionFunction, check_completion_function
 from stenolog.redaction.redact import redact
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import NOTES, find_place
@@ -35,7 +35,8 @@ class Memory:
 
     `key` (a session's key or an alias) or `scope` selects the memory. Each session has a separate
     memory. With `threads`, sessions in which every user message has the same verified sender
-    (`Inbound.sender`) share the memory of that sender. The form of a key never joins sessions.
+    (`InboundMessage.sender`) share the memory of that sender. The form of a key never joins
+    sessions.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Memory:
         *,
         agent: str = AGENT,
         threads: bool = False,
-        ask: Ask | None = None,
+        ask: CompletionFunction | None = None,
         consolidation: bool = True,
         half_life_days: float = HALF_LIFE_DAYS,
         tokens: Tokens | None = None,
@@ -61,7 +62,7 @@ class Memory:
         check_store(sessions, "sessions=")
         check_store(notes, "notes=")
         if ask is not None:
-            check_ask(ask)
+            check_completion_function(ask)
         self.agent = agent
         self.notes = Notes(notes)
         """The notes of all scopes."""
@@ -260,7 +261,7 @@ def open_memory(
     *,
     agent: str = AGENT,
     threads: bool = False,
-    ask: Ask | None = None,
+    ask: CompletionFunction | None = None,
     consolidation: bool = True,
     half_life_days: float = HALF_LIFE_DAYS,
     tokens: Tokens | None = None,

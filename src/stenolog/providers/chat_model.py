@@ -1,8 +1,8 @@
 """The protocols and values that all model clients share.
 
-`ChatModel` streams the answers of a conversation; `Ask` answers once, for work such as summaries. A
-client converts its server's output into deltas. `Reply` joins them and can be read at any moment,
-so text that arrived before a cancellation is not lost.
+`ChatModel` streams the answers of a conversation; a `CompletionFunction` answers once, for work
+such as summaries. A client converts its server's output into deltas. `StreamedAnswer` joins them
+and can be read at any moment, so text that arrived before a cancellation is not lost.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from msgspec import Struct
 from stenolog.errors import UsageError
 
 ROLE = "assistant"
-_WORDS_OF_DETAILS = {"reasoning.text": "text", "reasoning.summary": "summary"}
+_DETAIL_TEXT_FIELDS = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """Type of a reasoning detail, and the field of it that is streamed in pieces."""
 
 
@@ -29,7 +29,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     """Tokens of the request that the provider had cached."""
 
 
-class CallPart(Struct, frozen=True, kw_only=True):
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
     """A part of a tool call. Parts with the same index belong to the same call."""
 
     index: int
@@ -49,7 +49,7 @@ class Delta(Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     details: tuple[Mapping[str, Any], ...] = ()
     """The next pieces of reasoning in OpenRouter's format, which may be signed or encrypted."""
-    calls: tuple[CallPart, ...] = ()
+    calls: tuple[ToolCallDelta, ...] = ()
     finish: str = ""
     """The provider's reason for the end of the answer: `stop`, `length`, `tool_calls` …; sent
     once."""
@@ -104,7 +104,7 @@ class HasContextWindow(Protocol):
         ...
 
 
-class Pieces:
+class TextBuffer:
     """A text that arrives in pieces. They are joined when the text is read, not for each piece."""
 
     def __init__(self) -> None:
@@ -123,19 +123,19 @@ class Pieces:
         return self._pieces[0] if self._pieces else ""
 
 
-class Reply:
+class StreamedAnswer:
     """The part of an answer that has arrived so far."""
 
     def __init__(self) -> None:
         self.finish = ""
         self.usage: Usage | None = None
-        self._text = Pieces()
-        self._reasoning = Pieces()
+        self._text = TextBuffer()
+        self._reasoning = TextBuffer()
         self._details: list[dict[str, Any]] = []
-        self._words = Pieces()
+        self._words = TextBuffer()
         """Unjoined pieces of the last detail."""
-        self._calls: dict[int, CallPart] = {}
-        self._arguments: dict[int, Pieces] = {}
+        self._calls: dict[int, ToolCallDelta] = {}
+        self._arguments: dict[int, TextBuffer] = {}
 
     @property
     def text(self) -> str:
@@ -162,19 +162,19 @@ class Reply:
         for detail in delta.details:
             self._add_detail(detail)
         for part in delta.calls:
-            known = self._calls.get(part.index, CallPart(index=part.index))
-            self._calls[part.index] = CallPart(
+            known = self._calls.get(part.index, ToolCallDelta(index=part.index))
+            self._calls[part.index] = ToolCallDelta(
                 index=part.index,
                 id=known.id or part.id,
                 name=known.name or part.name,
                 extra={**known.extra, **part.extra},
             )
-            self._arguments.setdefault(part.index, Pieces()).add(part.arguments)
+            self._arguments.setdefault(part.index, TextBuffer()).add(part.arguments)
 
     def _add_detail(self, piece: Mapping[str, Any]) -> None:
         """Merge the pieces of a reasoning detail: providers accept it back only as a whole."""
         last = self._details[-1] if self._details else {}
-        name = _WORDS_OF_DETAILS.get(str(piece.get("type")))
+        name = _DETAIL_TEXT_FIELDS.get(str(piece.get("type")))
         if name is None or any(last.get(one) != piece.get(one) for one in ("type", "index")):
             self._join_words()
             self._details.append(dict(piece))
@@ -187,9 +187,9 @@ class Reply:
         """Append the unjoined pieces to the last detail."""
         if self._words.text:
             last = self._details[-1]
-            name = _WORDS_OF_DETAILS[str(last["type"])]
+            name = _DETAIL_TEXT_FIELDS[str(last["type"])]
             last[name] = f"{last.get(name) or ''}{self._words.text}"
-            self._words = Pieces()
+            self._words = TextBuffer()
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -219,7 +219,7 @@ class Reply:
 
 
 @runtime_checkable
-class Ask(Protocol):
+class CompletionFunction(Protocol):
     """A model that is called once and returns text, for example a plain function.
 
     It is synchronous: run an async client in a thread. Errors of its client are passed on. It may
@@ -251,7 +251,7 @@ class Ask(Protocol):
 
 _T = TypeVar("_T")
 
-ASKED_AS: Final = "ask is called as ask(messages, schema=…, max_tokens=…)"
+COMPLETION_SIGNATURE: Final = "ask is called as ask(messages, schema=…, max_tokens=…)"
 
 
 def check_not_async(model: object, called: str) -> None:
@@ -274,9 +274,9 @@ def check_answer(answer: _T, called: str) -> _T:
     return answer
 
 
-def check_ask(ask: object) -> None:
+def check_completion_function(ask: object) -> None:
     """Raise UsageError unless `ask` can be called as `ask(messages, schema=…, max_tokens=…)`."""
-    called = ASKED_AS
+    called = COMPLETION_SIGNATURE
     if not callable(ask):
         raise UsageError(f"{called}; {type(ask).__name__} cannot be called")
     check_not_async(ask, called)

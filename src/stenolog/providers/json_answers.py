@@ -9,15 +9,15 @@ import json
 import re
 from typing import Any, Final
 
-_LONGEST: Final = 1_000_000
+_MAX_TEXT: Final = 1_000_000
 """Maximum number of characters that are parsed."""
 
-_TRIES: Final = 64
-_MOST_READ: Final = 1_000_000
+_MAX_TRIES: Final = 64
+_MAX_WASTED: Final = 1_000_000
 """Maximum number of opening braces that are tried, and of characters parsed without result, so that
 text full of broken objects stays cheap."""
 
-_DEEPEST: Final = 60
+_MAX_DEPTH: Final = 60
 
 _THINKING: Final = re.compile(r"<(think|thinking|reasoning)>.*?(</\1>|\Z)", re.DOTALL | re.I)
 _SPACE: Final = re.compile(r"(?:\s|//[^\n]*(?=\n)|/\*.*?\*/)*", re.DOTALL)
@@ -42,20 +42,20 @@ def read_object(text: object) -> dict[str, Any] | None:
     """
     if not isinstance(text, str):
         return None
-    shown = text[:_LONGEST]
-    found = _longest(_THINKING.sub("", shown))
+    shown = text[:_MAX_TEXT]
+    found = _longest_object(_THINKING.sub("", shown))
     # A model that never closes its thinking may have put the answer inside.
-    return found if found is not None or "<" not in shown else _longest(shown)
+    return found if found is not None or "<" not in shown else _longest_object(shown)
 
 
-def _longest(text: str) -> dict[str, Any] | None:
+def _longest_object(text: str) -> dict[str, Any] | None:
     best: dict[str, Any] | None = None
     size = wasted = 0
     place = text.find("{")
-    for _ in range(_TRIES):
-        if place < 0 or wasted > _MOST_READ:
+    for _ in range(_MAX_TRIES):
+        if place < 0 or wasted > _MAX_WASTED:
             break
-        value, end = _strict(text, place) or _mended(text, place)
+        value, end = _parse_strictly(text, place) or _parse_tolerantly(text, place)
         if value is None:
             wasted += end - place
             end = place + 1
@@ -65,7 +65,7 @@ def _longest(text: str) -> dict[str, Any] | None:
     return best
 
 
-def _strict(text: str, place: int) -> tuple[dict[str, Any], int] | None:
+def _parse_strictly(text: str, place: int) -> tuple[dict[str, Any], int] | None:
     try:
         value, end = _DECODER.raw_decode(text, place)
     except (ValueError, RecursionError):
@@ -73,9 +73,9 @@ def _strict(text: str, place: int) -> tuple[dict[str, Any], int] | None:
     return (value, end) if isinstance(value, dict) else None
 
 
-def _mended(text: str, place: int) -> tuple[dict[str, Any] | None, int]:
+def _parse_tolerantly(text: str, place: int) -> tuple[dict[str, Any] | None, int]:
     """Return the object, or None if it cannot be repaired, and the end of the parsed text."""
-    reader = _Mending(text, place)
+    reader = _TolerantParser(text, place)
     try:
         value = reader.mapping(0)
     except _Broken:
@@ -83,11 +83,11 @@ def _mended(text: str, place: int) -> tuple[dict[str, Any] | None, int]:
     return value, reader.place
 
 
-def _nothing(_: str) -> None:
+def _none(_: str) -> None:
     return None
 
 
-_DECODER: Final = json.JSONDecoder(strict=False, parse_constant=_nothing)
+_DECODER: Final = json.JSONDecoder(strict=False, parse_constant=_none)
 
 
 class _Broken(Exception):
@@ -98,7 +98,7 @@ class _CutOff(Exception):
     """The text ends within a value."""
 
 
-class _Mending:
+class _TolerantParser:
     """A parser of one object that accepts the common mistakes of models."""
 
     def __init__(self, text: str, place: int) -> None:
@@ -161,7 +161,7 @@ class _Mending:
 
     def _value(self, depth: int) -> Any:
         char = self._peek()
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise _Broken
         if char == "{":
             return self.mapping(depth)

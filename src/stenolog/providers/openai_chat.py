@@ -23,29 +23,29 @@ from stenolog.providers.request_errors import (
     Failure,
     RequestError,
     RetryLimits,
-    is_passing,
-    refused,
+    failure_of_response,
+    is_temporary,
     seconds_to_wait,
 )
-from stenolog.providers.server_quirks import ServerQuirks, encoded, hint, request_body
+from stenolog.providers.server_quirks import ServerQuirks, advice_for, encode_request, request_body
 from stenolog.providers.stream_parser import ChunkReader
 from stenolog.tokens import message_tokens, tools_tokens
 
 OPENAI: Final = "https://api.openai.com/v1"
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 _CONNECT: Final = 10.0
-_MOST_EVENT: Final = 16 * 2**20
-_MOST_ANSWER: Final = 64 * 2**20
-_EVENT: Final = 64
+_MAX_EVENT: Final = 16 * 2**20
+_MAX_ANSWER: Final = 64 * 2**20
+_EVENT_OVERHEAD: Final = 64
 """Characters counted for each event besides its data."""
-_MOST_ERROR: Final = 64 * 2**10
-_DOUBTED: Final = 1_000
+_MAX_ERROR: Final = 64 * 2**10
+_MIN_CHECKED_TOKENS: Final = 1_000
 """Tokens above which a reported prompt count is compared with the estimate."""
-_LONG: Final = 8
+_MIN_SECRET: Final = 8
 """Minimum length of a header value that is treated as a secret, and replaced inside of words."""
 _SECRET: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 """Names of headers whose value is a secret, whatever its length."""
-_LAST_WORDS: Final = 0.1
+_END_TIMEOUT: Final = 0.1
 """Seconds to wait for the end of the response after the last event, so that the connection can be
 reused."""
 _logger = logging.getLogger("stenolog")
@@ -78,7 +78,7 @@ class OpenAIChat:
     ) -> None:
         self.model = model
         self.base_url = base_url
-        self._url = _checked(base_url)
+        self._url = _check_url(base_url)
         self._key_name = key_name
         self._name = name or model
         self._timeout = timeout
@@ -127,10 +127,10 @@ class OpenAIChat:
             yielded = False
             tried += 1
             try:
-                async with aclosing(self._try(encoded(sent))) as deltas:
+                async with aclosing(self._try(encode_request(sent))) as deltas:
                     async for delta in deltas:
                         yielded = True
-                        yield _believed(delta, sent)
+                        yield _without_implausible_usage(delta, sent)
             except RequestError as trouble:
                 failure = trouble.failure
             else:
@@ -170,7 +170,7 @@ class OpenAIChat:
 
     def _give_up(self, failure: Failure, tried: int) -> NoReturn:
         said = self._told(failure)
-        if not is_passing(failure):
+        if not is_temporary(failure):
             raise ModelRefused(said)
         later = f"; it says Retry-After: {failure.retry_after}" if failure.retry_after else ""
         times = f" (after {tried} tries)" if tried > 1 else ""
@@ -179,23 +179,23 @@ class OpenAIChat:
     def _told(self, failure: Failure) -> str:
         where = f"{self._url.scheme}://{self._url.netloc.decode('ascii')}{self._url.path}"
         said = f"{self.model} at {where} {failure.what}"
-        advice = hint(failure, model=self.model, base_url=where, key_name=self._key_name)
+        advice = advice_for(failure, model=self.model, base_url=where, key_name=self._key_name)
         said = f"{said.rstrip('.')}. {advice}" if advice else said
         return self._secrets.sub("[key]", said)  # guard: model-error-redacted
 
     # --- one try -----------------------------------------------------------------------------
 
     async def _try(self, body: bytes) -> AsyncGenerator[Delta, None]:
-        """Send one request and stream its answer. Raises Trouble for every failure."""
+        """Send one request and stream its answer. Raises RequestError for every failure."""
         reader = ChunkReader(new_id=lambda: f"call_{secrets.token_hex(8)}")
         begins = asyncio.get_running_loop().time() + self._first_byte_timeout
         try:
             async with asyncio.timeout_at(begins):
                 response = await self._send(body)
         except TimeoutError:
-            raise RequestError(Failure(_silent(self._first_byte_timeout), silent=True)) from None
+            raise RequestError(Failure(_silence(self._first_byte_timeout), silent=True)) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise RequestError(Failure(_lost("cannot be reached", error))) from error
+            raise RequestError(Failure(_connection_failure("cannot be reached", error))) from error
         try:
             await self._check(response)
             async with aclosing(self._deltas(response, reader, begins)) as deltas:
@@ -227,11 +227,11 @@ class OpenAIChat:
         return self._client
 
     async def _check(self, response: httpx2.Response) -> None:
-        """Raise Trouble unless the status is a success."""
+        """Raise RequestError unless the status is a success."""
         status = response.status_code
         if 200 <= status < 300:
             return
-        failure = refused(status, await self._body(response, _MOST_ERROR, cut=True))
+        failure = failure_of_response(status, await self._body(response, _MAX_ERROR, cut=True))
         if 300 <= status < 400:
             other = str(response.headers.get("location", ""))[:500]
             failure = Failure(f"answered {status}, so base_url has moved to {other!r}", 400)
@@ -247,7 +247,7 @@ class OpenAIChat:
                 Failure("answered with a web page, so base_url is not that of an API", 404)
             )
         if kind.endswith("json") and "event" not in kind:
-            delta = reader.whole(await self._body(response, _MOST_ANSWER, cut=False))
+            delta = reader.whole(await self._body(response, _MAX_ANSWER, cut=False))
         else:
             response.headers["content-type"] = "text/event-stream"
             async with aclosing(self._streamed(response, reader, begins)) as deltas:
@@ -261,7 +261,7 @@ class OpenAIChat:
     async def _streamed(
         self, response: httpx2.Response, reader: ChunkReader, begins: float
     ) -> AsyncGenerator[Delta, None]:
-        events = aiter(httpx2.EventSource(response, max_event_size=_MOST_EVENT))
+        events = aiter(httpx2.EventSource(response, max_event_size=_MAX_EVENT))
         loop = asyncio.get_running_loop()
         until, seconds, size = begins, self._first_byte_timeout, 0
         while not reader.done:
@@ -275,13 +275,13 @@ class OpenAIChat:
                     # The answer is complete; only the usage may be missing.
                     return
                 silent = isinstance(error, TimeoutError)
-                what = _silent(seconds) if silent else _lost("broke off", error)
+                what = _silence(seconds) if silent else _connection_failure("broke off", error)
                 raise RequestError(
                     Failure(f"{what}: the answer is not whole", silent=silent)
                 ) from error
             # Events without data count, too.
-            size += len(event.data) + _EVENT
-            if size > _MOST_ANSWER:
+            size += len(event.data) + _EVENT_OVERHEAD
+            if size > _MAX_ANSWER:
                 raise RequestError(Failure("sent more than any answer has", 400))
             delta = reader.read(event.data)
             if delta is not None:
@@ -290,10 +290,10 @@ class OpenAIChat:
                 until, seconds = loop.time() + self._timeout, self._timeout
         if not reader.done and not reader.finished:
             raise RequestError(Failure("broke off in the middle: the answer is not whole"))
-        await _let_end(events)
+        await _read_rest(events)
 
     async def _body(self, response: httpx2.Response, most: int, *, cut: bool) -> str:
-        """Return at most `most` bytes of the body as text. Raises Trouble."""
+        """Return at most `most` bytes of the body as text. Raises RequestError."""
         read = bytearray()
         try:
             async with (
@@ -307,7 +307,9 @@ class OpenAIChat:
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             if not cut:
                 silent = isinstance(error, TimeoutError)
-                raise RequestError(Failure(_lost("broke off", error), silent=silent)) from error
+                raise RequestError(
+                    Failure(_connection_failure("broke off", error), silent=silent)
+                ) from error
         if len(read) > most and not cut:
             raise RequestError(Failure("sent more than any answer has", 400))
         return read[:most].decode("utf-8", "replace")
@@ -321,7 +323,7 @@ class OllamaChat(OpenAIChat):
         self.context = context
 
 
-def _checked(base_url: str) -> httpx2.URL:
+def _check_url(base_url: str) -> httpx2.URL:
     try:
         url = httpx2.URL(base_url)
     except (httpx2.InvalidURL, TypeError, ValueError):
@@ -352,43 +354,43 @@ def _secrets(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
         if _SECRET.search(name):
             # The server may quote the secret without a scheme such as `Bearer`.
             found |= {value, value.split()[-1] if value.strip() else ""}
-        elif len(value) >= _LONG:
+        elif len(value) >= _MIN_SECRET:
             found.add(value)
     # A short secret matches only whole words, so that other parts of the message stay intact.
     told = [
-        re.escape(one) if len(one) >= _LONG else rf"(?<!\w){re.escape(one)}(?!\w)"
+        re.escape(one) if len(one) >= _MIN_SECRET else rf"(?<!\w){re.escape(one)}(?!\w)"
         for one in sorted(found, key=len, reverse=True)
         if one
     ]
     return re.compile("|".join(told) or "(?!)")
 
 
-def _believed(delta: Delta, sent: Mapping[str, Any]) -> Delta:
+def _without_implausible_usage(delta: Delta, sent: Mapping[str, Any]) -> Delta:
     """Return the delta without an implausible prompt count."""
     usage = delta.usage
     if usage is None or not usage.prompt:
         return delta
     expected = sum(map(message_tokens, sent["messages"])) + tools_tokens(sent.get("tools") or ())
-    if expected <= _DOUBTED or 2 * usage.prompt >= expected:
+    if expected <= _MIN_CHECKED_TOKENS or 2 * usage.prompt >= expected:
         return delta
     # The server has truncated the prompt, or reports only tokens that it had not cached. Used as
     # the size of the request, the count would let later requests exceed the model's context.
     return replace(delta, usage=replace(usage, prompt=0, cached=0))
 
 
-def _silent(seconds: float) -> str:
+def _silence(seconds: float) -> str:
     return f"was silent for {seconds:g} s"
 
 
-def _lost(what: str, error: Exception) -> str:
+def _connection_failure(what: str, error: Exception) -> str:
     said = str(error).strip()
     return f"{what} ({type(error).__name__}{': ' + said if said else ''})"
 
 
-async def _let_end(events: AsyncIterator[httpx2.ServerSentEvent]) -> None:
+async def _read_rest(events: AsyncIterator[httpx2.ServerSentEvent]) -> None:
     """Read the rest of the response, if it ends soon."""
     try:
-        async with asyncio.timeout(_LAST_WORDS):
+        async with asyncio.timeout(_END_TIMEOUT):
             async for _ in events:
                 pass
     except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):

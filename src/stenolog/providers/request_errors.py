@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-_MOST_WORDS: Final = 2_000
-_DEEPEST: Final = 4
+_MAX_CHARACTERS: Final = 2_000
+_MAX_DEPTH: Final = 4
 _ECHOES: Final = frozenset({"input", "body", "request", "messages", "prompt"})
 """Fields in which servers repeat the request. Text of the user must not be mistaken for a server
 message, for example that the request was too long."""
 _ECHO: Final = re.compile(r"(['\"]input['\"]: ?)['\"\[{(].*", re.DOTALL)
 """The same inside of a Python list as text, as one server sends it."""
-_AGAIN: Final = frozenset({408, 409, 425, 429})
-_NEVER: Final = frozenset({501, 505})
+_RETRIED: Final = frozenset({408, 409, 425, 429})
+_NOT_RETRIED: Final = frozenset({501, 505})
 
 
 class Failure(Struct, frozen=True):
@@ -71,7 +71,7 @@ def seconds_to_wait(
     retries = patience.retries
     if failure.silent:
         retries = min(retries, patience.after_silence)
-    if tried > retries or not is_passing(failure):
+    if tried > retries or not is_temporary(failure):
         return None
     asked = read_retry_after(failure.retry_after, now)
     if asked is not None:
@@ -80,18 +80,18 @@ def seconds_to_wait(
     return min(doubled * (0.5 + chance / 2), patience.longest)
 
 
-def is_passing(failure: Failure) -> bool:
+def is_temporary(failure: Failure) -> bool:
     """Whether the same request may succeed later: the server was busy, broken or cut off."""
-    if _FOR_EVER.search(failure.what):
+    if _PERMANENT.search(failure.what):
         return False
     status = failure.status
-    return status < 400 or status in _AGAIN or (status >= 500 and status not in _NEVER)
+    return status < 400 or status in _RETRIED or (status >= 500 and status not in _NOT_RETRIED)
 
 
 # Some servers report with status 500, or inside of the stream, that a request is too long. One
 # reports with 429 that the account is empty, or that one request exceeds the limit per minute.
 # Retrying never helps.
-_FOR_EVER: Final = re.compile(
+_PERMANENT: Final = re.compile(
     r"context.{0,20}\b(?:length|size|window|limit)\b|context_length|(?:prompt|input).{0,20}too long"
     r"|insufficient_quota|request too large",
     re.IGNORECASE | re.DOTALL,
@@ -127,18 +127,18 @@ def failure_of(answer: Any) -> Failure | None:
         return None
     status = _status(error)
     named = f"answered with an error ({status})" if status else "answered with an error"
-    return Failure(f"{named}: {_told(error)}", status)
+    return Failure(f"{named}: {_describe_error(error)}", status)
 
 
-def refused(status: int, body: str) -> Failure:
+def failure_of_response(status: int, body: str) -> Failure:
     """Return the failure for a response with this status and body, with the server's message."""
-    words = words_of(body)
+    words = error_message(body)
     # `no body`: the wording of most clients, which `context/overflow.py` looks for.
     said = f"answered {status}: {words}" if words else f"answered {status} (no body)"
     return Failure(said, status)
 
 
-def words_of(body: str) -> str:
+def error_message(body: str) -> str:
     """Return the message of an error body in one line; JSON fields are listed with their names."""
     try:
         told = json.loads(body)
@@ -148,7 +148,7 @@ def words_of(body: str) -> str:
         told = told[0]
     if isinstance(told, Mapping) and told.get("error"):
         told = told["error"]
-    return _told(told)
+    return _describe_error(told)
 
 
 # ASCII: otherwise "\u017f" counts as a form of "s".
@@ -182,7 +182,7 @@ def _without_tags(html: str) -> str:
     return "".join([*pieces, html[at:]])
 
 
-def _told(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     """Return an error's message, with its other fields in brackets."""
     if not isinstance(error, Mapping):
         return _short(error if isinstance(error, str) else json.dumps(error, ensure_ascii=False))
@@ -194,7 +194,7 @@ def _told(error: Any) -> str:
 
 
 def _fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
-    if value is None or value == "" or depth > _DEEPEST or name in _ECHOES:
+    if value is None or value == "" or depth > _MAX_DEPTH or name in _ECHOES:
         return
     if isinstance(value, Mapping):
         for inner, held in value.items():
@@ -208,8 +208,8 @@ def _fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
 
 
 def _short(text: str) -> str:
-    text = " ".join(_ECHO.sub(r"\1…", text[: 4 * _MOST_WORDS]).split())
-    return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]}…"
+    text = " ".join(_ECHO.sub(r"\1…", text[: 4 * _MAX_CHARACTERS]).split())
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
 def _status(error: Any) -> int:
@@ -223,10 +223,10 @@ def _status(error: Any) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
             return value
     words = f"{error.get('type')} {error.get('code')}".lower()
-    return next((status for word, status in _WORDS.items() if word in words), 0)
+    return next((status for word, status in _STATUS_BY_WORD.items() if word in words), 0)
 
 
-_WORDS: Final = {
+_STATUS_BY_WORD: Final = {
     "rate_limit": 429,
     "overloaded": 529,
     "invalid_request": 400,

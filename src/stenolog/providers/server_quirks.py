@@ -48,7 +48,7 @@ def request_body(
     return body
 
 
-def encoded(body: Mapping[str, Any]) -> bytes:
+def encode_request(body: Mapping[str, Any]) -> bytes:
     """Encode the request. Raises UsageError if JSON cannot represent it."""
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -58,7 +58,7 @@ def encoded(body: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def hint(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
+def advice_for(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
     """Return advice for a known failure, or empty text."""
     if "request too large" in failure.what.lower():
         return "Set agent.max_context_tokens below what the account may send in a minute."
@@ -95,14 +95,14 @@ def _is_strict(schema: Any) -> bool:
 
 NO_TOOLS: Final = "this model takes no tools; it answers without them"
 _REFUSED: Final = frozenset({400, 404, 415, 422, 501})
-_OF_CALL: Final = ("id", "type", "function", "custom")
+_CALL_FIELDS: Final = ("id", "type", "function", "custom")
 
 
 class ServerQuirks:
     """The changes that a server needs, as far as known from its errors."""
 
     def __init__(self) -> None:
-        self._learnt: dict[str, _Way] = {}
+        self._learnt: dict[str, _Quirk] = {}
 
     def applied(self, body: Mapping[str, Any]) -> Body:
         """Return the request with all learned changes."""
@@ -116,7 +116,7 @@ class ServerQuirks:
 
         Return None if no known change matches the failure and changes the request.
         """
-        for name, way in _WAYS.items():
+        for name, way in _QUIRKS.items():
             if (
                 name not in self._learnt
                 and failure.status in way.statuses
@@ -128,7 +128,7 @@ class ServerQuirks:
         return None
 
 
-class _Way(Struct, frozen=True, kw_only=True):
+class _Quirk(Struct, frozen=True, kw_only=True):
     words: re.Pattern[str]
     """Pattern of the server messages for this rejection."""
     change: Callable[[Body], Body]
@@ -163,7 +163,7 @@ def _without_tools(body: Body) -> Body:
                 said = f"{told.pop()['content']}\n{said}"
             told.append({"role": "user", "content": said})
         elif calls := _calls(message):
-            words = [_text(message.get("content")), *map(_call_in_words, calls)]
+            words = [_text(message.get("content")), *map(_call_as_text, calls)]
             told.append({"role": role, "content": "\n".join(filter(None, words))})
         else:
             told.append(message)
@@ -171,7 +171,7 @@ def _without_tools(body: Body) -> Body:
     return {**made, "messages": told}
 
 
-def _call_in_words(call: Mapping[str, Any]) -> str:
+def _call_as_text(call: Mapping[str, Any]) -> str:
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     return f"[called the tool {function.get('name')} with {function.get('arguments')}]"
@@ -181,7 +181,7 @@ def _with_plain_calls(body: Body) -> Body:
     """Remove fields of calls that only the server that made them knows."""
 
     def plain(call: Mapping[str, Any]) -> Body:
-        return {name: value for name, value in call.items() if name in _OF_CALL}
+        return {name: value for name, value in call.items() if name in _CALL_FIELDS}
 
     return _with_calls(body, plain)
 
@@ -237,21 +237,23 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and "text" in part
 
 
-_NOT_KNOWN: Final = r"(?:unknown|unrecogni|unexpected|unsupported|additional|extra|not permitted)"
-_WAYS: Final = {
-    "stream_options": _Way(
+_UNKNOWN_FIELD: Final = (
+    r"(?:unknown|unrecogni|unexpected|unsupported|additional|extra|not permitted)"
+)
+_QUIRKS: Final = {
+    "stream_options": _Quirk(
         words=re.compile(r"stream.?options|include_usage", re.I),
         change=partial(_without, "stream_options"),
     ),
-    "response_format": _Way(
+    "response_format": _Quirk(
         words=re.compile(r"response.?format|json.?schema|structured.?output", re.I),
         change=partial(_without, "response_format"),
     ),
-    "max_tokens": _Way(
+    "max_tokens": _Quirk(
         words=re.compile(r"max_tokens.{0,20} (?:is|are) not supported", re.I),
         change=_with_newer_limit,
     ),
-    "tools": _Way(
+    "tools": _Quirk(
         words=re.compile(
             r"(?:not|n't) support (?:\w+ ){0,2}(?:tools\b|tool.?(?:use|call)|function.?call)"
             r"|no endpoints found that support tool"
@@ -267,14 +269,14 @@ _WAYS: Final = {
         statuses=_REFUSED | {500},
         notice=NO_TOOLS,
     ),
-    "call fields": _Way(
+    "call fields": _Quirk(
         words=re.compile(
-            rf"extra_content|{_NOT_KNOWN}.{{0,80}}tool_calls|tool_calls.{{0,80}}{_NOT_KNOWN}",
+            rf"extra_content|{_UNKNOWN_FIELD}.{{0,80}}tool_calls|tool_calls.{{0,80}}{_UNKNOWN_FIELD}",
             re.I | re.S,
         ),
         change=_with_plain_calls,
     ),
-    "call ids": _Way(
+    "call ids": _Quirk(
         words=re.compile(r"tool.?call.?id.{0,100}length of 9", re.I | re.S), change=_with_short_ids
     ),
 }

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stenolog.providers.chat_model import CallPart, Delta, Pieces, Usage
+from stenolog.providers.chat_model import Delta, TextBuffer, ToolCallDelta, Usage
 from stenolog.providers.request_errors import Failure, RequestError, failure_of
 
 DONE: Final = "[DONE]"
@@ -16,16 +16,16 @@ _SHOWN: Final = 12
 """Characters of malformed data that an error shows: enough to recognize it, too few for sentences.
 Text of an answer must not be mistaken for a server message, such as that the request was too
 long."""
-_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-_OF_CALL: Final = ("index", "id", "type", "function")
-_HIGH: Final = ("\ud800", "\udbff")
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "thinking")
+_CALL_FIELDS: Final = ("index", "id", "type", "function")
+_HIGH_SURROGATES: Final = ("\ud800", "\udbff")
 
 
 class ChunkReader:
     """The parser of one streamed answer.
 
-    `new_id` makes ids for calls without one. Raises Trouble for a malformed chunk, and for an error
-    that the server sends instead of a chunk.
+    `new_id` makes ids for calls without one. Raises RequestError for a malformed chunk, and for an
+    error that the server sends instead of a chunk.
     """
 
     def __init__(self, *, new_id: Callable[[], str]) -> None:
@@ -44,14 +44,14 @@ class ChunkReader:
             return None
         if not data.strip():
             return None
-        chunk = decoded(data, "chunk")
+        chunk = decode_json(data, "chunk")
         if (failure := failure_of(chunk)) is not None:
             raise RequestError(failure)
         return self._delta(chunk, "delta", data)
 
     def whole(self, body: str) -> Delta | None:
         """Parse a complete answer that a server sent although a stream was requested."""
-        answer = decoded(body, "answer")
+        answer = decode_json(body, "answer")
         if (failure := failure_of(answer)) is not None:
             raise RequestError(failure)
         if not isinstance(answer, dict) or not answer.get("choices"):
@@ -87,33 +87,33 @@ class ChunkReader:
         listed = said.get("tool_calls") or []
         if not isinstance(listed, list) or not all(isinstance(call, dict) for call in listed):
             raise _malformed("chunk", data)
-        text, thought = _words(said.get("content"))
+        text, thought = _text_and_reasoning(said.get("content"))
         if isinstance(said.get("refusal"), str):
             text += said["refusal"]
-        thoughts = (said.get(name) for name in _THOUGHTS)
+        thoughts = (said.get(name) for name in _REASONING_FIELDS)
         reasoning = next((one for one in thoughts if isinstance(one, str) and one), thought)
         finish = choice.get("finish_reason")
         ended = "" if self.finished or not isinstance(finish, str) else finish
         self.finished = self.finished or bool(ended)
         delta = Delta(
             text=self._whole_characters(text),
-            reasoning=_mended(reasoning),
+            reasoning=_fix_surrogates(reasoning),
             details=_details(said.get("reasoning_details")),
             calls=tuple(self._calls.part(call) for call in listed),
             finish=ended,
         )
-        return delta if delta != _NOTHING else None
+        return delta if delta != _EMPTY else None
 
     def _whole_characters(self, text: str) -> str:
         """Return the text, keeping half a surrogate pair at its end for the next piece."""
         if not text:
             return ""
         text = self._half + text
-        self._half = text[-1] if _HIGH[0] <= text[-1] <= _HIGH[1] else ""
-        return _mended(text[:-1] if self._half else text)
+        self._half = text[-1] if _HIGH_SURROGATES[0] <= text[-1] <= _HIGH_SURROGATES[1] else ""
+        return _fix_surrogates(text[:-1] if self._half else text)
 
 
-_NOTHING: Final = Delta()
+_EMPTY: Final = Delta()
 
 
 class _Calls:
@@ -123,13 +123,13 @@ class _Calls:
         self._new_id = new_id
         self._ids: list[str] = []
         """The server's id, or empty text, by our index."""
-        self._arguments: list[Pieces] = []
+        self._arguments: list[TextBuffer] = []
         self._named: dict[str, int] = {}
         """Our index by the server's id."""
         self._places: dict[int, int] = {}
         """Our index by the server's index."""
 
-    def part(self, call: Mapping[str, Any]) -> CallPart:
+    def part(self, call: Mapping[str, Any]) -> ToolCallDelta:
         function = call.get("function")
         function = function if isinstance(function, dict) else {}
         id, name = _text(call.get("id")), _text(function.get("name"))
@@ -142,7 +142,7 @@ class _Calls:
             place = len(self._ids)
             self._ids.append(id)
             self._named.setdefault(id, place)
-            self._arguments.append(Pieces())
+            self._arguments.append(TextBuffer())
             if number is not None:
                 self._places[number] = place
             id = id or self._new_id()
@@ -150,10 +150,14 @@ class _Calls:
         extra = {
             field: value
             for field, value in call.items()
-            if field not in _OF_CALL and value is not None
+            if field not in _CALL_FIELDS and value is not None
         }
-        return CallPart(
-            index=place, id=id, name=name, arguments=_mended(arguments), extra=_storable(extra)
+        return ToolCallDelta(
+            index=place,
+            id=id,
+            name=name,
+            arguments=_fix_surrogates(arguments),
+            extra=_storable(extra),
         )
 
     def _place(self, number: int | None, *, id: str, name: str, arguments: str) -> int | None:
@@ -166,13 +170,13 @@ class _Calls:
         if place is None or not id or not self._ids[place]:
             # Complete calls without ids that all have index 0 are distinguished by their JSON.
             again = place is not None and name and not id and arguments.startswith("{")
-            return None if again and _is_whole(self._arguments[place or 0].text) else place
+            return None if again and _is_json(self._arguments[place or 0].text) else place
         # Some servers use index 0 for every call.
         return place if self._ids[place] == id else None
 
 
-def decoded(data: str, what: str) -> Any:
-    """Decode the JSON of a chunk or an answer. Raises Trouble with the start of the text."""
+def decode_json(data: str, what: str) -> Any:
+    """Decode the JSON of a chunk or an answer. Raises RequestError with the start of the text."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -184,7 +188,7 @@ def _malformed(what: str, data: str) -> RequestError:
     return RequestError(Failure(f"sent a malformed {what} of {len(data):,} characters: {shown!r}"))
 
 
-def _words(content: Any) -> tuple[str, str]:
+def _text_and_reasoning(content: Any) -> tuple[str, str]:
     """Return the text and the reasoning of a content, which may be a list of parts."""
     if isinstance(content, str):
         return content, ""
@@ -194,7 +198,7 @@ def _words(content: Any) -> tuple[str, str]:
             continue
         if part.get("type") == "thinking":
             inner = part.get("thinking")
-            thought += inner if isinstance(inner, str) else _words(inner)[0]
+            thought += inner if isinstance(inner, str) else _text_and_reasoning(inner)[0]
         else:
             text += _text(part.get("text"))
     return text, thought
@@ -226,7 +230,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _is_whole(arguments: str) -> bool:
+def _is_json(arguments: str) -> bool:
     try:
         json.loads(arguments)
     except (ValueError, RecursionError):
@@ -234,7 +238,7 @@ def _is_whole(arguments: str) -> bool:
     return True
 
 
-def _mended(text: str) -> str:
+def _fix_surrogates(text: str) -> str:
     """Join surrogate pairs and replace lone surrogates, which stores reject."""
     if text.isascii():
         return text
@@ -245,7 +249,7 @@ def _storable(value: dict[str, Any]) -> dict[str, Any]:
     """Return the value without parts that stores reject; empty if it cannot be encoded."""
     try:
         written = json.dumps(value, ensure_ascii=False)
-        made = json.loads(_mended(written), parse_constant=lambda _: None)
+        made = json.loads(_fix_surrogates(written), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
     return made if isinstance(made, dict) else {}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from stenolog.agent.spec import SYSTEM, AgentSpec, Route
+from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
 from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.errors import UsageError
@@ -42,7 +42,7 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
         id=name,
         model=agent.model,
         models=tuple(dict.fromkeys((*settings.models, *agent.models))),
-        system=agent.system or SYSTEM,
+        system=agent.system or DEFAULT_SYSTEM_PROMPT,
         limits=limits_of(agent),
         needs=needs_of(agent),
         max_iterations=agent.max_iterations,

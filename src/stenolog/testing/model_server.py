@@ -26,14 +26,19 @@ import msgspec
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import Delta, Usage
 from stenolog.testing.model_server_plays import OVERFLOWS, Play, answer_by_rule, overflow_error
-from stenolog.testing.scripted_model import Said, as_message, estimated_usage, pieces_of
-from stenolog.testing.strict_requests import fault_of
+from stenolog.testing.scripted_model import (
+    ScriptedMessage,
+    as_message,
+    estimated_usage,
+    split_message,
+)
+from stenolog.testing.strict_requests import find_fault
 
 MODEL: Final = "scripted"
-_MOST_BODY: Final = 64 * 2**20
-_NEVER_SET: Final = 8_192
-_FOR_EVER: Final = 3_600.0
-_WELL: Final = Play()
+_MAX_BODY: Final = 64 * 2**20
+_DEFAULT_CONTEXT: Final = 8_192
+_STALL_SECONDS: Final = 3_600.0
+_NO_FAULTS: Final = Play()
 
 
 class ModelServer:
@@ -48,7 +53,7 @@ class ModelServer:
 
     def __init__(
         self,
-        answer: Callable[[Mapping[str, Any]], Said] = answer_by_rule,
+        answer: Callable[[Mapping[str, Any]], ScriptedMessage] = answer_by_rule,
         *,
         plays: Iterable[Play] = (),
         context: int | None = None,
@@ -163,7 +168,7 @@ class ModelServer:
         """Record a request and return the behaviour for it."""
         with self._lock:
             self._requests.append(request)
-            play = self._plays.popleft() if self._plays else _WELL
+            play = self._plays.popleft() if self._plays else _NO_FAULTS
         self.count("asked")
         if self._pause and not play.pause:
             return msgspec.structs.replace(play, pause=self._pause)
@@ -174,13 +179,13 @@ class ModelServer:
         named = set(request) if isinstance(request, Mapping) else set()
         if lacking := sorted(self._lacks & named):
             return f"Unrecognized request argument supplied: {lacking[0]}"
-        return fault_of(request)
+        return find_fault(request)
 
     def overflow(self, request: Mapping[str, Any], play: Play) -> tuple[int, str] | None:
         """Return the error for a request that is, or is played to be, too long."""
         counted = estimated_usage(request["messages"], request.get("tools") or (), {}).prompt
         if play.overflow:
-            limit = self._context or _NEVER_SET
+            limit = self._context or _DEFAULT_CONTEXT
             return overflow_error(play.overflow, limit=limit, asked=max(counted, limit + 1))
         if self._context is not None and counted > self._context:
             return overflow_error(self._dialect, limit=self._context, asked=counted)
@@ -211,7 +216,7 @@ class ModelServer:
         return {"object": "list", "data": models}
 
 
-class _Left(Exception):
+class _Disconnected(Exception):
     """The client has disconnected, or the script ended the connection."""
 
 
@@ -224,7 +229,7 @@ class _Http(ThreadingHTTPServer):
         self.model = model
         self._open: set[socket.socket] = set()
         self._held = threading.Lock()
-        super().__init__(address, _Conversation)
+        super().__init__(address, _Connection)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         with self._held:
@@ -248,11 +253,11 @@ class _Http(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnected. Other errors are printed."""
-        if not isinstance(sys.exception(), _Left | ConnectionError | TimeoutError):
+        if not isinstance(sys.exception(), _Disconnected | ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
-class _Conversation(BaseHTTPRequestHandler):
+class _Connection(BaseHTTPRequestHandler):
     """The requests of one connection."""
 
     protocol_version = "HTTP/1.1"
@@ -278,7 +283,7 @@ class _Conversation(BaseHTTPRequestHandler):
     def do_POST(self) -> None:  # name required by the library
         """Return an answer of the model."""
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > _MOST_BODY:
+        if not length.isdigit() or int(length) > _MAX_BODY:
             self.close_connection = True
             self._send(413, _error("Request entity too large"))
             return
@@ -293,7 +298,7 @@ class _Conversation(BaseHTTPRequestHandler):
             return
         try:
             self._chat(body)
-        except (_Left, ConnectionError, TimeoutError):
+        except (_Disconnected, ConnectionError, TimeoutError):
             self.close_connection = True
 
     def _chat(self, body: bytes) -> None:
@@ -316,7 +321,11 @@ class _Conversation(BaseHTTPRequestHandler):
         elif (error := model.overflow(request, play)) is not None:
             self._send(*error)
         elif play.status != 200 or play.body is not None:
-            told = _error(_USUAL.get(play.status, "Error")) if play.body is None else play.body
+            told = (
+                _error(_DEFAULT_ERRORS.get(play.status, "Error"))
+                if play.body is None
+                else play.body
+            )
             self._send(play.status, told, kind=play.content_type, retry_after=play.retry_after)
         else:
             self._say(request, play)
@@ -356,7 +365,7 @@ class _Conversation(BaseHTTPRequestHandler):
         # Faults after more pieces than the answer has happen at the end.
         self._fault(play, len(choices), sys.maxsize)
         if usage is not None:
-            self._event(json.dumps({**_chunk(request, []), "usage": _told(usage)}))
+            self._event(json.dumps({**_chunk(request, []), "usage": _usage_body(usage)}))
         if play.done:
             self._event("[DONE]")
         self._write(b"0\r\n\r\n")
@@ -370,13 +379,13 @@ class _Conversation(BaseHTTPRequestHandler):
         if is_due(play.error_after):
             self._event(f'{{"error":{play.error}}}')
             self._write(b"0\r\n\r\n")
-            raise _Left
+            raise _Disconnected
         if is_due(play.malformed_after):
             self._event(play.malformed)
         if is_due(play.stall_after):
-            self._wait(_FOR_EVER)
+            self._wait(_STALL_SECONDS)
         if is_due(play.cut_after):
-            raise _Left
+            raise _Disconnected
         if is_due(play.reset_after):
             self._reset()
 
@@ -404,7 +413,7 @@ class _Conversation(BaseHTTPRequestHandler):
             self.wfile.write(data)
         except OSError:
             self.server.model.count("left")
-            raise _Left from None
+            raise _Disconnected from None
 
     def _wait(self, seconds: float) -> None:
         """Wait, at most until the client disconnects. Raises _Left."""
@@ -412,10 +421,10 @@ class _Conversation(BaseHTTPRequestHandler):
         while (rest := until - time.monotonic()) > 0:
             ready, _, _ = select.select([self.connection], [], [], min(rest, 0.05))
             if self.server.model.is_closing():
-                raise _Left
+                raise _Disconnected
             if ready and not self.connection.recv(1, socket.MSG_PEEK):
                 self.server.model.count("left")
-                raise _Left
+                raise _Disconnected
             if ready:
                 # The next request has already arrived; only a disconnect matters.
                 time.sleep(min(rest, 0.01))
@@ -423,10 +432,10 @@ class _Conversation(BaseHTTPRequestHandler):
     def _reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
-        raise _Left
+        raise _Disconnected
 
 
-_USUAL: Final = {
+_DEFAULT_ERRORS: Final = {
     429: "Rate limit reached for requests. Please try again later.",
     500: "The server had an error while processing your request. Sorry about that!",
     502: "Bad gateway",
@@ -453,11 +462,11 @@ def _completion(
 ) -> dict[str, Any]:
     finish = "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "message": message, "finish_reason": finish}
-    told = {"usage": _told(usage)} if usage else {}
+    told = {"usage": _usage_body(usage)} if usage else {}
     return {**_head(request, "chat.completion"), "choices": [choice], **told}
 
 
-def _told(usage: Usage) -> dict[str, int]:
+def _usage_body(usage: Usage) -> dict[str, int]:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.answer,
@@ -470,7 +479,7 @@ def _choices(message: Mapping[str, Any], play: Play) -> Iterator[dict[str, Any]]
     calls = message.get("tool_calls") or []
     sent = message if play.calls == "parts" else {**message, "tool_calls": []}
     yield _choice({"role": "assistant", "content": ""})
-    for delta in pieces_of(sent):
+    for delta in split_message(sent):
         if not delta.finish:
             yield _choice(_fields(delta, play))
     for index, call in enumerate(calls if play.calls != "parts" else ()):

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from stenolog.testing.scripted_model import Said, calls_in, tool_call
+from stenolog.testing.scripted_model import ScriptedMessage, calls_in, tool_call
 
 Calls = Literal["parts", "whole", "no_index", "no_id", "zero_index"]
 
@@ -142,7 +142,7 @@ def overflow_error(dialect: str, *, limit: int, asked: int) -> tuple[int, str]:
     return status, body % {"limit": limit, "asked": asked, "over": asked - limit}
 
 
-def answer_by_rule(request: Mapping[str, Any]) -> Said:
+def answer_by_rule(request: Mapping[str, Any]) -> ScriptedMessage:
     """Return the default answer of the scripted model, which a test can predict.
 
     A user message `call NAME {json}` calls that tool, `call A {…} and B {…}` two at once; tool

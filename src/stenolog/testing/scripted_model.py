@@ -10,21 +10,21 @@ from typing import Any, Final, Self
 from msgspec import Struct
 
 from stenolog.errors import UsageError
-from stenolog.providers.chat_model import CallPart, Delta, Usage
+from stenolog.providers.chat_model import Delta, ToolCallDelta, Usage
 from stenolog.tokens import message_tokens, tools_tokens
 
-Answer = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
+CompletionStep = str | Exception | Callable[[Sequence[Mapping[str, Any]]], str]
 """A text, an exception to raise, or a function from the messages to the text."""
 
 
-class ScriptedReply:
-    """An `Ask` that returns the next answer of its script for each call.
+class ScriptedCompletion:
+    """A `CompletionFunction` that returns the next answer of its script for each call.
 
     Raises UsageError if it is called more often than the script has answers.
     """
 
-    def __init__(self, answers: Iterable[Answer]) -> None:
-        self._answers: Iterator[Answer] = iter(answers)
+    def __init__(self, answers: Iterable[CompletionStep]) -> None:
+        self._answers: Iterator[CompletionStep] = iter(answers)
         self._lock = threading.Lock()
         self.asked: list[list[Mapping[str, Any]]] = []
         """The messages of each call, oldest call first."""
@@ -43,17 +43,19 @@ class ScriptedReply:
             self.asked.append([dict(message) for message in messages])
             answer = next(self._answers, None)
         if answer is None:
-            raise UsageError("the script has no answer left; give Scripted one more")
+            raise UsageError("the script has no answer left; give ScriptedCompletion one more")
         if isinstance(answer, Exception):
             raise answer
         return answer if isinstance(answer, str) else answer(messages)
 
 
-Said = str | Mapping[str, Any]
+ScriptedMessage = str | Mapping[str, Any]
 """A text, or an assistant message in OpenAI's chat format, optionally with tool calls."""
-Scene = Said | Exception | Callable[[Sequence[Mapping[str, Any]]], Said]
+ScriptStep = ScriptedMessage | Exception | Callable[[Sequence[Mapping[str, Any]]], ScriptedMessage]
 """One answer of a script: the answer, an exception to raise, or a function from the messages."""
-Script = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], Said]
+ScriptFunction = Callable[
+    [Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], ScriptedMessage
+]
 """A function from messages and tools to the answer, used for every request."""
 
 
@@ -75,10 +77,14 @@ class ScriptedModel:
     """
 
     def __init__(
-        self, script: Iterable[Scene] | Script, *, name: str = "scripted", pause: float = 0.0
+        self,
+        script: Iterable[ScriptStep] | ScriptFunction,
+        *,
+        name: str = "scripted",
+        pause: float = 0.0,
     ) -> None:
         self._script = script if callable(script) else None
-        self._scenes: Iterator[Scene] = iter(()) if callable(script) else iter(script)
+        self._scenes: Iterator[ScriptStep] = iter(()) if callable(script) else iter(script)
         self._name = name
         self._pause = pause
         self.asked: list[RecordedRequest] = []
@@ -108,7 +114,7 @@ class ScriptedModel:
         self.asked.append(asked)
         message = as_message(self._answer(asked))
         # Sleeps even without a pause, so that other tasks run between two pieces, as with a server.
-        for delta in pieces_of(message):
+        for delta in split_message(message):
             await asyncio.sleep(self._pause)
             yield delta
         yield Delta(usage=estimated_usage(messages, tools, message))
@@ -123,7 +129,7 @@ class ScriptedModel:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _answer(self, asked: RecordedRequest) -> Said:
+    def _answer(self, asked: RecordedRequest) -> ScriptedMessage:
         if self._script is not None:
             return self._script(asked.messages, asked.tools)
         scene = next(self._scenes, None)
@@ -134,7 +140,7 @@ class ScriptedModel:
         return scene(asked.messages) if callable(scene) else scene
 
 
-def as_message(said: Said) -> dict[str, Any]:
+def as_message(said: ScriptedMessage) -> dict[str, Any]:
     """Return an answer as an assistant message in OpenAI's chat format, with arguments as text."""
     if isinstance(said, str):
         return {"role": "assistant", "content": said}
@@ -187,7 +193,7 @@ def _extra(call: Mapping[str, Any]) -> dict[str, Any]:
     return {field: value for field, value in call.items() if field not in known}
 
 
-def pieces_of(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
+def split_message(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
     """Yield a message in pieces of at most `size` characters, then the reason for its end."""
     for piece in _pieces(message.get("reasoning_content") or "", size):
         yield Delta(reasoning=piece)
@@ -198,10 +204,12 @@ def pieces_of(message: Mapping[str, Any], *, size: int = 12) -> Iterator[Delta]:
     calls = message.get("tool_calls") or ()
     for index, call in enumerate(calls):
         function = call["function"]
-        begins = CallPart(index=index, id=call["id"], name=function["name"], extra=_extra(call))
+        begins = ToolCallDelta(
+            index=index, id=call["id"], name=function["name"], extra=_extra(call)
+        )
         yield Delta(calls=(begins,))
         for piece in _pieces(function["arguments"], size):
-            yield Delta(calls=(CallPart(index=index, arguments=piece),))
+            yield Delta(calls=(ToolCallDelta(index=index, arguments=piece),))
     yield Delta(finish="tool_calls" if calls else "stop")
 
 
@@ -224,7 +232,7 @@ def estimated_usage(
 
 # --- answers of `--model scripted` -----------------------------------------------------------
 
-_WHAT_I_AM: Final = (
+_SCRIPT_NOTICE: Final = (
     "I am a script, not a language model: I answer by a few rules and understand nothing. "
     "To talk to a real one, set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY …), start Ollama, "
     "or install the small local model: "
@@ -257,13 +265,13 @@ def greet(name: str) -> str:
 That was all. I am a script; this page is always the same.
 """
 _TIME: Final = re.compile(r"\btime is it\b|\bthe time\b|\bwhat time\b", re.IGNORECASE)
-_LONG: Final = 120
+_LONG_SENTENCES: Final = 120
 """Number of sentences in a long answer."""
 
 
 def offline_script(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-) -> Said:
+) -> ScriptedMessage:
     """Return the answer of `steno chat --model scripted`, which says that it is a script.
 
     It knows `markdown`, `long`, and the time, for which it calls the tool `now` if that is offered.
@@ -293,11 +301,13 @@ def offline_script(
     if "markdown" in words:
         return _MARKDOWN
     if "long" in words:
-        return " ".join(f"This is sentence {n} of {_LONG}." for n in range(1, _LONG + 1))
+        return " ".join(
+            f"This is sentence {n} of {_LONG_SENTENCES}." for n in range(1, _LONG_SENTENCES + 1)
+        )
     if not said.strip():
-        return f"Hello! {_WHAT_I_AM}"
+        return f"Hello! {_SCRIPT_NOTICE}"
     shown = said if len(said) <= 200 else f"{said[:200]}…"
-    return f"You said: {shown}\n\n{_WHAT_I_AM}\n\nTry “what time is it?”, “markdown” or “long”."
+    return f"You said: {shown}\n\n{_SCRIPT_NOTICE}\n\nTry “what time is it?”, “markdown” or “long”."
 
 
 def offline_model(*, pause: float = 0.02) -> ScriptedModel:

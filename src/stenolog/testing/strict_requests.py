@@ -42,7 +42,7 @@ _REQUEST: Final = {
 }
 
 
-def fault_of(request: Any) -> str | None:
+def find_fault(request: Any) -> str | None:
     """Return the first fault of a request to `/chat/completions`, or None."""
     return next(_faults(request), None)
 

@@ -13,7 +13,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool
-from stenolog.agent.turn_events import Answer, Event, Inbound
+from stenolog.agent.turn_events import Answer, Event, InboundMessage
 from stenolog.providers.chat_model import ChatModel
 from stenolog.sessions.keys import cli_sender
 from stenolog.sessions.session_manager import SessionManager
@@ -97,11 +97,11 @@ class Heard:
 
 
 async def say(
-    loop: AgentLoop, text: str, *, key: str = KEY, id: str = "", tell: Any = None
+    loop: AgentLoop, text: str, *, key: str = KEY, id: str = "", on_event: Any = None
 ) -> Answer:
     """Say something and wait for the answer."""
-    inbound = Inbound(key=key, content=text, id=id, sender=cli_sender(key))
-    return await asyncio.wait_for(loop.hear(inbound, tell=tell or Heard()), 30)
+    inbound = InboundMessage(key=key, content=text, id=id, sender=cli_sender(key))
+    return await asyncio.wait_for(loop.handle(inbound, on_event=on_event or Heard()), 30)
 
 
 def bodies(loop: AgentLoop, key: str = KEY) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.commands import COMMANDS, Given, new_key, parse, sibling_key
+from stenolog.agent.commands import COMMANDS, ParsedCommand, new_key, parse_command, sibling_key
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Answer, Inbound, Notice, SummaryCreated
-from stenolog.catalog.message_metadata import marked
+from stenolog.agent.turn_events import Answer, InboundMessage, Notice, SummaryCreated
+from stenolog.catalog.message_metadata import mark_seen
 from stenolog.errors import UsageError
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.keys import person_in
@@ -36,11 +36,11 @@ with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("/new", Given("new", "")),
-        ("/NEW ", Given("new", "")),
-        ("/edit  two\nlines ", Given("edit", "two\nlines")),
-        ("/stop@mybot", Given("stop", "")),
-        ("/nothing x", Given("nothing", "x")),
+        ("/new", ParsedCommand("new", "")),
+        ("/NEW ", ParsedCommand("new", "")),
+        ("/edit  two\nlines ", ParsedCommand("edit", "two\nlines")),
+        ("/stop@mybot", ParsedCommand("stop", "")),
+        ("/nothing x", ParsedCommand("nothing", "x")),
         ("//etc", None),
         ("/", None),
         ("/etc/passwd is a file", None),
@@ -50,8 +50,8 @@ with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
         ([{"type": "text", "text": "/new"}], None),
     ],
 )
-def test_what_is_a_command(text: Any, asked: Given | None) -> None:
-    assert parse(text) == asked
+def test_what_is_a_command(text: Any, asked: ParsedCommand | None) -> None:
+    assert parse_command(text) == asked
 
 
 def test_new_sessions_of_a_user_are_theirs() -> None:
@@ -174,8 +174,8 @@ def test_an_answer_to_an_earlier_message_stays(
         for body in (
             {"role": "user", "content": "first"},
             {"role": "user", "content": "second"},
-            marked({"role": "assistant", "content": "to first"}, seen=1),
-            marked({"role": "assistant", "content": "to second"}, seen=3),
+            mark_seen({"role": "assistant", "content": "to first"}, seen=1),
+            mark_seen({"role": "assistant", "content": "to second"}, seen=3),
         ):
             sessions.add_full_message(KEY, body)
         assert (await say(loop, command)).text == "to second again"
@@ -208,7 +208,7 @@ def test_compact_makes_a_summary_and_tells(store: str, tmp_path: Path) -> None:
         for number in range(4):
             await say(loop, f"message {number}")
         heard = Heard()
-        answer = await say(loop, "/compact", tell=heard)
+        answer = await say(loop, "/compact", on_event=heard)
         assert "are now a summary" in answer.text
         assert heard.of(SummaryCreated)
         assert len(bodies(loop)) < 8
@@ -275,7 +275,7 @@ def test_new_sessions_can_be_listed_and_resumed(store: str, tmp_path: Path) -> N
 def test_the_sessions_of_other_users_are_not_shown_nor_opened(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         async def hear(text: str, key: str, sender: str) -> Answer:
-            return await loop.hear(Inbound(key=key, content=text, sender=sender))
+            return await loop.handle(InboundMessage(key=key, content=text, sender=sender))
 
         await hear("The secret of Ann.", "telegram:1", "telegram:1")
         await hear("Ann again.", "telegram:T9:1", "telegram:1")
@@ -292,8 +292,8 @@ def test_the_sessions_of_other_users_are_not_shown_nor_opened(store: str, tmp_pa
             assert ("telegram:T8:2" in listed) == (key == "telegram:T8:2")
             assert (await hear("/resume telegram:1", key, sender)).key == key
             assert (await hear("/resume secret", key, sender)).key == key
-        everything = await loop.hear(
-            Inbound(key="telegram:2", content="/resume secret"), everything=True
+        everything = await loop.handle(
+            InboundMessage(key="telegram:2", content="/resume secret"), all_sessions=True
         )
         assert everything.key == "telegram:1"
 
@@ -351,7 +351,9 @@ def test_a_session_keeps_the_model_that_was_chosen_for_it(store: str, tmp_path: 
             assert "second" in (await say(loop, "/model second")).text
             assert (await say(loop, "Who?")).text == "I am second."
             assert (await say(loop, "Who?", key="cli:other")).text == "I am the first."
-            local = await loop.hear(Inbound(key=KEY, content="/model third"), everything=True)
+            local = await loop.handle(
+                InboundMessage(key=KEY, content="/model third"), all_sessions=True
+            )
             assert "third" in local.text
             assert "scripted" in (await say(loop, "/model default")).text
             await say(loop, "/model second")
@@ -360,7 +362,7 @@ def test_a_session_keeps_the_model_that_was_chosen_for_it(store: str, tmp_path: 
             assert (await say(loop, "Who?")).text == "I am second."
         async with agent_loop(store, tmp_path, ["Only me."]) as loop:
             heard = Heard()
-            assert (await say(loop, "Who?", tell=heard)).text == "Only me."
+            assert (await say(loop, "Who?", on_event=heard)).text == "Only me."
             assert "one model only" in heard.of(Notice)[0].words
 
     asyncio.run(main())

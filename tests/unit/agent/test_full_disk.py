@@ -137,7 +137,7 @@ def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again
             assert (await say(loop, "said 1")).saved
             disk.fill()
             heard = Heard()
-            answer = await say(loop, f"said 2 {LONG}", tell=heard)
+            answer = await say(loop, f"said 2 {LONG}", on_event=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "to 2", False)
             assert heard.of(SaveFailed)[0].count == 1
             assert "Nothing of it was stored" in heard.of(SaveFailed)[0].words
@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again
             assert _contents(bodies(loop)) == ["said 1", "to 1"]
             disk.free()
             heard = Heard()
-            assert (await say(loop, "said 4", tell=heard)).saved
+            assert (await say(loop, "said 4", on_event=heard)).saved
             assert [one.count for one in heard.of(SaveRecovered)] == [5]
             assert heard.of(SaveFailed) == []
             assert (await say(loop, "said 5")).saved
@@ -175,7 +175,7 @@ def test_a_disk_that_gets_full_during_a_turn_keeps_the_rest_of_it_in_hand(
     async def main() -> None:
         async with _loop(store, disk, model, [fill]) as loop:
             heard = Heard()
-            answer = await say(loop, "Fill it.", tell=heard)
+            answer = await say(loop, "Fill it.", on_event=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "It is full.", False)
             assert heard.of(SaveFailed)[-1].count == 2
             assert [body["role"] for body in bodies(loop)] == ["user", "assistant"]
@@ -280,7 +280,7 @@ def test_what_waits_is_stored_as_soon_as_there_is_room_also_where_nobody_speaks(
 def test_no_more_waits_than_there_is_memory_for(
     store: str, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stenolog.agent.scheduler._MOST_IN_HAND", len(LONG))
+    monkeypatch.setattr("stenolog.agent.scheduler._MAX_UNSAVED_BYTES", len(LONG))
 
     async def main() -> None:
         async with _loop(store, disk, ScriptedModel(["to 1", "to 2", "to 3"])) as loop:

@@ -14,7 +14,7 @@ import pytest
 from stenolog.agent import commands
 from stenolog.agent.history_changes import last_seq, replace_history
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Answer, Inbound, MessageStored
+from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
 from stenolog.records import Message
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -47,8 +47,8 @@ async def _say_at_the_lease(
             stored.set()
 
     def ask() -> None:
-        message = Inbound(key=KEY, content="late", id="late")
-        asking.append(asyncio.create_task(loop.hear(message, tell=hear)))
+        message = InboundMessage(key=KEY, content="late", id="late")
+        asking.append(asyncio.create_task(loop.handle(message, on_event=hear)))
 
     def lease(*values: Any, **named: Any) -> Any:
         if not asking:
@@ -175,8 +175,8 @@ def test_clear_keeps_a_message_that_is_stored_while_it_looks(
                     stored.set()
 
             def ask() -> None:
-                message = Inbound(key=KEY, content="late", id="late")
-                asking.append(asyncio.create_task(loop.hear(message, tell=hear)))
+                message = InboundMessage(key=KEY, content="late", id="late")
+                asking.append(asyncio.create_task(loop.handle(message, on_event=hear)))
 
             def late_look(*values: Any) -> int:
                 event_loop.call_soon_threadsafe(ask)

@@ -50,7 +50,7 @@ def test_a_message_is_answered_and_both_are_in_the_log(store: str, tmp_path: Pat
     async def main() -> None:
         async with agent_loop(store, tmp_path, ["Hello, Ann."]) as loop:
             heard = Heard()
-            answer = await say(loop, "I am Ann.", tell=heard)
+            answer = await say(loop, "I am Ann.", on_event=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "Hello, Ann.", True)
             assert answer.seq == 2
             assert "".join(one.text for one in heard.of(TextDelta)) == "Hello, Ann."
@@ -86,7 +86,7 @@ def test_tools_are_called_and_their_results_answered(store: str, tmp_path: Path)
         model = ScriptedModel(script)
         async with agent_loop(store, tmp_path, model, tools=[add]) as loop:
             heard = Heard()
-            answer = await say(loop, "2 + 3?", tell=heard)
+            answer = await say(loop, "2 + 3?", on_event=heard)
             assert answer.text == "It is 5."
             assert roles(loop) == ["user", "assistant", "tool", "assistant"]
             assert bodies(loop)[2] == {"role": "tool", "tool_call_id": "c1", "content": "5"}
@@ -179,7 +179,7 @@ def test_whatever_goes_wrong_in_a_tool_is_told_to_the_model(
         script = [call, "I see."]
         async with agent_loop("jsonl", tmp_path, script, tools=[add, fail, leave, hang]) as loop:
             heard = Heard()
-            assert (await say(loop, "go", tell=heard)).text == "I see."
+            assert (await say(loop, "go", on_event=heard)).text == "I see."
             [ended] = heard.of(ToolFinished)
             assert ended.failed
             assert told in ended.text
@@ -305,7 +305,7 @@ def test_a_stopped_answer_is_kept_with_a_mark_and_not_gone_on_with(
     async def main() -> None:
         model = ScriptedModel(["word " * 200, "Next."], pause=0.01)
         async with agent_loop(store, tmp_path, model) as loop:
-            speaking = asyncio.create_task(say(loop, "Talk.", tell=tell))
+            speaking = asyncio.create_task(say(loop, "Talk.", on_event=tell))
             await begun.wait()
             assert await loop.stop(KEY)
             answer = await speaking
@@ -357,7 +357,7 @@ def test_who_goes_away_stops_the_answer(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel(["word " * 200], pause=0.01)
         async with agent_loop(store, tmp_path, model) as loop:
-            speaking = asyncio.create_task(say(loop, "Talk.", tell=tell))
+            speaking = asyncio.create_task(say(loop, "Talk.", on_event=tell))
             await begun.wait()
             speaking.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -415,7 +415,7 @@ def test_a_long_conversation_is_compacted_behind_the_answer_and_it_is_told(
         async with agent_loop(store, tmp_path, model, spec=spec) as loop:
             heard = Heard()
             for number in range(6):
-                await say(loop, f"message {number}", tell=heard)
+                await say(loop, f"message {number}", on_event=heard)
             await loop.quiet()
             assert heard.of(SummaryCreated)
             sessions = loop.registry.agent().sessions
@@ -463,7 +463,7 @@ def test_whoever_shows_it_may_fail(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
-            assert (await say(loop, "Hi.", tell=tell)).text == "Hello."
+            assert (await say(loop, "Hi.", on_event=tell)).text == "Hello."
 
     asyncio.run(main())
     assert "the screen is gone" in caplog.text
@@ -474,7 +474,7 @@ def test_nothing_is_told_as_unsaved_where_all_is_well(store: str, tmp_path: Path
     async def main() -> None:
         heard = Heard()
         async with agent_loop(store, tmp_path, ["Hello."]) as loop:
-            await say(loop, "Hi.", tell=heard)
+            await say(loop, "Hi.", on_event=heard)
         assert heard.of(SaveFailed) == []
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from stenolog.agent import background_notes
 from stenolog.agent.commands import sibling_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Inbound, ModelCalled
+from stenolog.agent.turn_events import InboundMessage, ModelCalled
 from stenolog.memory.scopes import Scope
 from stenolog.providers.chat_model import Delta
 from stenolog.stores.open_store import open_store
@@ -70,7 +70,7 @@ def test_notes_are_made_behind_the_answer_and_recalled_in_a_new_session(
             await loop.quiet()
             assert _core(loop) == ["I am allergic to hazelnuts."]
             heard = Heard()
-            await say(loop, "Can I eat hazelnuts?", key=sibling_key(KEY), tell=heard)
+            await say(loop, "Can I eat hazelnuts?", key=sibling_key(KEY), on_event=heard)
             [asked] = heard.of(ModelCalled)
             assert asked.recalled > 0
             assert "allergic to hazelnuts" in model.asked[1].messages[0]["content"]
@@ -298,8 +298,8 @@ def test_client_that_uses_the_key_of_a_user_does_not_see_that_users_memory(
         async with agent_loop(store, tmp_path, model) as loop:
 
             async def hear(text: str, key: str, sender: str) -> str:
-                inbound = Inbound(key=key, content=text, sender=sender)
-                return (await loop.hear(inbound)).text
+                inbound = InboundMessage(key=key, content=text, sender=sender)
+                return (await loop.handle(inbound)).text
 
             await hear("The ferry combination is 4815.", "telegram:T1:7", "telegram:7")
             await hear("And the ferry?", "telegram:7", "telegram:7")

@@ -18,7 +18,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import INTERRUPTED
-from stenolog.agent.turn_events import Inbound, Notice, ToolFinished
+from stenolog.agent.turn_events import InboundMessage, Notice, ToolFinished
 from stenolog.context.budget import Limits
 from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
 from stenolog.providers.chat_model import Delta
@@ -98,7 +98,7 @@ def test_cancelled_again_and_again_nothing_is_left_behind(store: str, tmp_path: 
     async def main() -> None:
         model = Waiting(["Next."], begins="half a")
         async with agent_loop(store, tmp_path, model) as loop:
-            speaking = asyncio.create_task(loop.hear(Inbound(key=KEY, content="Talk.")))
+            speaking = asyncio.create_task(loop.handle(InboundMessage(key=KEY, content="Talk.")))
             await model.first.wait()
             while not speaking.done():
                 speaking.cancel()
@@ -244,7 +244,7 @@ def test_what_changes_a_session_waits_for_another_process(store: str, tmp_path: 
             with other.store.lease(KEY, ttl=60):
                 assert "being written" in (await say(loop, "/clear")).text
                 heard = Heard()
-                waiting = asyncio.create_task(say(loop, "Hello?", tell=heard))
+                waiting = asyncio.create_task(say(loop, "Hello?", on_event=heard))
                 await until(lambda: bool(heard.of(Notice)))
                 assert await loop.stop(KEY)
                 assert (await waiting).outcome == "interrupted"
@@ -273,7 +273,7 @@ def test_a_call_that_was_cut_off_at_the_limit_is_not_made(tmp_path: Path) -> Non
         model = Cut([called("delete", ""), "I was cut off."])
         async with agent_loop("jsonl", tmp_path, model, tools=[delete]) as loop:
             heard = Heard()
-            assert (await say(loop, "Tidy up.", tell=heard)).text == "I was cut off."
+            assert (await say(loop, "Tidy up.", on_event=heard)).text == "I was cut off."
             [ended] = heard.of(ToolFinished)
             assert ended.failed
             assert "not made" in ended.text
@@ -293,7 +293,7 @@ def test_what_can_never_be_stored_is_refused_and_blocks_nothing(
     async def main() -> None:
         async with agent_loop(store, tmp_path, ["Hello."]) as loop:
             with pytest.raises(error):
-                await loop.hear(Inbound(key=KEY, content=content, id=id))
+                await loop.handle(InboundMessage(key=KEY, content=content, id=id))
             assert (await say(loop, "Hi.")).text == "Hello."
 
     asyncio.run(main())
@@ -333,7 +333,7 @@ def test_summaries_are_made_by_the_model_that_the_user_chose(tmp_path: Path) -> 
         theirs = ScriptedModel(_echo, name="theirs")
         ours = ScriptedModel(_echo, name="ours")
         async with agent_loop("jsonl", tmp_path, theirs, open_model=lambda _: ours) as loop:
-            await loop.hear(Inbound(key=KEY, content="/model ours"), everything=True)
+            await loop.handle(InboundMessage(key=KEY, content="/model ours"), all_sessions=True)
             for number in range(6):
                 await say(loop, f"private {number}")
             await say(loop, "/compact")
@@ -352,7 +352,7 @@ def test_what_a_tool_raises_is_its_own(error: type[BaseException], tmp_path: Pat
     async def main() -> None:
         heard = Heard()
         async with agent_loop("jsonl", tmp_path, [called("odd"), "I see."], tools=[odd]) as loop:
-            assert (await say(loop, "go", tell=heard)).text == "I see."
+            assert (await say(loop, "go", on_event=heard)).text == "I see."
         [ended] = heard.of(ToolFinished)
         assert ended.failed
         assert "did not end within" not in ended.text
@@ -363,7 +363,7 @@ def test_what_a_tool_raises_is_its_own(error: type[BaseException], tmp_path: Pat
 def test_a_tool_that_swallows_its_end_does_not_keep_the_loop_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stenolog.agent.scheduler._CUT", 0.2)
+    monkeypatch.setattr("stenolog.agent.scheduler._CANCEL_TIMEOUT", 0.2)
     begun, over = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
@@ -470,7 +470,7 @@ def test_a_lease_that_is_taken_over_ends_the_turn_at_once(tmp_path: Path) -> Non
             speaking = asyncio.create_task(say(loop, "Hi."))
             await model.first.wait()
             # The renewal finds it taken over; that the model is silent changes nothing.
-            loop._turns._seats[None, KEY].cancel("lost")
+            loop._turns._active[None, KEY].cancel("lost")
             assert (await speaking).outcome == "failed"
             assert roles(loop) == ["user"]
 
@@ -488,7 +488,7 @@ def test_what_another_process_answered_at_the_last_moment_is_not_answered_again(
             await say(loop, "To begin with.")
             lease = other.store.lease(KEY, ttl=60)
             heard = Heard()
-            waiting = asyncio.create_task(say(loop, "Hello?", tell=heard))
+            waiting = asyncio.create_task(say(loop, "Hello?", on_event=heard))
             await until(lambda: bool(heard.of(Notice)))
             # Both between two looks: who waits finds the turn free.
             lease.store.add_message(KEY, "assistant", "From elsewhere.")

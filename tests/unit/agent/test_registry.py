@@ -59,9 +59,9 @@ def test_agents_share_nothing(tmp_path: Path) -> None:
         registry = AgentRegistry(_agents(tmp_path))
         loop = AgentLoop(registry)
         await say(loop, "To the first.")
-        from stenolog.agent.turn_events import Inbound
+        from stenolog.agent.turn_events import InboundMessage
 
-        answer = await loop.hear(Inbound(key=KEY, content="To work."), agent="work")
+        answer = await loop.handle(InboundMessage(key=KEY, content="To work."), agent="work")
         assert answer.text == "From work."
         assert [len(one.sessions.get_history(KEY)) for one in registry] == [2, 2, 0]
         await loop.close()

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from stenolog.agent.tools import tool
 from stenolog.agent.turn import CUT_OFF, INTERRUPTED
-from stenolog.agent.turn_events import Inbound
-from stenolog.catalog.message_metadata import made_by, received
+from stenolog.agent.turn_events import InboundMessage
+from stenolog.catalog.message_metadata import mark_model, mark_received
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel
 from unit.agent.agents import (
@@ -44,11 +44,11 @@ def _left(store: str, folder: Path, *said: dict[str, Any], key: str = KEY) -> No
 
 
 def _said(text: str) -> dict[str, Any]:
-    return received({"role": "user", "content": text})
+    return mark_received({"role": "user", "content": text})
 
 
 def _calling(answer: dict[str, Any]) -> dict[str, Any]:
-    return made_by({"role": "assistant", "content": None, **answer}, model="m", seconds=0.1)
+    return mark_model({"role": "assistant", "content": None, **answer}, model="m", seconds=0.1)
 
 
 @every_store
@@ -110,7 +110,7 @@ def test_a_session_of_messages_without_a_role_has_nothing_to_answer(
         async with agent_loop(store, tmp_path, []) as loop:
             sessions = loop.registry.agent().sessions
             assert sessions.add_full_message(KEY, {"content": "x"})
-            answer = await loop.answer_after(KEY, nothing)
+            answer = await loop.change_and_answer(KEY, nothing)
             assert (answer.outcome, answer.text) == ("elsewhere", "")
 
     asyncio.run(main())
@@ -384,7 +384,7 @@ def test_an_answer_to_a_cleared_question_is_not_sent_after_a_kill(
         async with agent_loop(killed, tmp_path, model) as loop:
             instance = loop.registry.agent()
             view = instance.store.view(KEY)
-            await loop.hear(Inbound(key=KEY, content="new"), view=view)
+            await loop.handle(InboundMessage(key=KEY, content="new"), view=view)
             assert "to late" not in str(model.asked)
             assert [body["content"] for body in bodies(loop)] == ["new", "to new"]
 

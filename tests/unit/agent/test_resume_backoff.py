@@ -8,7 +8,7 @@ import pytest
 
 from stenolog.agent.resume import ResumeBackoff
 from stenolog.agent.turn_events import Answer
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel
@@ -16,7 +16,7 @@ from unit.agent.agents import KEY, agent_loop, roles
 
 
 def _said(text: str) -> dict[str, Any]:
-    return received({"role": "user", "content": text})
+    return mark_received({"role": "user", "content": text})
 
 
 @pytest.mark.parametrize("error", [ModelRefused("no such words"), ModelUnavailable("away")])
@@ -79,7 +79,7 @@ def test_the_first_words_of_a_session_are_said_by_who_has_its_turn(
                 assert await loop.run(sessions.add_message, KEY, "user", "Hello.")
                 return None
 
-            answer = await loop.answer_after(KEY, change)
+            answer = await loop.change_and_answer(KEY, change)
             assert (answer.text, held) == ("Yes.", [True])
 
     asyncio.run(main())

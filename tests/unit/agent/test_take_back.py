@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.turn import take_back
-from stenolog.agent.turn_events import Inbound
+from stenolog.agent.turn import withdraw_message
+from stenolog.agent.turn_events import InboundMessage
 from stenolog.agent.turn_events import MessageStored as HeardEvent
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.open_store import open_store
@@ -51,7 +51,7 @@ def test_a_session_with_only_the_late_answer_goes_into_the_trash(
 ) -> None:
     mine, other = stores
     view, seq = late_answer(mine, other)
-    take_back(mine, view, seq, LATE)
+    withdraw_message(mine, view, seq, LATE)
     assert other.list_sessions() == []
     assert [trashed.count for trashed in other.list_trash()] == [1, 1]
 
@@ -63,7 +63,7 @@ def test_a_message_that_another_process_stores_beside_the_late_answer_stays(
     mine, other = stores
     view, seq = late_answer(mine, other)
     before(mine, call, lambda: other.add_message(KEY, "user", "acknowledged"), monkeypatch)
-    take_back(mine, view, seq, LATE)
+    withdraw_message(mine, view, seq, LATE)
     assert [message.content for message in other.get_history(KEY)] == ["acknowledged"]
 
 
@@ -79,7 +79,7 @@ def test_a_session_that_another_process_restores_stays(
         other.restore(KEY, uid=view.uid)
 
     before(mine, call, restore, monkeypatch)
-    take_back(mine, view, seq, LATE)
+    withdraw_message(mine, view, seq, LATE)
     assert other.info(KEY).uid == view.uid
     assert [message.content for message in other.get_history(KEY)] == ["question"]
 
@@ -89,7 +89,7 @@ def test_another_message_with_the_same_seq_stays(stores: tuple[Store, Store]) ->
     view, seq = late_answer(mine, other)
     other.delete(KEY)
     other.add_message(KEY, "user", "acknowledged")
-    take_back(mine, view, seq, LATE)
+    withdraw_message(mine, view, seq, LATE)
     assert [message.content for message in other.get_history(KEY)] == ["acknowledged"]
 
 
@@ -105,8 +105,8 @@ def test_a_message_that_another_process_acknowledged_is_not_withdrawn(
                 view = other.view(KEY)
                 other.delete(KEY)
                 other.add_message(KEY, "user", "Hello.", once="m1")
-                inbound = Inbound(key=KEY, content="Hello.", id="m1")
-                answer = await asyncio.wait_for(loop.hear(inbound, view=view), 30)
+                inbound = InboundMessage(key=KEY, content="Hello.", id="m1")
+                answer = await asyncio.wait_for(loop.handle(inbound, view=view), 30)
                 assert answer.text == "two"
                 history = [message.content for message in other.get_history(KEY)]
                 assert history == ["Hello.", "two"]
@@ -123,8 +123,8 @@ def test_a_message_that_is_withdrawn_is_not_reported_as_stored(store: str, tmp_p
             with closing(open_store(instance.spec.sessions)) as other:
                 view = other.view(KEY)
                 other.delete(KEY)
-                inbound = Inbound(key=KEY, content="Hello.")
-                answer = await asyncio.wait_for(loop.hear(inbound, tell=heard, view=view), 30)
+                inbound = InboundMessage(key=KEY, content="Hello.")
+                answer = await asyncio.wait_for(loop.handle(inbound, on_event=heard, view=view), 30)
                 assert answer.outcome == "failed"
                 assert heard.of(HeardEvent) == []
                 assert other.list_sessions() == []

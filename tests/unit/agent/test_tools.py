@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from stenolog.agent.tools import ToolContext, as_text, as_tools, now, read_arguments, recall, tool
+from stenolog.agent.tools import (
+    ToolContext,
+    as_tools,
+    now,
+    read_arguments,
+    recall,
+    result_as_text,
+    tool,
+)
 from stenolog.errors import UsageError
 
 HERE = ToolContext(key="cli:default", agent=None)
@@ -145,7 +153,7 @@ def test_arguments_that_are_none_are_told(text: str) -> None:
 )
 def test_what_a_tool_returns_is_text_for_the_model(result: object, text: str) -> None:
     limit = 5 if result == "123456" else 1_000
-    assert as_text(result, limit=limit) == text
+    assert result_as_text(result, limit=limit) == text
 
 
 def test_the_time_is_told_with_its_zone() -> None:

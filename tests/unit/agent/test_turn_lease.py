@@ -96,7 +96,7 @@ def test_a_change_without_lease_is_not_made_and_gives_the_error_of_the_store(
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Never."]) as loop:
             block_lease()
-            answer = await loop.answer_after(KEY, change)
+            answer = await loop.change_and_answer(KEY, change)
             assert isinstance(answer.error, DamagedStore)
             assert "answered as soon as" not in answer.text
 

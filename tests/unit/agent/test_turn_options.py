@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn import GONE_ON
-from stenolog.agent.turn_events import Answer, Inbound, MessageStored
+from stenolog.agent.turn import ABANDONED
+from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
 from stenolog.agent.turn_options import TurnOptions
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
 from stenolog.sessions.session_store import SessionStore
@@ -20,7 +20,7 @@ from unit.agent.agents import KEY, STORES, agent_loop, bodies, roles
 every_store = pytest.mark.parametrize("store", STORES)
 
 LAMP = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
-MANNER = TurnOptions(tools=(LAMP,))
+OPTIONS = TurnOptions(tools=(LAMP,))
 
 
 def clock() -> str:
@@ -40,8 +40,8 @@ def _model_of(loop: AgentLoop) -> ScriptedModel:
     return model
 
 
-async def _ask(loop: AgentLoop, text: str, manner: TurnOptions = MANNER, id: str = "") -> Answer:
-    return await loop.hear(Inbound(key=KEY, content=text, id=id), manner=manner)
+async def _ask(loop: AgentLoop, text: str, options: TurnOptions = OPTIONS, id: str = "") -> Answer:
+    return await loop.handle(InboundMessage(key=KEY, content=text, id=id), options=options)
 
 
 async def _result(loop: AgentLoop, text: str) -> Answer:
@@ -49,7 +49,7 @@ async def _result(loop: AgentLoop, text: str) -> Answer:
         body = {"role": "tool", "tool_call_id": "call-lamp", "content": text}
         assert await loop.run(sessions.add_full_message, KEY, body)
 
-    return await loop.answer_after(KEY, change, manner=MANNER)
+    return await loop.change_and_answer(KEY, change, options=OPTIONS)
 
 
 @every_store
@@ -114,7 +114,7 @@ def test_who_says_something_else_instead_is_answered(store: str, tmp_path: Path)
             answer = await _ask(loop, "Leave it.")
             assert answer.text == "As you like."
             [result] = [body for body in bodies(loop) if body["role"] == "tool"]
-            assert result["content"] == GONE_ON
+            assert result["content"] == ABANDONED
 
     asyncio.run(main())
 
@@ -161,8 +161,8 @@ def test_the_words_of_an_api_are_never_a_command(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Yes?", "Yes?"]) as loop:
             for words in ("/clear", "//clear"):
-                inbound = Inbound(key=KEY, content=words)
-                answer = await loop.hear(inbound, commands_too=False)
+                inbound = InboundMessage(key=KEY, content=words)
+                answer = await loop.handle(inbound, allow_commands=False)
                 assert answer.outcome == "answered"
             assert [body["content"] for body in bodies(loop)[::2]] == ["/clear", "//clear"]
 
@@ -173,7 +173,7 @@ def test_that_a_message_is_stored_is_told_before_the_model_is_asked(tmp_path: Pa
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
             told: list[Any] = []
-            await loop.hear(Inbound(key=KEY, content="Hello."), tell=told.append)
+            await loop.handle(InboundMessage(key=KEY, content="Hello."), on_event=told.append)
             assert told[0] == MessageStored(seq=1)
 
     asyncio.run(main())
@@ -183,7 +183,9 @@ def test_what_was_said_a_moment_ago_is_left_to_who_is_about_to_answer_it(tmp_pat
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
             sessions = loop.registry.agent().sessions
-            assert sessions.add_full_message(KEY, received({"role": "user", "content": "Hello."}))
+            assert sessions.add_full_message(
+                KEY, mark_received({"role": "user", "content": "Hello."})
+            )
             assert await loop.resume(idle_for=60.0) == []
             assert roles(loop) == ["user"]
             assert turn_state(sessions.get_history(KEY)).unfinished

@@ -4,12 +4,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stenolog.agent.instance import zone_of
+from stenolog.agent.instance import load_zone
 from stenolog.errors import UsageError
 
 
 def _hours(name: str, month: int) -> float:
-    offset = datetime(2026, month, 1, 12, tzinfo=zone_of(name)).utcoffset()
+    offset = datetime(2026, month, 1, 12, tzinfo=load_zone(name)).utcoffset()
     assert offset is not None
     return offset / timedelta(hours=1)
 
@@ -21,7 +21,7 @@ def test_a_zone_knows_when_the_clocks_are_changed() -> None:
 @pytest.mark.parametrize("name", ["Europe/Zürich", "../etc/passwd", "/etc/localtime", "no"])
 def test_a_name_that_is_no_zone_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="there is no such time zone"):
-        zone_of(name)
+        load_zone(name)
 
 
 @pytest.mark.parametrize("named", ["Europe/Zurich", ":Europe/Zurich"])
@@ -37,10 +37,10 @@ def test_a_machine_s_zone_without_a_name_is_taken_too(
     named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", named)
-    assert datetime.now(zone_of("")).utcoffset() is not None
+    assert datetime.now(load_zone("")).utcoffset() is not None
 
 
 def test_a_name_stands_over_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     now = datetime.now(UTC)
-    assert now.astimezone(zone_of("UTC")).utcoffset() == timedelta(0)
+    assert now.astimezone(load_zone("UTC")).utcoffset() == timedelta(0)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stenolog.catalog import Catalog, candidates
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.catalog.stemming import stems
 from stenolog.errors import UsageError
 from stenolog.memory.transcript import is_taken_back
@@ -27,7 +27,9 @@ def _found(catalog: Catalog, question: str, owner: str, **how: object) -> list[t
 
 
 def _say(store: Store, key: str, *texts: str, at: datetime | None = None) -> None:
-    said = [received({"role": "user", "content": text}, sender=person_in(key)) for text in texts]
+    said = [
+        mark_received({"role": "user", "content": text}, sender=person_in(key)) for text in texts
+    ]
     store.add_messages(key, said, at=None if at is None else [at] * len(said))
 
 
@@ -74,7 +76,7 @@ def test_session_of_two_senders_is_found_by_neither_and_by_itself(
     _say(store, "slack:t1:ann", "zanzibar by ann")
     _say(store, "slack:t2:ann", "zanzibar by ann, too")
     assert len(_found(catalog, "zanzibar", "slack:ann")) == 2
-    by_bob = received({"role": "user", "content": "zanzibar by bob"}, sender="slack:bob")
+    by_bob = mark_received({"role": "user", "content": "zanzibar by bob"}, sender="slack:bob")
     for body in (by_bob, {"role": "user", "content": "zanzibar by a client of the gateway"}):
         store.add_full_message("slack:t2:ann", body)
         assert catalog.sender("slack:t2:ann") == ""

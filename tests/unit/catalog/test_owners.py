@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.catalog.owners import Ownership
 from stenolog.codec import encode_object
 from stenolog.records import Message
@@ -24,7 +24,7 @@ def _said(*senders: str | None) -> list[Message]:
     for sender in senders:
         plain = {"role": "assistant" if sender == "-" else "user", "content": "x"}
         marked = sender is not None and sender != "-"
-        bodies.append(received(plain, sender=sender or "") if marked else plain)
+        bodies.append(mark_received(plain, sender=sender or "") if marked else plain)
     return [_message(seq, body) for seq, body in enumerate(bodies, 1)]
 
 

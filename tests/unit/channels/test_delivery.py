@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Inbound
-from stenolog.catalog.message_metadata import received
+from stenolog.agent.turn_events import InboundMessage
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.channels.channel import MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.claims import Claims, conversation
 from stenolog.channels.delivery import FIELD, UNSURE, Delivery
@@ -47,7 +47,7 @@ def server() -> Iterator[TelegramServer]:
 async def _answered(folder: Path, *, origin: Mapping[str, Any] | None = ORIGIN) -> None:
     """A process that ends between storing an answer and sending it."""
     async with agent_loop("jsonl", folder, ["The answer."]) as loop:
-        await loop.hear(Inbound(key=KEY, content="the question", id="q", origin=origin))
+        await loop.handle(InboundMessage(key=KEY, content="the question", id="q", origin=origin))
 
 
 def _change(folder: Path, change: Callable[[Store], object]) -> None:
@@ -109,7 +109,7 @@ def test_what_was_said_longer_ago_than_a_day_is_not_answered_out_of_the_blue(
 ) -> None:
     def old(store: Store) -> None:
         long_ago = datetime.now(UTC) - timedelta(days=1, minutes=minutes)
-        question = received({"role": "user", "content": "q"}, origin=ORIGIN)
+        question = mark_received({"role": "user", "content": "q"}, origin=ORIGIN)
         answer = {"role": "assistant", "content": "The answer."}
         store.add_messages(KEY, [question, answer], at=[long_ago, long_ago])
 
@@ -149,7 +149,7 @@ def test_what_came_from_no_chat_app_or_from_another_is_never_sent(
 def test_a_turn_that_a_killed_process_left_is_gone_on_with_and_delivered_once(
     server: TelegramServer, tmp_path: Path
 ) -> None:
-    question = received({"role": "user", "content": "q"}, origin=ORIGIN)
+    question = mark_received({"role": "user", "content": "q"}, origin=ORIGIN)
     _change(tmp_path, lambda store: store.add_full_message(KEY, question))
 
     async def scenario() -> None:
@@ -218,7 +218,7 @@ async def _deliver(
 ) -> Any:
     """Have an answer delivered; the mark that is left."""
     async with agent_loop("jsonl", folder, ScriptedModel(lambda *_: text)) as loop:
-        answer = await loop.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+        answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
         instance = loop.registry.agent()
         before(instance)
         claims = Claims()
@@ -288,7 +288,7 @@ def test_stopped_before_anything_was_handed_over_it_is_left_to_the_next_start(
     tmp_path: Path,
 ) -> None:
     async def scenario(loop: AgentLoop, app: _App) -> None:
-        answer = await loop.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+        answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
         claims = Claims()
         delivery = Delivery(loop, app, claims, pause=0.001)
         instance = loop.registry.agent()
@@ -318,13 +318,13 @@ def test_cut_off_while_the_app_is_busy_the_answer_is_owed_and_nothing_more_is_be
         async with agent_loop("jsonl", tmp_path, ["one", "two"]) as loop, asyncio.timeout(20):
             instance = loop.registry.agent()
             delivery = Delivery(loop, app, claims)
-            answer = await loop.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+            answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
             delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
             await until_it_holds(lambda: not app.plays)
             await delivery.cut()
             await asyncio.wait([delivering])
             assert mark(loop)["owed"] == [2]
-            answer = await loop.hear(Inbound(key=KEY, content="r", origin=ORIGIN))
+            answer = await loop.handle(InboundMessage(key=KEY, content="r", origin=ORIGIN))
             await delivery.deliver(instance, answer, "two", ORIGIN)
             assert mark(loop)["seq"] == 2
         await claims.close()
@@ -339,7 +339,7 @@ def test_who_is_cancelled_ends_also_where_that_cannot_be_noted(tmp_path: Path) -
         app, claims = _App(NotSent("busy", after=600)), Claims()
         async with agent_loop("jsonl", tmp_path, ["one"]) as loop, asyncio.timeout(20):
             instance = loop.registry.agent()
-            answer = await loop.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+            answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
             delivery = Delivery(loop, app, claims)
             delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
             await until_it_holds(lambda: not app.plays)
@@ -353,7 +353,7 @@ def test_who_is_cancelled_ends_also_where_that_cannot_be_noted(tmp_path: Path) -
 
 
 async def _hear(loop: AgentLoop, delivery: Delivery, text: str) -> None:
-    answer = await loop.hear(Inbound(key=KEY, content=text, origin=ORIGIN))
+    answer = await loop.handle(InboundMessage(key=KEY, content=text, origin=ORIGIN))
     await delivery.deliver(loop.registry.agent(), answer, answer.text, ORIGIN)
 
 
@@ -387,7 +387,7 @@ def test_what_is_owed_is_sent_first_and_in_order_at_the_next_start(tmp_path: Pat
             delivery = Delivery(loop, app, claims, pause=_AT_ONCE)
             await _hear(loop, delivery, "a")
             await _hear(loop, delivery, "b")
-            await loop.hear(Inbound(key=KEY, content="c", origin=ORIGIN))
+            await loop.handle(InboundMessage(key=KEY, content="c", origin=ORIGIN))
         await claims.close()
 
     asyncio.run(before())
@@ -437,7 +437,7 @@ def test_two_gateways_that_deliver_the_same_answer_send_it_once(store: str, tmp_
             agent_loop(store, tmp_path, ["The answer."]) as one,
             agent_loop(store, tmp_path, []) as two,
         ):
-            answer = await one.hear(Inbound(key=KEY, content="q", origin=ORIGIN))
+            answer = await one.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
             await one.quiet()
             # Both look before either writes, unless one waits for the other.
             barrier = threading.Barrier(2)

@@ -12,8 +12,8 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.tools import Tool, tool
-from stenolog.agent.turn_events import Answer, nobody
-from stenolog.catalog.message_metadata import made_by, origin_of, received
+from stenolog.agent.turn_events import Answer, ignore_event
+from stenolog.catalog.message_metadata import mark_model, mark_received, origin_of
 from stenolog.channels import delivery
 from stenolog.channels.channel import Arrival, NotSent, Place
 from stenolog.channels.claims import Claims
@@ -183,7 +183,7 @@ def test_unanswered_message_is_resumed_and_delivered_by_the_source_and_not_by_it
             return "It is paid."
         return calls(("pay", '{"amount": 100}', "c1"))
 
-    body = received({"role": "user", "content": "pay my bill"}, sender=KEY, origin=ORIGIN)
+    body = mark_received({"role": "user", "content": "pay my bill"}, sender=KEY, origin=ORIGIN)
     assert origin_of(body) == ORIGIN
     with open_store(_where(store, tmp_path)) as opened:
         opened.add_full_message(KEY, body, once="update-1")
@@ -212,8 +212,8 @@ def test_open_calls_that_a_fork_copied_are_not_made_in_it(store: str, tmp_path: 
 
     call = {"role": "assistant", "content": None, **calls(("look", '{"name": "a"}', "1"))}
     with open_store(_where(store, tmp_path)) as opened:
-        opened.add_full_message(KEY, received({"role": "user", "content": "look"}, sender=KEY))
-        opened.add_full_message(KEY, made_by(call, model="m", seconds=0.1))
+        opened.add_full_message(KEY, mark_received({"role": "user", "content": "look"}, sender=KEY))
+        opened.add_full_message(KEY, mark_model(call, model="m", seconds=0.1))
         opened.fork(KEY, FORK)
 
     async def main() -> None:
@@ -235,7 +235,7 @@ def test_request_of_the_source_is_not_matched_in_its_fork(store: str, tmp_path: 
 
             async def ask(key: str, *talk: dict[str, Any], once: str, again: bool = False) -> str:
                 wanted = ChatTurnRequest(key=key, talk=talk, once=once, asked_again=again)
-                return (await answered(process.loop, wanted, nobody)).text
+                return (await answered(process.loop, wanted, ignore_event)).text
 
             history = (user("a"), {"role": "assistant", "content": "b"}, user("c"))
             assert await ask("s", *history, once="job-1") == "answer to: c"

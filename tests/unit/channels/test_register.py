@@ -50,13 +50,13 @@ def test_a_command_that_the_closing_agent_refused_is_carried_out_when_it_comes_a
         claims = _claims(tmp_path)
         async with agent_loop("jsonl", tmp_path, []) as loop:
             inbox = _inbox(loop, claims)
-            hear = loop.hear
+            hear = loop.handle
 
             async def closed_meanwhile(*given: Any, **named: Any) -> Any:
                 await loop.close()
                 return await hear(*given, **named)
 
-            loop.hear = closed_meanwhile  # type: ignore[method-assign]
+            loop.handle = closed_meanwhile  # type: ignore[method-assign]
             refused = inbox.take_in(_said("/help", "1"))
             assert await refused.durable is False
         for outcome in ("command", "again"):

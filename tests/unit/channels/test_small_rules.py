@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.agent.scheduler import CLOSES
+from stenolog.agent.scheduler import CLOSING
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import AllowList, Arrival, is_here
 from stenolog.channels.delivery import MOST_OWED, Mark, mark_in, owing
@@ -168,7 +168,7 @@ def test_only_what_is_on_this_machine_is_reached_without_a_proxy() -> None:
 
 
 def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:
-    assert words_for(Answer(key="k", text=CLOSES, outcome="failed")) == ""
+    assert words_for(Answer(key="k", text=CLOSING, outcome="failed")) == ""
     taken_over = "another process has taken this turn over"
     assert words_for(Answer(key="k", text=taken_over, outcome="failed")) == ""
     told = words_for(Answer(key="k", text="at 10.0.0.7: no", outcome="failed"))

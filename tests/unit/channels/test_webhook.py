@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.scheduler import CLOSES, TAKEN_OVER
+from stenolog.agent.scheduler import CLOSING, TAKEN_OVER
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.webhook import (
     BODY_SECONDS,
@@ -125,7 +125,7 @@ def test_a_signed_message_is_answered_in_the_response(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [StoreClosed(CLOSES), LeaseLost(KEY, 1)],
+    [StoreClosed(CLOSING), LeaseLost(KEY, 1)],
     ids=["closing", "taken over"],
 )
 def test_a_sender_whose_turn_ended_without_an_answer_is_asked_to_send_again(
@@ -140,7 +140,7 @@ def test_a_sender_whose_turn_ended_without_an_answer_is_asked_to_send_again(
     async def scenario() -> None:
         async with served(tmp_path, ["Hello, alice."]) as hook:
             with monkeypatch.context() as patched:
-                patched.setattr(AgentLoop, "hear", unanswered)
+                patched.setattr(AgentLoop, "handle", unanswered)
                 response = await hook.post()
             assert response.status_code == 503
             assert response.headers["Retry-After"] == "1"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
 from stenolog.cli.chat_history import KeptHistory
@@ -322,7 +322,9 @@ def test_where_nobody_can_be_asked_it_says_which_there_are(text: str, words: str
 @pytest.mark.usefixtures("talks")
 def test_an_interrupted_turn_is_answered_with_the_next_message() -> None:
     with open_store("workspace") as store:
-        store.add_full_message("cli:1:default", received({"role": "user", "content": "unanswered"}))
+        store.add_full_message(
+            "cli:1:default", mark_received({"role": "user", "content": "unanswered"})
+        )
     assert chat("cli:1:default", typed="the time\n").exit_code == 0
     said = contents("cli:1:default")
     assert said[2:4] == ["unanswered", "the time"]

@@ -22,10 +22,10 @@ from stenolog.agent.turn_events import (
 )
 from stenolog.cli.chat_messages import first_line, short_call, short_time, words_of_outcome
 from stenolog.cli.chat_screen import Meter, Screen
-from stenolog.context.summarize import Compaction
+from stenolog.context.summarize import SummaryReport
 from stenolog.providers.chat_model import Usage
 
-COMPACTION = Compaction(
+COMPACTION = SummaryReport(
     key="k", why="tokens", first=1, last=8, count=8, tokens_before=900, tokens_after=300
 )
 DONE = Answer(key="k", text="Hello.", outcome="answered", seq=2)
@@ -133,7 +133,7 @@ def test_the_status_line_counts_a_turn() -> None:
         (SaveRecovered(count=2), "✓ Saved: all 2 messages that were in memory only."),
         (Notice(words="the answer was cut off"), "! the answer was cut off."),
         (
-            SummaryCreated(compaction=COMPACTION),
+            SummaryCreated(report=COMPACTION),
             "⊟ 8 messages (seq 1–8) are now a summary: about 900 → 300 tokens. /undo brings them "
             "back.",
         ),
@@ -165,7 +165,7 @@ def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
     shown.tell(TextDelta(text="Hello."))
     shown.screen.finish(DONE)
     before = len(shown.lines)
-    shown.tell(SummaryCreated(compaction=COMPACTION))
+    shown.tell(SummaryCreated(report=COMPACTION))
     assert shown.lines[before].startswith("⊟ 8 messages")
     assert shown.lines[-1] == ""
 
@@ -207,7 +207,7 @@ def test_a_stopped_answer_is_not_said_twice() -> None:
 
 def test_a_compaction_by_hand_is_told_once() -> None:
     shown = Shown()
-    shown.tell(SummaryCreated(compaction=COMPACTION))
+    shown.tell(SummaryCreated(report=COMPACTION))
     shown.screen.finish(Answer(key="k", text=f"{COMPACTION}.", outcome="command"))
     assert " ".join(shown.lines).count("8 messages") == 1
 

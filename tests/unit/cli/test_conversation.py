@@ -17,7 +17,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.agents import Opened, Signals, close_agent
 from stenolog.cli.chat_start import Start
 from stenolog.cli.chat_terminal import Conversation
@@ -411,7 +411,7 @@ def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: Pi
         for number in range(6):
             store.add_message(KEY, "user", f"question {number}")
             store.add_message(KEY, "assistant", f"**answer** {number}\n" + "more\n" * 9)
-        store.add_full_message(KEY, received({"role": "user", "content": "unanswered"}))
+        store.add_full_message(KEY, mark_received({"role": "user", "content": "unanswered"}))
 
     async def act(one: Talk) -> None:
         await one.until(lambda: not one.talk.busy)
@@ -430,7 +430,9 @@ def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: Pi
 
 def test_a_turn_that_a_fork_copied_is_not_resumed(source: PipeInput) -> None:
     with open_store("workspace") as store:
-        store.add_full_message("cli:source", received({"role": "user", "content": "unanswered"}))
+        store.add_full_message(
+            "cli:source", mark_received({"role": "user", "content": "unanswered"})
+        )
         store.fork("cli:source", KEY)
 
     async def act(one: Talk) -> None:

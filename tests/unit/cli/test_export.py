@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.catalog.message_metadata import made_by, ran_for
+from stenolog.catalog.message_metadata import mark_model, mark_tool_outcome
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.export.code_blocks import blocks, fence_for
 
@@ -29,12 +29,12 @@ def told(place: Path) -> Path:
     call = {"id": "1", "function": {"name": "ls", "arguments": '{"path": "."}'}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": f"look at **this**: {KEY}\n\n```py\nif a < b: pass\n```"},
-        made_by(
+        mark_model(
             {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm"},
             model="tiny",
             seconds=1.25,
         ),
-        ran_for(
+        mark_tool_outcome(
             {"role": "tool", "tool_call_id": "1", "content": "a.txt"}, seconds=0.5, failed=True
         ),
         {
@@ -132,7 +132,7 @@ def test_whatever_a_field_holds_it_is_text_in_the_page(steno: Steno, text: str) 
                 {"role": "assistant", "content": None, "tool_calls": [call, text, {text: 1}]},
                 {"role": "tool", "tool_call_id": text, "content": text, "reasoning": text},
                 {"role": "user", "content": [{"image_url": {"url": f"data:image/png,{text}"}}]},
-                made_by({"role": "assistant", "content": text}, model=text, seconds=1),
+                mark_model({"role": "assistant", "content": text}, model=text, seconds=1),
             ],
         )
         store.set_meta(text, title=text)

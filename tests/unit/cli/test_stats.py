@@ -15,7 +15,7 @@ import pytest
 from click.testing import Result
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import made_by
+from stenolog.catalog.message_metadata import mark_model
 from stenolog.cli.stats import ESTIMATES_ITSELF
 from stenolog.sessions.usage import prices
 from stenolog.settings.model_selection import SCRIPTED
@@ -36,7 +36,7 @@ PLAIN = {"role": "assistant", "content": "fine, and you?"}
 
 def _answer(prompt: int, answer: int, *, cached: int = 0, model: str = "tiny") -> dict[str, Any]:
     usage = {"prompt": prompt, "answer": answer, "cached": cached}
-    return made_by(dict(PLAIN), model=model, seconds=1, usage=usage)
+    return mark_model(dict(PLAIN), model=model, seconds=1, usage=usage)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from stenolog.catalog import open_catalog
 from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.request_messages import ProviderRequirements
-from stenolog.context.summarize import Compaction
+from stenolog.context.summarize import SummaryReport
 from stenolog.errors import ContextTooSmall, UsageError
-from stenolog.testing.scripted_model import ScriptedReply
+from stenolog.testing.scripted_model import ScriptedCompletion
 from stenolog.tokens import Tokens
 from unit.context.histories import CHEAP, KEY, assistant, faults, talk, tool, user
 
@@ -31,7 +31,7 @@ class Loop:
     """A context, and what it told."""
 
     def __init__(self, store: Store, **given: Any) -> None:
-        self.told: list[Compaction] = []
+        self.told: list[SummaryReport] = []
         options: dict[str, Any] = {"limits": LIMITS, "tokens": CHEAP, "on_event": self.told.append}
         self.context = Context(store, **options | given)
 
@@ -79,19 +79,19 @@ def test_a_short_talk_is_sent_and_nothing_is_compacted(store: Store) -> None:
     loop = Loop(store, system="Be brief.")
     store.add_messages(KEY, talk(2))
     assert loop.context.call(KEY, lambda messages: len(messages)) == 5
-    assert loop.context.settle(KEY) is None
+    assert loop.context.summarize_if_needed(KEY) is None
     assert loop.told == []
 
 
 def test_the_number_of_messages_triggers_after_a_turn(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(6))
-    done = loop.context.settle(KEY)
+    done = loop.context.summarize_if_needed(KEY)
     assert done is not None
     assert loop.told == [done]
     assert loop.whys == ["count"]
     assert len(store.get_history(KEY)) == 4
-    assert loop.context.settle(KEY) is None
+    assert loop.context.summarize_if_needed(KEY) is None
 
 
 def test_tokens_trigger_before_a_call(store: Store) -> None:
@@ -107,9 +107,9 @@ def test_tokens_trigger_before_a_call(store: Store) -> None:
 def test_a_person_triggers_by_hand(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(4))
-    assert loop.context.compact(KEY) is not None
+    assert loop.context.summarize(KEY) is not None
     assert loop.whys == ["manual"]
-    assert loop.context.compact(KEY) is None  # one turn is left: nothing that could be hidden
+    assert loop.context.summarize(KEY) is None  # one turn is left: nothing that could be hidden
     assert loop.whys == ["manual"]
 
 
@@ -163,7 +163,7 @@ def test_what_those_who_are_told_raise_is_logged_and_costs_nothing(
 
     loop = Loop(store, on_event=fails)
     store.add_messages(KEY, talk(6))
-    done = loop.context.settle(KEY)
+    done = loop.context.summarize_if_needed(KEY)
     assert done is not None
     assert "on_event failed after a compaction of 'cli:default': RuntimeError" in caplog.text
     assert loop.context.call(KEY, lambda _: "paid for", usage=fails) == "paid for"
@@ -172,10 +172,10 @@ def test_what_those_who_are_told_raise_is_logged_and_costs_nothing(
 
 def test_the_model_that_writes_summaries_is_asked_what_fits_that_model(store: Store) -> None:
     small = Limits(max_context_tokens=1_000)
-    model = ScriptedReply(['{"facts": ["a"], "last_state": "on"}'] * 40)
+    model = ScriptedCompletion(['{"facts": ["a"], "last_state": "on"}'] * 40)
     loop = Loop(store, ask=model, ask_limits=small)
     store.add_messages(KEY, talk(8, size=600))
-    assert loop.context.compact(KEY) is not None
+    assert loop.context.summarize(KEY) is not None
     assert len(model.asked) > 1
     assert all(sum(map(CHEAP.message, asked)) <= small.room + 16 for asked in model.asked)
 
@@ -228,12 +228,12 @@ def test_any_other_error_of_the_model_is_let_through_at_once(store: Store) -> No
 def test_after_an_undo_the_next_turn_does_not_compact_again(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(6))
-    loop.context.settle(KEY)
+    loop.context.summarize_if_needed(KEY)
     store.undo(KEY)
     store.add_message(KEY, "user", "as it was, please")
     assert len(loop.context.call(KEY, lambda messages: messages)) == 13
     store.add_message(KEY, "assistant", "Yes.")
-    assert loop.context.settle(KEY) is None
+    assert loop.context.summarize_if_needed(KEY) is None
     assert loop.whys == ["count"]
 
 
@@ -243,7 +243,7 @@ def test_what_the_window_left_out_is_compacted_before_it_is_missed(store: Store)
     unsaved = [user("q" * 4 * (LIMITS.room - 800))]
     loop = Loop(store)
     assert loop.context.window(KEY, unsaved=unsaved).left_out > 0
-    assert loop.context.settle(KEY) is None
+    assert loop.context.summarize_if_needed(KEY) is None
     sent = loop.context.call(KEY, lambda messages: messages, unsaved=unsaved)
     assert loop.whys == ["tokens"]
     assert "earlier messages are left out" not in str(sent)
@@ -253,16 +253,16 @@ def test_results_that_never_came_count_as_they_are_sent(store: Store) -> None:
     lost = [user("look"), assistant("Looking.", *(f"c{n}" for n in range(20))), assistant("No.")]
     left = LIMITS.room - sum(map(CHEAP.message, lost)) - 20
     store.add_messages(KEY, [*lost, user("q" * 4 * left)])
-    done = Loop(store).context.settle(KEY)
+    done = Loop(store).context.summarize_if_needed(KEY)
     assert done is not None
     assert done.why == "tokens"
 
 
 def test_what_is_stored_but_not_sent_is_no_reason_to_compact(store: Store) -> None:
     store.add_messages(KEY, [{**said, "trace": "t" * 8_000} for said in talk(3)])
-    assert Loop(store).context.settle(KEY) is None
+    assert Loop(store).context.summarize_if_needed(KEY) is None
     sending = Loop(store, needs=ProviderRequirements(keep_fields=("trace",)))
-    assert sending.context.settle(KEY) is not None
+    assert sending.context.summarize_if_needed(KEY) is not None
 
 
 def test_memory_and_unsaved_messages_are_sent(store: Store) -> None:
@@ -277,7 +277,7 @@ def test_memory_and_unsaved_messages_are_sent(store: Store) -> None:
 def test_an_unknown_session_gives_a_window_and_is_not_created(store: Store) -> None:
     loop = Loop(store, system="Be brief.")
     assert len(loop.context.window("cli:none").messages) == 1
-    assert loop.context.settle("cli:none") is None
+    assert loop.context.summarize_if_needed("cli:none") is None
     assert store.list_sessions() == []
 
 

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from stenolog.context.budget import Limits
 from stenolog.context.message_parts import body_of, pair
-from stenolog.context.plan import Asked, Plan, plan_compaction
-from stenolog.context.request_messages import ProviderRequirements, entries_of
+from stenolog.context.plan import SummaryPlan, Trigger, plan_summary
+from stenolog.context.request_messages import ProviderRequirements, to_request_messages
 from stenolog.context.turn_boundaries import find_turns
 from unit.context.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
 
 SMALL = Limits(max_context_tokens=2_000, max_history_messages=10, reserve=100)
 
 
-def planned(history: list[dict[str, Any]], **given: Any) -> Plan | None:
-    return plan_compaction(stored(history), **{"limits": SMALL, "tokens": CHEAP} | given)
+def planned(history: list[dict[str, Any]], **given: Any) -> SummaryPlan | None:
+    return plan_summary(stored(history), **{"limits": SMALL, "tokens": CHEAP} | given)
 
 
 def test_nothing_is_due_below_both_limits() -> None:
@@ -99,7 +99,7 @@ def _step(number: int) -> list[dict[str, Any]]:
 )
 def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
     history: list[dict[str, Any]],
-    asked: Asked,
+    asked: Trigger,
     tokens: int,
     count: int,
     fixed: int,
@@ -108,7 +108,7 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
 ) -> None:
     limits = Limits(max_context_tokens=tokens, max_history_messages=count)
     messages = stored(history)
-    plan = plan_compaction(
+    plan = plan_summary(
         messages,
         summary=summary,
         floor=0,
@@ -120,7 +120,8 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
     )
     begins = [turn.first for turn in find_turns(history)]
     sent = [
-        (begins[entry.turn], entry.body) for entry in entries_of(messages, ProviderRequirements())
+        (begins[entry.turn], entry.body)
+        for entry in to_request_messages(messages, ProviderRequirements())
     ]
 
     def taken(first: int) -> int:
@@ -145,10 +146,10 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
 
 
 @pytest.mark.parametrize("asked", ["auto", "manual", "overflow"])
-def test_a_plan_carried_out_leaves_no_other_due(asked: Asked) -> None:
+def test_a_plan_carried_out_leaves_no_other_due(asked: Trigger) -> None:
     history = talk(30, size=200)
     plan = planned(history, asked=asked)
     assert plan is not None
     left = stored(history)[len(plan.messages) :]
     summary = "s" * 4 * plan.summary_tokens
-    assert plan_compaction(left, summary=summary, limits=SMALL, tokens=CHEAP) is None
+    assert plan_summary(left, summary=summary, limits=SMALL, tokens=CHEAP) is None

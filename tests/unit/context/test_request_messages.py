@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.catalog.message_metadata import marked
+from stenolog.catalog.message_metadata import mark_seen
 from stenolog.context.request_messages import (
+    CONTINUATION,
     EMPTY,
-    GOES_ON,
     INTERRUPTED,
     ProviderRequirements,
-    arrange,
+    prepare_messages,
 )
 from stenolog.stores.in_memory import InMemoryStore
 from unit.context.histories import (
@@ -49,7 +49,7 @@ def test_any_history_becomes_valid(
     messages: list[dict[str, Any]], needs: ProviderRequirements
 ) -> None:
     before = copy.deepcopy(messages)
-    made = arrange(messages, needs)
+    made = prepare_messages(messages, needs)
     assert faults(made) == []
     assert messages == before
     if needs.merge_user:
@@ -66,7 +66,7 @@ def test_no_history_changes_the_order_of_what_is_said(
 ) -> None:
     """Each message carries its number in a field of its own, and so does what is made of it."""
     numbered = [{**body, "number": at} for at, body in enumerate(messages)]
-    made = arrange(
+    made = prepare_messages(
         numbered, ProviderRequirements(reasoning=needs.reasoning, keep_fields=("number",))
     )
     said = [body["number"] for body in made if "number" in body and body["role"] != "tool"]
@@ -91,7 +91,7 @@ def must_be_heard(body: dict[str, Any]) -> bool:
 def test_order_stays_but_for_what_stood_between_a_call_and_its_results(
     messages: list[dict[str, Any]],
 ) -> None:
-    made = arrange(messages, PLAIN)
+    made = prepare_messages(messages, PLAIN)
     assert [body for body in made if body["role"] != "tool"] == [
         body for body in messages if body["role"] != "tool"
     ]
@@ -107,7 +107,7 @@ def test_order_stays_but_for_what_stood_between_a_call_and_its_results(
 
 def test_what_stands_between_a_call_and_its_results_moves_behind_them() -> None:
     messages = [user("a"), assistant(None, "c1", "c2"), user("wait"), tool("c2"), tool("c1")]
-    assert outline(arrange(messages, PLAIN)) == [
+    assert outline(prepare_messages(messages, PLAIN)) == [
         "user a",
         "assistant None",
         "tool c1",
@@ -117,33 +117,33 @@ def test_what_stands_between_a_call_and_its_results_moves_behind_them() -> None:
 
 
 def test_a_call_without_a_result_is_answered_as_interrupted() -> None:
-    made = arrange([user("a"), assistant(None, "c1"), user("b")], PLAIN)
+    made = prepare_messages([user("a"), assistant(None, "c1"), user("b")], PLAIN)
     assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": INTERRUPTED}
 
 
 def test_orphans_and_second_results_are_left_out() -> None:
     messages = [tool("c0"), user("a"), assistant(None, "c1"), tool("c1", "1"), tool("c1", "2")]
-    made = arrange(messages, PLAIN)
+    made = prepare_messages(messages, PLAIN)
     assert [body["content"] for body in made if body["role"] == "tool"] == ["1"]
 
 
 def test_ids_that_were_used_before_become_new_ones_for_call_and_result() -> None:
     turn = [user("a"), assistant(None, "c1"), tool("c1", "x")]
-    made = arrange([*turn, *turn], PLAIN)
+    made = prepare_messages([*turn, *turn], PLAIN)
     assert [body["tool_call_id"] for body in made if body["role"] == "tool"] == ["c1", "c1_2"]
     assert faults(made) == []
 
 
 def test_calls_without_ids_are_answered_in_their_order() -> None:
     messages = [user("a"), assistant(None, None, None), tool(None, "1"), tool(None, "2")]
-    made = arrange(messages, PLAIN)
+    made = prepare_messages(messages, PLAIN)
     assert [body["content"] for body in made[2:]] == ["1", "2"]
     assert faults(made) == []
 
 
 def test_parts_that_are_results_stay_together_and_the_rest_follows() -> None:
     messages = [user("a"), uses("b", "u1", "u2"), hands("u2", text="and?"), user("c")]
-    made = arrange(messages, PLAIN)
+    made = prepare_messages(messages, PLAIN)
     assert faults(made) == []
     assert [part["content"] for part in made[2]["content"]] == [INTERRUPTED, "seen u2"]
     assert made[3]["content"] == [{"type": "text", "text": "and?"}]
@@ -151,25 +151,25 @@ def test_parts_that_are_results_stay_together_and_the_rest_follows() -> None:
 
 def test_user_messages_in_a_row_stay_or_are_merged() -> None:
     messages = [user("a"), user([{"type": "text", "text": "b"}]), user("c"), user("d")]
-    assert len(arrange(messages, PLAIN)) == 4
-    assert arrange([user("c"), user("d")], ProviderRequirements(merge_user=True)) == [
+    assert len(prepare_messages(messages, PLAIN)) == 4
+    assert prepare_messages([user("c"), user("d")], ProviderRequirements(merge_user=True)) == [
         user("c\n\nd")
     ]
-    assert len(arrange(messages, ProviderRequirements(merge_user=True))) == 1
+    assert len(prepare_messages(messages, ProviderRequirements(merge_user=True))) == 1
 
 
 def test_a_provider_that_wants_a_user_first_gets_one() -> None:
-    made = arrange([assistant("hello"), user("a")], ProviderRequirements(user_first=True))
-    assert made[0] == user(GOES_ON)
+    made = prepare_messages([assistant("hello"), user("a")], ProviderRequirements(user_first=True))
+    assert made[0] == user(CONTINUATION)
 
 
 def test_system_and_developer_stand_before_the_first_user() -> None:
     messages = [{"role": role, "content": "be brief"} for role in ("system", "developer")]
-    assert arrange([*messages, user("a")], ProviderRequirements(user_first=True)) == [
+    assert prepare_messages([*messages, user("a")], ProviderRequirements(user_first=True)) == [
         *messages,
         user("a"),
     ]
-    made = arrange([*messages, assistant("hello")], ProviderRequirements(user_first=True))
+    made = prepare_messages([*messages, assistant("hello")], ProviderRequirements(user_first=True))
     assert [body["role"] for body in made] == ["system", "developer", "user", "assistant"]
 
 
@@ -179,7 +179,7 @@ def test_reasoning_goes_back_to_those_who_need_it() -> None:
     kept = {
         reasoning: [
             "reasoning_content" in body
-            for body in arrange(messages, ProviderRequirements(reasoning=reasoning))
+            for body in prepare_messages(messages, ProviderRequirements(reasoning=reasoning))
             if body["role"] == "assistant"
         ]
         for reasoning in ("none", "newest", "all")
@@ -189,8 +189,10 @@ def test_reasoning_goes_back_to_those_who_need_it() -> None:
 
 def test_fields_that_servers_do_not_know_stay_at_home() -> None:
     message = {**user("a"), "created_at": "2026-01-01", "name": "ann", "cache": 1}
-    assert arrange([message], PLAIN) == [{**user("a"), "name": "ann"}]
-    assert arrange([message], ProviderRequirements(keep_fields=("cache",)))[0]["cache"] == 1
+    assert prepare_messages([message], PLAIN) == [{**user("a"), "name": "ann"}]
+    assert (
+        prepare_messages([message], ProviderRequirements(keep_fields=("cache",)))[0]["cache"] == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_fields_that_servers_do_not_know_stay_at_home() -> None:
     ],
 )
 def test_arguments_are_always_the_text_of_an_object(given: Any, sent: Any) -> None:
-    made = arrange([assistant(None, "c1", arguments=given)], PLAIN)
+    made = prepare_messages([assistant(None, "c1", arguments=given)], PLAIN)
     assert made[0]["tool_calls"][0]["function"]["arguments"] == sent
 
 
@@ -216,19 +218,21 @@ def test_arguments_are_always_the_text_of_an_object(given: Any, sent: Any) -> No
 )
 def test_what_says_nothing_is_left_out_but_a_user_is_heard(nothing: Any) -> None:
     messages = [user(nothing), assistant(nothing), {"role": "system", "content": nothing}]
-    assert arrange([*messages, {"role": "odd", "content": "x"}], PLAIN) == [user(EMPTY)]
-    call = arrange([assistant(nothing, "c1"), tool("c1", nothing)], PLAIN)
+    assert prepare_messages([*messages, {"role": "odd", "content": "x"}], PLAIN) == [user(EMPTY)]
+    call = prepare_messages([assistant(nothing, "c1"), tool("c1", nothing)], PLAIN)
     assert [body["content"] for body in call] == [None, EMPTY]
 
 
 def test_parts_that_say_nothing_are_left_out() -> None:
     image = {"type": "image_url", "image_url": {"url": "x"}}
-    assert arrange([user([{"type": "text", "text": " "}, image])], PLAIN) == [user([image])]
+    assert prepare_messages([user([{"type": "text", "text": " "}, image])], PLAIN) == [
+        user([image])
+    ]
     said = {
         "role": "assistant",
         "content": [{"type": "text", "text": ""}, *uses("", "u1")["content"]],
     }
-    assert [part["type"] for part in arrange([said], PLAIN)[0]["content"]] == ["tool_use"]
+    assert [part["type"] for part in prepare_messages([said], PLAIN)[0]["content"]] == ["tool_use"]
 
 
 @pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
@@ -237,7 +241,7 @@ def test_parts_that_say_nothing_are_left_out() -> None:
     [("", None), (" \n", None), (None, None), (5, "5"), (["a"], '["a"]'), ({"a": 1}, '{"a":1}')],
 )
 def test_the_text_of_a_part_is_always_text(kind: str, given: Any, sent: str | None) -> None:
-    [made] = arrange([user(["so", {"type": kind, "text": given, "note": 1}])], PLAIN)
+    [made] = prepare_messages([user(["so", {"type": kind, "text": given, "note": 1}])], PLAIN)
     kept = [] if sent is None else [{"type": kind, "text": sent, "note": 1}]
     assert made["content"] == [{"type": "text", "text": "so"}, *kept]
 
@@ -245,29 +249,29 @@ def test_the_text_of_a_part_is_always_text(kind: str, given: Any, sent: str | No
 @pytest.mark.parametrize("text", ["", " ", None])
 def test_a_part_that_is_no_text_is_not_judged_by_one(text: Any) -> None:
     image = {"type": "image_url", "image_url": {"url": "x"}, "text": text}
-    assert arrange([user(["what is it?", image])], PLAIN)[0]["content"][1] == image
+    assert prepare_messages([user(["what is it?", image])], PLAIN)[0]["content"][1] == image
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", None])
 def test_a_call_with_a_text_is_a_call(text: Any) -> None:
     said = uses_with_a_text(text, "u1", "u2")
-    made = arrange([user("hi"), said, hands("u1", "u2")], PLAIN)
-    assert made == arrange([user("hi"), uses("so", "u1", "u2"), hands("u1", "u2")], PLAIN)
+    made = prepare_messages([user("hi"), said, hands("u1", "u2")], PLAIN)
+    assert made == prepare_messages([user("hi"), uses("so", "u1", "u2"), hands("u1", "u2")], PLAIN)
     assert faults(made) == []
 
 
 def test_half_a_surrogate_pair_can_be_sent() -> None:
-    assert arrange([user("a\ud800b")], PLAIN) == [user("a?b")]
+    assert prepare_messages([user("a\ud800b")], PLAIN) == [user("a?b")]
 
 
 def test_what_an_answer_has_not_seen_stands_behind_it() -> None:
     store = InMemoryStore()
     for text in ("first", "second", "third"):
         store.add_message("a", "user", text)
-    store.add_full_message("a", marked(assistant("to the first"), seen=1))
-    store.add_full_message("a", marked(assistant("to all"), seen=4))
+    store.add_full_message("a", mark_seen(assistant("to the first"), seen=1))
+    store.add_full_message("a", mark_seen(assistant("to all"), seen=4))
     store.add_message("a", "user", "fourth")
-    assert outline(arrange(store.get_history("a"), PLAIN)) == [
+    assert outline(prepare_messages(store.get_history("a"), PLAIN)) == [
         "user first",
         "assistant to the first",
         "user second",

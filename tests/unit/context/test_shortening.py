@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.request_messages import INTERRUPTED, ProviderRequirements, entries_of
-from stenolog.context.shortening import cut, shorten_turn, skeleton
+from stenolog.context.request_messages import INTERRUPTED, ProviderRequirements, to_request_messages
+from stenolog.context.shortening import cut_middle, minimum_tokens, shorten_turn
 from unit.context.histories import (
     CHEAP,
     assistant,
@@ -23,7 +23,7 @@ from unit.context.histories import (
 
 @given(st.text(max_size=400), st.integers(0, 120))
 def test_a_text_that_is_cut_keeps_its_mark_and_its_size(text: str, keep: int) -> None:
-    short = cut(text, keep, CHEAP, mark="[…]")
+    short = cut_middle(text, keep, CHEAP, mark="[…]")
     assert "[…]" in short
     assert short == "[…]" or CHEAP.text(short) <= keep
 
@@ -32,10 +32,10 @@ def test_a_text_that_is_cut_keeps_its_mark_and_its_size(text: str, keep: int) ->
 def test_a_turn_that_was_shortened_fits_and_is_valid(
     history: list[dict[str, Any]], budget: int
 ) -> None:
-    entries = entries_of(stored(history), ProviderRequirements())
+    entries = to_request_messages(stored(history), ProviderRequirements())
     last = [entry for entry in entries if entry.turn == entries[-1].turn]
     short = shorten_turn(last, budget, CHEAP)
-    newest, rest = skeleton(last, CHEAP)
+    newest, rest = minimum_tokens(last, CHEAP)
     if short is None:
         assert newest + rest > budget
         return
@@ -48,7 +48,7 @@ def test_a_turn_that_was_shortened_fits_and_is_valid(
 
 
 def test_a_turn_that_fits_is_left_as_it_is() -> None:
-    entries = entries_of(
+    entries = to_request_messages(
         stored([user("a"), assistant(None, "c1"), tool("c1")]), ProviderRequirements()
     )
     short = shorten_turn(entries, 10_000, CHEAP)
@@ -61,7 +61,7 @@ def test_each_pointer_names_the_seq_at_which_its_text_stands() -> None:
     said = [user("a"), uses("b", "u1", "u2", "u3", "u4"), hands("u1"), hands("u3"), hands("u2")]
     for body, text in zip(said[2:], ["x" * 4_000, "short", "y" * 4_000], strict=True):
         body["content"][0]["content"] = text
-    short = shorten_turn(entries_of(stored(said), ProviderRequirements()), 200, CHEAP)
+    short = shorten_turn(to_request_messages(stored(said), ProviderRequirements()), 200, CHEAP)
     assert short is not None
     one, two, three, four = [part["content"] for part in short.entries[2].body["content"]]
     assert one.strip("x\n") == "[… elided: 1,000 tokens; full text at seq 3]"
@@ -76,7 +76,7 @@ def test_what_is_shorter_than_its_pointer_is_never_elided(
     for body in history:
         if body["role"] == "tool":
             body["content"] = body["content"][:20]
-    entries = entries_of(stored(history), ProviderRequirements())
+    entries = to_request_messages(stored(history), ProviderRequirements())
     last = [entry for entry in entries if entry.turn == entries[-1].turn]
     short = shorten_turn(last, budget, CHEAP)
     if short is not None:
@@ -88,7 +88,7 @@ def test_what_is_shorter_than_its_pointer_is_never_elided(
 def test_beside_a_long_old_result_a_short_one_stays_whole() -> None:
     said = [user("a"), uses("b", "u1", "u2", "u3"), hands("u1", "u2"), uses("c", "u4"), hands("u4")]
     said[2]["content"][1]["content"] = "x" * 4_000
-    short = shorten_turn(entries_of(stored(said), ProviderRequirements()), 200, CHEAP)
+    short = shorten_turn(to_request_messages(stored(said), ProviderRequirements()), 200, CHEAP)
     assert short is not None
     assert [part["content"] for part in short.entries[2].body["content"]] == [
         "seen u1",
@@ -100,7 +100,7 @@ def test_beside_a_long_old_result_a_short_one_stays_whole() -> None:
 def test_a_result_that_has_no_text_is_elided_too() -> None:
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     said = [user("a"), assistant(None, "c1"), tool("c1", image), assistant(None, "c2"), tool("c2")]
-    short = shorten_turn(entries_of(stored(said), ProviderRequirements()), 200, CHEAP)
+    short = shorten_turn(to_request_messages(stored(said), ProviderRequirements()), 200, CHEAP)
     assert short is not None
     assert "full text at seq 3" in short.entries[2].body["content"]
 
@@ -108,14 +108,14 @@ def test_a_result_that_has_no_text_is_elided_too() -> None:
 def test_thoughts_are_left_out_before_there_is_an_error() -> None:
     said = [user("a"), {**assistant(None, "c1"), "reasoning_content": "h" * 4_000}, tool("c1")]
     short = shorten_turn(
-        entries_of(stored(said), ProviderRequirements(reasoning="all")), 200, CHEAP
+        to_request_messages(stored(said), ProviderRequirements(reasoning="all")), 200, CHEAP
     )
     assert short is not None
     assert [entry.body for entry in short.entries] == [user("a"), assistant(None, "c1"), tool("c1")]
     said[1] = thinks("h" * 4_000, "u1")
     said[2] = hands("u1")
     short = shorten_turn(
-        entries_of(stored(said), ProviderRequirements(reasoning="all")), 200, CHEAP
+        to_request_messages(stored(said), ProviderRequirements(reasoning="all")), 200, CHEAP
     )
     assert short is not None
     assert [entry.body for entry in short.entries] == [user("a"), uses("so", "u1"), hands("u1")]
@@ -124,7 +124,7 @@ def test_thoughts_are_left_out_before_there_is_an_error() -> None:
 def test_several_new_results_share_the_room_and_short_ones_stay_whole() -> None:
     said = [user("a"), assistant(None, "c1", "c2", "c3"), tool("c1", "x" * 4_000)]
     said += [tool("c2", "short"), tool("c3", "y" * 4_000)]
-    short = shorten_turn(entries_of(stored(said), ProviderRequirements()), 600, CHEAP)
+    short = shorten_turn(to_request_messages(stored(said), ProviderRequirements()), 600, CHEAP)
     assert short is not None
     one, two, three = [entry.body["content"] for entry in short.entries[2:]]
     assert two == "short"

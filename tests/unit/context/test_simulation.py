@@ -10,7 +10,7 @@ import memory_disk
 from stenolog import Store
 from stenolog.context.budget import Limits
 from stenolog.context.context import Context
-from stenolog.context.summarize import Compaction
+from stenolog.context.summarize import SummaryReport
 from stenolog.stores.open_store import open_store
 from unit.context.histories import CHEAP, KEY, assistant, faults, tool, user
 
@@ -45,7 +45,7 @@ class Talk:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.chance = random.Random(4)
-        self.events: list[Compaction] = []
+        self.events: list[SummaryReport] = []
         self.context = Context(
             store,
             keeps_facts,
@@ -91,7 +91,7 @@ class Talk:
                 self.said = f"wait {number}.{step}"
                 self.store.add_full_message(KEY, user(self.said))
             self.store.add_messages(KEY, results)
-        self.context.settle(KEY)
+        self.context.summarize_if_needed(KEY)
 
 
 def test_two_thousand_turns_never_overflow_and_lose_no_fact() -> None:

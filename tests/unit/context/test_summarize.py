@@ -11,13 +11,13 @@ import pytest
 import needs
 from stenolog import Store
 from stenolog.context.budget import Limits
-from stenolog.context.plan import Asked, Plan, plan_compaction
-from stenolog.context.summarize import COMPACTED, Compaction, compact_context, session_state
+from stenolog.context.plan import SummaryPlan, Trigger, plan_summary
+from stenolog.context.summarize import COMPACTED, SummaryReport, apply_plan, session_state
 from stenolog.errors import StoreBusy
-from stenolog.providers.chat_model import Ask
+from stenolog.providers.chat_model import CompletionFunction
 from stenolog.stores.open_store import open_store
 from stenolog.stores.withdrawn_messages import withdrawn
-from stenolog.testing.scripted_model import ScriptedReply
+from stenolog.testing.scripted_model import ScriptedCompletion
 from unit.context.histories import CHEAP, KEY, talk
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
@@ -35,9 +35,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def planned(store: Store, asked: Asked = "auto") -> Plan | None:
+def planned(store: Store, asked: Trigger = "auto") -> SummaryPlan | None:
     seen = session_state(store, KEY)
-    return plan_compaction(
+    return plan_summary(
         seen.history,
         summary=seen.summary,
         floor=seen.floor,
@@ -49,10 +49,12 @@ def planned(store: Store, asked: Asked = "auto") -> Plan | None:
     )
 
 
-def carried_out(store: Store, ask: Ask | None = None, asked: Asked = "auto") -> Compaction | None:
+def carried_out(
+    store: Store, ask: CompletionFunction | None = None, asked: Trigger = "auto"
+) -> SummaryReport | None:
     plan = planned(store, asked)
     assert plan is not None
-    return compact_context(store, KEY, plan, ask=ask, limits=LIMITS, tokens=CHEAP)
+    return apply_plan(store, KEY, plan, ask=ask, limits=LIMITS, tokens=CHEAP)
 
 
 def seqs(store: Store) -> list[int]:
@@ -60,7 +62,7 @@ def seqs(store: Store) -> list[int]:
 
 
 def test_a_plan_becomes_one_checkpoint_and_an_event_tells_of_it(store: Store) -> None:
-    done = carried_out(store, ScriptedReply([NEW]))
+    done = carried_out(store, ScriptedCompletion([NEW]))
     assert done is not None
     assert (done.key, done.why, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
     assert done.tokens_after < done.tokens_before
@@ -74,7 +76,9 @@ def test_a_plan_becomes_one_checkpoint_and_an_event_tells_of_it(store: Store) ->
 
 def test_the_event_tells_how_many_lines_had_no_room(store: Store) -> None:
     lines = [f"a fact of some length, number {number}" for number in range(99)]
-    done = carried_out(store, ScriptedReply([json.dumps({"facts": lines, "last_state": "on"})]))
+    done = carried_out(
+        store, ScriptedCompletion([json.dumps({"facts": lines, "last_state": "on"})])
+    )
     assert done is not None
     kept = store.get_summary(KEY).splitlines()
     assert done.given_up == sum(f"- {line}" not in kept for line in lines) > 0
@@ -100,7 +104,7 @@ def test_after_an_undo_the_number_of_messages_is_no_reason_any_more(store: Store
     plan = planned(store)
     assert plan is not None
     assert plan.why == "tokens"
-    assert compact_context(store, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is not None
+    assert apply_plan(store, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is not None
     assert not session_state(store, KEY).undone
     store.add_messages(KEY, talk(8))
     plan = planned(store)
@@ -198,7 +202,7 @@ def test_a_plan_is_dropped_where_the_session_is_another_by_then(
         meanwhile(store)
         return NEW
 
-    assert carried_out(store, ScriptedReply([answer])) is None
+    assert carried_out(store, ScriptedCompletion([answer])) is None
     assert "Ivo" not in store.get_summary(KEY)
     left = {moved: 12, told: 16, begun_anew: 16, gone: 0, taken_back: 14}
     assert len(seqs(store)) == left[meanwhile]
@@ -215,7 +219,7 @@ def test_what_is_shown_again_while_the_summary_is_written_is_not_hidden_without_
         store.undo(KEY)
         return NEW
 
-    assert carried_out(store, ScriptedReply([answer])) is None
+    assert carried_out(store, ScriptedCompletion([answer])) is None
     assert len(seqs(store)) == 16
 
 
@@ -225,7 +229,7 @@ def test_what_is_taken_back_behind_the_plan_does_not_stop_it(store: Store) -> No
         store.pop(KEY)
         return NEW
 
-    assert carried_out(store, ScriptedReply([answer])) is not None
+    assert carried_out(store, ScriptedCompletion([answer])) is not None
     assert seqs(store) == [13, 14, 15]
 
 
@@ -247,7 +251,7 @@ def test_a_floor_that_moved_at_the_last_moment_is_not_forced(store: Store) -> No
     plan = planned(store)
     assert plan is not None
     late: Any = Late(store)
-    assert compact_context(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.get_summary(KEY) == "Somebody was quicker."
     assert seqs(store) == list(range(5, 17))
     assert not session_state(store, KEY).undone
@@ -271,7 +275,7 @@ def test_a_checkpoint_that_failed_leaves_the_number_of_messages_a_reason(store: 
     assert plan is not None
     busy: Any = Busy(store)
     with pytest.raises(StoreBusy):
-        compact_context(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
+        apply_plan(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
     assert store.info(KEY).meta == before
     assert not session_state(store, KEY).undone
     assert carried_out(store) is not None
@@ -283,7 +287,7 @@ def test_a_checkpoint_that_was_made_although_it_failed_can_be_undone(store: Stor
     busy: Any = Busy(store)
     busy.meanwhile = lambda at: at.checkpoint(KEY, summary="It was made.", upto=plan.upto)
     with pytest.raises(StoreBusy):
-        compact_context(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
+        apply_plan(busy, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP)
     assert not session_state(store, KEY).undone
     store.undo(KEY)
     assert session_state(store, KEY).undone
@@ -308,7 +312,7 @@ def test_a_session_that_is_deleted_at_the_last_moment_does_not_come_back(store: 
     plan = planned(store)
     assert plan is not None
     deleted: Any = Deleted(store)
-    assert compact_context(deleted, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(deleted, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.list_sessions() == []
     assert plan.uid in [trashed.uid for trashed in store.list_trash()]
 
@@ -318,7 +322,7 @@ def test_a_session_that_is_begun_anew_at_the_last_moment_is_left_as_it_is(store:
     assert plan is not None
     deleted: Any = Deleted(store)
     deleted.meanwhile = begun_anew
-    assert compact_context(deleted, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(deleted, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
     assert len(seqs(store)) == 16
     assert store.get_summary(KEY) == ""
     assert store.info(KEY).meta == {}
@@ -333,7 +337,7 @@ def test_a_session_that_is_deleted_before_the_checkpoint_is_no_error(store: Stor
     plan = planned(store)
     assert plan is not None
     later: Any = Later(store)
-    assert compact_context(later, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(later, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
     assert store.list_sessions() == []
 
 
@@ -392,7 +396,7 @@ def test_another_compaction_at_the_last_moment_keeps_its_note(store: Store) -> N
     plan = planned(store)
     assert plan is not None
     late: Any = Late(store)
-    assert compact_context(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
+    assert apply_plan(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
     assert withdrawn(store.info(KEY).meta) == [(3, 3)]
 
 
@@ -422,9 +426,9 @@ def test_a_session_that_is_not_there_is_seen_as_empty(store: Store) -> None:
 
 
 def test_the_next_summary_carries_the_one_before(store: Store) -> None:
-    carried_out(store, ScriptedReply([NEW]))
+    carried_out(store, ScriptedCompletion([NEW]))
     store.add_messages(KEY, talk(8))
-    model = ScriptedReply(['{"facts": ["The dog is called Max"], "last_state": "on"}'])
+    model = ScriptedCompletion(['{"facts": ["The dog is called Max"], "last_state": "on"}'])
     carried_out(store, model)
     assert "Ivo" in model.asked[0][-1]["content"]
     assert "The cat is called Ivo" in store.get_summary(KEY)

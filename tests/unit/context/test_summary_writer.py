@@ -12,10 +12,10 @@ from stenolog.context.summary_writer import (
     MOST_QUESTIONS,
     SummaryResult,
     extract,
-    summarise,
     transcript,
+    write_summary,
 )
-from stenolog.testing.scripted_model import Answer, ScriptedReply
+from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
 from unit.context.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
 
 LIMITS = Limits(max_context_tokens=2_000)
@@ -25,14 +25,14 @@ BEFORE = "## Facts\n- The cat is called Ivo"
 
 def made(
     history: Sequence[Mapping[str, Any]],
-    *answers: Answer,
+    *answers: CompletionStep,
     previous: str = BEFORE,
     limits: Limits = LIMITS,
     most: int = 200,
-) -> tuple[SummaryResult, ScriptedReply]:
-    model = ScriptedReply(answers)
+) -> tuple[SummaryResult, ScriptedCompletion]:
+    model = ScriptedCompletion(answers)
     ask = model if answers else None
-    done = summarise(stored(history), previous, ask=ask, most=most, limits=limits, tokens=CHEAP)
+    done = write_summary(stored(history), previous, ask=ask, most=most, limits=limits, tokens=CHEAP)
     return done, model
 
 
@@ -66,7 +66,9 @@ def test_each_chunk_fits_the_model_and_carries_what_is_known_by_then() -> None:
     ["", "I cannot do that.", "{}", '{"facts": []}', "[1, 2]", RuntimeError("no route")],
     ids=["empty", "talk", "nothing in it", "no lines", "no object", "an error"],
 )
-def test_what_a_model_fails_at_is_made_without_it_and_carries_the_previous(answer: Answer) -> None:
+def test_what_a_model_fails_at_is_made_without_it_and_carries_the_previous(
+    answer: CompletionStep,
+) -> None:
     done, _ = made([user("My plane leaves at nine"), assistant("Noted.")], answer)
     summary = parse(done.text)
     assert "The cat is called Ivo" in summary.facts

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.catalog.message_metadata import for_client, marked
+from stenolog.catalog.message_metadata import mark_client_calls, mark_seen
 from stenolog.gateway.history_matching import as_seen, match, text_at
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
@@ -113,13 +113,13 @@ def test_calls_of_the_client_and_their_results_are_messages_of_its_own() -> None
     call = tool_call("lamp", {"on": True}, id="c1")
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "done"}
-    shown, _ = _log(U1, for_client(calling, ["c1"]))
+    shown, _ = _log(U1, mark_client_calls(calling, ["c1"]))
     assert match(shown, [result]).new == (result,)
     assert match(shown, [U1, {**calling, "content": None}, result]).new == (result,)
 
 
 def test_an_answer_that_was_cut_off_is_known_by_what_came_of_it() -> None:
-    shown, _ = _log(U1, marked(_said("A long ans [interrupted]"), seen=1, interrupted="stopped"))
+    shown, _ = _log(U1, mark_seen(_said("A long ans [interrupted]"), seen=1, interrupted="stopped"))
     found = match(shown, [U1, _said("A long"), U2])
     assert (found.keep, found.new) == (2, (U2,))
 
@@ -162,7 +162,7 @@ def test_ids_that_are_used_again_and_calls_written_differently_are_known() -> No
     own = {"role": "assistant", "content": "Let me look.\n", "tool_calls": [tool_call("t", id="c")]}
     done = {"role": "tool", "tool_call_id": "c", "content": "noon"}
     call = tool_call("lamp", '{"on":true}', id="c")
-    handed = for_client({"role": "assistant", "content": "", "tool_calls": [call]}, ["c"])
+    handed = mark_client_calls({"role": "assistant", "content": "", "tool_calls": [call]}, ["c"])
     result = {"role": "tool", "tool_call_id": "c", "content": "on"}
     shown, _ = _log(U1, own, done, _said("It is noon."), U2, handed, result, A2)
     again = tool_call("lamp", '{"on": true}', id="c")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.stores.base import Store
 
 TEXT = Path(__file__).parent / "recall_set.txt"
@@ -57,7 +57,7 @@ def tell_all(store: Store, said: Sequence[Talk]) -> None:
     for talk in said:
         plain = [{"role": role, "content": text} for role, text in talk.said]
         messages = [
-            received(body, sender=OWNER) if body["role"] == "user" else body for body in plain
+            mark_received(body, sender=OWNER) if body["role"] == "user" else body for body in plain
         ]
         store.add_messages(talk.key, messages, at=[talk.at] * len(messages))
 

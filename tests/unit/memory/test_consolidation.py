@@ -27,7 +27,7 @@ from stenolog.sessions.keys import person_in
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.testing.scripted_model import Answer, ScriptedReply
+from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
 from stenolog.testing.strategies import messages
 
 KEY = "telegram:1"
@@ -44,9 +44,9 @@ class Place(Struct):
     def consolidation(self, ask: Any, **options: Any) -> Consolidation:
         return Consolidation(self.sessions, self.notes, ask, **options)
 
-    def run(self, *answers: Answer, key: str = KEY, **options: Any) -> ConsolidationReport:
+    def run(self, *answers: CompletionStep, key: str = KEY, **options: Any) -> ConsolidationReport:
         """One run with a model that has these answers."""
-        return self.consolidation(ScriptedReply(answers), **options).run(key)
+        return self.consolidation(ScriptedCompletion(answers), **options).run(key)
 
     def talk(self, said: str, answer: str = "Fine.", *, key: str = KEY) -> None:
         self.sessions.add_message(key, "user", said)
@@ -138,7 +138,7 @@ def test_a_turn_is_consolidated_once_and_the_next_one_follows(place: Place) -> N
 def test_turns_that_wait_are_asked_about_in_one_call(quick: Place) -> None:
     for number in range(5):
         quick.talk(f"said {number}")
-    model = ScriptedReply([answer([], [], [], [], [])])
+    model = ScriptedCompletion([answer([], [], [], [], [])])
 
     done = quick.consolidation(model).run(KEY)
 
@@ -149,7 +149,7 @@ def test_turns_that_wait_are_asked_about_in_one_call(quick: Place) -> None:
 def test_many_turns_are_asked_about_in_calls_that_fit(quick: Place) -> None:
     for number in range(7):
         quick.talk(f"said {number}")
-    model = ScriptedReply([answer([], [], []), answer([], [], []), answer([])])
+    model = ScriptedCompletion([answer([], [], []), answer([], [], []), answer([])])
 
     done = quick.consolidation(model, most_turns=3).run(KEY)
 
@@ -249,7 +249,7 @@ def test_what_was_compacted_is_consolidated_and_what_was_cleared_is_not(place: P
 
 def test_what_is_skipped_is_never_consolidated(quick: Place) -> None:
     quick.talk("one")
-    consolidation = quick.consolidation(ScriptedReply([answer([])]))
+    consolidation = quick.consolidation(ScriptedCompletion([answer([])]))
     consolidation.skip(KEY)
     consolidation.skip("nobody:0")
     quick.talk("two")
@@ -309,7 +309,7 @@ def test_planted_secrets_reach_neither_the_model_nor_the_notes(tmp_path: Path) -
                 fact(f"The key is {key}.", f"my api key is {key}", "key"),
             ],
         }
-        model = ScriptedReply([json.dumps({"turns": [told]})])
+        model = ScriptedCompletion([json.dumps({"turns": [told]})])
 
         done = place.consolidation(model).run(KEY)
 
@@ -334,7 +334,7 @@ def test_a_secret_in_an_error_of_the_model_is_not_told_on(quick: Place) -> None:
 
 
 def test_memory_does_not_feed_on_what_was_recalled(quick: Place) -> None:
-    consolidation = quick.consolidation(ScriptedReply([sentences] * 40))
+    consolidation = quick.consolidation(ScriptedCompletion([sentences] * 40))
     quick.talk("My dog is called Rex")
     consolidation.run(KEY)
     for number in range(30):
@@ -353,7 +353,7 @@ def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> No
         place.talk(f"I love {hobby}", key=f"telegram:{name}")
         place.talk(f"Remember that I love {hobby}", key=f"telegram:thread:{name}")
     place.talk("we all love cake", key="slack:C42")
-    model = ScriptedReply([sentences] * 7)
+    model = ScriptedCompletion([sentences] * 7)
     consolidation = place.consolidation(
         model, scope_of=lambda key: Scope(who=person_in(key), of="sender")
     )
@@ -373,7 +373,9 @@ def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> No
     for asked in model.asked:
         told = [hobby for hobby in (*users.values(), "cake") if hobby in str(asked[-1])]
         assert len(told) == 1
-    other = Consolidation(place.sessions, place.notes, ScriptedReply([sentences]), agent="other")
+    other = Consolidation(
+        place.sessions, place.notes, ScriptedCompletion([sentences]), agent="other"
+    )
     other.run("telegram:ann")
     assert place.core(Scope(agent="other", who="telegram:ann")) == ["I love chess"]
     assert len(place.daily(Scope(who="telegram:ann", of="sender"))) == 2
@@ -397,7 +399,7 @@ def test_after_a_thousand_turns_memory_is_as_large_as_what_there_is_to_know(quic
             )
         )
 
-    consolidation = quick.consolidation(ScriptedReply([clerk] * 50))
+    consolidation = quick.consolidation(ScriptedCompletion([clerk] * 50))
     for number in range(1_000):
         quick.talk(f"Turn {number}: I like {cities[number * 7 % 10]} {'so ' * (number % 2)}much")
         if number % 20 == 19:
@@ -444,7 +446,7 @@ def test_an_answer_that_is_no_text_leaves_a_daily_entry(quick: Place, given: Any
 def test_a_bad_answer_on_many_turns_is_followed_by_questions_one_by_one(quick: Place) -> None:
     for number in range(3):
         quick.talk(f"I like tea number {number}")
-    model = ScriptedReply(
+    model = ScriptedCompletion(
         ["{", answer([fact("Likes tea.", "I like tea")]), "no", "```json\n" + answer([]) + "\n```"]
     )
 
@@ -456,7 +458,7 @@ def test_a_bad_answer_on_many_turns_is_followed_by_questions_one_by_one(quick: P
 def test_questions_one_by_one_count_as_calls_too(quick: Place) -> None:
     for number in range(5):
         quick.talk(f"I like tea number {number}")
-    model = ScriptedReply(["{", *[answer([])] * 5])
+    model = ScriptedCompletion(["{", *[answer([])] * 5])
     consolidation = quick.consolidation(model)
 
     done = consolidation.run(KEY, most_calls=3)
@@ -478,7 +480,7 @@ def test_of_a_long_backlog_only_so_much_is_made_ready_as_can_be_asked_about(
         return as_turn(turn, info)
 
     monkeypatch.setattr(module, "as_turn", counted)
-    done = quick.consolidation(ScriptedReply([answer([], [])] * 3), most_turns=2).run(
+    done = quick.consolidation(ScriptedCompletion([answer([], [])] * 3), most_turns=2).run(
         KEY, most_calls=3
     )
 
@@ -510,7 +512,7 @@ def test_a_model_that_fails_is_told_in_the_log_without_secrets(
 def test_a_model_that_is_down_is_asked_again_later_and_nothing_is_lost(place: Place) -> None:
     now = NOON
     place.talk("I live in Oslo")
-    model = ScriptedReply(
+    model = ScriptedCompletion(
         [TimeoutError("no route"), answer([fact("Lives in Oslo.", "live in Oslo")])]
     )
 
@@ -539,7 +541,7 @@ def test_a_turn_that_no_model_takes_gets_its_daily_entry_in_the_end(quick: Place
         return answer([fact("Lives in Oslo.", "live in Oslo")])
 
     consolidation = quick.consolidation(
-        ScriptedReply([moody] * 20), most_attempts=4, clock=lambda: now
+        ScriptedCompletion([moody] * 20), most_attempts=4, clock=lambda: now
     )
     waits = []
     while (done := consolidation.run(KEY)).waiting:
@@ -562,7 +564,7 @@ def test_what_failed_with_many_turns_is_tried_with_one(quick: Place) -> None:
             raise ValueError("maximum context length exceeded")
         return answer(*[[]] * count)
 
-    model = ScriptedReply([small] * 9)
+    model = ScriptedCompletion([small] * 9)
     assert quick.consolidation(model, clock=lambda: now).run(KEY).waiting == 4
     now += timedelta(hours=1)
     assert quick.consolidation(model, clock=lambda: now).run(KEY).turns == 4
@@ -616,14 +618,14 @@ def test_interrupted_at_any_write_no_turn_is_lost_and_none_is_told_twice() -> No
             place.talk(said)
         store.left = step
         try:
-            place.consolidation(ScriptedReply([sentences] * 2), most_turns=3).run(KEY)
+            place.consolidation(ScriptedCompletion([sentences] * 2), most_turns=3).run(KEY)
         except NotStored:
             interrupted += 1
 
         # Meanwhile the talk goes on, and the model tells the same in another way.
         store.left = -1
         place.talk(told[4])
-        place.consolidation(ScriptedReply([_differently] * 3), most_turns=2).run(KEY)
+        place.consolidation(ScriptedCompletion([_differently] * 3), most_turns=2).run(KEY)
 
         assert place.core() == told
         daily = place.notes.list(ANN, kind="daily", full=True)
@@ -782,7 +784,7 @@ def test_two_at_once_note_each_turn_once(place: Place) -> None:
     # Two of them, as two processes would have: one alone lets only one thread in.
     runs = [
         threading.Thread(
-            target=place.consolidation(ScriptedReply([at_once, at_once]), most_turns=3).run,
+            target=place.consolidation(ScriptedCompletion([at_once, at_once]), most_turns=3).run,
             args=(KEY,),
         )
         for _ in range(2)

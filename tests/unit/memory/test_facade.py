@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.context.context import Context
 from stenolog.errors import NoSuchNote, StoreClosed, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
@@ -22,7 +22,7 @@ from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
-from stenolog.testing.scripted_model import ScriptedReply
+from stenolog.testing.scripted_model import ScriptedCompletion
 from stenolog.tokens import Tokens
 from stenolog.transfer.open_sessions import open_sessions
 
@@ -51,7 +51,7 @@ def sessions(where: str) -> Iterator[Store]:
 
 @pytest.fixture
 def memory(where: str, sessions: Store) -> Iterator[Memory]:
-    with open_memory(where, ask=ScriptedReply([clerk] * 20), sessions=sessions) as opened:
+    with open_memory(where, ask=ScriptedCompletion([clerk] * 20), sessions=sessions) as opened:
         yield opened
 
 
@@ -122,11 +122,11 @@ def test_sessions_of_one_verified_sender_share_a_memory_where_that_is_asked_for(
         ("slack:T2:bob", "slack:bob", "My car is green"),
         ("slack:T3:ann", "", "My plane is white"),
     ):
-        body = received({"role": "user", "content": text}, sender=sender)
+        body = mark_received({"role": "user", "content": text}, sender=sender)
         sessions.add_full_message(key, body)
         sessions.add_message(key, "assistant", "Noted.")
     with open_memory(
-        where, threads=True, ask=ScriptedReply([clerk] * 4), sessions=sessions
+        where, threads=True, ask=ScriptedCompletion([clerk] * 4), sessions=sessions
     ) as memory:
         question = "bicycle boat car plane"
         before = memory.recall(question, key="slack:T1:ann")
@@ -195,7 +195,7 @@ def test_what_was_taken_back_stays_so_after_a_compaction(sessions: Store, memory
     talk(sessions, ANN, "What is the weather")
     talk(sessions, ANN, "And tomorrow")
 
-    assert Context(sessions).compact(ANN) is not None
+    assert Context(sessions).summarize(ANN) is not None
     assert sessions.info(ANN).floor >= 4
 
     assert "Karl" not in memory.recall("boss Karl", scope=Scope(who=ANN)).block
@@ -247,7 +247,7 @@ def test_sessions_that_are_behind_are_found(sessions: Store, memory: Memory) -> 
 def test_one_call_asks_the_model_so_many_times_at_most(where: str, sessions: Store) -> None:
     for number in range(45):
         talk(sessions, ANN, f"My bicycle number {number} is red")
-    model = ScriptedReply([clerk] * 9)
+    model = ScriptedCompletion([clerk] * 9)
     with open_memory(where, ask=model, sessions=sessions) as memory:
         done = memory.consolidate(ANN, most_calls=1)
         assert (done.turns, done.waiting, len(model.asked)) == (20, 25, 1)
@@ -261,7 +261,7 @@ def test_one_call_asks_the_model_so_many_times_at_most(where: str, sessions: Sto
 def test_the_counter_of_the_model_in_use_holds_the_budgets(where: str, sessions: Store) -> None:
     for number in range(12):
         talk(sessions, ANN, f"My bicycle number {number} is red " + "word " * 100)
-    model = ScriptedReply([clerk] * 12)
+    model = ScriptedCompletion([clerk] * 12)
     many = Tokens(ratio=20.0)
     with open_memory(where, ask=model, sessions=sessions, tokens=many) as memory:
         memory.consolidate(ANN)
@@ -304,12 +304,14 @@ def test_a_secret_is_not_remembered_by_hand_either(memory: Memory) -> None:
 
 def test_switched_off_it_makes_no_notes_and_loses_none(where: str, sessions: Store) -> None:
     talk(sessions, ANN, "My bicycle is red")
-    with open_memory(where, ask=ScriptedReply([]), consolidation=False, sessions=sessions) as off:
+    with open_memory(
+        where, ask=ScriptedCompletion([]), consolidation=False, sessions=sessions
+    ) as off:
         assert off.consolidate(ANN) == ConsolidationReport()
         off.skip(ANN)
         assert off.notes.list(Scope(who=ANN)) == []
 
-    with open_memory(where, ask=ScriptedReply([clerk]), sessions=sessions) as on:
+    with open_memory(where, ask=ScriptedCompletion([clerk]), sessions=sessions) as on:
         assert on.consolidate(ANN).turns == 1
 
 

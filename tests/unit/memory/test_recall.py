@@ -9,7 +9,7 @@ import pytest
 
 import stenolog
 from stenolog.catalog import Catalog, open_catalog
-from stenolog.catalog.message_metadata import received
+from stenolog.catalog.message_metadata import mark_received
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.prompt_block import memory_block
@@ -52,7 +52,8 @@ def notes(where: str) -> Iterator[Notes]:
 def _say(store: Store, key: str, *texts: str, days: float = 1) -> None:
     said = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
     said = [
-        received(body, sender=person_in(key)) if body["role"] == "user" else body for body in said
+        mark_received(body, sender=person_in(key)) if body["role"] == "user" else body
+        for body in said
     ]
     store.add_messages(key, said, at=[NOW - timedelta(days=days)] * len(said))
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stenolog.errors import StenologError
-from stenolog.providers.chat_model import ChatModel, Reply
+from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 
 
 def messages(text: str) -> list[dict[str, Any]]:
@@ -24,9 +24,9 @@ async def ask(
     tools: Sequence[Mapping[str, Any]] = (),
     schema: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
-) -> tuple[Reply, StenologError | None]:
+) -> tuple[StreamedAnswer, StenologError | None]:
     """What came of the answer, and the error that ended it."""
-    reply = Reply()
+    reply = StreamedAnswer()
     given = messages(asked) if isinstance(asked, str) else asked
     try:
         async for delta in model.stream(given, tools=tools, schema=schema, max_tokens=max_tokens):
@@ -45,6 +45,6 @@ def asked_once(
     tools: Sequence[Mapping[str, Any]] = (),
     schema: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
-) -> tuple[Reply, StenologError | None]:
+) -> tuple[StreamedAnswer, StenologError | None]:
     """The same, in an event loop of its own."""
     return asyncio.run(ask(model, asked, tools=tools, schema=schema, max_tokens=max_tokens))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stenolog.errors import UsageError
-from stenolog.providers.chat_model import check_ask
-from stenolog.testing.scripted_model import ScriptedReply
+from stenolog.providers.chat_model import check_completion_function
+from stenolog.testing.scripted_model import ScriptedCompletion
 
 
 def _with_how(messages: Sequence[Mapping[str, Any]], **how: object) -> str:
@@ -29,7 +29,7 @@ class _Client:
         _with_how,
         lambda *messages, **how: f"{messages}{how}",
         functools.partial(_with_how, temperature=0),
-        ScriptedReply(["yes"]),
+        ScriptedCompletion(["yes"]),
         _Client(),
         _Client().answer,
         dict,
@@ -37,7 +37,7 @@ class _Client:
     ],
 )
 def test_what_takes_the_keywords_is_a_model(ask: object) -> None:
-    check_ask(ask)
+    check_completion_function(ask)
 
 
 def _bare(messages: object) -> str:
@@ -55,7 +55,7 @@ def _more(messages: object, model: str, **how: object) -> str:
 @pytest.mark.parametrize("ask", [_bare, _half, _more, lambda: "", functools.partial(_bare, [])])
 def test_what_cannot_take_the_keywords_is_refused_with_what_to_add(ask: object) -> None:
     with pytest.raises(UsageError) as raised:
-        check_ask(ask)
+        check_completion_function(ask)
     assert str(raised.value) == (
         "ask is called as ask(messages, schema=…, max_tokens=…); add **how"
     )
@@ -79,10 +79,10 @@ class _AsyncClient:
 )
 def test_what_would_have_to_be_awaited_is_refused(ask: object) -> None:
     with pytest.raises(UsageError, match="and not awaited"):
-        check_ask(ask)
+        check_completion_function(ask)
 
 
 @pytest.mark.parametrize("ask", ["gpt-5", 1, {"model": "x"}])
 def test_what_cannot_be_called_is_refused(ask: object) -> None:
     with pytest.raises(UsageError, match="cannot be called"):
-        check_ask(ask)
+        check_completion_function(ask)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from stenolog.context.overflow import read_overflow
-from stenolog.context.request_messages import ProviderRequirements, arrange
+from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers import openai_chat
-from stenolog.providers.chat_model import ChatModel, Reply, Usage
+from stenolog.providers.chat_model import ChatModel, StreamedAnswer, Usage
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.providers.server_quirks import NO_TOOLS
 from stenolog.testing.model_server import ModelServer
@@ -160,7 +160,9 @@ def test_what_a_server_wants_back_with_its_calls_is_sent_back(server: ModelServe
     assert [call.get("extra_content") for call in reply.calls] == [signed, None]
 
     results = [{"role": "tool", "tool_call_id": id, "content": "x"} for id in ("a", "b")]
-    history = arrange([*messages(ASKED), reply.message(), *results], ProviderRequirements())
+    history = prepare_messages(
+        [*messages(ASKED), reply.message(), *results], ProviderRequirements()
+    )
     _, error = asked_once(model, history)
     assert server.requests[1]["messages"][1]["tool_calls"][0]["extra_content"] == signed
     # This server knows no such field; then it is asked without.
@@ -182,7 +184,10 @@ def test_signed_thoughts_are_kept_whole_to_be_sent_back(server: ModelServer) -> 
     whole = {"type": "reasoning.text", "text": "It is Everest.", "index": 0, "signature": "c2ln"}
     assert reply.message()["reasoning_details"] == [whole, *pieces[3:]]
     needs = ProviderRequirements(reasoning="all")
-    assert arrange([reply.message()], needs)[0]["reasoning_details"] == [whole, *pieces[3:]]
+    assert prepare_messages([reply.message()], needs)[0]["reasoning_details"] == [
+        whole,
+        *pieces[3:],
+    ]
 
 
 # --- faults ----------------------------------------------------------------------------------
@@ -600,7 +605,7 @@ def test_cancelling_the_reader_closes_the_connection_at_once(
     server: ModelServer, play: Play
 ) -> None:
     server.play(play)
-    reply = Reply()
+    reply = StreamedAnswer()
 
     async def cancelled() -> None:
         model = model_of(server)
@@ -697,7 +702,7 @@ class _Hostile(BaseHTTPRequestHandler):
         del format, args
 
 
-def asked_hostile(way: str, **changed: Any) -> tuple[Reply, BaseException | None]:
+def asked_hostile(way: str, **changed: Any) -> tuple[StreamedAnswer, BaseException | None]:
     server = HTTPServer(("127.0.0.1", 0), _Hostile)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -722,7 +727,7 @@ def test_a_body_without_an_end_is_not_read_to_it(way: str) -> None:
 def test_events_without_an_end_are_counted_though_they_are_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(openai_chat, "_MOST_ANSWER", 1_000_000)
+    monkeypatch.setattr(openai_chat, "_MAX_ANSWER", 1_000_000)
     _, error = asked_hostile("empty")
     assert isinstance(error, ModelRefused)
     assert "sent more than any answer has" in str(error)

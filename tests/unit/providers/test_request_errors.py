@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from stenolog.providers.request_errors import (
     Failure,
     RetryLimits,
+    error_message,
     failure_of,
-    is_passing,
+    failure_of_response,
+    is_temporary,
     read_retry_after,
-    refused,
     seconds_to_wait,
-    words_of,
 )
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
@@ -35,7 +35,7 @@ def test_what_passes_is_tried_again(status: int) -> None:
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 413, 422, 501, 505])
 def test_a_refusal_is_not_tried_again(status: int) -> None:
     assert waits(Failure("said no", status)) is None
-    assert not is_passing(Failure("said no", status))
+    assert not is_temporary(Failure("said no", status))
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_no_retry_after_is_too_strange(value: str) -> None:
     ],
 )
 def test_the_words_of_a_server_are_found_in_any_shape(body: str, words: str) -> None:
-    assert words_of(body) == words
+    assert error_message(body) == words
     shown = f"answered 400: {words}" if words else "answered 400 (no body)"
-    assert refused(400, body) == Failure(shown, 400)
+    assert failure_of_response(400, body) == Failure(shown, 400)
 
 
 def test_long_words_are_cut() -> None:
-    assert len(words_of("x " * 1_000_000)) == 2_001
-    assert len(words_of(json.dumps({"error": {"message": "x" * 1_000_000}}))) == 2_001
+    assert len(error_message("x " * 1_000_000)) == 2_001
+    assert len(error_message(json.dumps({"error": {"message": "x" * 1_000_000}}))) == 2_001
 
 
 @pytest.mark.parametrize(

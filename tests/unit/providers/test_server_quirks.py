@@ -7,7 +7,7 @@ import pytest
 from stenolog.providers.request_errors import Failure
 from stenolog.providers.server_quirks import NO_TOOLS, ServerQuirks
 from stenolog.testing.scripted_model import tool_call
-from stenolog.testing.strict_requests import fault_of
+from stenolog.testing.strict_requests import find_fault
 from unit.providers.answering import messages, tool
 
 NOT_9 = Failure(
@@ -53,7 +53,7 @@ def test_calls_and_results_stand_in_words_where_no_tools_are_taken() -> None:
             *messages("[the tool answered: saw c]"),
         ],
     }
-    assert fault_of(made) is None
+    assert find_fault(made) is None
     assert sent["messages"][1]["tool_calls"]
 
 
@@ -67,7 +67,7 @@ def test_a_server_that_wants_short_ids_gets_the_same_ones_each_time() -> None:
     assert [len(id) for id in ids] == [9, 9]
     assert ids[0].isalnum()
     assert ids[1] == "abcDEF123"
-    assert fault_of(made) is None
+    assert find_fault(made) is None
     assert fallbacks.applied(request(*called("call_a")))["messages"][2]["tool_call_id"] == ids[0]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.providers.chat_model import CallPart, Delta, Reply, Usage
+from stenolog.providers.chat_model import Delta, StreamedAnswer, ToolCallDelta, Usage
 from stenolog.providers.request_errors import RequestError
 from stenolog.providers.stream_parser import ChunkReader, _Calls
 
@@ -22,8 +22,8 @@ def delta(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": None}]}
 
 
-def read(*chunks: Any) -> Reply:
-    reading, reply = reader(), Reply()
+def read(*chunks: Any) -> StreamedAnswer:
+    reading, reply = reader(), StreamedAnswer()
     for chunk in chunks:
         found = reading.read(chunk if isinstance(chunk, str) else json.dumps(chunk))
         if found is not None:
@@ -47,7 +47,7 @@ def call(index: Any = None, *, id: Any = None, name: Any = None, arguments: Any 
     return made
 
 
-def calls(reply: Reply) -> list[tuple[str, str, str]]:
+def calls(reply: StreamedAnswer) -> list[tuple[str, str, str]]:
     return [
         (one["id"], one["function"]["name"], one["function"]["arguments"]) for one in reply.calls
     ]
@@ -298,8 +298,8 @@ class Piece(str):
 
 
 def test_many_pieces_are_joined_once() -> None:
-    reply = Reply()
-    part = CallPart(index=0, id="a", name="look", arguments=Piece("x"))
+    reply = StreamedAnswer()
+    part = ToolCallDelta(index=0, id="a", name="look", arguments=Piece("x"))
     detail = {"type": "reasoning.text", "text": "t"}
     for _ in range(3):
         reply.add(Delta(text=Piece("a"), reasoning=Piece("b"), details=(detail,), calls=(part,)))

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from stenolog.errors import ModelUnavailable, UsageError
-from stenolog.providers.chat_model import Ask, ChatModel, Reply
+from stenolog.providers.chat_model import ChatModel, CompletionFunction, StreamedAnswer
 from stenolog.settings.model_selection import NoModel
 from stenolog.testing.scripted_model import (
+    ScriptedCompletion,
     ScriptedModel,
-    ScriptedReply,
     offline_model,
     offline_script,
     tool_call,
@@ -18,11 +18,11 @@ from unit.providers.answering import asked_once, messages, tool
 
 
 def test_it_is_a_model_that_can_be_asked() -> None:
-    assert isinstance(ScriptedReply([]), Ask)
+    assert isinstance(ScriptedCompletion([]), CompletionFunction)
 
 
 def test_it_answers_in_the_order_of_its_script_and_keeps_what_it_was_asked() -> None:
-    model = ScriptedReply(["one", lambda messages: str(messages[-1]["content"]).upper()])
+    model = ScriptedCompletion(["one", lambda messages: str(messages[-1]["content"]).upper()])
 
     assert model([{"role": "user", "content": "a"}]) == "one"
     assert model([{"role": "user", "content": "b"}], schema={}, max_tokens=5) == "B"
@@ -30,7 +30,7 @@ def test_it_answers_in_the_order_of_its_script_and_keeps_what_it_was_asked() -> 
 
 
 def test_an_exception_in_the_script_is_raised_and_the_next_answer_follows() -> None:
-    model = ScriptedReply([TimeoutError("the model is down"), "back"])
+    model = ScriptedCompletion([TimeoutError("the model is down"), "back"])
 
     with pytest.raises(TimeoutError, match="down"):
         model([])
@@ -40,7 +40,7 @@ def test_an_exception_in_the_script_is_raised_and_the_next_answer_follows() -> N
 
 def test_a_script_at_its_end_says_so() -> None:
     with pytest.raises(UsageError, match="no answer left"):
-        ScriptedReply([])([])
+        ScriptedCompletion([])([])
 
 
 # --- the model that streams ------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_exceptions_are_raised_and_a_streaming_script_at_its_end_says_so() -> No
 
 def test_a_pause_can_be_cancelled_and_what_came_is_kept() -> None:
     model = ScriptedModel(["one piece, another piece, and a third one"], pause=0.05)
-    reply = Reply()
+    reply = StreamedAnswer()
 
     async def read() -> None:
         async for delta in model.stream(messages("hello")):

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from stenolog.context.request_messages import ProviderRequirements, arrange
-from stenolog.testing.strict_requests import fault_of
+from stenolog.context.request_messages import ProviderRequirements, prepare_messages
+from stenolog.testing.strict_requests import find_fault
 from unit.context.histories import sessions
 from unit.providers.answering import tool
 
@@ -101,16 +101,16 @@ FAULTS = [
 
 @pytest.mark.parametrize("fine", FINE, ids=range(len(FINE)))
 def test_what_all_take_is_taken(fine: Any) -> None:
-    assert fault_of(fine) is None
+    assert find_fault(fine) is None
 
 
 @pytest.mark.parametrize(("words", "wrong"), FAULTS, ids=[words for words, _ in FAULTS])
 def test_what_some_refuse_is_refused(words: str, wrong: Any) -> None:
-    found = fault_of(wrong)
+    found = find_fault(wrong)
     assert found is not None
     assert words in found
 
 
 @given(sessions())
 def test_every_window_of_ours_is_taken(said: list[dict[str, Any]]) -> None:
-    assert fault_of(request(*arrange(said, ProviderRequirements()))) is None
+    assert find_fault(request(*prepare_messages(said, ProviderRequirements()))) is None

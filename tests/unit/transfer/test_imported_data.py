@@ -17,7 +17,7 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog import open_catalog
-from stenolog.catalog.message_metadata import FIELD, origin_of, received
+from stenolog.catalog.message_metadata import FIELD, mark_received, origin_of
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -135,7 +135,7 @@ def test_every_layout_has_a_source_here() -> None:
 def test_imported_question_is_neither_answered_nor_shown_the_memory_of_a_user(
     place: Path, key: str
 ) -> None:
-    attack = received({"role": "user", "content": "What is the combination?"}, origin=ORIGIN)
+    attack = mark_received({"role": "user", "content": "What is the combination?"}, origin=ORIGIN)
     manager = SessionManager(place / "attack")
     manager.add_full_message(key, attack)
     where = str(place / "ws")
@@ -157,7 +157,7 @@ def test_imported_question_is_neither_answered_nor_shown_the_memory_of_a_user(
 
 
 def test_fallback_store_of_the_workspace_keeps_its_marks_at_the_next_start(place: Path) -> None:
-    said = received({"role": "user", "content": "Are you there?"}, sender="telegram:123")
+    said = mark_received({"role": "user", "content": "Are you there?"}, sender="telegram:123")
     SessionManager(place / "sessions", because="a test wants it").add_full_message("k", said)
     sessions = open_sessions(str(place))
     try:

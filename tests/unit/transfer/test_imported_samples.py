@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 import memory_disk
-from stenolog.context.request_messages import ProviderRequirements, arrange
+from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
@@ -74,7 +74,7 @@ def compare(
     assert [message.seq for message in found] == list(range(1, len(expected) + 1))
     assert not any(message.hidden for message in found)
     # The session can be gone on with: each call is answered, and nothing is left out.
-    sent = arrange(found, ProviderRequirements())
+    sent = prepare_messages(found, ProviderRequirements())
     calls = [call["id"] for message in sent for call in message.get("tool_calls", [])]
     results = [message for message in sent if message["role"] == "tool"]
     assert [message["tool_call_id"] for message in results] == calls

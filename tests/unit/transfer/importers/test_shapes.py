@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.request_messages import ProviderRequirements, arrange
+from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.transfer.importers import adk, langchain, openai_agents, strands
 from stenolog.transfer.importers.chat_format import NotAMessage, Report
 from unit.transfer.old_sources import said
@@ -122,7 +122,7 @@ def test_an_item_that_no_model_here_can_be_shown_is_kept_and_told() -> None:
     words = "kept, but no model will be shown it: 2 web_search_call"
     assert report.problems() == (words,)
     assert report.dropped == 0
-    assert arrange(found, ProviderRequirements()) == []
+    assert prepare_messages(found, ProviderRequirements()) == []
 
 
 def test_a_part_that_is_not_known_stays_beside_the_words_that_are() -> None:
@@ -144,7 +144,7 @@ def test_calls_made_at_once_become_a_window_in_order() -> None:
     found = [openai_agents.message_of(item, Report()) for item in items]
     sent = [
         (body["role"], body.get("tool_call_id") or [c["id"] for c in body.get("tool_calls", [])])
-        for body in arrange(found, ProviderRequirements())
+        for body in prepare_messages(found, ProviderRequirements())
     ]
     assert sent == [
         ("user", []),
@@ -352,7 +352,7 @@ def test_an_event_that_only_changes_a_state_is_nothing_that_somebody_said() -> N
     event = said(0, actions={"state_delta": {"k": 1}})
     found = adk.messages_of(event, report)
     assert [message["role"] for message in found] == ["assistant"]
-    assert arrange(found, ProviderRequirements()) == []
+    assert prepare_messages(found, ProviderRequirements()) == []
     assert found[0]["adk"]["actions"] == {"state_delta": {"k": 1}}
 
 
