@@ -54,7 +54,7 @@ COMMANDS: Final = {
     "new": Command(help="begin a new session; this one stays and can be resumed"),
     "clear": Command(help="hide everything said so far; /undo brings it back", alone=True),
     "compact": Command(help="make a summary of all but the last turns now", alone=True),
-    "undo_last": Command(help="take back the last /clear, /compact, /retry or /edit", alone=True),
+    "undo": Command(help="take back the last /clear, /compact, /retry or /edit", alone=True),
     "retry": Command(help="have the last message answered again", alone=True),
     "edit": Command(arguments="TEXT", help="say the last message differently", alone=True),
     "context": Command(help="what the model sees, and how much room is left"),
