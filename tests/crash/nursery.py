@@ -196,7 +196,7 @@ def _play(line: socket.socket, channel: socket.socket, role: str, options: dict[
         if options.pop("never_sync", False):
             os.fsync = _no_sync
             os.fdatasync = _no_sync
-            connections.LEVELS["full"] = "OFF"
+            connections.SYNCHRONOUS_LEVELS["full"] = "OFF"
         if channel.recv(1):
             roles.ROLES[role](channel, **options)
         code = 0

@@ -101,7 +101,7 @@ def _write(where: str, seed: int, begin: Callable[[], None]) -> None:
 def _refresh(where: str, seed: int, begin: Callable[[], None]) -> None:
     chance = random.Random(seed)
     # Many small transactions, so that it is often struck between two.
-    steps.MOST_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
+    steps.MAX_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         while True:
             begin()

@@ -181,7 +181,7 @@ def _stream(text: str) -> None:
 
 
 def _snippet(text: str) -> None:
-    snippets.snippet(text, query.parse("needle a*"))
+    snippets.make_snippet(text, query.parse("needle a*"))
 
 
 READERS: Mapping[str, Callable[[str], object]] = {

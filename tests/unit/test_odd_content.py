@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore
-from stenolog.catalog.indexing import Reading, SessionReader
+from stenolog.catalog.indexing import SessionReader, StampRules
 from stenolog.cli.show import message_fields, painter, print_message
 from stenolog.context import summary_writer, turn_state
 from stenolog.context.budget import Limits
@@ -87,7 +87,7 @@ def _odd_messages() -> SearchStrategy[dict[str, Any]]:
 
 def _catalog(store: Store, info: SessionInfo, _history: list[Message]) -> None:
     # Raises NotIndexable where a catalog would list the session with a problem.
-    for step in SessionReader(store, Reading()).steps(info.key, "stamp", None):
+    for step in SessionReader(store, StampRules()).steps(info.key, "stamp", None):
         assert len(step.add) in (0, info.count)
 
 

@@ -5,13 +5,13 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from stenolog.catalog.query import Query, Run, Term, forms, role_mark, session_mark
+from stenolog.catalog.query import Query, Term, TokenRun, role_mark, session_mark, term_forms
 
 Values = tuple[Any, ...]
 """First values of a statement that searches for words."""
 
 
-class Indexed(Struct, frozen=True):
+class MessageTokens(Struct, frozen=True):
     """The tokens of one message, separated by spaces."""
 
     id: int
@@ -21,26 +21,28 @@ class Indexed(Struct, frozen=True):
     """Additional tokens, such as session and role (query.py)."""
 
 
-class Language(Protocol):
+class FullTextDialect(Protocol):
     """Values for the statements of a full-text index. Pure."""
 
-    def added(self, said: Sequence[Indexed]) -> list[Values]:
+    def tokens_to_add(self, messages: Sequence[MessageTokens]) -> list[Values]:
         """Return the values of the statement `add_words`, for each message."""
         ...
 
-    def removed(self, ids: Sequence[int], again: Callable[[], Sequence[Indexed]]) -> list[Values]:
+    def tokens_to_remove(
+        self, ids: Sequence[int], again: Callable[[], Sequence[MessageTokens]]
+    ) -> list[Values]:
         """Return the values of the statement `remove_words`. `again` returns what was added."""
         ...
 
-    def matching(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
+    def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
         """Return a search for a query, optionally limited to a role and to sessions."""
         ...
 
-    def ranking(self, query: Query) -> Values | None:
+    def rank_values(self, query: Query) -> Values | None:
         """Return the part of a query that is used for ranking, or None if there is none."""
         ...
 
-    def marked(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
+    def mark_values(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
         """Return a search for messages with a mark of each group in `every`, and none in `but`."""
         ...
 
@@ -52,39 +54,41 @@ class Language(Protocol):
 class FTS5:
     """Values for FTS5: every search is one expression."""
 
-    def added(self, said: Sequence[Indexed]) -> list[Values]:
+    def tokens_to_add(self, messages: Sequence[MessageTokens]) -> list[Values]:
         """Return the columns of the index."""
-        return [(one.id, one.parts, one.more, one.marks) for one in said]
+        return [(one.id, one.parts, one.more, one.marks) for one in messages]
 
-    def removed(self, ids: Sequence[int], again: Callable[[], Sequence[Indexed]]) -> list[Values]:
+    def tokens_to_remove(
+        self, ids: Sequence[int], again: Callable[[], Sequence[MessageTokens]]
+    ) -> list[Values]:
         """Return the same columns: FTS5 removes words only if they are given again."""
-        return self.added(again()) if ids else []
+        return self.tokens_to_add(again()) if ids else []
 
-    def matching(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
+    def match_values(self, query: Query, *, role: str | None, sessions: Sequence[int]) -> Values:
         """Return a search for a query, optionally limited to a role and to sessions."""
         return (expression(query, role=role, sessions=sessions),)
 
-    def ranking(self, query: Query) -> Values | None:
+    def rank_values(self, query: Query) -> Values | None:
         """Return the part of a query that is used for ranking, or None if there is none."""
         asked = rank_expression(query)
         return (asked,) if asked else None
 
-    def marked(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
+    def mark_values(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
         """Return a search for messages with a mark of each group in `every`, and none in `but`."""
-        asked = " AND ".join(f"({_any(group)})" for group in every)
-        return (f"({asked}) NOT ({_any(but)})" if but else asked,)
+        asked = " AND ".join(f"({_any_of(group)})" for group in every)
+        return (f"({asked}) NOT ({_any_of(but)})" if but else asked,)
 
 
 def expression(query: Query, *, role: str | None = None, sessions: Iterable[int] = ()) -> str:
     """Return the expression of a query, limited to a role and to sessions."""
-    wanted = [_term(term) for term in query.terms if not term.excluded]
+    wanted = [_term(term) for term in query.terms if not term.is_excluded]
     if role is not None:
         wanted.append(_quoted([role_mark(role)]))
     marks = [session_mark(session) for session in sessions]
     if marks:
-        wanted.append(f"({_any(marks)})")
+        wanted.append(f"({_any_of(marks)})")
     text = " AND ".join(wanted)
-    excluded = [_term(term) for term in query.terms if term.excluded]
+    excluded = [_term(term) for term in query.terms if term.is_excluded]
     return f"({text}) NOT ({' OR '.join(excluded)})" if excluded else text
 
 
@@ -93,20 +97,20 @@ def rank_expression(query: Query) -> str:
 
     Prefixes are left out: FTS5 would collect all their words again for each count.
     """
-    return " AND ".join(map(_term, query.told))
+    return " AND ".join(map(_term, query.ranked))
 
 
 def _term(term: Term) -> str:
-    found = [_form(form) for form in forms(term)]
+    found = [_form(form) for form in term_forms(term)]
     return f"({' OR '.join(found)})" if len(found) > 1 else found[0]
 
 
-def _form(runs: Sequence[Run]) -> str:
-    found = [_quoted(run.tokens) + (" *" if run.begins else "") for run in runs]
+def _form(runs: Sequence[TokenRun]) -> str:
+    found = [_quoted(run.tokens) + (" *" if run.is_prefix else "") for run in runs]
     return f"({' AND '.join(found)})" if len(found) > 1 else found[0]
 
 
-def _any(marks: Iterable[str]) -> str:
+def _any_of(marks: Iterable[str]) -> str:
     return " OR ".join(_quoted([mark]) for mark in marks)
 
 

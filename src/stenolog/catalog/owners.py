@@ -11,7 +11,7 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.catalog.catalog_database import clean
+from stenolog.catalog.catalog_database import replace_surrogates
 from stenolog.catalog.message_metadata import sender_of
 from stenolog.records import Message
 
@@ -41,7 +41,7 @@ class Ownership(Struct, frozen=True):
             if now.mixed:
                 break
             if getattr(message, "role", None) == "user":
-                sender = clean(sender_of(message.to_dict()))
+                sender = replace_surrogates(sender_of(message.to_dict()))
                 first = now.is_open and bool(sender)
                 now = replace(now, owner=sender) if first else now
                 now = replace(now, mixed=not sender or sender != now.owner)  # guard: one-sender

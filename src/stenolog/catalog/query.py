@@ -16,8 +16,8 @@ from stenolog.catalog.tokenizer import Word
 _TERM = re.compile(
     r'(?P<not>(?:-(?=[^\s-]))?)(?:"(?P<phrase>[^"]*)"|(?P<word>[^\s"]+))(?P<begins>\*?)'
 )
-_LONGEST_ROLE = 32
-MOST_TERMS: Final = 64
+_MAX_ROLE_BYTES = 32
+MAX_TERMS: Final = 64
 """Maximum number of different terms; more are ignored, because each one costs an index scan."""
 
 
@@ -25,8 +25,8 @@ class Term(Struct, frozen=True):
     """One term of a query."""
 
     words: Sequence[Word]
-    excluded: bool
-    begins: bool
+    is_excluded: bool
+    is_prefix: bool
     """Whether the last word is a prefix."""
 
 
@@ -36,43 +36,43 @@ class Query(Struct, frozen=True):
     terms: Sequence[Term]
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the query has no required term."""
-        return all(term.excluded for term in self.terms)
+        return all(term.is_excluded for term in self.terms)
 
     @property
-    def told(self) -> list[Term]:
+    def ranked(self) -> list[Term]:
         """The terms for ranking: neither excluded nor prefixes."""
-        return [term for term in self.terms if not term.excluded and not term.begins]
+        return [term for term in self.terms if not term.is_excluded and not term.is_prefix]
 
 
-class Run(Struct, frozen=True):
+class TokenRun(Struct, frozen=True):
     """Consecutive tokens."""
 
     tokens: Sequence[str]
-    begins: bool = False
+    is_prefix: bool = False
     """Whether the last token is a prefix."""
 
 
 def parse(text: str) -> Query:
     """Parse the terms of a query. Duplicates and terms after the maximum are ignored."""
-    found: list[Term] = []
+    result: list[Term] = []
     seen: set[tuple[str | None, ...]] = set()
     for match in _TERM.finditer(text):
         if match.groups() in seen:
             continue
-        if len(found) == MOST_TERMS:
+        if len(result) == MAX_TERMS:
             break
         seen.add(match.groups())
         body = match["phrase"] if match["phrase"] is not None else match["word"]
         words = tokenizer.words(body)
         if any(word.parts for word in words):
-            begins = bool(match["begins"]) or body.endswith("*")
-            found.append(Term(words, bool(match["not"]), begins))
-    return Query(found)
+            is_prefix = bool(match["begins"]) or body.endswith("*")
+            result.append(Term(words, bool(match["not"]), is_prefix))
+    return Query(result)
 
 
-def forms(term: Term) -> list[list[Run]]:
+def term_forms(term: Term) -> list[list[TokenRun]]:
     """Return a term as written, and with each word joined into one, if that is different.
 
     A message matches a form if it has all its runs.
@@ -80,10 +80,10 @@ def forms(term: Term) -> list[list[Run]]:
     written = [part for word in term.words for part in word.parts]
     joined = [part for word in term.words for part in word.joined or word.parts]
     singles = {single for word in term.words for single in word.singles}
-    found = [_runs(written, singles, begins=term.begins)]
+    result = [_split_runs(written, singles, is_prefix=term.is_prefix)]
     if joined != written:
-        found.append(_runs(joined, singles, begins=term.begins))
-    return found
+        result.append(_split_runs(joined, singles, is_prefix=term.is_prefix))
+    return result
 
 
 def session_mark(session: int) -> str:
@@ -94,7 +94,7 @@ def session_mark(session: int) -> str:
 def role_mark(role: str) -> str:
     """Return the token of all messages with a role."""
     raw = role.encode()
-    if len(raw) > _LONGEST_ROLE:
+    if len(raw) > _MAX_ROLE_BYTES:
         # Rarely needed, and slow to import.
         from hashlib import sha256
 
@@ -115,17 +115,19 @@ def stem_mark(stem: str) -> str:
     return f"=w{stem}"
 
 
-def _runs(tokens: Sequence[str], singles: set[str], *, begins: bool) -> list[Run]:
+def _split_runs(tokens: Sequence[str], singles: set[str], *, is_prefix: bool) -> list[TokenRun]:
     """Split tokens into runs. A single character of a script without spaces is a separate run."""
-    found: list[Run] = []
+    result: list[TokenRun] = []
     run: list[str] = []
     for token in tokens:
         if token in singles:
-            found += [Run(run)] * bool(run) + [Run([token])]
+            result += [TokenRun(run)] * bool(run) + [TokenRun([token])]
             run = []
         else:
             run.append(token)
     if run:
         # A pair of characters is not a prefix; words that start with it have it as a token.
-        found.append(Run(run, begins=begins and not (singles and set(run[-1]) <= singles)))
-    return found
+        result.append(
+            TokenRun(run, is_prefix=is_prefix and not (singles and set(run[-1]) <= singles))
+        )
+    return result

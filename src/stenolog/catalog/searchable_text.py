@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from stenolog.catalog.catalog_database import clean
+from stenolog.catalog.catalog_database import replace_surrogates
 from stenolog.catalog.entries import State
 from stenolog.catalog.message_metadata import seen_by
 from stenolog.records import Message
@@ -27,13 +27,13 @@ def text_of(fields: Mapping[str, Any]) -> str:
     said = [*_content(fields.get("content"), of_tool=fields.get("role") == "tool")]
     said += _calls(fields.get("tool_calls"))
     said += _calls([fields.get("function_call")])
-    return clean("\n".join(said)[:LONGEST_TEXT])
+    return replace_surrogates("\n".join(said)[:LONGEST_TEXT])
 
 
 def role_of(fields: Mapping[str, Any]) -> str:
     """Return the role of a message; empty if it has none."""
     role = fields.get("role")
-    return clean(role) if isinstance(role, str) else ""
+    return replace_surrogates(role) if isinstance(role, str) else ""
 
 
 def prompt_from(said: Iterable[tuple[str, str]]) -> str:
@@ -48,7 +48,7 @@ def title_from(meta: Mapping[str, Any], prompt: str) -> str:
     """Return the title in meta, or else the first prompt in one line, cut at a word."""
     given = meta.get("title")
     if isinstance(given, str) and given.strip():
-        return clean(" ".join(given.split()))
+        return replace_surrogates(" ".join(given.split()))
     line = " ".join(prompt.split())
     if len(line) <= LONGEST_TITLE:
         return line
@@ -62,13 +62,13 @@ def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the different tags, sorted."""
     tags = meta.get("tags")
     given = tags if isinstance(tags, list) else [tags]
-    return tuple(sorted({clean(tag) for tag in given if isinstance(tag, str) and tag}))
+    return tuple(sorted({replace_surrogates(tag) for tag in given if isinstance(tag, str) and tag}))
 
 
 def agent_from(meta: Mapping[str, Any]) -> str | None:
     """Return the name of the session's agent, or None."""
     agent = meta.get("agent")
-    return clean(agent) if isinstance(agent, str) and agent else None
+    return replace_surrogates(agent) if isinstance(agent, str) and agent else None
 
 
 def channel_of(key: str) -> str | None:

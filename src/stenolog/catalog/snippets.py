@@ -13,10 +13,10 @@ from stenolog.catalog.query import Query
 from stenolog.catalog.tokenizer import Word
 
 WIDTH: Final = 160
-_BEFORE: Final = 40
+_MAX_BEFORE: Final = 40
 """Maximum number of characters before the first matching word."""
-_CUT: Final = "…"
-_MOST_PLACES: Final = 200
+_ELLIPSIS: Final = "…"
+_MAX_POSITIONS: Final = 200
 
 
 class Snippet(Struct, frozen=True):
@@ -26,22 +26,22 @@ class Snippet(Struct, frozen=True):
     marks: Sequence[tuple[int, int]]
 
 
-class _Place(Struct, frozen=True):
+class _WordPosition(Struct, frozen=True):
     start: int
     end: int
     tokens: frozenset[str]
 
 
-def snippet(text: str, query: Query, *, width: int = WIDTH) -> Snippet:
+def make_snippet(text: str, query: Query, *, width: int = WIDTH) -> Snippet:
     """Return the part of a text with the most matching words, or else its start."""
-    places = _found(text, query)
-    start, end = _window(text, places, width)
+    positions = _find_positions(text, query)
+    start, end = _window(text, positions, width)
     # One character for another, so that positions do not change.
     line = "".join(" " if char.isspace() else char for char in text[start:end])
-    before, after = _CUT * (start > 0), _CUT * (end < len(text))
+    before, after = _ELLIPSIS * (start > 0), _ELLIPSIS * (end < len(text))
     shift = len(before) - start
     marks: list[tuple[int, int]] = []
-    for place in places:
+    for place in positions:
         first, last = max(place.start, start) + shift, min(place.end, end) + shift
         if first < last and marks and first <= marks[-1][1]:
             marks[-1] = (marks[-1][0], max(last, marks[-1][1]))
@@ -50,65 +50,65 @@ def snippet(text: str, query: Query, *, width: int = WIDTH) -> Snippet:
     return Snippet(before + line + after, marks)
 
 
-def _found(text: str, query: Query) -> list[_Place]:
+def _find_positions(text: str, query: Query) -> list[_WordPosition]:
     """Return the positions of the query's words."""
     wanted: set[str] = set()
-    beginnings: list[str] = []
+    prefixes: list[str] = []
     for term in query.terms:
-        if not term.excluded:
+        if not term.is_excluded:
             wanted.update(t for word in term.words for t in (*word.parts, *word.joined))
-            if term.begins:
-                beginnings.append(term.words[-1].parts[-1])
-                beginnings += term.words[-1].joined[-1:]
-    found: list[_Place] = []
-    for start, end, word in tokenizer.places(text):
-        if len(found) >= _MOST_PLACES:
+            if term.is_prefix:
+                prefixes.append(term.words[-1].parts[-1])
+                prefixes += term.words[-1].joined[-1:]
+    found: list[_WordPosition] = []
+    for start, end, word in tokenizer.word_positions(text):
+        if len(found) >= _MAX_POSITIONS:
             break
         # One character may normalize to several, such as ㌔: then the pairs have other positions.
         plain = unicodedata.is_normalized("NFKC", text[start:end])
         if word.singles and plain and len(word.parts) == max(1, end - start - 1):
             # Such a run may be as long as the text.
-            found += islice(_pairs(text, start, word, wanted), _MOST_PLACES - len(found))
+            found += islice(_pair_positions(text, start, word, wanted), _MAX_POSITIONS - len(found))
             continue
         tokens = word.parts + word.joined
-        said = wanted.intersection(tokens)
-        said |= {begin for begin in beginnings if any(t.startswith(begin) for t in tokens)}
-        if said:
-            found.append(_Place(start, end, frozenset(said)))
+        matches = wanted.intersection(tokens)
+        matches |= {begin for begin in prefixes if any(t.startswith(begin) for t in tokens)}
+        if matches:
+            found.append(_WordPosition(start, end, frozenset(matches)))
     return found
 
 
-def _pairs(text: str, start: int, word: Word, wanted: set[str]) -> Iterator[_Place]:
+def _pair_positions(text: str, start: int, word: Word, wanted: set[str]) -> Iterator[_WordPosition]:
     """Yield the matching pairs and characters in a script without spaces."""
     for at, pair in enumerate(word.parts, start):
         if pair in wanted:
-            yield _Place(at, at + len(pair), frozenset([pair]))
+            yield _WordPosition(at, at + len(pair), frozenset([pair]))
         for single in range(at, at + len(pair)):
             if text[single] in wanted:
-                yield _Place(single, single + 1, frozenset(text[single]))
+                yield _WordPosition(single, single + 1, frozenset(text[single]))
 
 
-def _window(text: str, places: Sequence[_Place], width: int) -> tuple[int, int]:
+def _window(text: str, positions: Sequence[_WordPosition], width: int) -> tuple[int, int]:
     """Return start and end of the first window with the most different words."""
     if len(text) <= width:
         return 0, len(text)
     best, start = -1, 0
-    starts = [place.start for place in places]
-    for index, place in enumerate(places):
-        reach = bisect_left(starts, place.start + width - _BEFORE)
-        different = len(frozenset().union(*(near.tokens for near in places[index:reach])))
+    starts = [place.start for place in positions]
+    for index, place in enumerate(positions):
+        reach = bisect_left(starts, place.start + width - _MAX_BEFORE)
+        different = len(frozenset().union(*(near.tokens for near in positions[index:reach])))
         if different > best:
             best, start = different, place.start
-    start = max(0, min(start - _BEFORE, len(text) - width))
-    return _to_words(text, start, min(len(text), start + width))
+    start = max(0, min(start - _MAX_BEFORE, len(text) - width))
+    return _align_to_words(text, start, min(len(text), start + width))
 
 
-def _to_words(text: str, start: int, end: int) -> tuple[int, int]:
+def _align_to_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Shrink the window at both ends if that avoids cutting a word."""
     if start > 0:
-        space = text.find(" ", start, start + _BEFORE // 2)
+        space = text.find(" ", start, start + _MAX_BEFORE // 2)
         start = space + 1 if space >= 0 else start
     if end < len(text):
-        space = text.rfind(" ", end - _BEFORE // 2, end)
+        space = text.rfind(" ", end - _MAX_BEFORE // 2, end)
         end = space if space > start else end
     return start, end

@@ -97,7 +97,7 @@ def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
     # Imported late: only needed for PostgreSQL.
     from stenolog.stores.postgres import PostgresStore
 
-    if isinstance(store, PostgresStore) and store.database.outdated:
+    if isinstance(store, PostgresStore) and store.database.is_outdated:
         return None
     try:
         return open_store(place.where, namespace=place.namespace)

@@ -103,7 +103,7 @@ def search_command(
     Exit code: 0 something was found, 1 nothing was, 2 wrong usage.
     """
     asked = " ".join(query)
-    if parse(asked).empty:
+    if parse(asked).is_empty:
         raise click.UsageError(f"There is no word to search for in {one_line(asked)!r}.")
     with notes_to_read(workspace) as store:
         notes = Notes(store)

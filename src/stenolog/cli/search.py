@@ -83,7 +83,7 @@ def search_command(
     Exit code: 0 something was found, 1 nothing was, 2 wrong usage.
     """
     asked = " ".join(query)
-    if parse(asked).empty:
+    if parse(asked).is_empty:
         raise click.UsageError(f"There is no word to search for in {one_line(asked)!r}.")
     with catalog_of(where) as (catalog, meter):
         look = partial(catalog.search, asked, prefix=prefix, tag=tag, since=since, until=until)
@@ -179,7 +179,7 @@ def _why_nothing(asked: str, others: Sequence[Hit]) -> str:
         return f"No message of that role matches; there are some of: {roles}."
     if asked.count('"') % 2:
         return 'No message matches. The last quotation mark is not closed: write "two words".'
-    if sum(not term.excluded for term in parse(asked).terms) == 1:
+    if sum(not term.is_excluded for term in parse(asked).terms) == 1:
         return "No message matches."
     literal = " OR is taken for a word." if "OR" in asked.split() else ""
     return f"No message matches: all of the words must be in it.{literal}"

@@ -18,7 +18,7 @@ from stenolog.catalog import Entry, State, open_catalog
 from stenolog.catalog.catalog_database import CatalogDamaged, CatalogUnusable
 from stenolog.catalog.catalog_files import FileDatabase
 from stenolog.catalog.index import database_of
-from stenolog.catalog.indexing import NotIndexable, Reading, SessionReader
+from stenolog.catalog.indexing import NotIndexable, SessionReader, StampRules
 from stenolog.errors import StenologError
 from stenolog.sessions.folders import NAMESPACE, Place, find_place, others_in
 from stenolog.stores.base import Store
@@ -275,7 +275,7 @@ def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
     Sessions that the store itself cannot read are skipped.
     """
     indexed = _indexed(store)
-    reader = SessionReader(store, Reading())
+    reader = SessionReader(store, StampRules())
     for key, stamp in store.stamps().items():
         if indexed.get(key) == stamp:
             continue

@@ -60,7 +60,7 @@ def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
         from stenolog.stores.postgres import PostgresStore, table_check
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
-        return _at(table_check.repair(store.database), path=store.database.place)
+        return _at(table_check.repair(store.database), path=store.database.address)
 
 
 def _at(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:

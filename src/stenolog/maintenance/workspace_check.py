@@ -108,7 +108,7 @@ def _examine_server(where: str | os.PathLike[str]) -> Report:
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
         found = verify.examine(store.database)
-        return _report(found, store.database.place, path=store.database.place)
+        return _report(found, store.database.address, path=store.database.address)
 
 
 def _report(found: Report, workspace: str, *, path: str) -> Report:

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.catalog.stemming import stem
-from stenolog.catalog.tokenizer import places
+from stenolog.catalog.tokenizer import word_positions
 from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.ranking import Kind, Question, Ranked
 
@@ -118,7 +118,7 @@ def shortened(text: str, stems: Sequence[str], *, width: int = WIDTH) -> str:
     wanted = set(stems)
     spots = [
         (start, said)
-        for start, _, word in places(line[:_MOST_LOOKED_AT])
+        for start, _, word in word_positions(line[:_MOST_LOOKED_AT])
         if (said := wanted.intersection(map(stem, word.parts)))
     ]
     start = max(0, min(_start(spots, width) - _BEFORE, len(line) - width))

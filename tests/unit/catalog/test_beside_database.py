@@ -71,7 +71,7 @@ def test_a_file_that_is_old_or_damaged_is_made_again(where: str, harm: str) -> N
     with open_store(where) as store, open_catalog(store) as catalog:
         fill(store)
         catalog.refresh()
-        with catalog._current.database.write() as transaction:
+        with catalog._active.database.write() as transaction:
             # Allows to change the tables of which a virtual table consists.
             transaction.execute("PRAGMA writable_schema = ON")
             try:
@@ -170,7 +170,7 @@ def test_a_read_only_store_does_not_keep_its_index_and_reports_nothing(
     with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
         assert catalog.search("allmessages").count == 6
         assert catalog.problems == ()
-        used = type(catalog._current.database).__name__
+        used = type(catalog._active.database).__name__
         assert (used == "MemoryDatabase") is not indexed
     assert caplog.records == []
 

@@ -166,7 +166,7 @@ def test_an_older_copy_of_itself_is_brought_up_to_date(logs: Store, tmp_path: Pa
 def test_an_index_of_another_version_is_made_anew(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        with catalog._current.database.write() as transaction:
+        with catalog._active.database.write() as transaction:
             transaction.execute("UPDATE catalog_about SET version = '0.0'")
             transaction.execute("UPDATE catalog_session SET title = 'wrong'")
     with open_catalog(logs) as catalog:
@@ -209,7 +209,7 @@ def _leave_a_journal(logs: Store) -> None:
     """What is left of a writer that was killed while it wrote."""
 
     def write() -> None:
-        with open_catalog(logs) as catalog, catalog._current.database.write() as transaction:
+        with open_catalog(logs) as catalog, catalog._active.database.write() as transaction:
             _write_much(transaction)
             os._exit(0)
 
@@ -242,10 +242,10 @@ def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
 ) -> None:
     with open_catalog(logs) as reader, open_catalog(logs) as other, ExitStack() as writing:
         reader.refresh()
-        database = reader._current.database
+        database = reader._active.database
         assert isinstance(database, FileDatabase)
-        database._lock.patience = 0.1
-        untouched = FileDatabase._untouched
+        database._lock.timeout = 0.1
+        untouched = FileDatabase._is_unchanged
         taken: list[Path] = []
 
         def taken_away(looking: FileDatabase) -> bool:
@@ -254,11 +254,11 @@ def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
                 taken.append(_folder(logs) / NAME)
                 taken[0].unlink()
                 other.refresh()
-                _write_much(writing.enter_context(other._current.database.write()))
+                _write_much(writing.enter_context(other._active.database.write()))
                 assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
             return found
 
-        monkeypatch.setattr(FileDatabase, "_untouched", taken_away)
+        monkeypatch.setattr(FileDatabase, "_is_unchanged", taken_away)
         assert len(reader.list().entries) == 3
         writing.close()
         assert len(other.list(agent="bob").entries) == 3
@@ -318,10 +318,10 @@ def test_a_store_that_is_only_read_uses_the_file_that_is_there(logs: Store, tmp_
         catalog.refresh()
     with open_store(tmp_path / "w", read_only=True) as store, open_catalog(store) as catalog:
         _agree(store, catalog)
-        assert type(catalog._current.database).__name__ == "FileDatabase"
+        assert type(catalog._active.database).__name__ == "FileDatabase"
         logs.add_message("cli:default", "user", "allmessages more")
         _agree(store, catalog)
-        assert type(catalog._current.database).__name__ == "MemoryDatabase"
+        assert type(catalog._active.database).__name__ == "MemoryDatabase"
         assert catalog.problems == ()
 
 
@@ -534,7 +534,7 @@ def test_threads_may_share_a_catalog(store: Store, catalog: Catalog) -> None:
 def test_a_forked_child_may_use_the_catalog_of_its_parent(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        with catalog._current.database.write() as transaction:
+        with catalog._active.database.write() as transaction:
             transaction.execute("UPDATE catalog_session SET title = 'not yet'")
 
             def look() -> None:

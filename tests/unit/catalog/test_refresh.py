@@ -16,7 +16,7 @@ import stenolog
 from stenolog.catalog import Catalog, catalog_writer, open_catalog, steps
 from stenolog.catalog import catalog_database as database
 from stenolog.catalog.catalog_database import Transaction
-from stenolog.catalog.indexing import Indexer, Reading, SessionReader
+from stenolog.catalog.indexing import Indexer, SessionReader, StampRules
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
 from unit.catalog.operations import WORDS, operate
@@ -83,8 +83,8 @@ def test_after_ten_thousand_operations_it_is_what_a_full_scan_says(
 def test_small_transactions_lead_to_the_same(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "MOST_MESSAGES", 2)
-    monkeypatch.setattr(steps, "MOST_BYTES", 60)
+    monkeypatch.setattr(steps, "MAX_MESSAGES", 2)
+    monkeypatch.setattr(steps, "MAX_BYTES", 60)
     _walk([store], [catalog], seed=7, steps=120)
 
 
@@ -99,11 +99,11 @@ class Cut(Exception):
 def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "MOST_MESSAGES", 1)
-    flush = catalog_writer.Writer.flush
+    monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
+    flush = catalog_writer.CatalogWriter.flush
     left = 0
 
-    def cut_off(writer: catalog_writer.Writer) -> None:
+    def cut_off(writer: catalog_writer.CatalogWriter) -> None:
         nonlocal left
         if left == 0:
             raise Cut
@@ -115,10 +115,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
         for length in range(1, 30):
             left = length % 10
             with open_catalog(store) as catalog:
-                monkeypatch.setattr(catalog_writer.Writer, "flush", cut_off)
+                monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", cut_off)
                 with suppress(Cut):
                     catalog.refresh()
-                monkeypatch.setattr(catalog_writer.Writer, "flush", flush)
+                monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", flush)
                 if length % 4 == 0:
                     _agree(store, catalog)
             if length % 5 == 0:
@@ -133,10 +133,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
 def test_the_first_prompt_is_found_by_whoever_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    monkeypatch.setattr(steps, "MOST_MESSAGES", 1)
-    flush = catalog_writer.Writer.flush
+    monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
+    flush = catalog_writer.CatalogWriter.flush
 
-    def cut_off(writer: catalog_writer.Writer) -> None:
+    def cut_off(writer: catalog_writer.CatalogWriter) -> None:
         nonlocal left
         left -= 1
         if left < 0:
@@ -148,10 +148,10 @@ def test_the_first_prompt_is_found_by_whoever_goes_on(
         with open_catalog(store) as catalog:
             catalog.refresh()
             store.add_messages("k", _said(["user", "assistant", "assistant"]))
-            monkeypatch.setattr(catalog_writer.Writer, "flush", cut_off)
+            monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", cut_off)
             with suppress(Cut):
                 catalog.refresh()
-            monkeypatch.setattr(catalog_writer.Writer, "flush", flush)
+            monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", flush)
             _agree(store, catalog)
 
 
@@ -285,12 +285,12 @@ def _after_each_look(
     catalog: Catalog, then: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let something happen whenever this catalog has read a session and not yet stored it."""
-    begin, look = Indexer.__init__, SessionReader._look
+    begin, look = Indexer.__init__, SessionReader._read
     readers: weakref.WeakSet[SessionReader] = weakref.WeakSet()
 
     def begun(intake: Indexer, *what: Any, **more: Any) -> None:
         begin(intake, *what, **more)
-        if intake._database is catalog._current.database:
+        if intake._database is catalog._active.database:
             readers.add(intake._sessions)
 
     def looked(reader: SessionReader, *what: Any) -> Any:
@@ -300,7 +300,7 @@ def _after_each_look(
         return seen
 
     monkeypatch.setattr(Indexer, "__init__", begun)
-    monkeypatch.setattr(SessionReader, "_look", looked)
+    monkeypatch.setattr(SessionReader, "_read", looked)
 
 
 def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
@@ -326,9 +326,15 @@ def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
 
 def _slow(catalog: Catalog) -> Indexer:
     """A refresher that has looked at the rows, and takes its time."""
-    current = catalog._current
-    known = current.refresher._look_at_rows()
-    return Indexer(catalog._store, current.database, Reading(), made=known.made, known=known.stamps)
+    current = catalog._active
+    known = current.refresher._read_known()
+    return Indexer(
+        catalog._store,
+        current.database,
+        StampRules(),
+        catalog_id=known.catalog_id,
+        known=known.stamps,
+    )
 
 
 def test_one_who_was_overtaken_by_an_older_look_looks_again(
@@ -339,7 +345,7 @@ def test_one_who_was_overtaken_by_an_older_look_looks_again(
         catalog.refresh()
         store.add_message("cli:default", "user", "third")
         slow = _slow(catalog)
-        slow._take_in("cli:default", store.stamps()["cli:default"])
+        slow._index("cli:default", store.stamps()["cli:default"])
         store.add_message("cli:default", "user", "fourth")
         _after_each_look(catalog, slow._writer.flush, monkeypatch)
         assert catalog.list(prefix="cli:").entries[0].count == 4
@@ -355,7 +361,7 @@ def test_one_who_looked_long_ago_does_not_take_away_what_came_back(tmp_path: Pat
         store.restore("telegram:1")
         catalog.refresh()
         slow.remove(gone)
-        assert "telegram:1" in catalog._current.refresher._look_at_rows().stamps
+        assert "telegram:1" in catalog._active.refresher._read_known().stamps
 
 
 def test_one_who_comes_late_does_not_read_anew_what_is_newer_than_its_stamp(
@@ -368,10 +374,10 @@ def test_one_who_comes_late_does_not_read_anew_what_is_newer_than_its_stamp(
         slow, stamp = _slow(catalog), store.stamps()["cli:default"]
         store.add_message("cli:default", "user", "fourth")
         catalog.refresh()
-        before = catalog._current.refresher._look_at_rows()
-        slow.take_in({"cli:default": stamp}, lambda _done, _total: None)
+        before = catalog._active.refresher._read_known()
+        slow.index({"cli:default": stamp}, lambda _done, _total: None)
         assert slow.missed
-        assert catalog._current.refresher._look_at_rows() == before
+        assert catalog._active.refresher._read_known() == before
 
 
 def test_steps_for_an_index_that_was_thrown_away_are_not_carried_out_in_the_next(
@@ -382,7 +388,7 @@ def test_steps_for_an_index_that_was_thrown_away_are_not_carried_out_in_the_next
         catalog.refresh()
         store.add_message("cli:default", "user", "allmessages third")
         slow = _slow(catalog)
-        slow._take_in("cli:default", store.stamps()["cli:default"])
+        slow._index("cli:default", store.stamps()["cli:default"])
         # The next one gets to the same version, by another way.
         (tmp_path / "sessions" / "catalog.db").unlink()
         store.hide("cli:default", 3, 3)
@@ -398,7 +404,7 @@ def test_a_moment_is_kept_to_the_microsecond() -> None:
         datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
         datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
     ):
-        assert database.moment(database.microseconds(moment)) == moment
+        assert database.from_microseconds(database.to_microseconds(moment)) == moment
 
 
 # --- what it costs ---------------------------------------------------------------------------
@@ -457,7 +463,7 @@ def test_an_index_that_is_emptied_before_it_is_looked_at_is_filled_again(
 ) -> None:
     fill(store)
     catalog.refresh()
-    database = catalog._current.database
+    database = catalog._active.database
     read, looks = database.read, 0
 
     def purge_before_the_look() -> AbstractContextManager[Transaction]:

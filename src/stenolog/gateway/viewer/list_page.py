@@ -12,7 +12,7 @@ from stenolog.agent.commands import new_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry, Hit, Page, State
-from stenolog.catalog.index import place_of
+from stenolog.catalog.index import page_cursor
 from stenolog.errors import StenologError
 from stenolog.gateway.api_types import OfAgent
 from stenolog.gateway.requests import query_of
@@ -105,7 +105,7 @@ def those_that_fit(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], str
         size = min(2 * size, _LOOKED_AT)
     if len(fits) > SIZE:
         # Sessions beyond this page are read again when the next page is requested.
-        return fits[:SIZE], place_of(fits[SIZE - 1])
+        return fits[:SIZE], page_cursor(fits[SIZE - 1])
     return fits, after
 
 

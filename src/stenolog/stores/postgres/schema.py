@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from stenolog.stores.postgres.connections import Connection, Settings
 
-_LOCK: Final = 0x7374656E6F6C6F67
+_MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
 # Reads the system catalogs: to_regclass may return the state at the start of the transaction.
 _TABLES: Final = b"""
@@ -40,7 +40,7 @@ def migrations() -> tuple[str, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def newest() -> int:
+def newest_version() -> int:
     """Return the version of the tables that this code knows."""
     return len(migrations())
 
@@ -52,7 +52,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
     NothingYet.
     """
     found = version_of(connection, settings.schema)
-    if found is not None and found == newest():
+    if found is not None and found == newest_version():
         return False
     if settings.read_only:
         if found is None:
@@ -64,9 +64,9 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
     with connection.maintenance(), connection.transaction():
         # Each statement must see the tables that the previous lock holder created.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        connection.execute("SELECT pg_advisory_xact_lock($1)", (_LOCK,))
+        connection.execute("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
         found = version_of(connection, settings.schema)
-        if found == newest():
+        if found == newest_version():
             return False
         if found is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
             connection.execute(f"CREATE SCHEMA {quoted(settings.schema)}".encode())
@@ -75,7 +75,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
             connection.execute(f"LOCK TABLE {quoted(settings.schema)}.session".encode())
         for script in migrations()[found or 0 :]:
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
-        set_version(connection, settings.schema, newest())
+        set_version(connection, settings.schema, newest_version())
     return False
 
 
@@ -109,9 +109,9 @@ def version_of(connection: "Connection", schema: str) -> int | None:
 
 def check_version(found: int) -> int:
     """Return the version if this code knows it. Raises NewerFormat."""
-    if found > newest():
+    if found > newest_version():
         raise NewerFormat(
-            f"the tables are of version {found}, and this stenolog knows up to {newest()}: "
+            f"the tables are of version {found}, and this stenolog knows up to {newest_version()}: "
             "upgrade it"
         )
     return found

@@ -67,7 +67,7 @@ class PostgresStore(SQLStore):
         super().__init__(namespace, PostgresDialect(self.database))
 
     def __repr__(self) -> str:
-        return f"PostgresStore({self.database.place!r}, namespace={self._namespace!r})"
+        return f"PostgresStore({self.database.address!r}, namespace={self._namespace!r})"
 
     def is_same_place(self, other: "PostgresStore") -> bool:
         """Return whether another store keeps its sessions in the same tables.
@@ -77,7 +77,7 @@ class PostgresStore(SQLStore):
         """
         if self.database.settings.schema != other.database.settings.schema:
             return False
-        return self.database.is_same(other.database)
+        return self.database.is_same_database(other.database)
 
 
 def _open_database(**settings: Any) -> "Database":

@@ -9,26 +9,28 @@ from stenolog.stores.postgres.database import Database
 from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 
-_BACKUP: Final = "Restore the database from a backup, or save what can be read with `steno export`."
+_RESTORE_ADVICE: Final = (
+    "Restore the database from a backup, or save what can be read with `steno export`."
+)
 
 
 def examine(database: Database) -> Report:
     """Examine the server and the tables. Raises StoreUnavailable if they cannot be read."""
-    wrong, problems = database.problems()
+    errors, problems = database.problems()
     found = [
         Finding(kind="server", meaning=meaning, advice="Look at the server's settings.")
-        for meaning in (*wrong, *problems)
+        for meaning in (*errors, *problems)
     ]
     try:
         with database.read() as transaction:
-            sessions, damaged = examine_sessions(transaction, advice=_BACKUP)
+            sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
             found += damaged
-            found += _strays(transaction)
+            found += _stray_rows(transaction)
     except NewerFormat as error:
         found.append(Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog."))
         return Report(sessions=0, findings=tuple(found))
     except DamagedStore as error:
-        found.append(Finding(kind="damaged database", meaning=str(error), advice=_BACKUP))
+        found.append(Finding(kind="damaged database", meaning=str(error), advice=_RESTORE_ADVICE))
         return Report(sessions=0, findings=tuple(found))
     return Report(sessions=sessions, findings=tuple(found))
 
@@ -38,15 +40,15 @@ def repair(database: Database) -> list[RepairResult]:
 
     Raises StoreUnavailable.
     """
-    return repair_sessions(database.change, examine(database).findings)
+    return repair_sessions(database.run_write, examine(database).findings)
 
 
-def _strays(transaction: Transaction) -> Iterator[Finding]:
+def _stray_rows(transaction: Transaction) -> Iterator[Finding]:
     for table, count in transaction.run("stray_rows"):
         if count:
             yield Finding(
                 kind="stray row",
                 where=table,
                 meaning=f"{count:,} rows belong to sessions that are not there.",
-                advice=_BACKUP,
+                advice=_RESTORE_ADVICE,
             )

@@ -7,16 +7,16 @@ from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.rows import NO_END, Session
+from stenolog.stores.sql.rows import MAX_SEQ, Session
 
-_FURTHER = 4
+_WIDEN_FACTOR = 4
 
 
 class MissingRows(Exception):
     """The state counts messages without a row: they were purged at that moment, or are damaged."""
 
 
-def visible(
+def visible_messages(
     transaction: Transaction,
     session: Session,
     damage: Damage | None,
@@ -31,10 +31,10 @@ def visible(
     seqs = states.visible(session.state, session.last_seq)
     if after is not None and after > session.state.floor:
         seqs = spans.clipped(seqs, after + 1, session.last_seq)
-    return _read(transaction, session, damage, seqs, last=last, state=None)
+    return _read_messages(transaction, session, damage, seqs, last=last, state=None)
 
 
-def everything(
+def all_messages(
     transaction: Transaction,
     session: Session,
     damage: Damage | None,
@@ -43,11 +43,11 @@ def everything(
     after: int,
 ) -> list[Message]:
     """Return all messages after the seq `after`, or only the last ones, with `hidden` set."""
-    seqs = spans.clipped(states.present(session.state, session.last_seq), after + 1, NO_END)
-    return _read(transaction, session, damage, seqs, last=last, state=session.state)
+    seqs = spans.clipped(states.present(session.state, session.last_seq), after + 1, MAX_SEQ)
+    return _read_messages(transaction, session, damage, seqs, last=last, state=session.state)
 
 
-def _read(
+def _read_messages(
     transaction: Transaction,
     session: Session,
     damage: Damage | None,
@@ -56,20 +56,21 @@ def _read(
     last: int | None,
     state: State | None,
 ) -> list[Message]:
-    reach = last
+    number = last
     while True:
-        wanted = seqs if reach is None else spans.last_of(seqs, reach)
+        wanted = seqs if number is None else spans.last_of(seqs, number)
         found = transaction.messages(session.id, wanted, state)
-        lost: list[Span] = []
+        missing: list[Span] = []
         if len(found) != spans.size(wanted):  # guard: sql-missing-row
-            lost = spans.minus(wanted, spans.union((message.seq, message.seq) for message in found))
-        if lost and damage is None:
+            read = spans.union((message.seq, message.seq) for message in found)
+            missing = spans.minus(wanted, read)
+        if missing and damage is None:
             raise MissingRows
         if damage is not None:
-            damage.note(session.state.uid, lost, found)
-        if not lost or last is None or reach is None:
+            damage.note(session.state.uid, missing, found)
+        if not missing or last is None or number is None:
             return found
         if len(found) >= last or wanted == seqs:
             return found[-last:]
         # Read earlier messages instead of the skipped ones.
-        reach *= _FURTHER
+        number *= _WIDEN_FACTOR

@@ -5,27 +5,34 @@ import operator
 from stenolog.records import State
 from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.rows import NO_END, Session, damaged, encode, past, read_state
+from stenolog.stores.sql.rows import (
+    MAX_SEQ,
+    Session,
+    damaged_session,
+    encode,
+    prefix_end,
+    read_state,
+)
 
 
-def text(value: str | bytes) -> str:
+def decode_text(value: str | bytes) -> str:
     """Return a text column as str. Raises UnicodeDecodeError."""
     return value if isinstance(value, str) else value.decode()
 
 
-def shown(value: str | bytes | None) -> str:
+def printable_text(value: str | bytes | None) -> str:
     """Return a text column as str, with escapes for bytes that are not UTF-8."""
     if value is None:
         return ""
     return value if isinstance(value, str) else value.decode(errors="backslashreplace")
 
 
-def raw(value: str | bytes) -> bytes:
+def to_bytes(value: str | bytes) -> bytes:
     """Return a JSON column as bytes."""
     return value.encode() if isinstance(value, str) else value
 
 
-def find(
+def find_session(
     transaction: Transaction, namespace: str, key: str, *, lock: bool = False
 ) -> Session | None:
     """Return the session with this key. Raises NewerFormat, DamagedStore.
@@ -39,10 +46,10 @@ def find(
             transaction.check_row_format(version)
             state = session_state(transaction, number, key, uid=uid, body=body)
             state.uid, state.created = uid, created
-            state.forked_from = None if fork_of is None else text(fork_of)
+            state.forked_from = None if fork_of is None else decode_text(fork_of)
             return Session(number, updated, operator.index(last_seq), size, state)
     except (UnicodeDecodeError, TypeError) as error:
-        raise damaged(key, error) from error
+        raise damaged_session(key, error) from error
     return None
 
 
@@ -57,7 +64,9 @@ def find_current(transaction: Transaction, namespace: str, key: str) -> tuple[st
     return None
 
 
-def create(transaction: Transaction, namespace: str, state: State, last_seq: int, size: int) -> int:
+def create_session(
+    transaction: Transaction, namespace: str, state: State, last_seq: int, size: int
+) -> int:
     """Create a session and return its id; 0 if another writer has just created it.
 
     Raises NewerFormat.
@@ -85,7 +94,7 @@ def session_state(
 ) -> State:
     """Return the state of a session; if it is damaged, rebuild it from the changes."""
     return read_state(
-        None if body is None else raw(body),
+        None if body is None else to_bytes(body),
         key,
         uid=uid,
         changes=lambda: recorded_changes(transaction, session),
@@ -94,10 +103,10 @@ def session_state(
 
 def recorded_changes(transaction: Transaction, session: int) -> list[tuple[int, bytes]]:
     """Return number and body of each change, by number."""
-    return [(number, raw(body)) for number, body in transaction.run("changes", session)]
+    return [(number, to_bytes(body)) for number, body in transaction.run("changes", session)]
 
 
-def keys(
+def list_keys(
     transaction: Transaction,
     namespace: str,
     damage: Damage,
@@ -107,30 +116,30 @@ def keys(
     after: str | None,
 ) -> list[str]:
     """Return a page of keys in byte order."""
-    end = past(prefix)
+    end = prefix_end(prefix)
     found = transaction.run(
         "list_keys",
         namespace,
         transaction.key(prefix),
         transaction.key(after or ""),
         None if end is None else transaction.key(end),
-        NO_END if limit is None else min(limit, NO_END),
+        MAX_SEQ if limit is None else min(limit, MAX_SEQ),
     )
     try:
         return [key.decode() for (key,) in found]
     except UnicodeDecodeError:
         # A damaged key must not hide the others.
-        readable = stamps(transaction, namespace, damage)
+        readable = session_stamps(transaction, namespace, damage)
         listed = sorted(key for key in readable if key.startswith(prefix) and key > (after or ""))
         return listed[:limit]
 
 
-def stamps(transaction: Transaction, namespace: str, damage: Damage) -> dict[str, str]:
+def session_stamps(transaction: Transaction, namespace: str, damage: Damage) -> dict[str, str]:
     """Return a stamp for each session. It differs after every change."""
     found: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
-            found[key.decode()] = shown(stamp)
+            found[key.decode()] = printable_text(stamp)
         except UnicodeDecodeError:
             damage.tell(f"the session with the key {key!r}")
     return found

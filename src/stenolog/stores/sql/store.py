@@ -30,10 +30,10 @@ from stenolog.stores.operations import Decide, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 from stenolog.stores.sql import changes, lifecycle, message_reading, session_rows, snapshots
 from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.leases import LeaseRow, SQLLease, release_all, take
-from stenolog.stores.sql.lifecycle import RemovedSession
-from stenolog.stores.sql.rows import info, moment
-from stenolog.stores.sql.session_rows import text
+from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease, release_all
+from stenolog.stores.sql.lifecycle import RemovedMessages
+from stenolog.stores.sql.rows import parse_time, session_info
+from stenolog.stores.sql.session_rows import decode_text
 
 
 class SQLStore:
@@ -43,7 +43,7 @@ class SQLStore:
         self._namespace = namespace
         self._dialect = dialect
         self._lease: SQLLease[Any] | None = None
-        self._held = LeaseRow()
+        self._leases = StoreLeases()
 
     @property
     def read_only(self) -> bool:
@@ -166,7 +166,9 @@ class SQLStore:
         check_key(key)
         damage = self._dialect.damage
         decision = self._write(
-            lambda transaction: changes.carry_out(transaction, self._namespace, key, decide, damage)
+            lambda transaction: changes.apply_operation(
+                transaction, self._namespace, key, decide, damage
+            )
         )
         if decision.change is not None:
             self._dialect.notify(self._namespace, key)
@@ -181,7 +183,7 @@ class SQLStore:
         check_key(key)
 
         def work(transaction: Transaction) -> Compacted:
-            session = session_rows.find(transaction, self._namespace, key, lock=True)
+            session = session_rows.find_session(transaction, self._namespace, key, lock=True)
             if session is None:
                 return Compacted(archived=0, bytes_before=0, bytes_after=0)
             messages, size = changes.compact(transaction, session)
@@ -226,7 +228,7 @@ class SQLStore:
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, the last deleted first."""
-        return self._dialect.look(
+        return self._dialect.run_read(
             lambda transaction: lifecycle.list_trash(
                 transaction, self._namespace, self._dialect.damage
             )
@@ -241,7 +243,7 @@ class SQLStore:
         check_key(key)
         check_whole(before=before)
 
-        def work(transaction: Transaction) -> tuple[RemovedSession | None, bool]:
+        def work(transaction: Transaction) -> tuple[RemovedMessages | None, bool]:
             if before is None:
                 removed = lifecycle.purge_all(transaction, self._namespace, key)
             else:
@@ -252,7 +254,7 @@ class SQLStore:
         if removed is None and not unfinished:
             raise NoSuchSession(key)
         self._dialect.notify(self._namespace, key)
-        return self._purged(removed or RemovedSession(0, 0, 0, ()))
+        return self._purge_result(removed or RemovedMessages(0, 0, 0, ()))
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
@@ -263,20 +265,20 @@ class SQLStore:
         if removed is None:
             raise NoSuchSession(key, "the trash has not what is to be purged")
         self._dialect.notify(self._namespace, key)
-        return self._purged(removed)
+        return self._purge_result(removed)
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the interrupted purges of all namespaces; their keys are unknown."""
-        begun = self._dialect.look(lambda transaction: transaction.unfinished_purges())
-        return [Trashed(key="", uid="", deleted=moment(at), count=0) for at in begun]
+        begun = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
+        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in begun]
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purges of this database; their uids are unknown."""
         if uid or not self._write(lambda transaction: transaction.unfinished_purges()):
             raise NoSuchSession(uid, "no purge of it was interrupted")
-        return self._purged(RemovedSession(0, 0, 0, ()))
+        return self._purge_result(RemovedMessages(0, 0, 0, ()))
 
-    def _purged(self, removed: RemovedSession) -> Purged:
+    def _purge_result(self, removed: RemovedMessages) -> Purged:
         """Erase the bytes of a purge and return its result."""
         return Purged(
             messages=removed.messages,
@@ -293,23 +295,23 @@ class SQLStore:
         states.check_lease(ttl, wait)
         self._dialect.check_writable()
         wait = self.busy_timeout if wait is None else wait
-        epoch = take(self._dialect, self._held, self._namespace, key, ttl=ttl, wait=wait)
-        return SQLLease(self, self._dialect, self._held, key, epoch, ttl)
+        epoch = acquire_lease(self._dialect, self._leases, self._namespace, key, ttl=ttl, wait=wait)
+        return SQLLease(self, self._dialect, self._leases, key, epoch, ttl)
 
     def leased(self, keys: Collection[str]) -> set[str]:
         """Return those of the keys that are leased now, by any process."""
-        return self._dialect.look(
+        return self._dialect.run_read(
             lambda transaction: {
-                text(key)
+                decode_text(key)
                 for key, *lease in transaction.run("leases", self._namespace)
-                if self._dialect.is_held(tuple(lease))
+                if self._dialect.is_lease_held(tuple(lease))
             }
         ).intersection(keys)
 
-    def behind(self, held: SQLLease[Any]) -> Self:
+    def behind(self, lease: SQLLease[Any]) -> Self:
         """Return a view of this store that rejects writes once this lease is lost."""
         fenced = copy.copy(self)
-        fenced._lease = held
+        fenced._lease = lease
         return fenced
 
     # --- reading -----------------------------------------------------------------------------
@@ -327,33 +329,35 @@ class SQLStore:
         check_last(last)
         check_whole(after=after)
 
-        def look(transaction: Transaction, damage: Damage | None) -> list[Message]:
-            session = session_rows.find(transaction, self._namespace, key)
+        def read(transaction: Transaction, damage: Damage | None) -> list[Message]:
+            session = session_rows.find_session(transaction, self._namespace, key)
             if session is None:
                 return []
             if full:
-                return message_reading.everything(
+                return message_reading.all_messages(
                     transaction, session, damage, last=last, after=max(0, after or 0)
                 )
-            return message_reading.visible(transaction, session, damage, last=last, after=after)
+            return message_reading.visible_messages(
+                transaction, session, damage, last=last, after=after
+            )
 
-        return self._dialect.look_at_messages(look)
+        return self._dialect.run_message_read(read)
 
     def get_summary(self, key: str) -> str:
         """Return the summary, or an empty text."""
         check_key(key)
-        session = self._dialect.look(
-            lambda transaction: session_rows.find(transaction, self._namespace, key)
+        session = self._dialect.run_read(
+            lambda transaction: session_rows.find_session(transaction, self._namespace, key)
         )
         return session.state.summary if session is not None else ""
 
     def info(self, key: str) -> SessionInfo:
         """Return the info of the session. Raises NoSuchSession."""
         check_key(key)
-        session = self._dialect.look(
-            lambda transaction: lifecycle.known(transaction, self._namespace, key)
+        session = self._dialect.run_read(
+            lambda transaction: lifecycle.require_session(transaction, self._namespace, key)
         )
-        return info(session, self._dialect.damage.of(session.state.uid))
+        return session_info(session, self._dialect.damage.of(session.state.uid))
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment."""
@@ -367,21 +371,23 @@ class SQLStore:
         check_key(key)
         check_last(last)
 
-        def look(transaction: Transaction, damage: Damage | None) -> SessionView:
-            session = lifecycle.known(transaction, self._namespace, key)
+        def read(transaction: Transaction, damage: Damage | None) -> SessionView:
+            session = lifecycle.require_session(transaction, self._namespace, key)
             state = session.state
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
-            messages = message_reading.visible(transaction, session, damage, last=last, after=after)
+            messages = message_reading.visible_messages(
+                transaction, session, damage, last=last, after=after
+            )
             return SessionView(
-                info=info(session, self._dialect.damage.of(state.uid)),
+                info=session_info(session, self._dialect.damage.of(state.uid)),
                 messages=tuple(messages),
                 upto=session.last_seq,
                 last=last,
                 after=after,
             )
 
-        return self._dialect.look_at_messages(look)
+        return self._dialect.run_message_read(read)
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
@@ -391,8 +397,8 @@ class SQLStore:
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
         check_text(prefix=prefix, after=after)
-        return self._dialect.look(
-            lambda transaction: session_rows.keys(
+        return self._dialect.run_read(
+            lambda transaction: session_rows.list_keys(
                 transaction,
                 self._namespace,
                 self._dialect.damage,
@@ -404,15 +410,15 @@ class SQLStore:
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session. It differs after every change."""
-        return self._dialect.look(
-            lambda transaction: session_rows.stamps(
+        return self._dialect.run_read(
+            lambda transaction: session_rows.session_stamps(
                 transaction, self._namespace, self._dialect.damage
             )
         )
 
     def mark(self, name: str) -> str:
         """Return the change marker of this name; empty if it was never changed."""
-        found = self._dialect.look(
+        found = self._dialect.run_read(
             lambda transaction: transaction.run("find_mark", self._namespace, name)
         )
         return "".join(str(number) for (number,) in found)
@@ -438,37 +444,41 @@ class SQLStore:
     def _follow(
         self, key: str, after: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
-        def ask(seen: int) -> News | None:
-            return self._dialect.look_at_messages(
-                lambda transaction, damage: self._news(transaction, damage, key, seen)
+        def read_new(seen: int) -> News | None:
+            return self._dialect.run_message_read(
+                lambda transaction, damage: self._new_messages(transaction, damage, key, seen)
             )
 
         with self._dialect.listening(self._namespace, key) as (wait, poll):
-            yield from arrivals(ask, wait, key, after=after, uid=uid, timeout=timeout, poll=poll)
+            yield from arrivals(
+                read_new, wait, key, after=after, uid=uid, timeout=timeout, poll=poll
+            )
 
-    def _news(
+    def _new_messages(
         self, transaction: Transaction, damage: Damage | None, key: str, after: int
     ) -> News | None:
         found = session_rows.find_current(transaction, self._namespace, key)
         if found is None or found[1] <= after:
             return None if found is None else (*found, [])
-        session = session_rows.find(transaction, self._namespace, key)
+        session = session_rows.find_session(transaction, self._namespace, key)
         if session is None:
             return None
-        messages = message_reading.everything(transaction, session, damage, last=None, after=after)
+        messages = message_reading.all_messages(
+            transaction, session, damage, last=None, after=after
+        )
         return session.state.uid, session.last_seq, messages
 
     # --- snapshots ---------------------------------------------------------------------------
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have a session, even if only in the trash."""
-        return self._dialect.look(
+        return self._dialect.run_read(
             lambda transaction: [name for (name,) in transaction.run("namespaces")]
         )
 
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return every session of this namespace, the deleted ones first."""
-        return self._dialect.look(
+        return self._dialect.run_read(
             lambda transaction: snapshots.list_snapshots(transaction, self._namespace)
         )
 
@@ -492,11 +502,11 @@ class SQLStore:
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Return a writer for several sessions in one transaction."""
         with self._dialect.write() as transaction:
-            writer = snapshots.Writer(transaction, self._namespace)
+            writer = snapshots.SQLSnapshotWriter(transaction, self._namespace)
             if self._lease is None:
                 yield writer
                 return
-            with self._lease.checked(transaction):
+            with self._lease.fenced(transaction):
                 yield writer
 
     # --- health and close --------------------------------------------------------------------
@@ -507,7 +517,7 @@ class SQLStore:
 
     def close(self) -> None:
         """Release every lease and the database; a second call does nothing."""
-        release_all(self._dialect, self._held)
+        release_all(self._dialect, self._leases)
         self._dialect.close()
 
     def __enter__(self) -> Self:
@@ -520,12 +530,12 @@ class SQLStore:
         """Run `work` in a transaction, fenced by the lease if there is one."""
         lease = self._lease
         if lease is None:
-            return self._dialect.change(work)
+            return self._dialect.run_write(work)
         self._dialect.check_open()
-        lease.check_own()
+        lease.check_ownership()
 
         def fenced(transaction: Transaction) -> T:
-            with lease.checked(transaction):
+            with lease.fenced(transaction):
                 return work(transaction)
 
-        return self._dialect.change(fenced)
+        return self._dialect.run_write(fenced)

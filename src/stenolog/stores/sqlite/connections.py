@@ -14,23 +14,23 @@ from stenolog.stores.catalog_file import delete_catalogs
 from stenolog.stores.locks import keep_forever
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.database_file import (
-    Place,
+    DatabasePath,
     check_version,
-    create,
+    create_file,
     read_header,
-    set_log_aside,
+    rename_orphaned_log,
 )
-from stenolog.stores.sqlite.gate import FileLock
+from stenolog.stores.sqlite.gate import ProcessLock
 from stenolog.stores.sqlite.sqlite_errors import commit_failure, write_failure
 from stenolog.stores.sqlite.transactions import Transaction
 
-LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
+SYNCHRONOUS_LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
 """Values of `synchronous`. NORMAL may lose the last commits in a power cut, but nothing else."""
 
 _CHECKPOINT_PAGES: Final = 1_000
-_TOO_MANY_PAGES: Final = 16_000
-_CHECKPOINT_PATIENCE: Final = 0.25
-_SLEEP: Final = 0.002
+_RESTART_PAGES: Final = 16_000
+_CHECKPOINT_TIMEOUT: Final = 0.25
+_BUSY_POLL: Final = 0.002
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -44,21 +44,21 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Version of the linked library, to look up its known bugs."""
 
 
-class Writer:
+class WriteConnection:
     """The write connection. Only the thread whose turn it is uses it."""
 
-    def __init__(self, place: Place, settings: Settings) -> None:
-        self._place = place
+    def __init__(self, place: DatabasePath, settings: Settings) -> None:
+        self._path = place
         self._file = place.path
         self._settings = settings
-        self._lock = FileLock(self._file)
+        self._lock = ProcessLock(self._file)
         self._connection: apsw.Connection | None = None
-        self.inside = False
+        self.is_entered = False
         """Whether a thread has entered and not left yet."""
-        self.waits = 0
+        self.lock_waits = 0
         """Number of times that SQLite itself had to wait, although the gate admits one writer."""
         self._deadline = 0.0
-        self.tried = False
+        self.commit_attempted = False
         """Whether a commit of the last transaction was attempted."""
         self._data_version = -1
         self._pages = 0
@@ -69,13 +69,13 @@ class Writer:
         try:
             self._lock.lock(deadline)
             if not read_header(self._file):
-                set_log_aside(self._file)  # guard: sqlite-foreign-log-set-aside
+                rename_orphaned_log(self._file)  # guard: sqlite-foreign-log-set-aside
                 # Catalogs of a removed database quote its messages.
                 delete_catalogs(self._file, seconds=max(0.0, deadline - time.monotonic()))
-                create(self._file, schema.fresh_image())
+                create_file(self._file, schema.empty_database())
             connection = self.enter(deadline)
             version = connection.pragma("user_version")
-            if version < schema.newest():
+            if version < schema.newest_version():
                 schema.drop_catalog(connection, version)
                 connection.execute("BEGIN IMMEDIATE")
                 schema.migrate(connection, version)
@@ -86,50 +86,54 @@ class Writer:
     def enter(self, deadline: float) -> apsw.Connection:
         """Acquire the gate and return the connection. Raises StoreBusy, apsw.Error, OSError."""
         self._deadline = deadline
-        self.inside = True
+        self.is_entered = True
         self._lock.lock(deadline)
-        self._place.check()
+        self._path.check()
         return self._connection or self._connect()
 
-    def grant(self, deadline: float) -> None:
+    def extend_deadline(self, deadline: float) -> None:
         """Set the time until which the current thread may wait for readers."""
         self._deadline = deadline
 
     def begin(self, deadline: float) -> Transaction:
         """Begin a transaction. Raises StoreBusy, NewerFormat, apsw.Error, OSError."""
-        self.tried = False
+        self.commit_attempted = False
         connection = self.enter(deadline)
         connection.execute("BEGIN IMMEDIATE")
         # Another process may have migrated the schema since.
         if connection.data_version() != self._data_version:  # guard: sqlite-newer-schema-refused
-            checked_version(connection, self._file)
+            read_version(connection, self._file)
         return Transaction(connection)
 
     def commit(self) -> None:
         """Commit the transaction durably. Raises apsw.Error."""
         connection = self._connection
         assert connection is not None, "a transaction is open"
-        self.tried = True
+        self.commit_attempted = True
         connection.execute("COMMIT")
         self._data_version = connection.data_version()
         if self._pages >= self._next_checkpoint:
             self._checkpoint(connection)
 
     @property
-    def committed(self) -> bool:
+    def is_committed(self) -> bool:
         """Whether the transaction is durable, if no error was raised."""
         connection = self._connection
-        return self.tried and connection is not None and not connection.in_transaction
+        return self.commit_attempted and connection is not None and not connection.in_transaction
 
-    def failure(self, error: Exception) -> StenologError:
+    def convert_error(self, error: Exception) -> StenologError:
         """Return the error for a failed transaction; a StenologError is returned unchanged."""
-        doing = f"writing {self._file}"
+        action = f"writing {self._file}"
         connection = self._connection
-        if self.tried and connection is not None and not isinstance(error, StenologError):
-            failure = commit_failure(error, doing, number=connection.system_errno)
+        if (
+            self.commit_attempted
+            and connection is not None
+            and not isinstance(error, StenologError)
+        ):
+            failure = commit_failure(error, action, system_errno=connection.system_errno)
             self._discard()
         else:
-            failure = write_failure(error, doing)
+            failure = write_failure(error, action)
         if failure is not error:
             failure.__cause__ = error
         return failure
@@ -144,16 +148,16 @@ class Writer:
             self._discard()
         finally:
             self._lock.unlock()
-            self.inside = False
+            self.is_entered = False
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
         """Checkpoint the log into the database; a failure only costs disk space."""
         pages = self._pages
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
-        if pages >= _TOO_MANY_PAGES:
+        if pages >= _RESTART_PAGES:
             # Readers that always overlap prevent a restart of the log: wait for them.
             mode = apsw.SQLITE_CHECKPOINT_RESTART  # guard: sqlite-log-bounded
-        self._deadline = time.monotonic() + _CHECKPOINT_PATIENCE
+        self._deadline = time.monotonic() + _CHECKPOINT_TIMEOUT
         try:
             connection.wal_checkpoint(mode=mode)
         except apsw.BusyError:
@@ -163,14 +167,14 @@ class Writer:
         self._next_checkpoint = pages + _CHECKPOINT_PAGES
 
     def _connect(self) -> apsw.Connection:
-        connection = connected(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
+        connection = connect(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
         try:
-            connection.set_busy_handler(self._wait)
-            connection.set_wal_hook(self._grown)
-            level = LEVELS[self._settings.synchronous]
-            schema.run(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
-            schema.run(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
-            checked_version(connection, self._file)
+            connection.set_busy_handler(self._on_busy)
+            connection.set_wal_hook(self._on_log_growth)
+            level = SYNCHRONOUS_LEVELS[self._settings.synchronous]
+            schema.run_script(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
+            schema.run_script(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
+            read_version(connection, self._file)
             # A writer that was killed may have left transactions in the log that it had not synced.
             # The first connection that opens the log counts them as committed, so sync them before
             # they are reported.
@@ -184,15 +188,15 @@ class Writer:
         self._connection = connection
         return connection
 
-    def _wait(self, _times: int) -> bool:
+    def _on_busy(self, _times: int) -> bool:
         """Wait for a lock: only needed if another program writes or uses the log."""
-        self.waits += 1
+        self.lock_waits += 1
         if time.monotonic() >= self._deadline:
             return False
-        time.sleep(_SLEEP)
+        time.sleep(_BUSY_POLL)
         return True
 
-    def _grown(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+    def _on_log_growth(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         if pages < self._pages:
             self._next_checkpoint = _CHECKPOINT_PAGES
         self._pages = pages
@@ -216,12 +220,12 @@ class Writer:
         self._lock.close()
 
 
-def connected(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
+def connect(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
     """Open a connection and make it read the file. Raises apsw.Error."""
     connection = apsw.Connection(str(file), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
     # Before the first read: another process may be recovering the log.
     connection.set_busy_timeout(int(settings.busy_timeout * 1000))
-    schema.run(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
+    schema.run_script(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
     return connection
 
 
@@ -231,9 +235,9 @@ def close_quietly(connection: apsw.Connection) -> None:
         connection.close()
 
 
-def checked_version(connection: apsw.Connection, file: Path) -> int:
+def read_version(connection: apsw.Connection, file: Path) -> int:
     """Return the number of the schema. Raises NewerFormat."""
     # `connection.pragma` takes twice as long, and every read comes here.
     [(version,)] = connection.execute("PRAGMA user_version")
-    check_version(version, file, schema.newest())
+    check_version(version, file, schema.newest_version())
     return int(version)

@@ -23,13 +23,13 @@ from stenolog.stores.sqlite.sqlite_errors import read_failure
 APPLICATION_ID: Final = 0x53544E4F  # "STNO"
 LOW_DISK: Final = 64 * 1024 * 1024
 """Free bytes below which `health` reports a problem, before writes fail."""
-BESIDE: Final = ("-wal", "-shm", "-gate", "-next")
+COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-gate", "-next")
 """Suffixes of the files next to the database."""
 
 _MAGIC: Final = b"SQLite format 3\0"
 
 
-def resolved(file: str | os.PathLike[str]) -> Path:
+def resolve_path(file: str | os.PathLike[str]) -> Path:
     """Return the path without symlinks; its last part is not followed."""
     path = Path(file)
     if path.name in ("", "..") or "\0" in str(path):
@@ -47,7 +47,7 @@ def resolved(file: str | os.PathLike[str]) -> Path:
     return found
 
 
-def version_in(header: bytes, file: Path, newest: int) -> int:
+def header_version(header: bytes, file: Path, newest: int) -> int:
     """Return the schema number in a header. Raises ForeignLog, NewerFormat."""
     # guard: sqlite-foreign-database
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
@@ -97,20 +97,20 @@ def read_header(file: Path) -> bytes | None:
         raise read_failure(error, f"opening {file}") from error
 
 
-def set_log_aside(file: Path) -> None:
+def rename_orphaned_log(file: Path) -> None:
     """Rename the log of a database that was removed: it would damage the new database.
 
     The caller holds the gate. Raises OSError.
     """
     log = file.with_name(f"{file.name}-wal")
     if log.exists():
-        aside = file.with_name(f"{log.name}.left-{time.time_ns()}")
-        log.rename(aside)
-        log_reports.warning("%s is the log of a database that is not there; see %s", log, aside)
+        new_name = file.with_name(f"{log.name}.left-{time.time_ns()}")
+        log.rename(new_name)
+        log_reports.warning("%s is the log of a database that is not there; see %s", log, new_name)
     file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
 
 
-def create(file: Path, image: bytes) -> None:
+def create_file(file: Path, image: bytes) -> None:
     """Create a new database, complete and synced, if there is none or an empty file.
 
     The caller holds the gate. Raises OSError.
@@ -122,13 +122,13 @@ def create(file: Path, image: bytes) -> None:
         folder.close()
 
 
-class Place:
+class DatabasePath:
     """A path, and the identity of the file that was first found there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._name = str(path)
-        self._found: tuple[int, int] | None = None
+        self._identity: tuple[int, int] | None = None
 
     def check(self) -> None:
         """Raise StoreUnavailable if the path is another file now, OSError if there is none.
@@ -137,9 +137,9 @@ class Place:
         old one.
         """
         now = os.lstat(self._name)
-        if self._found is None:
-            self._found = now.st_dev, now.st_ino
-        elif self._found != (now.st_dev, now.st_ino):
+        if self._identity is None:
+            self._identity = now.st_dev, now.st_ino
+        elif self._identity != (now.st_dev, now.st_ino):
             raise StoreUnavailable(
                 f"{self.path}: another file was put in its place; close the store, remove "
                 f"{self.path.name}-wal and {self.path.name}-shm, and open it anew"
@@ -151,14 +151,14 @@ class Place:
 
 def problems(file: Path) -> list[str]:
     """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
-    return [*_open_to_others(file), *_on_network(file)]
+    return [*_permission_problems(file), *_network_problems(file)]
 
 
-def _open_to_others(file: Path) -> list[str]:
+def _permission_problems(file: Path) -> list[str]:
     # The folder may be shared, for example a project folder; only our files must be private.
     found = []
-    beside = [file.with_name(file.name + end) for end in BESIDE]
-    for path in (file, *beside, *catalogs_beside(file)):
+    companions = [file.with_name(file.name + end) for end in COMPANION_SUFFIXES]
+    for path in (file, *companions, *catalogs_beside(file)):
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:
@@ -169,7 +169,7 @@ def _open_to_others(file: Path) -> list[str]:
     return found
 
 
-def _on_network(file: Path) -> list[str]:
+def _network_problems(file: Path) -> list[str]:
     kind = network_kind(file.parent)
     if not kind:
         return []

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Final
 
 _NAMES: Final = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MULTILINE)
-_PLACE: Final = re.compile(r"\?(\d+)")
+_PARAMETER: Final = re.compile(r"\?(\d+)")
 
 
 def _load() -> dict[str, list[str]]:
@@ -25,10 +25,10 @@ def _load() -> dict[str, list[str]]:
 _STATEMENTS: Final = _load()
 SQL: Final = {name: statements[0] for name, statements in _STATEMENTS.items()}
 """The first statement of each name."""
-FOLLOWING: Final = {name: found[1:] for name, found in _STATEMENTS.items() if found[1:]}
+FURTHER_SQL: Final = {name: found[1:] for name, found in _STATEMENTS.items() if found[1:]}
 """The other statements of the names that have several."""
-PLACES: Final = {
-    statement: max(map(int, _PLACE.findall(statement)), default=0)
+PARAMETER_COUNTS: Final = {
+    statement: max(map(int, _PARAMETER.findall(statement)), default=0)
     for statements in _STATEMENTS.values()
     for statement in statements
 }

@@ -20,45 +20,45 @@ from stenolog.stores.locks import keep_forever
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.connections import (
     Settings,
-    checked_version,
     close_quietly,
-    connected,
+    connect,
+    read_version,
 )
-from stenolog.stores.sqlite.database_file import Place
-from stenolog.stores.sqlite.sqlite_errors import is_no_room_for_index
+from stenolog.stores.sqlite.database_file import DatabasePath
+from stenolog.stores.sqlite.sqlite_errors import is_no_space_for_index
 from stenolog.stores.sqlite.transactions import Transaction
 
-READERS: Final = 8
+MAX_READERS: Final = 8
 _POLL: Final = 0.001
 """Poll interval of a thread that waits for a connection, in seconds."""
 
 
-class Reader:
+class ReadConnection:
     """A read connection."""
 
-    __slots__ = ("_file", "_stood", "_version", "connection")
+    __slots__ = ("_file", "_opened_state", "_version", "connection")
 
     def __init__(self, file: Path, settings: Settings) -> None:
         self._file = file
-        self._version = schema.newest()
-        self._stood: _Stand | None = None
+        self._version = schema.newest_version()
+        self._opened_state: _FileState | None = None
         """State of the file when it was opened as immutable; None if SQLite notices changes itself.
         """
         if settings.read_only:
-            self.connection = self._connected(settings)
+            self.connection = self._connect_read_only(settings)
         else:
             # Writable, because a reader may have to recover the log after a crash.
-            self.connection = connected(file, settings, apsw.SQLITE_OPEN_READWRITE)
+            self.connection = connect(file, settings, apsw.SQLITE_OPEN_READWRITE)
         # Only writers checkpoint the log.
         self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        schema.run(self.connection, "PRAGMA query_only = 1")
+        schema.run_script(self.connection, "PRAGMA query_only = 1")
 
-    def _connected(self, settings: Settings) -> apsw.Connection:
-        stood = _stand(self._file)
+    def _connect_read_only(self, settings: Settings) -> apsw.Connection:
+        opened_state = _file_state(self._file)
         try:
-            return connected(self._file, settings, apsw.SQLITE_OPEN_READONLY)
+            return connect(self._file, settings, apsw.SQLITE_OPEN_READONLY)
         except apsw.IOError as error:
-            if not is_no_room_for_index(error) or _has_log(self._file):
+            if not is_no_space_for_index(error) or _has_log(self._file):
                 raise
         except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
             if _has_log(self._file):
@@ -67,15 +67,15 @@ class Reader:
                     "where the folder can be written, or close who writes to it"
                 ) from error
         # No log exists and none can be created, so the file contains everything that was stored.
-        self._stood = stood
+        self._opened_state = opened_state
         address = f"file:{quote(str(self._file))}?immutable=1"
-        return connected(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        return connect(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
 
     def begin(self) -> Transaction:
         """Begin a read transaction. Raises NewerFormat, apsw.Error."""
         connection = self.connection
         connection.execute("BEGIN")
-        while (version := checked_version(connection, self._file)) != self._version:
+        while (version := read_version(connection, self._file)) != self._version:
             # The schema is older, or was migrated since.
             connection.execute("ROLLBACK")
             schema.show_as_newest(connection, version)
@@ -85,15 +85,15 @@ class Reader:
 
     def is_current(self) -> bool:
         """Return whether the connection sees all stored data. Raises OSError."""
-        return self._stood is None or not (self._has_changed() or _has_log(self._file))
+        return self._opened_state is None or not (self._has_changed() or _has_log(self._file))
 
     def check(self) -> None:
         """Raise StoreUnavailable if the file changed during the read."""
-        if self._stood is not None and self._has_changed():
+        if self._opened_state is not None and self._has_changed():
             raise StoreUnavailable(f"{self._file} was written to while it was read; try again")
 
     def _has_changed(self) -> bool:
-        return _stand(self._file) != self._stood
+        return _file_state(self._file) != self._opened_state
 
     def end(self) -> None:
         """End the transaction. Raises apsw.Error."""
@@ -101,10 +101,10 @@ class Reader:
             self.connection.execute("ROLLBACK")
 
 
-_Stand = tuple[int, int, int]
+_FileState = tuple[int, int, int]
 
 
-def _stand(file: Path) -> _Stand:
+def _file_state(file: Path) -> _FileState:
     found = os.lstat(file)
     return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -125,57 +125,57 @@ class _Permit:
     counts. No Python lock is involved that could stay locked.
     """
 
-    __slots__ = ("__weakref__", "_counted")
+    __slots__ = ("__weakref__", "_active")
 
-    def __init__(self, counted: "set[weakref.ref[_Permit]]") -> None:
-        self._counted = counted
-        counted.add(weakref.ref(self, counted.discard))  # guard: sqlite-reader-permit
+    def __init__(self, active: "set[weakref.ref[_Permit]]") -> None:
+        self._active = active
+        active.add(weakref.ref(self, active.discard))  # guard: sqlite-reader-permit
 
     def release(self) -> None:
         """End the permit; a second call does nothing."""
-        self._counted.discard(weakref.ref(self))
+        self._active.discard(weakref.ref(self))
 
 
-class Readers:
+class ReadPool:
     """A pool of read connections."""
 
-    def __init__(self, place: Place, settings: Settings) -> None:
-        self._place = place
+    def __init__(self, place: DatabasePath, settings: Settings) -> None:
+        self._path = place
         self._settings = settings
         self._permits: set[weakref.ref[_Permit]] = set()
-        self._idle: list[Reader] = []
+        self._idle: list[ReadConnection] = []
         self._closed = False
         self._paused = False
 
     @contextmanager
-    def reader(self) -> Iterator[Reader]:
+    def reader(self) -> Iterator[ReadConnection]:
         """Lend a connection to one thread. Raises StoreBusy, apsw.Error, OSError."""
-        permit = self._permit()
+        permit = self._acquire_permit()
         try:
-            self._place.check()
-            reader = self._idle_reader() or Reader(self._place.path, self._settings)
+            self._path.check()
+            reader = self._idle_reader() or ReadConnection(self._path.path, self._settings)
             try:
                 yield reader
             finally:
-                self._give(reader)
+                self._return(reader)
         finally:
             permit.release()
             if self._closed:
                 self.close()
 
-    def _permit(self) -> _Permit:
+    def _acquire_permit(self) -> _Permit:
         deadline = time.monotonic() + self._settings.busy_timeout
         while True:
             # Count first, then compare, so that two threads never both get the last permit.
             permit = _Permit(self._permits)
-            if len(self._permits) <= READERS and not self._paused:
+            if len(self._permits) <= MAX_READERS and not self._paused:
                 return permit
             permit.release()
             if time.monotonic() >= deadline:
-                raise StoreBusy(f"{self._place.path}: too many others read at once")
+                raise StoreBusy(f"{self._path.path}: too many others read at once")
             time.sleep(_POLL)
 
-    def _idle_reader(self) -> Reader | None:
+    def _idle_reader(self) -> ReadConnection | None:
         with suppress(IndexError):  # no idle connection
             while True:
                 reader = self._idle.pop()
@@ -184,7 +184,7 @@ class Readers:
                 close_quietly(reader.connection)
         return None
 
-    def _give(self, reader: Reader) -> None:
+    def _return(self, reader: ReadConnection) -> None:
         try:
             reader.end()
             self._idle.append(reader)

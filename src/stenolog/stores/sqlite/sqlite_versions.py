@@ -13,12 +13,12 @@ _WAL_RESET: Final = (
 def known_bugs(version: str) -> list[str]:
     """Return the known bugs of this version of SQLite, as sentences."""
     number = _number(version)
-    mended = (
+    is_fixed = (
         number >= (3, 51, 3)
         or (3, 50, 7) <= number < (3, 51, 0)
         or (3, 44, 6) <= number < (3, 45, 0)
     )
-    return [] if mended or number < (3, 7, 0) else [_WAL_RESET.format(version)]
+    return [] if is_fixed or number < (3, 7, 0) else [_WAL_RESET.format(version)]
 
 
 def _number(version: str) -> _Version:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT: Final = 5.0
 CACHE_KB: Final = 2048
-MOST_CACHE_KB: Final = 2**31 - 1
+MAX_CACHE_KB: Final = 2**31 - 1
 """The largest number that SQLite accepts."""
 
 
@@ -45,8 +45,8 @@ class SQLiteStore(SQLStore):
         if synchronous not in ("full", "normal"):
             raise UsageError(f"synchronous={synchronous!r}: full or normal is wanted")
         check_whole(cache_kb=cache_kb)
-        if not 1 <= cache_kb <= MOST_CACHE_KB:
-            raise UsageError(f"cache_kb: a number from 1 to {MOST_CACHE_KB} is wanted")
+        if not 1 <= cache_kb <= MAX_CACHE_KB:
+            raise UsageError(f"cache_kb: a number from 1 to {MAX_CACHE_KB} is wanted")
 
         self.database: Database = _open_database(
             file,
@@ -63,7 +63,7 @@ class SQLiteStore(SQLStore):
 
         Programs of that version do not know the file, and their purges would not delete it.
         """
-        if self.database.outdated:
+        if self.database.is_outdated:
             return None
         return beside_database(self.database.file, self._namespace)
 

@@ -19,7 +19,7 @@ import stenolog
 from postgres_server import Installation, attempts, execute
 from stenolog.catalog import Catalog, open_catalog, steps
 from stenolog.catalog.postgres import SchemaDatabase
-from stenolog.catalog.postgres.catalog_tables import prefix_of
+from stenolog.catalog.postgres.catalog_tables import table_prefix
 from stenolog.errors import StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.postgres import PostgresStore
@@ -27,7 +27,7 @@ from unit.catalog.conftest import fill
 from unit.catalog.operations import WORDS, operate
 from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
 
-PREFIX = prefix_of("sessions")
+PREFIX = table_prefix("sessions")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_it_is_kept_and_found_by_the_next_one(where: str, tables: str) -> None:
     about = f"SELECT made, writes FROM {tables}about"  # noqa: S608 - a table of ours
     before = _run(where, about)
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        assert isinstance(catalog._current.database, SchemaDatabase)
+        assert isinstance(catalog._active.database, SchemaDatabase)
         _agree(store, catalog)
         assert catalog.calibration("m") == known
     assert _run(where, about) == before
@@ -297,7 +297,7 @@ def test_p4_a_purge_waits_for_who_is_writing_and_takes_that_away_too(
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         store.add_message("secretkey", "user", "zebrasecret")
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         with ExitStack() as writing:
             transaction = writing.enter_context(database.write())
             transaction.execute(database.sql["add_said"], (77, "zebrasecret"))
@@ -329,7 +329,7 @@ def test_who_looks_while_the_index_is_emptied_sees_all_of_it_or_none(where: str)
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         fill(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         with database.read() as transaction:
             before = list(transaction.execute(database.sql["about"]))
             with _aside(lambda: store.purge("telegram:1")):
@@ -349,7 +349,7 @@ def test_who_waited_for_who_emptied_it_sees_it_emptied(where: str, tables: str) 
     ):
         fill(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         read = database.read
         purging.execute(f"LOCK TABLE {tables}about IN ACCESS EXCLUSIVE MODE".encode())
         for name in ("session", "tag", "message", "said", "block", "words"):
@@ -361,7 +361,7 @@ def test_who_waited_for_who_emptied_it_sees_it_emptied(where: str, tables: str) 
                 [(made, _)] = transaction.execute(database.sql["about"])
                 seen.append((made, len(list(transaction.execute(database.sql["stamps"])))))
 
-        before = catalog._current.refresher._known.made
+        before = catalog._active.refresher._known.catalog_id
         seen: list[tuple[int, int]] = []
         with _aside(look):
             assert _somebody_waits(where)
@@ -379,7 +379,7 @@ def test_one_at_a_time_writes_and_others_read_meanwhile(where: str) -> None:
     ):
         fill(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         with ExitStack() as writing:
             writing.enter_context(database.write())
             assert len(other.list().entries) == 3
@@ -512,7 +512,7 @@ def test_p4_a_purge_empties_the_index_of_its_namespace_alone(
         notes.add_message("other", "user", "allmessages something else")
         of_sessions.refresh()
         of_notes.refresh()
-        own = tables.replace(PREFIX, prefix_of(name))
+        own = tables.replace(PREFIX, table_prefix(name))
         before = _made(where, tables), _made(where, own)
         notes.purge("note")
         assert _count(where, f"{own}session") == 0
@@ -648,7 +648,7 @@ def test_many_who_begin_write_and_look_at_once_see_what_they_wrote(where: str) -
 
 def _refresh_for_ever(where: str, seed: int) -> None:
     chance = random.Random(seed)
-    steps.MOST_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
+    steps.MAX_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         while True:
             catalog.refresh()
@@ -685,7 +685,7 @@ def test_a_connection_that_breaks_is_not_the_end_of_the_index(where: str) -> Non
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         fill(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         end = (
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -697,7 +697,7 @@ def test_a_connection_that_breaks_is_not_the_end_of_the_index(where: str) -> Non
             _run(where, end)
             store.stamps()
             _agree(store, catalog)
-        assert catalog._current.database is database
+        assert catalog._active.database is database
 
 
 @pytest.mark.slow
@@ -708,13 +708,13 @@ def test_a_server_that_is_away_is_told_and_the_index_is_there_when_it_comes_back
     with PostgresStore(server.url(), busy_timeout=0.2) as store, open_catalog(store) as catalog:
         fill(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         server.stop()
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 catalog.search("hello")
         server.start()
         assert catalog.search("hello").count == 6
-        assert catalog._current.database is database
+        assert catalog._active.database is database
         assert catalog.problems == ()
     server.stop()

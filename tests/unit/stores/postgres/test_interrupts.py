@@ -157,7 +157,7 @@ def test_p8_waiting_for_a_connection_can_be_interrupted_anywhere(
                     taken.set()
                     give_back.wait(PATIENCE)
 
-                store.database.look(look)
+                store.database.run_read(look)
 
             holding = threading.Thread(target=hold, daemon=True)
             holding.start()

@@ -86,7 +86,7 @@ def test_p1_a_server_that_does_not_sync_commits_is_asked_to(
 ) -> None:
     server.execute(f"ALTER DATABASE {server.info.dbname} SET synchronous_commit = off")
     with PostgresStore(postgres_url) as store:
-        found = store.database.look(
+        found = store.database.run_read(
             lambda looking: list(looking.execute("SHOW synchronous_commit"))
         )
         assert found == [("on",)]
@@ -115,7 +115,7 @@ def test_p13_newer_tables_are_refused_by_name_by_who_was_running_too(
     ):
         with pytest.raises(NewerFormat, match=r"version 99.* upgrade"):
             call()
-    mark(schema.newest())
+    mark(schema.newest_version())
     assert [message.content for message in store.get_history("a")] == ["x"]
 
 

@@ -359,7 +359,7 @@ def test_p7_a_process_that_stores_and_ends_tells_of_it(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     with PostgresStore(postgres_url) as store:
-        channel = store.database.news.channel
+        channel = store.database.notifications.channel
     server.execute(f'LISTEN "{channel}"')
     with PostgresStore(postgres_url) as store:
         store.add_message("a", "user", "x")

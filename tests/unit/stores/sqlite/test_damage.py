@@ -175,7 +175,7 @@ def test_p13_messages_from_before_there_were_crcs_are_believed(file: Path) -> No
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "old")
     connection = apsw.Connection(str(file))
-    schema.run(connection, "UPDATE message SET crc = NULL")
+    schema.run_script(connection, "UPDATE message SET crc = NULL")
     connection.close()
     with SQLiteStore(file) as store:
         assert _texts(store) == ["old"]

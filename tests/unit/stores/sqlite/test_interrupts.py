@@ -109,7 +109,7 @@ def test_p8_ctrl_c_anywhere_in_a_call_leaves_the_store_usable(
     struck: list[str] = []
     # As few connections as possible, so that one that is lost is missed at once.
     with pytest.MonkeyPatch.context() as patched, SQLiteStore(file, busy_timeout=1) as store:
-        patched.setattr(readers, "READERS", 1)
+        patched.setattr(readers, "MAX_READERS", 1)
         store.add_message("a", "user", "x")
         while where := _strike_at(step * len(struck) + 1, store, CALLS[name]):
             struck.append(where)

@@ -103,7 +103,7 @@ def test_p9_a_lease_that_was_released_is_forgotten(store: SQLiteStore) -> None:
         key = f"k{number}"
         store.add_message(key, "user", "x")
         store.lease(key, ttl=60).release()
-    assert store._held._epochs == {}
+    assert store._leases._epochs == {}
 
 
 def test_p7_threads_that_fork_at_once_leave_the_store_usable(file: Path) -> None:

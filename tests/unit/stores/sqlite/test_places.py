@@ -189,10 +189,10 @@ def test_what_a_killed_creator_left_is_in_nobodys_way(file: Path) -> None:
 def test_p13_a_newer_schema_is_refused_by_name(file: Path) -> None:
     SQLiteStore(file).close()
     with _connection(file) as connection:
-        schema.run(connection, f"PRAGMA user_version = {schema.newest() + 1}")
+        schema.run_script(connection, f"PRAGMA user_version = {schema.newest_version() + 1}")
     before = file.read_bytes()
     for read_only in (False, True):
-        with pytest.raises(NewerFormat, match=f"schema {schema.newest() + 1}"):
+        with pytest.raises(NewerFormat, match=f"schema {schema.newest_version() + 1}"):
             SQLiteStore(file, read_only=read_only)
     assert file.read_bytes() == before
 
@@ -201,7 +201,7 @@ def test_p13_a_process_that_was_already_running_refuses_it_too(file: Path) -> No
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
         with _connection(file) as connection:
-            schema.run(connection, f"PRAGMA user_version = {schema.newest() + 1}")
+            schema.run_script(connection, f"PRAGMA user_version = {schema.newest_version() + 1}")
         for call in (
             lambda: store.add_message(KEY, "user", "again"),
             lambda: store.set_summary(KEY, "text"),
