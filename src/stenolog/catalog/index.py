@@ -431,7 +431,7 @@ class Refresher:
         from stenolog.stores.jsonl import session_list
 
         by_file = isinstance(self._store, JSONLStore)
-        reading = Reading(session_list.grew, session_list.changed) if by_file else Reading()
+        reading = Reading(session_list.grew, session_list.write_time) if by_file else Reading()
         intake = Indexer(self._store, self._database, reading, made=known.made, known=known.stamps)
         changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
         if changed:

@@ -14,8 +14,8 @@ from stenolog.errors import (
     StoreClosed,
 )
 from stenolog.records import Health
-from stenolog.stores.batches import Batch, token_bytes, twin
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.batches import Batch, copy_error, token_bytes
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import Clash, Result, Row
 from stenolog.stores.sql.leases import LeaseRow, SQLLease, holder_name
 from stenolog.stores.sql.message_reading import MissingRows
@@ -43,7 +43,7 @@ class PostgresDialect:
 
     def __init__(self, database: "Database") -> None:
         self.database = database
-        self.damage: Damage = database.damage
+        self.damage: DamageReports = database.damage
         self._closed = False
 
     @property
@@ -73,7 +73,7 @@ class PostgresDialect:
         self.check_open()
         return self.database.look(work)
 
-    def look_at_messages(self, work: Callable[["Transaction", Damage | None], T]) -> T:
+    def look_at_messages(self, work: Callable[["Transaction", DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and then its messages, at one moment.
 
         Messages never change, so two statements are enough, unless some messages were purged
@@ -182,7 +182,7 @@ class PostgresDialect:
                 first = self._append(namespace, key, _joined([batch for _, batch in run]), lease)
             except StenologError as error:
                 for index, _ in run:
-                    results[index] = twin(error)
+                    results[index] = copy_error(error)
                 continue
             for index, batch in run:
                 results[index] = list(range(first, first + len(batch.payloads)))

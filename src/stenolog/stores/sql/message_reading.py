@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from stenolog.records import Message, Span, State
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import NO_END, Session
 
@@ -19,7 +19,7 @@ class MissingRows(Exception):
 def visible(
     transaction: Transaction,
     session: Session,
-    damage: Damage | None,
+    damage: DamageReports | None,
     *,
     last: int | None,
     after: int | None,
@@ -37,7 +37,7 @@ def visible(
 def everything(
     transaction: Transaction,
     session: Session,
-    damage: Damage | None,
+    damage: DamageReports | None,
     *,
     last: int | None,
     after: int,
@@ -50,7 +50,7 @@ def everything(
 def _read(
     transaction: Transaction,
     session: Session,
-    damage: Damage | None,
+    damage: DamageReports | None,
     seqs: Sequence[Span],
     *,
     last: int | None,
@@ -66,7 +66,7 @@ def _read(
         if lost and damage is None:
             raise MissingRows
         if damage is not None:
-            damage.note(session.state.uid, lost, found)
+            damage.record_read(session.state.uid, lost, found)
         if not lost or last is None or reach is None:
             return found
         if len(found) >= last or wanted == seqs:

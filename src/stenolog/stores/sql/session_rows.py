@@ -3,7 +3,7 @@
 import operator
 
 from stenolog.records import State
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import NO_END, Session, damaged, encode, past, read_state
 
@@ -100,7 +100,7 @@ def recorded_changes(transaction: Transaction, session: int) -> list[tuple[int, 
 def keys(
     transaction: Transaction,
     namespace: str,
-    damage: Damage,
+    damage: DamageReports,
     *,
     prefix: str,
     limit: int | None,
@@ -125,12 +125,12 @@ def keys(
         return listed[:limit]
 
 
-def stamps(transaction: Transaction, namespace: str, damage: Damage) -> dict[str, str]:
+def stamps(transaction: Transaction, namespace: str, damage: DamageReports) -> dict[str, str]:
     """Return a stamp for each session. It differs after every change."""
     found: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
             found[key.decode()] = shown(stamp)
         except UnicodeDecodeError:
-            damage.tell(f"the session with the key {key!r}")
+            damage.report_once(f"the session with the key {key!r}")
     return found

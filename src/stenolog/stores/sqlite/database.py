@@ -25,9 +25,9 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.stores import log_reports
-from stenolog.stores.batches import twin
-from stenolog.stores.damaged_messages import Damage
-from stenolog.stores.disk import make_private, refusal
+from stenolog.stores.batches import copy_error
+from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.disk import make_private, write_problem
 from stenolog.stores.sqlite import database_file, schema
 from stenolog.stores.sqlite.connections import Settings, Writer
 from stenolog.stores.sqlite.gate import Caller, Queue
@@ -49,7 +49,7 @@ class Database:
         self.file = database_file.resolved(file)
         self._place = database_file.Place(self.file)
         self.settings = settings
-        self.damage = Damage()
+        self.damage = DamageReports()
         """Damage that this process has found."""
         self.closed = False
         self._begin()
@@ -283,7 +283,7 @@ class Database:
         """Return the free bytes, and the reasons why writes will fail."""
         try:
             free = database_file.free_bytes(self.file)
-            cannot = None if self.settings.read_only else refusal(self.file)
+            cannot = None if self.settings.read_only else write_problem(self.file)
         except OSError as error:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
         wrong = [] if cannot is None else [cannot]
@@ -373,7 +373,7 @@ def _tell(group: list[Caller], failure: StenologError | None) -> None:
     for caller in group:
         if not caller.done:
             if failure is not None:
-                caller.error = failure if caller is group[0] else twin(failure)
+                caller.error = failure if caller is group[0] else copy_error(failure)
             caller.finish()
 
 

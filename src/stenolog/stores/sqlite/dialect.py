@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from stenolog.errors import LeaseLost, OnceConflict, StenologError, StoreBusy
 from stenolog.records import Health
-from stenolog.stores.batches import Batch, token_bytes, twin
+from stenolog.stores.batches import Batch, copy_error, token_bytes
 from stenolog.stores.catalog_file import delete_catalogs
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import Result, Row
 from stenolog.stores.sql.leases import STORES, LeaseRow, SQLLease, holder, holder_name
 from stenolog.stores.sql.rows import now
@@ -42,7 +42,7 @@ class SQLiteDialect:
 
     def __init__(self, database: "Database") -> None:
         self.database = database
-        self.damage: Damage = database.damage
+        self.damage: DamageReports = database.damage
         self.check_open = database.check_open
         self.check_writable = database.check_writable
         self.close = database.close
@@ -64,7 +64,7 @@ class SQLiteDialect:
         with self.database.read() as transaction:
             return work(transaction)
 
-    def look_at_messages(self, work: Callable[[Transaction, Damage | None], T]) -> T:
+    def look_at_messages(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and its messages, on the data of one moment."""
         with self.database.read() as transaction:
             return work(transaction, self.damage)
@@ -132,7 +132,7 @@ class SQLiteDialect:
             self.database.share(work)
         except StenologError as error:
             for index, _ in group:
-                results[index] = twin(error)
+                results[index] = copy_error(error)
 
     # --- notification ------------------------------------------------------------------------
 
