@@ -22,7 +22,7 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.postgres import PostgresStore
 from stenolog.testing.contract.open_store_base import shown, user
 from stenolog.testing.crash import KEY, SCRIPT
-from stenolog.testing.store_calls import pictures, trash
+from stenolog.testing.store_calls import all_contents, trash_content
 
 MOMENTS: Final[tuple[Moment, ...]] = ("before", "during", "after")
 
@@ -257,7 +257,7 @@ def _cut_in(
 
 
 def _shown(store: Store) -> tuple[Any, Any]:
-    return pictures(store), trash(store)
+    return all_contents(store), trash_content(store)
 
 
 # --- many at once -------------------------------------------------------------------------------

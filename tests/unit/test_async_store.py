@@ -30,7 +30,7 @@ from stenolog.stores.base import Append, GroupStore, Lease, Store
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.testing.contract.open_store_base import say, shown, user
 from stenolog.testing.crash import KEY, SCRIPT
-from stenolog.testing.store_calls import comparable, picture
+from stenolog.testing.store_calls import comparable, session_content
 
 PATIENCE = 120
 
@@ -179,7 +179,7 @@ def test_every_call_gives_what_the_store_gives(store: Store) -> None:
             assert (await mine.info(KEY)).meta == {"title": "A talk"}
             assert await mine.list_sessions(prefix="t", limit=1, after="a") == [KEY]
             assert (await mine.health()).ok
-            assert picture(store, KEY) == picture(model, KEY)
+            assert session_content(store, KEY) == session_content(model, KEY)
 
     run(main)
 

@@ -46,7 +46,7 @@ from stenolog.catalog.sqlite_connections import (
     roll_back,
     write_cache,
 )
-from stenolog.stores.catalog_file import journal_of, lock_of
+from stenolog.stores.catalog_file import journal_name, lock_name
 from stenolog.stores.disk import Descriptor, open_descriptor
 from stenolog.stores.locks import keep_forever
 
@@ -174,8 +174,8 @@ class FileDatabase:
     ) -> None:
         self.sql = statements()
         self._path = path
-        self._journal = path.with_name(journal_of(path.name))
-        self._lock = LockFile(path.with_name(lock_of(path.name)), timeout=timeout)
+        self._journal = path.with_name(journal_name(path.name))
+        self._lock = LockFile(path.with_name(lock_name(path.name)), timeout=timeout)
         self._writable = writable
         self._exclusive = ExclusiveLock()
         self._paused: dict[int, ExclusiveUse] = {}
@@ -264,7 +264,7 @@ class FileDatabase:
     def _create_new(self, kept: Sequence[Row]) -> Path:
         """Create a database with empty tables and these calibrations, under a temporary name."""
         path = self._path.with_name(f".{self._path.name}.new")
-        for old in (path, path.with_name(journal_of(path.name))):
+        for old in (path, path.with_name(journal_name(path.name))):
             with suppress(FileNotFoundError):
                 old.unlink()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -435,7 +435,9 @@ class Refresher:
         from stenolog.stores.jsonl import session_list
 
         by_file = isinstance(self._store, JSONLStore)
-        reading = StampRules(session_list.grew, session_list.changed) if by_file else StampRules()
+        reading = (
+            StampRules(session_list.grew, session_list.write_time) if by_file else StampRules()
+        )
         intake = Indexer(
             self._store, self._database, reading, catalog_id=known.catalog_id, known=known.stamps
         )

@@ -17,7 +17,7 @@ from stenolog.catalog.owners import Ownership
 from stenolog.catalog.query import stem_mark
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
-from stenolog.stores.withdrawn_messages import withdrawn
+from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import message_tokens
 
 MAX_MESSAGES: Final = 2_000
@@ -191,7 +191,7 @@ def _withdrawn_spans(info: SessionInfo) -> list[Span]:
     """
     told = info.floor if info.summary else 0
     behind = [(told + 1, info.last_seq)] if told < info.last_seq else []
-    return spans.union(withdrawn(info.meta), behind)
+    return spans.union(withdrawn_seqs(info.meta), behind)
 
 
 def _only_grew(known: CatalogRow | None, content: SessionContent) -> bool:

@@ -177,7 +177,7 @@ def _meta_fields(found: SessionInfo, shown: Sequence[Span], upto: int) -> dict[s
     taken = spans.minus([(begin, upto)] if begin <= upto else [], seen)
     return {
         COMPACTED: upto,
-        withdrawn_messages.META: withdrawn_messages.noted(found.meta, taken, shown=seen),
+        withdrawn_messages.META: withdrawn_messages.updated_field(found.meta, taken, shown=seen),
     }
 
 
@@ -202,7 +202,7 @@ def _restore_meta(store: Store, key: str, found: SessionInfo, shown: Sequence[Sp
         known = _compacted_upto(found)
         fields = {
             COMPACTED: known or None,
-            withdrawn_messages.META: withdrawn_messages.noted(found.meta),
+            withdrawn_messages.META: withdrawn_messages.updated_field(found.meta),
         }
         if now.floor > found.floor and now.summary != found.summary:
             # Another process made a summary, or this one succeeded after all: keep its fields.

@@ -27,7 +27,7 @@ from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shared_state import Gateway, gateway_of
 from stenolog.records import Message
 from stenolog.stores.base import Store
-from stenolog.stores.following import LOOK_SECONDS, Kind, SessionChange, changed_between, info_of
+from stenolog.stores.following import CHECK_SECONDS, Kind, SessionChange, changes_between, find_info
 
 # --- streaming ------------------------------------------------------------------------------------
 # Responses with server-sent events: keep-alive comments, and a time limit for slow clients.
@@ -164,7 +164,7 @@ async def _news(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
 ) -> AsyncGenerator[Message | SessionChange, None]:
     """Yield messages and changes until the gateway closes. Raise SessionDeleted."""
-    look = partial(gateway.loop.run, info_of, store, key)
+    look = partial(gateway.loop.run, find_info, store, key)
     known = await look() if changes else None
     async with aclosing(gateway.following.messages(store, key, after=after, uid=uid)) as arrivals:
         coming = asyncio.create_task(_next(arrivals))
@@ -172,7 +172,7 @@ async def _news(
         try:
             while True:
                 both: set[asyncio.Task[Any]] = {coming, closing}
-                within = LOOK_SECONDS if changes else None
+                within = CHECK_SECONDS if changes else None
                 done, _ = await asyncio.wait(
                     both, timeout=within, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -186,7 +186,7 @@ async def _news(
                     return
                 else:
                     found = await look()
-                    for change in changed_between(known, found):
+                    for change in changes_between(known, found):
                         yield change
                     known = found
         finally:

@@ -65,7 +65,7 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
     """
     path = f"{folder}/{name}"
     key = None if deleted else log_names.key_of(name)
-    records, _ = scan.gather(text, offset=0)
+    records, _ = scan.read_records(text, offset=0)
     if not records:
         return _judge_without_records(text, key, path)
 
@@ -186,7 +186,7 @@ class _Damage:
         self, text: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
     ) -> None:
         first = 1 if state is None or state.archive is None else state.archive.last + 1
-        self.scan = scan.examine(text, offset=0, next_seq=first)
+        self.scan = scan.scan_log(text, offset=0, next_seq=first)
         self._text = text
         self._finding = partial(Finding, key=key, path=path)
         self._first = "Restore the session. " if deleted else ""

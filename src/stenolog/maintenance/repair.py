@@ -30,7 +30,7 @@ from stenolog.stores import spans
 from stenolog.stores.disk import sync_file, sync_folder, write_all
 from stenolog.stores.findings import Finding, RepairResult
 from stenolog.stores.jsonl import rewrite, scan, trash, writer
-from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.directory import Directory, store_error
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.open_store import address, open_store
@@ -119,7 +119,7 @@ def _attempt(
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
-        words = str(explained(error, f"settling {finding.path}"))
+        words = str(store_error(error, f"settling {finding.path}"))
         return RepairResult(finding=finding, done=False, words=words)
 
 
@@ -242,7 +242,7 @@ def _accept(folder: _Folder, finding: Finding) -> str:
             return _GONE
         kept = _copy(folder.directory, log.name, text)
         found = rewrite.replay(signed, known)
-        whole = rewrite.composed(
+        whole = rewrite.compose_log(
             found.head,
             found.state,
             signed,
@@ -251,7 +251,7 @@ def _accept(folder: _Folder, finding: Finding) -> str:
             next_seq=found.next_seq,
             tail=found.tail,
         )
-        rewrite.swap(log, whole)
+        rewrite.replace_log(log, whole)
     return f"taken in; the log as it was is {folder.path}/{ASIDE}/{kept}"
 
 

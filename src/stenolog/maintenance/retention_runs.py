@@ -20,7 +20,7 @@ from stenolog.sessions.folders import find_place, others_in
 from stenolog.stores import log_reports
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
-from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.open_store import address, open_store
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
@@ -313,14 +313,14 @@ def _log_of(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
     try:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
-        raise explained(error, f"opening {path}") from error
+        raise store_error(error, f"opening {path}") from error
 
     def tell(one: RetentionResult) -> None:
         try:
             write_all(descriptor, f"{_line(one)}\n".encode("utf-8", "backslashreplace"))
             sync_file(descriptor)
         except OSError as error:
-            raise explained(error, f"writing to {path}") from error
+            raise store_error(error, f"writing to {path}") from error
 
     try:
         yield tell
@@ -353,7 +353,7 @@ def forget_in_log(workspace: str, is_meant: Callable[[str, str], bool]) -> int:
     except FileNotFoundError:
         return 0
     except OSError as error:
-        raise explained(error, f"changing {path}") from error
+        raise store_error(error, f"changing {path}") from error
 
 
 def in_log(name: str) -> str:

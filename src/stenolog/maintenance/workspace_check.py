@@ -34,15 +34,15 @@ from stenolog.maintenance.log_files import (
 )
 from stenolog.sessions.folders import NAMESPACE, check_is_ours, check_workspace, log_folders
 from stenolog.stores.catalog_file import NAME as CATALOG
-from stenolog.stores.catalog_file import journal_of, lock_of
-from stenolog.stores.disk import refusal
+from stenolog.stores.catalog_file import journal_name, lock_name
+from stenolog.stores.disk import write_problem
 from stenolog.stores.findings import Finding, Report
 from stenolog.stores.jsonl import archive, leases, log_names, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.open_store import address, open_store
 
 _FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
-_CATALOG: Final = (CATALOG, journal_of(CATALOG), lock_of(CATALOG))
+_CATALOG: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
 LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 """Name of a temporary file of an unfinished write."""
 
@@ -84,7 +84,7 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
 
 def _refusal(folder: Path) -> str | None:
     with suppress(OSError):  # the examination has already reported it
-        return refusal(folder)
+        return write_problem(folder)
     return None
 
 
@@ -160,7 +160,7 @@ def _look_at_folder(directory: Directory, workspace: Path, namespace: str, seen:
     path = Path(namespace)
     for above in reversed((path, *path.parents)):
         _look_at_mode(seen, str(above), (workspace / above).stat())
-    for name in sorted(directory.names()):
+    for name in sorted(directory.list_names()):
         found = directory.stat(name)
         if found is not None:
             _look_at_entry(directory, namespace, name, found, seen)
@@ -228,7 +228,7 @@ def _look_at_log(
 
 def _look_at_trash(directory: Directory, namespace: str, seen: Seen) -> None:
     with trash_of(directory) as folder:
-        for name in sorted(folder.names()) if folder is not None else []:
+        for name in sorted(folder.list_names()) if folder is not None else []:
             found = folder.stat(name) if folder is not None else None
             path = f"{namespace}/{trash.FOLDER}/{name}"
             leftover = LEFTOVER.fullmatch(name)
@@ -404,7 +404,7 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
         kind=Kind.STALLED_LEASE,
         key=log_names.key_of(name.removesuffix(leases.SUFFIX)),
         path=path,
-        meaning=f"{holder.words()}, has the turn in this session and should have ended it by "
+        meaning=f"{holder.describe()}, has the turn in this session and should have ended it by "
         f"{holder.until}. Nobody else gets it.".replace("process", "Process", 1),
         advice="Look what that process does; when it ends, the turn is free.",
     )

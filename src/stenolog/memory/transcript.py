@@ -23,7 +23,7 @@ from stenolog.memory.prompt_block import strip_blocks
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import redact_ends
 from stenolog.stores import spans
-from stenolog.stores.withdrawn_messages import withdrawn
+from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import estimate
 
 _LOOKED_AT: Final = 100_000
@@ -112,7 +112,7 @@ def is_taken_back(message: Message, info: SessionInfo) -> bool:
     if not message.hidden:
         return False
     compacted = message.seq <= info.floor and bool(info.summary)
-    return not compacted or spans.contains(withdrawn(info.meta), message.seq)
+    return not compacted or spans.contains(withdrawn_seqs(info.meta), message.seq)
 
 
 def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:

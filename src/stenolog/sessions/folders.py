@@ -15,7 +15,7 @@ from msgspec import Struct
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import escaped, unescaped
-from stenolog.stores.jsonl.directory import TRASH, explained
+from stenolog.stores.jsonl.directory import TRASH, store_error
 from stenolog.stores.jsonl.log_names import SUFFIX
 from stenolog.stores.open_store import address, check_no_file, open_store
 from stenolog.stores.snapshots import NamespacedStore
@@ -122,7 +122,7 @@ def check_workspace(place: Path) -> None:
         with os.scandir(place) as entries:
             here = [entry.name for entry in entries]
     except OSError as error:
-        raise explained(error, f"looking into {place}") from error
+        raise store_error(error, f"looking into {place}") from error
     if NAMESPACE not in here and any(name.endswith(SUFFIX) for name in here):
         name = place.resolve().name
         other = "" if name == NAMESPACE else f", with --namespace {name}"
@@ -141,7 +141,7 @@ def check_is_ours(place: Path) -> None:
             return
         inside = [name for name in folders if (place / name / NAMESPACE).is_dir()]
     except OSError as error:
-        raise explained(error, f"looking into {place}") from error
+        raise store_error(error, f"looking into {place}") from error
     meant = f"; did you mean {os.path.join(place, inside[0])}?" if inside else ""  # noqa: PTH118
     raise UsageError(f"there is nothing of stenolog in {place}{meant}")
 
@@ -156,7 +156,7 @@ def log_folders(workspace: Path) -> list[str]:
             # guard: doctor-reads-agents
             found += [f"{AGENTS}/{agent}/{name}" for name in _namespaces(agents / agent)]
     except OSError as error:
-        raise explained(error, f"looking into {error.filename or workspace}") from error
+        raise store_error(error, f"looking into {error.filename or workspace}") from error
     return found
 
 

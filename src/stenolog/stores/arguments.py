@@ -8,16 +8,16 @@ from stenolog.errors import UsageError
 from stenolog.records import Message
 
 
-def check_whole(**numbers: int | None) -> None:
+def check_optional_int(**numbers: int | None) -> None:
     """Raise UsageError unless each value is an integer or None."""
     for name, number in numbers.items():
         if number is not None and (type(number) is bool or not isinstance(number, int)):
             raise UsageError(f"{name}={number!r}: a whole number is wanted")
 
 
-def check_required(**numbers: int) -> None:
+def check_int(**numbers: int) -> None:
     """Raise UsageError unless each value is an integer."""
-    check_whole(**numbers)
+    check_optional_int(**numbers)
     for name, number in numbers.items():
         if number is None:
             raise UsageError(f"{name}=None: a whole number is wanted")
@@ -25,7 +25,7 @@ def check_required(**numbers: int) -> None:
 
 def check_last(last: int | None) -> None:
     """Raise UsageError unless `last` is None or a number of messages, 0 or more."""
-    check_whole(last=last)
+    check_optional_int(last=last)
     if last is not None and last < 0:
         raise UsageError(f"last={last}: how many messages, 0 or more")
 
@@ -43,7 +43,7 @@ def check_store(store: object, taker: str) -> None:
         )
 
 
-def encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
+def encode_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
     """Return the payloads of a list of messages. Raises RefusedMessage, UsageError."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         hint = "; for one message use add_full_message" if isinstance(messages, Mapping) else ""
@@ -53,8 +53,8 @@ def encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
 
 def check_namespace(name: str) -> None:
     """Raise UsageError unless the name is valid as a folder name in UTF-8, on all engines."""
-    encoded = name.encode("utf-8", "replace").decode()
-    if name in ("", ".", "..") or "/" in name or "\0" in name or encoded != name:
+    encode_messages = name.encode("utf-8", "replace").decode()
+    if name in ("", ".", "..") or "/" in name or "\0" in name or encode_messages != name:
         raise UsageError(f"namespace {name!r} is not the name of a folder")
 
 

@@ -25,7 +25,7 @@ from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.records import Message
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
-from stenolog.stores.state import check_lease
+from stenolog.stores.state import check_lease_times
 
 THREADS: Final = 32
 LOOK_UP_SECONDS: Final = 0.5
@@ -130,7 +130,7 @@ class AsyncStore:
         cancelled during the wait does not hold the lease. Raises NoSuchSession, also if the session
         is deleted during the wait; StoreBusy.
         """
-        check_lease(ttl, wait)
+        check_lease_times(ttl, wait)
         if wait is None:
             store = self._store
             wait = store.busy_timeout if isinstance(store, PatientStore) else WAIT_SECONDS
@@ -193,7 +193,7 @@ class AsyncStore:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _behind(self, store: Store) -> "AsyncStore":
+    def _fenced_by(self, store: Store) -> "AsyncStore":
         """Return an AsyncStore for a fenced view of the same store, with the same threads."""
         if store is self._store:
             return self
@@ -282,7 +282,7 @@ class AsyncLease:
     def __init__(self, store: AsyncStore, lease: Lease) -> None:
         self._lease = lease
         self._calls = store
-        self.store = store._behind(lease.store)
+        self.store = store._fenced_by(lease.store)
         """The store, with writes that are fenced by the lease. See `Lease.store`."""
 
     @property

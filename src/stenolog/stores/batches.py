@@ -9,7 +9,7 @@ from msgspec import Struct
 from stenolog.codec import check_once, check_times
 from stenolog.errors import StenologError
 from stenolog.records import Message
-from stenolog.stores.arguments import encoded
+from stenolog.stores.arguments import encode_messages
 
 
 class Batch(Struct, frozen=True, gc=False):
@@ -21,14 +21,14 @@ class Batch(Struct, frozen=True, gc=False):
     """Time of each message; None for the current time."""
 
 
-def batch(
+def make_batch(
     messages: Sequence[Message | Mapping[str, Any]],
     once: str | None,
     at: Sequence[datetime] | None,
 ) -> Batch:
     """Check and encode one append. Raises RefusedMessage, UsageError."""
     check_once(once)
-    payloads = encoded(messages)
+    payloads = encode_messages(messages)
     return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
 
 
@@ -45,7 +45,7 @@ def token_text(kept: bytes) -> str:
     return kept.decode("utf-8", "surrogatepass")
 
 
-def twin(error: StenologError) -> StenologError:
+def copy_error(error: StenologError) -> StenologError:
     """Return a copy of an error for one more caller: two threads must not raise the same object."""
     own = type(error).__new__(type(error))
     own.args = error.args

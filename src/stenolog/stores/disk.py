@@ -151,7 +151,7 @@ def make_private(path: Path) -> None:
     sync_entries(path.parent)
 
 
-def refusal(path: Path) -> str | None:
+def write_problem(path: Path) -> str | None:
     """Return why a file or folder cannot be written to, and what to do; None if it can.
 
     Raises OSError if it cannot be examined.

@@ -34,7 +34,7 @@ from stenolog.records import (
     Undone,
 )
 from stenolog.stores import spans
-from stenolog.stores.arguments import check_required, check_whole, encoded
+from stenolog.stores.arguments import check_int, check_optional_int, encode_messages
 from stenolog.stores.base import Deleted, SessionView, conversation_times, forked_meta
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import (
@@ -206,7 +206,7 @@ class InMemoryStore:
     ) -> list[int]:
         """Append a batch and return its seqs."""
         codec.check_once(once)
-        payloads = encoded(messages)
+        payloads = encode_messages(messages)
         times = None if at is None else codec.check_times(at, len(payloads))
         with self._writing(key) as session:
             if not payloads:
@@ -225,7 +225,7 @@ class InMemoryStore:
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """Return the visible messages by seq; with `full` every message."""
-        check_whole(last=last, after=after)
+        check_optional_int(last=last, after=after)
         if last is not None and last < 0:
             raise errors.UsageError(f"last={last}: a number of messages is not negative")
         with self._using(key) as session:
@@ -246,7 +246,7 @@ class InMemoryStore:
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all visible messages except the last ones."""
-        check_required(keep_last=keep_last)
+        check_int(keep_last=keep_last)
         with self._writing(key) as session:
             visible = session.visible()
             kept = visible[max(len(visible) - max(keep_last, 0), 0) :]
@@ -254,7 +254,7 @@ class InMemoryStore:
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary."""
-        check_whole(upto=upto)
+        check_optional_int(upto=upto)
         with self._writing(key) as session:
             last = session.last_seq if upto is None else min(upto, session.last_seq)
             session.change("clear", hide=range(1, last + 1), summary="")
@@ -267,8 +267,8 @@ class InMemoryStore:
         expect_last: int | None = None,
     ) -> None:
         """Make exactly these messages visible; the summary stays."""
-        check_whole(expect_last=expect_last)
-        payloads = encoded(messages)
+        check_optional_int(expect_last=expect_last)
+        payloads = encode_messages(messages)
         with self._writing(key) as session:
             if expect_last is not None and expect_last != session.last_seq:
                 raise errors.StaleHistory(key, expect_last, session.last_seq)
@@ -283,7 +283,7 @@ class InMemoryStore:
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`, both included."""
-        check_required(first=first, last=last)
+        check_int(first=first, last=last)
         if first > last:
             raise errors.UsageError(f"hide {first} to {last}: the first comes after the last")
         with self._writing(key) as session:
@@ -301,8 +301,8 @@ class InMemoryStore:
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
         """Replace the summary and hide everything up to this seq, in one step."""
-        check_required(upto=upto)
-        check_whole(expect_floor=expect_floor)
+        check_int(upto=upto)
+        check_optional_int(expect_floor=expect_floor)
         with self._writing(key) as session:
             if upto > session.last_seq:
                 raise errors.UsageError(f"upto={upto} is beyond the end, {session.last_seq}")
@@ -346,7 +346,7 @@ class InMemoryStore:
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Create a session from the visible messages up to the seq `at`."""
         codec.check_key(new_key)
-        check_whole(at=at)
+        check_optional_int(at=at)
         with self._writing(key, known=True) as session:
             self._check_free(new_key)
             self._sessions[new_key] = session.fork(key, session.last_seq if at is None else at)
@@ -382,12 +382,12 @@ class InMemoryStore:
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete permanently: all sessions of the key, or the messages below a seq."""
-        check_whole(before=before)
+        check_optional_int(before=before)
         with self._writing(key) as live:
             trashed = [session for found, session in self._trash if found.key == key]
             if key not in self._sessions and (before is not None or not trashed):
                 raise errors.NoSuchSession(key)
-            told = []
+            sentences = []
             if before is None:
                 gone = [seq for session in [live, *trashed] for seq in session.messages]
                 self._sessions.pop(key, None)
@@ -395,14 +395,14 @@ class InMemoryStore:
                 self._trash[:] = [pair for pair in self._trash if pair[0].key != key]
             else:
                 gone = live.purge(before)
-                told += [f"the summary of {key!r} stays"] * bool(live.summary)
-                told += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
-            told += self._forks_of(key)
+                sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
+                sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
+            sentences += self._forks_of(key)
             return Purged(
                 messages=len(gone),
                 first=min(gone, default=0),
                 last=max(gone, default=0),
-                not_reached=tuple(told),
+                not_reached=tuple(sentences),
             )
 
     def _forks_of(self, key: str) -> list[str]:
@@ -528,7 +528,7 @@ class InMemoryStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return the keys in byte order, the same as the order of their code points."""
-        check_whole(limit=limit)
+        check_optional_int(limit=limit)
         if limit is not None and limit < 0:
             raise errors.UsageError(f"limit={limit}: a number of sessions is not negative")
         with self._open():
@@ -556,7 +556,7 @@ class InMemoryStore:
         timeout: float | None = None,
     ) -> Iterator[Message]:
         """Yield each message after seq `after` once, by seq, as it arrives."""
-        check_required(after=after)
+        check_int(after=after)
         with self._using(key):
             return self._arrivals(key, after, uid, timeout)
 
@@ -686,7 +686,7 @@ class InMemoryStore:
                 self._sessions[key] = session
             self._changed.notify_all()
 
-    def _behind(self, lease: "InMemoryLease") -> "InMemoryStore":
+    def _fenced_by(self, lease: "InMemoryLease") -> "InMemoryStore":
         """Return a view of this store that rejects writes once the lease is lost."""
         fenced = copy.copy(self)
         fenced._lease = lease
@@ -701,7 +701,7 @@ class InMemoryLease:
         self.epoch = epoch
         self.holder = f"process {os.getpid()}, {threading.current_thread().name},"
         self.expires = monotonic() + ttl
-        self.store: InMemoryStore = store._behind(self)
+        self.store: InMemoryStore = store._fenced_by(self)
         self._ttl = ttl
 
     @property

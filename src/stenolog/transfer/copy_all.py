@@ -23,7 +23,7 @@ from stenolog.sessions.folders import (
     log_folders,
 )
 from stenolog.stores.base import Store
-from stenolog.stores.disk import refusal
+from stenolog.stores.disk import write_problem
 from stenolog.stores.file_names import unescaped
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import Address, address, open_store
@@ -322,7 +322,7 @@ def _is_shut(where: str) -> bool:
     if found.engine != "jsonl":
         return False
     try:
-        return refusal(Path(found.path)) is not None
+        return write_problem(Path(found.path)) is not None
     except OSError:
         return False
 

@@ -22,7 +22,7 @@ from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.catalog_files import FileDatabase, LockFile
 from stenolog.maintenance.repair import accept
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import NAME, journal_of, lock_of
+from stenolog.stores.catalog_file import NAME, journal_name, lock_name
 from stenolog.stores.disk import Descriptor
 from stenolog.stores.open_store import open_store
 from unit.catalog.scan import catalogued, differences, full_scan
@@ -49,7 +49,7 @@ def _delete(folder: Path, _: random.Random) -> None:
 
 
 def _delete_lock(folder: Path, _: random.Random) -> None:
-    (folder / lock_of(NAME)).unlink()
+    (folder / lock_name(NAME)).unlink()
 
 
 def _truncate(folder: Path, chance: random.Random) -> None:
@@ -79,11 +79,11 @@ def _replace_by_another_database(folder: Path, _: random.Random) -> None:
 
 
 def _put_a_journal_beside(folder: Path, chance: random.Random) -> None:
-    (folder / journal_of(NAME)).write_bytes(chance.randbytes(3_000))
+    (folder / journal_name(NAME)).write_bytes(chance.randbytes(3_000))
 
 
 def _mark_nonsense(folder: Path, chance: random.Random) -> None:
-    (folder / lock_of(NAME)).write_bytes(chance.randbytes(30))
+    (folder / lock_name(NAME)).write_bytes(chance.randbytes(30))
 
 
 HARM: list[Harm] = [
@@ -216,7 +216,7 @@ def _leave_a_journal(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
     _in_a_child(write)
-    assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
+    assert (_folder(logs) / journal_name(NAME)).stat().st_size > 4096
 
 
 def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None:
@@ -224,7 +224,7 @@ def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
         assert catalog.problems == ()
-    assert not (_folder(logs) / journal_of(NAME)).exists()
+    assert not (_folder(logs) / journal_name(NAME)).exists()
 
 
 def test_a_journal_is_not_applied_to_the_database_that_comes_next(logs: Store) -> None:
@@ -255,7 +255,7 @@ def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
                 taken[0].unlink()
                 other.refresh()
                 _write_much(writing.enter_context(other._active.database.write()))
-                assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
+                assert (_folder(logs) / journal_name(NAME)).stat().st_size > 4096
             return found
 
         monkeypatch.setattr(FileDatabase, "_is_unchanged", taken_away)
@@ -291,11 +291,11 @@ def test_p11_only_the_owner_may_read_it(logs: Store) -> None:
             catalog.refresh()
     finally:
         os.umask(before)
-    for name in (NAME, lock_of(NAME)):
+    for name in (NAME, lock_name(NAME)):
         assert stat.S_IMODE((_folder(logs) / name).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("name", [NAME, lock_of(NAME)])
+@pytest.mark.parametrize("name", [NAME, lock_name(NAME)])
 def test_p11_a_symlink_is_not_followed(logs: Store, tmp_path: Path, name: str) -> None:
     (_folder(logs) / name).symlink_to(tmp_path / "elsewhere")
     with open_catalog(logs) as catalog:

@@ -16,7 +16,7 @@ from stenolog.context.summarize import COMPACTED, SummaryReport, apply_plan, ses
 from stenolog.errors import StoreBusy
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.stores.open_store import open_store
-from stenolog.stores.withdrawn_messages import withdrawn
+from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.testing.scripted_model import ScriptedCompletion
 from unit.context.histories import CHEAP, KEY, talk
 
@@ -349,19 +349,19 @@ def test_what_was_taken_back_before_is_noted_with_the_compaction(store: Store) -
     store.hide(KEY, 7, 7)
     carried_out(store)
     assert store.info(KEY).floor == 12
-    assert withdrawn(store.info(KEY).meta) == [(3, 4), (7, 7)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(3, 4), (7, 7)]
 
 
 def test_the_beginning_of_a_talk_is_taken_back_where_no_summary_tells_of_it(store: Store) -> None:
     store.truncate_history(KEY, 12)
     carried_out(store)
-    assert withdrawn(store.info(KEY).meta) == [(1, 4)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(1, 4)]
 
 
 def test_what_somebody_else_summarised_was_not_taken_back(store: Store) -> None:
     store.checkpoint(KEY, summary="By a loop of their own.", upto=4)
     carried_out(store)
-    assert withdrawn(store.info(KEY).meta) == []
+    assert withdrawn_seqs(store.info(KEY).meta) == []
 
 
 def test_each_compaction_adds_what_was_taken_back_since_the_last(store: Store) -> None:
@@ -371,13 +371,13 @@ def test_each_compaction_adds_what_was_taken_back_since_the_last(store: Store) -
     store.add_messages(KEY, talk(8))  # up to 32
     store.hide(KEY, 20, 20)
     carried_out(store)
-    assert withdrawn(store.info(KEY).meta) == [(3, 4), (13, 14), (20, 20)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(3, 4), (13, 14), (20, 20)]
 
 
 def test_what_a_replaced_history_left_behind_was_taken_back(store: Store) -> None:
     store.set_history(KEY, [*talk(2), *talk(6, size=20)])
     carried_out(store)
-    assert withdrawn(store.info(KEY).meta) == [(5, 16)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(5, 16)]
 
 
 def test_what_is_in_sight_again_is_not_noted_any_more(store: Store) -> None:
@@ -387,7 +387,7 @@ def test_what_is_in_sight_again_is_not_noted_any_more(store: Store) -> None:
     store.undo(KEY)
     assert len(seqs(store)) == 16
     carried_out(store, asked="manual")
-    assert withdrawn(store.info(KEY).meta) == []
+    assert withdrawn_seqs(store.info(KEY).meta) == []
 
 
 def test_another_compaction_at_the_last_moment_keeps_its_note(store: Store) -> None:
@@ -397,7 +397,7 @@ def test_another_compaction_at_the_last_moment_keeps_its_note(store: Store) -> N
     assert plan is not None
     late: Any = Late(store)
     assert apply_plan(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
-    assert withdrawn(store.info(KEY).meta) == [(3, 3)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(3, 3)]
 
 
 @pytest.mark.parametrize("meanwhile", [moved, taken_back])

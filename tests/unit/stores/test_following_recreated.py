@@ -100,7 +100,7 @@ def test_two_sessions_of_a_key_are_never_mixed(
 ) -> None:
     """In rounds of 10 ms, so that a strike falls into each of the steps between two rounds."""
     monkeypatch.setattr(async_store, "LOOK_UP_SECONDS", 0.01)
-    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(following, "CHECK_SECONDS", 0.01)
     first_session_seen = 0
     for number in range(1, 40):
         store = Striking(number, created_again=created_again)

@@ -18,14 +18,14 @@ from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import flock
-from stenolog.stores.jsonl.rewrite import Replayed, composed, replay, states_in, swap
+from stenolog.stores.jsonl.rewrite import ReplayResult, compose_log, replace_log, replay, states_in
 from stenolog.stores.jsonl.scan import lines_of, part_of
 from stenolog.stores.state import copy
 
-NOTHING = Compacted(archived=0, bytes_before=0, bytes_after=0)
+NOTHING_ARCHIVED = Compacted(archived=0, bytes_before=0, bytes_after=0)
 
 
-class Prepared(Struct, frozen=True):
+class PreparedArchive(Struct, frozen=True):
     """A finished archive, with the values needed to remove its lines from the live log."""
 
     uid: str
@@ -33,7 +33,7 @@ class Prepared(Struct, frozen=True):
     cut: int
     """Offset of the first line that stays in the live log."""
     named: Archive
-    as_of_cut: Replayed
+    as_of_cut: ReplayResult
     count: int
 
 
@@ -57,7 +57,7 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
     return cut, last, count
 
 
-def prepare(log: Log, folder: int) -> Prepared | None:
+def prepare(log: Log, folder: int) -> PreparedArchive | None:
     """Write the archive; return None if there is nothing to move. Raises OSError."""
     with log.mutex:
         log.check_known()
@@ -78,10 +78,10 @@ def prepare(log: Log, folder: int) -> Prepared | None:
         # The states that name the previous archive are damaged; keep the chain connected.
         moved = control_line("state", first, state.created, as_of_cut.head) + moved
     archive.write(folder, named.name, [moved])
-    return Prepared(state.uid, state.generation, cut, named, as_of_cut, count)
+    return PreparedArchive(state.uid, state.generation, cut, named, as_of_cut, count)
 
 
-def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
+def finish(log: Log, prepared: PreparedArchive, at: str) -> Compacted:
     """Replace the live file by one without the archived lines. Raises OSError.
 
     The caller holds the append lock and drops the log afterwards.
@@ -90,17 +90,17 @@ def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
         log.check_known()
         end = log.state_if_any()
         if end is None:
-            return NOTHING
+            return NOTHING_ARCHIVED
         tokens = log.tokens_upto(prepared.named.last)
         next_seq, tail, size = log.next_seq, log.tail, log.size
     moved = (end.uid, end.generation) != (prepared.uid, prepared.generation)
     if moved or end.floor < prepared.named.last:  # guard: floor-checked-before-rename
-        return NOTHING
+        return NOTHING_ARCHIVED
     head = copy(prepared.as_of_cut.state)
     head.archive = end.archive = prepared.named
     head.tokens = end.tokens = tokens  # guard: compaction-keeps-tokens
     head.generation = end.generation
-    text = composed(
+    text = compose_log(
         head,
         end,
         log.read(prepared.cut, size),
@@ -109,7 +109,7 @@ def finish(log: Log, prepared: Prepared, at: str) -> Compacted:
         next_seq=next_seq,
         tail=tail,
     )
-    swap(log, text)
+    replace_log(log, text)
     return Compacted(archived=prepared.count, bytes_before=size, bytes_after=len(text))
 
 

@@ -30,7 +30,7 @@ _CHUNK: Final = 64 * 1024
 _WATCHABLE: Final = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994}
 
 
-class Watch:
+class FolderWatch:
     """Events of one folder since the watch was created."""
 
     def __init__(self, folder: int) -> None:
@@ -71,12 +71,12 @@ class Watch:
         with self._mutex:
             while True:
                 try:
-                    told = os.read(self._events, _CHUNK)
+                    events = os.read(self._events, _CHUNK)
                 except BlockingIOError:
                     return found
                 except OSError:
                     return None
-                if not _take(told, found):
+                if not _add_names(events, found):
                     return None
 
     def close(self) -> None:
@@ -85,14 +85,14 @@ class Watch:
         events.close()
 
 
-def _take(told: bytes, names: set[str]) -> bool:
+def _add_names(events: bytes, names: set[str]) -> bool:
     """Add the names of these events; return False if one is not about a single file."""
     at = 0
-    while at < len(told):
-        _, mask, _, length = _EVENT.unpack_from(told, at)
+    while at < len(events):
+        _, mask, _, length = _EVENT.unpack_from(events, at)
         at += _EVENT.size
         if mask & _ALL_MAY_HAVE_CHANGED:
             return False
-        names.add(os.fsdecode(told[at : at + length].rstrip(b"\0")))
+        names.add(os.fsdecode(events[at : at + length].rstrip(b"\0")))
         at += length
     return True

@@ -11,7 +11,7 @@ from stenolog.codec import digest
 from stenolog.records import Message, Record, Token
 from stenolog.stores.jsonl.scan import part_of
 
-REMEMBERED: Final = 1_000
+TOKEN_WINDOW: Final = 1_000
 """Minimum number of newest messages whose tokens are known."""
 _BYTES: Final = 400
 """Approximate bytes per token in memory, with its digest and dictionary entry."""
@@ -20,14 +20,14 @@ _BYTES: Final = 400
 class Tokens:
     """Tokens of one log, read when the first one is looked up."""
 
-    __slots__ = ("_carried", "_known")
+    __slots__ = ("_from_states", "_known")
 
     def __init__(self) -> None:
         self._known: dict[str, Token] | None = None
-        self._carried: dict[str, Token] = {}
+        self._from_states: dict[str, Token] = {}
 
     @property
-    def learnt(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the tokens of the newest messages were read."""
         return self._known is not None
 
@@ -36,18 +36,18 @@ class Tokens:
         """Approximate number of bytes of the tokens in memory."""
         return _BYTES * len(self._known or ())
 
-    def unlearn(self) -> None:
+    def clear(self) -> None:
         """Forget the tokens, because the log is being read again."""
         self._known = None
 
-    def carry(self, tokens: Iterable[Token]) -> None:
+    def add_from_state(self, tokens: Iterable[Token]) -> None:
         """Add the tokens of a state; the caller passes the newest state first."""
         for token in tokens:
-            self._carried.setdefault(token.token, token)
+            self._from_states.setdefault(token.token, token)
 
-    def learn(self, messages: Sequence[Message]) -> None:
+    def load(self, messages: Sequence[Message]) -> None:
         """Set the known tokens to those of the states and of these messages."""
-        self._known = {**self._carried, **_tokens_of(messages)}
+        self._known = {**self._from_states, **_tokens_of(messages)}
 
     def add(self, records: Sequence[Record]) -> None:
         """Add the tokens of appended records, if the tokens were read before."""
@@ -57,15 +57,15 @@ class Tokens:
     def find(self, once: str) -> Token | None:
         """Return the messages of an idempotency key, or None."""
         known = self._known or {}
-        if len(known) > 2 * REMEMBERED:
-            newest = sorted(known.values(), key=_first)[-REMEMBERED:]
+        if len(known) > 2 * TOKEN_WINDOW:
+            newest = sorted(known.values(), key=_first)[-TOKEN_WINDOW:]
             self._known = known = {token.token: token for token in newest}
         return known.get(once)
 
     def upto(self, seq: int) -> list[Token]:
         """Return the newest tokens of messages up to this seq, to keep in a state."""
         known = [token for token in (self._known or {}).values() if token.first <= seq]
-        return sorted(known, key=_first)[-REMEMBERED:]
+        return sorted(known, key=_first)[-TOKEN_WINDOW:]
 
 
 def _first(token: Token) -> int:
@@ -86,6 +86,6 @@ def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
                 and member.seq == record.seq + place - 1
             ]
             # Without the text of a damaged message there is no digest; only the count is compared.
-            told = digest(members) if len(members) == count else ""
-            found[record._once] = Token(record._once, record.seq, count, told)
+            content = digest(members) if len(members) == count else ""
+            found[record._once] = Token(record._once, record.seq, count, content)
     return found

@@ -25,12 +25,12 @@ from stenolog.stores.disk import sync_folder
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.rewrite import composed, states_in, swap
-from stenolog.stores.jsonl.scan import gather, lines_of, part_of
-from stenolog.stores.state import blank, decide_purge, missing, only, present
+from stenolog.stores.jsonl.rewrite import compose_log, replace_log, states_in
+from stenolog.stores.jsonl.scan import lines_of, part_of, read_records
+from stenolog.stores.state import blank, change_of_step, decide_purge, missing, present
 
 
-class Prepared(Struct, frozen=True):
+class PreparedPurge(Struct, frozen=True):
     """New archives of a log, written but not yet named by any state."""
 
     instead_of: Archive | None
@@ -39,7 +39,7 @@ class Prepared(Struct, frozen=True):
     names: frozenset[str]
 
 
-def prepare(directory: Directory, folder: int, state: State, before: int) -> Prepared:
+def prepare(directory: Directory, folder: int, state: State, before: int) -> PreparedPurge:
     """Copy the archived messages from this seq on to new archives. Raises OSError, DamagedStore.
 
     The caller holds the lock of the archive folder, so no other process changes the archives.
@@ -47,7 +47,7 @@ def prepare(directory: Directory, folder: int, state: State, before: int) -> Pre
     made: list[Archive] = []
     named = state.archive
     while named is not None and named.last >= before:
-        text = archive.text_of(directory, state.uid, named)
+        text = archive.read_text(directory, state.uid, named)
         older = next(states_in(text), None)
         below = older.body.archive if older is not None else None
         if below is not None and not archive.is_before(below, named):
@@ -55,19 +55,19 @@ def prepare(directory: Directory, folder: int, state: State, before: int) -> Pre
         _check_chain(directory, state, named, below, before)
         head = blank(state.key, state.uid, state.generation, state.created)
         head.purged = state.purged
-        head.archive = _renamed(below, state, before)
-        new = _renamed(named, state, before)
+        head.archive = _replacement(below, state, before)
+        new = _replacement(named, state, before)
         if new is not None:
             first = control_line("state", new.first, state.created, head)
-            archive.write(folder, new.name, [first, kept(text, before, missing(state))])
+            archive.write(folder, new.name, [first, remaining_lines(text, before, missing(state))])
             made.append(new)
         named = below
-    return Prepared(
+    return PreparedPurge(
         state.archive, made[0] if made else None, frozenset(found.name for found in made)
     )
 
 
-def _renamed(named: Archive | None, state: State, before: int) -> Archive | None:
+def _replacement(named: Archive | None, state: State, before: int) -> Archive | None:
     """Return the archive that replaces this one; None if none of its messages is kept."""
     if named is None or named.last < before:
         return None
@@ -93,7 +93,7 @@ def _check_chain(
 
 
 def finish(
-    log: Log, prepared: Prepared, before: int, look_up: Callable[[Undo], Undo], at: str
+    log: Log, prepared: PreparedPurge, before: int, look_up: Callable[[Undo], Undo], at: str
 ) -> list[Span] | None:
     """Replace the live log by its remaining part; return the seqs of the purged messages.
 
@@ -102,7 +102,7 @@ def finish(
     """
     with log.mutex:
         log.check_known()
-        state, end = log.settled()
+        state, end = log.settled_state()
         consumed = log.end
         tokens = log.tokens_upto(prepared.newest.last) if prepared.newest is not None else []
     if state.archive != prepared.instead_of:
@@ -112,8 +112,10 @@ def finish(
     after.tokens = [token for token in tokens if token.first >= before]  # guard: purge-drops-tokens
     first = 1 + (prepared.newest.last if prepared.newest is not None else min(before - 1, end))
     lines = _changes(after, first, look_up, at)
-    lines += kept(log.read(0, consumed), before, missing(after))
-    swap(log, composed(after, after, lines, at, first_seq=first, next_seq=end + 1, tail=None))
+    lines += remaining_lines(log.read(0, consumed), before, missing(after))
+    replace_log(
+        log, compose_log(after, after, lines, at, first_seq=first, next_seq=end + 1, tail=None)
+    )
     return spans.clipped(present(state, end), 1, before - 1)
 
 
@@ -122,14 +124,14 @@ def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -
     lines = []
     for entry in state.undo:
         if entry.elsewhere:
-            change = only(look_up(entry), floor=state.floor, hidden=state.hidden)
+            change = change_of_step(look_up(entry), floor=state.floor, hidden=state.hidden)
             lines.append(control_line("change", seq, at, change, joined=True))
     return b"".join(lines)
 
 
-def kept(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
+def remaining_lines(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
     """Return the lines of the messages from this seq on, without those that are gone already."""
-    _, bad = gather(text, offset=0)
+    _, bad = read_records(text, offset=0)
     damaged = {piece.offset for piece in bad if not piece.known}
     lines: list[bytes] = []
     batch = _Batch()
@@ -174,7 +176,7 @@ class _Batch:
         )
 
 
-def sweep(folder: int, keep: frozenset[str]) -> None:
+def delete_others(folder: int, keep: frozenset[str]) -> None:
     """Delete all files except `keep` in a folder of archives.
 
     The caller holds the lock of the folder. Raises OSError.
@@ -189,7 +191,7 @@ def sweep(folder: int, keep: frozenset[str]) -> None:
 
 def remove_archives(directory: Directory, folder: int, uid: str) -> None:
     """Delete the archives of a purged session, and their folder. Raises OSError."""
-    sweep(folder, frozenset())
+    delete_others(folder, frozenset())
     above = directory.subfolder(archive.FOLDER, create=False)
     if above is not None:
         try:

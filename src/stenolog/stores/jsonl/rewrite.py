@@ -15,15 +15,15 @@ from stenolog.codec import LINE_START, control_line, intact, parse_line
 from stenolog.records import ChangeRecord, State, StateRecord, VoidRecord
 from stenolog.stores import spans
 from stenolog.stores.disk import sync_file, write_all
-from stenolog.stores.jsonl.directory import create_anew
+from stenolog.stores.jsonl.directory import create_private_file
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.scan import Tail, examine, gather, lines_of, void_line
-from stenolog.stores.state import apply_void, blank, copy, fold
+from stenolog.stores.jsonl.scan import Tail, lines_of, read_records, scan_log, void_line
+from stenolog.stores.state import apply_record, apply_void, blank, copy
 
 _STATE: Final = LINE_START + b'state"'
 
 
-class Replayed(Struct, frozen=True):
+class ReplayResult(Struct, frozen=True):
     """Result of applying the records of a log from its first line on."""
 
     head: State
@@ -35,26 +35,26 @@ class Replayed(Struct, frozen=True):
     tail: Tail | None
 
 
-def replay(text: bytes, known: State, *, proven: bool = False) -> Replayed:
+def replay(text: bytes, known: State, *, proven: bool = False) -> ReplayResult:
     """Return the state at the end of these bytes, which begin at the start of the log.
 
     `known` is the current state, for a log whose first states are damaged. `proven` means that a
     later record proves that all these bytes were synced.
     """
-    first = next(iter(gather(text, offset=0)[0]), None)
+    first = next(iter(read_records(text, offset=0)[0]), None)
     head = next(states_in(text), None)
     if head is None or first is None or first.seq < head.seq:
         head = _first_state(known)
-    scan = examine(text, offset=0, next_seq=head.seq, proven=proven)
+    scan = scan_log(text, offset=0, next_seq=head.seq, proven=proven)
     state = copy(head.body)
     for record in scan.records:
         if isinstance(record, StateRecord | ChangeRecord | VoidRecord):
-            state = fold(state, record)
+            state = apply_record(state, record)
     lost = spans.union(scan.lost, scan.tail.lost if scan.tail else [])
     state.lost = spans.union(state.lost, spans.minus(lost, state.purged))
     begins = copy(head.body)
     begins.deleted_as = None
-    return Replayed(begins, head.seq, state, scan.next_seq, scan.tail)
+    return ReplayResult(begins, head.seq, state, scan.next_seq, scan.tail)
 
 
 def _first_state(known: State) -> StateRecord:
@@ -87,16 +87,16 @@ def without_states(text: bytes) -> bytes:
     )
 
 
-def renew(log: Log, upto: int, at: str) -> None:
+def rewrite_log(log: Log, upto: int, at: str) -> None:
     """Copy all bytes before this offset to a new file. Raises OSError, and as `Log.load`."""
     with log.mutex:
         known = log.state_if_any()
     text = log.read(0, upto)
-    if known is None or not gather(text, offset=0)[0]:
-        swap(log, text)
+    if known is None or not read_records(text, offset=0)[0]:
+        replace_log(log, text)
         return
     found = replay(text, known)
-    whole = composed(
+    text = compose_log(
         found.head,
         found.state,
         text,
@@ -105,10 +105,10 @@ def renew(log: Log, upto: int, at: str) -> None:
         next_seq=found.next_seq,
         tail=found.tail,
     )
-    swap(log, whole)
+    replace_log(log, text)
 
 
-def composed(
+def compose_log(
     head: State,
     end: State,
     lines: bytes,
@@ -136,14 +136,14 @@ def composed(
     return b"".join(parts)
 
 
-def swap(log: Log, text: bytes) -> None:
+def replace_log(log: Log, text: bytes) -> None:
     """Replace the log's file by a new one with this content, durably.
 
     The caller holds the lock of the old file and releases it afterwards. Raises OSError.
     """
     folder = log.directory.descriptor
     temporary = f".{log.name}.new"
-    descriptor = create_anew(folder, temporary)
+    descriptor = create_private_file(folder, temporary)
     try:
         write_all(descriptor, text)
         sync_file(descriptor)

@@ -11,21 +11,23 @@ from stenolog.codec import parse_line
 from stenolog.errors import StenologError
 from stenolog.records import Record, StateRecord
 from stenolog.stores.jsonl import log_names
-from stenolog.stores.jsonl.directory import Directory, explained
-from stenolog.stores.jsonl.folder_watch import Watch
-from stenolog.stores.jsonl.scan import gather
+from stenolog.stores.jsonl.directory import Directory, store_error
+from stenolog.stores.jsonl.folder_watch import FolderWatch
+from stenolog.stores.jsonl.scan import read_records
 from stenolog.stores.locks import ThreadLock
 
 _HEAD: Final = 4 * 1024
-_MOST_FORGOTTEN: Final = 1_000
-_USUAL: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
+_MAX_STALE_NAMES: Final = 1_000
+_COMMON_NAME: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
 """Keys that can be read from the file name in bulk; other names are handled one by one."""
 
 
-def keys(directory: Directory, *, prefix: str, limit: int | None, after: str | None) -> list[str]:
+def list_keys(
+    directory: Directory, *, prefix: str, limit: int | None, after: str | None
+) -> list[str]:
     """Return the keys in byte order. Opens only the files that may match."""
     candidates = []
-    for name in directory.names():
+    for name in directory.list_names():
         key = log_names.key_of(name)
         if key is None and log_names.is_long(name):
             key = _key_inside(directory, name)
@@ -62,17 +64,17 @@ def _read_key(descriptor: int, name: str) -> str | None:
     length = _HEAD
     while True:
         text = os.pread(descriptor, length, 0)
-        whole = len(text) < length
-        first = parse_line(text[: text.find(b"\n")]) if not whole else None
+        complete = len(text) < length
+        first = parse_line(text[: text.find(b"\n")]) if not complete else None
         if isinstance(first, StateRecord):
             return first.body.key
-        records, _ = gather(text, offset=0)
-        if whole and all(_is_first_state(record) for record in records):
+        records, _ = read_records(text, offset=0)
+        if complete and all(_is_first_state(record) for record in records):
             return None
         for record in records:
             if isinstance(record, StateRecord):
                 return record.body.key
-        if whole:
+        if complete:
             return log_names.key_of(name)
         length *= 16
 
@@ -95,18 +97,18 @@ def stamps(directory: Directory) -> dict[str, str]:
     were never finished; reading such a log reports the error.
     """
     with _mutex:
-        seen = _seen.get(directory)
-        if seen is None:
-            seen = _seen[directory] = _Seen(directory)
-    return seen.stamps()
+        cache = _caches.get(directory)
+        if cache is None:
+            cache = _caches[directory] = _StampCache(directory)
+    return cache.stamps()
 
 
 def close(directory: Directory) -> None:
     """Release the resources used to observe this folder; `stamps` may still be called again."""
     with _mutex:
-        seen = _seen.pop(directory, None)
-    if seen is not None:
-        seen.close()
+        cache = _caches.pop(directory, None)
+    if cache is not None:
+        cache.close()
 
 
 def grew(before: str, now: str) -> bool:
@@ -116,20 +118,20 @@ def grew(before: str, now: str) -> bool:
     return inode == new_inode and int(size) < int(new_size)
 
 
-def changed(stamp: str) -> int:
+def write_time(stamp: str) -> int:
     """Return the time of the file's last write, in nanoseconds."""
     return int(stamp.rpartition(":")[2])
 
 
-class _Seen:
+class _StampCache:
     """Result of the last listing of a folder, so that the next one only updates it."""
 
     def __init__(self, directory: Directory) -> None:
         self._mutex = ThreadLock()
         self._keys: dict[str, str | None] = {}
         self._stamps: dict[str, str] = {}
-        self._looks = 0
-        self._watch: Watch | None = None
+        self._listings = 0
+        self._watch: FolderWatch | None = None
         # Weak: a strong reference would keep the folder open after its store is collected.
         self._directory = weakref.ref(directory)
 
@@ -137,15 +139,15 @@ class _Seen:
         directory = self._directory()
         assert directory is not None, "whoever asks holds it"
         with self._mutex:
-            changed = self._watch.changed() if self._watch is not None else None
+            write_time = self._watch.changed() if self._watch is not None else None
             try:
-                if changed is None:
-                    self._look_at_all(directory)
-                for name in changed or ():
-                    self._look_at(directory, name)
+                if write_time is None:
+                    self._stat_all(directory)
+                for name in write_time or ():
+                    self._stat_one(directory, name)
             except OSError as error:
                 self._end_watch()
-                raise explained(error, f"listing {directory.path}") from error
+                raise store_error(error, f"listing {directory.path}") from error
             except BaseException:
                 self._end_watch()
                 raise
@@ -161,20 +163,20 @@ class _Seen:
             # Explicitly: a traceback or a cycle may keep a reference for a long time.
             watch.close()
 
-    def _look_at_all(self, directory: Directory) -> None:
+    def _stat_all(self, directory: Directory) -> None:
         self._end_watch()
         # A command that lists once needs no watch. The watch starts before the listing, so that
         # it misses no change.
-        if self._looks:
+        if self._listings:
             with suppress(OSError):
-                self._watch = Watch(directory.descriptor)
-        self._looks += 1
+                self._watch = FolderWatch(directory.descriptor)
+        self._listings += 1
         found: dict[str, str] = {}
-        here = directory.names()
-        self._learn(here)
-        folder, keys, lstat, is_file = directory.descriptor, self._keys, os.lstat, stat.S_ISREG
+        here = directory.list_names()
+        self._decode_names(here)
+        folder, list_keys, lstat, is_file = directory.descriptor, self._keys, os.lstat, stat.S_ISREG
         for name in here:
-            key = keys[name] if name in keys else self._key(directory, name)
+            key = list_keys[name] if name in list_keys else self._key(directory, name)
             if key is not None:
                 try:
                     at = lstat(name, dir_fd=folder)
@@ -184,18 +186,18 @@ class _Seen:
                     found[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
         self._stamps = found
 
-    def _learn(self, here: list[str]) -> None:
+    def _decode_names(self, here: list[str]) -> None:
         """Decode all names of the most frequent form at once."""
-        if len(self._keys) > 2 * len(here) + _MOST_FORGOTTEN:
+        if len(self._keys) > 2 * len(here) + _MAX_STALE_NAMES:
             self._keys.clear()
         text = "\n".join(here)
         if ":" in text:
             return  # our names escape ":", so a foreign name is present
-        keys = _USUAL.findall(text.replace("%3A", ":"))
-        lines = "".join([f"{key}{log_names.SUFFIX}\n" for key in keys]).replace(":", "%3A")
-        self._keys.update(zip(lines.splitlines(), keys, strict=True))
+        list_keys = _COMMON_NAME.findall(text.replace("%3A", ":"))
+        lines = "".join([f"{key}{log_names.SUFFIX}\n" for key in list_keys]).replace(":", "%3A")
+        self._keys.update(zip(lines.splitlines(), list_keys, strict=True))
 
-    def _look_at(self, directory: Directory, name: str) -> None:
+    def _stat_one(self, directory: Directory, name: str) -> None:
         key = self._key(directory, name)
         if key is None:
             return
@@ -226,4 +228,4 @@ def _stamp(found: os.stat_result) -> str | None:
 
 
 _mutex: Final = ThreadLock()
-_seen: "weakref.WeakKeyDictionary[Directory, _Seen]" = weakref.WeakKeyDictionary()
+_caches: "weakref.WeakKeyDictionary[Directory, _StampCache]" = weakref.WeakKeyDictionary()

@@ -21,7 +21,7 @@ from stenolog.errors import (
     StoreClosed,
     StoreUnavailable,
 )
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
 from stenolog.stores.postgres.notifications import Notifications
@@ -53,7 +53,7 @@ class Database:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.sql = statements(settings.schema)
-        self.damage = Damage()
+        self.damage = DamageReports()
         """Damage that this process has found."""
         self.users = 0
         """Number of stores that have it open."""

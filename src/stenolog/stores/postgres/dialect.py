@@ -14,8 +14,8 @@ from stenolog.errors import (
     StoreClosed,
 )
 from stenolog.records import Health
-from stenolog.stores.batches import Batch, token_bytes, twin
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.batches import Batch, copy_error, token_bytes
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import AppendResult, Row, UniqueConflict
 from stenolog.stores.sql.leases import SQLLease, StoreLeases, holder_name
 from stenolog.stores.sql.message_reading import MissingRows
@@ -43,7 +43,7 @@ class PostgresDialect:
 
     def __init__(self, database: "Database") -> None:
         self.database = database
-        self.damage: Damage = database.damage
+        self.damage: DamageReports = database.damage
         self._closed = False
 
     @property
@@ -73,7 +73,7 @@ class PostgresDialect:
         self.check_open()
         return self.database.run_read(work)
 
-    def run_message_read(self, work: Callable[["Transaction", Damage | None], T]) -> T:
+    def run_message_read(self, work: Callable[["Transaction", DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and then its messages, at one moment.
 
         Messages never change, so two statements are enough, unless some messages were purged
@@ -184,7 +184,7 @@ class PostgresDialect:
                 )
             except StenologError as error:
                 for index, _ in adjacent:
-                    results[index] = twin(error)
+                    results[index] = copy_error(error)
                 continue
             for index, batch in adjacent:
                 results[index] = list(range(first, first + len(batch.payloads)))

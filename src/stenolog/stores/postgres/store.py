@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import UsageError
-from stenolog.stores.arguments import check_namespace, check_whole
+from stenolog.stores.arguments import check_namespace, check_optional_int
 from stenolog.stores.postgres.dialect import PostgresDialect
 from stenolog.stores.sql.store import SQLStore
 
@@ -48,7 +48,7 @@ class PostgresStore(SQLStore):
         answer_timeout: float = ANSWER_TIMEOUT,
     ) -> None:
         check_namespace(namespace)
-        check_whole(connections=connections)
+        check_optional_int(connections=connections)
         if connections < 1:
             raise UsageError(f"connections={connections}: 1 or more are wanted")
         if not answer_timeout > 0:

@@ -4,7 +4,7 @@ import os
 
 from stenolog.records import Archive, Change, Message, State, Undo
 from stenolog.stores import state as states
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.operations import Decide, Decision, T
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.message_reading import visible_messages
@@ -15,7 +15,7 @@ from stenolog.stores.sql.session_rows import create_session, find_session, to_by
 class OpenSQLSession:
     """A session inside a transaction, as an operation sees it."""
 
-    def __init__(self, transaction: Transaction, session: Session, damage: Damage) -> None:
+    def __init__(self, transaction: Transaction, session: Session, damage: DamageReports) -> None:
         self._transaction = transaction
         self._session = session
         self._damage = damage
@@ -44,7 +44,7 @@ class OpenSQLSession:
 
 
 def apply_operation(
-    transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: Damage
+    transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: DamageReports
 ) -> Decision[T]:
     """Decide the change of a session, and store it with its messages.
 

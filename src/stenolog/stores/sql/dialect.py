@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from stenolog.errors import StenologError
 from stenolog.records import Health, Message, Span, State
 from stenolog.stores.batches import Batch
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 
 if TYPE_CHECKING:
     from stenolog.stores.sql.leases import SQLLease, StoreLeases
@@ -101,7 +101,7 @@ class Dialect(Protocol):
     """The database of one store."""
 
     @property
-    def damage(self) -> Damage:
+    def damage(self) -> DamageReports:
         """Damage that this process has found."""
         ...
 
@@ -129,7 +129,7 @@ class Dialect(Protocol):
         """Run `work`, which only reads, once or more; its reads may see different moments."""
         ...
 
-    def run_message_read(self, work: Callable[[Transaction, Damage | None], T]) -> T:
+    def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and then its messages, at one moment.
 
         If it is passed None, it must raise MissingRows for missing messages; then it runs again.

@@ -152,7 +152,7 @@ class SQLLease(Generic[S]):
         """Key of the session."""
         self.epoch = epoch
         """Fencing token: grows with each lease of the key."""
-        self.store: S = store.behind(self)
+        self.store: S = store.fenced_by(self)
         """The store; its writes raise LeaseLost after a release or takeover."""
 
     @property

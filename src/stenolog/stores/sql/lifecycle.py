@@ -11,7 +11,7 @@ from stenolog.records import Trashed
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import Deleted
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.changes import add_change, complete_undo_step, save_state
 from stenolog.stores.sql.dialect import Row, Transaction, UniqueConflict
 from stenolog.stores.sql.rows import (
@@ -62,7 +62,7 @@ def fork(
         raise SessionExists(new_key)
     for first, last in made.taken:
         transaction.run("copy_messages", number, source.id, first, last)
-    for change in states.recorded(made.state, []):
+    for change in states.changes_for_state(made.state, []):
         add_change(transaction, Session(number, "", 0, 0, made.state), change)
 
 
@@ -111,7 +111,7 @@ def restore(
 
 
 def list_trash(
-    transaction: Transaction, namespace: str, damage: Damage | None = None
+    transaction: Transaction, namespace: str, damage: DamageReports | None = None
 ) -> list[Trashed]:
     """Return the deleted sessions, the last deleted first. Report and skip damaged rows."""
     trashed = []
@@ -125,7 +125,7 @@ def list_trash(
             trashed.append(Trashed(key=key, uid=uid, deleted=parse_time(deleted), count=messages))
         except (ValueError, TypeError):
             if damage is not None:
-                damage.tell(f"the deleted session with the key {raw_key!r}")
+                damage.report_once(f"the deleted session with the key {raw_key!r}")
     return trashed
 
 
@@ -159,7 +159,7 @@ def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[
         raise
     except DamagedStore:
         return ()
-    return () if session is None else states.taken_from(session.state.meta)
+    return () if session is None else states.import_sources(session.state.meta)
 
 
 def purge_trash(
@@ -217,7 +217,7 @@ def purge_before(
         summary=session.state.summary,
         trashed=len(transaction.run("deletion_times", namespace, transaction.key(key))),
     )
-    imported = states.taken_from(session.state.meta)
+    imported = states.import_sources(session.state.meta)
     upto = min(before - 1, session.last_seq)
     messages, first, last = _extent(transaction, session.id, max(upto, 0))
     steps = readable_undo_steps(
@@ -232,7 +232,9 @@ def purge_before(
             transaction.run("remove_tokens", session.id, upto)
             # Older summaries may describe removed messages: keep only the data that undo needs.
             transaction.run("remove_changes", session.id)
-            for change in states.recorded(state, [entries[entry.number] for entry in state.undo]):
+            for change in states.changes_for_state(
+                state, [entries[entry.number] for entry in state.undo]
+            ):
                 add_change(transaction, session, change)
             state.generation += 1
             if spans.contains(state.purged, states.archived_upto(state)):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from stenolog.records import Message, Span, State
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import MAX_SEQ, Session
 
@@ -19,7 +19,7 @@ class MissingRows(Exception):
 def visible_messages(
     transaction: Transaction,
     session: Session,
-    damage: Damage | None,
+    damage: DamageReports | None,
     *,
     last: int | None,
     after: int | None,
@@ -37,7 +37,7 @@ def visible_messages(
 def all_messages(
     transaction: Transaction,
     session: Session,
-    damage: Damage | None,
+    damage: DamageReports | None,
     *,
     last: int | None,
     after: int,
@@ -50,7 +50,7 @@ def all_messages(
 def _read_messages(
     transaction: Transaction,
     session: Session,
-    damage: Damage | None,
+    damage: DamageReports | None,
     seqs: Sequence[Span],
     *,
     last: int | None,
@@ -67,7 +67,7 @@ def _read_messages(
         if missing and damage is None:
             raise MissingRows
         if damage is not None:
-            damage.note(session.state.uid, missing, found)
+            damage.record_read(session.state.uid, missing, found)
         if not missing or last is None or number is None:
             return found
         if len(found) >= last or wanted == seqs:

@@ -15,7 +15,7 @@ from stenolog.records import Change, SessionInfo, Span, State, Undo, timestamp
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import conversation_times
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 
 MAX_SEQ: Final = (1 << 63) - 1
 """Greater than every seq."""
@@ -23,7 +23,7 @@ MAX_SEQ: Final = (1 << 63) - 1
 _encode = msgspec.json.Encoder().encode
 T = TypeVar("T", State, Change)
 
-_reported_damage = Damage()
+_reported_damage = DamageReports()
 """Damaged states that this process has reported."""
 
 
@@ -85,7 +85,9 @@ def read_state(
     if found is not None:
         return found
     state = rebuilt_state(key, changes())
-    _reported_damage.tell(f"the state of session {uid} ({key!r})", done="rebuilt from its changes")
+    _reported_damage.report_once(
+        f"the state of session {uid} ({key!r})", done="rebuilt from its changes"
+    )
     return state
 
 
@@ -193,7 +195,7 @@ def undo_step_from(bodies: Iterable[bytes], key: str, entry: Undo) -> Undo:
     """Complete an undo step from its change. Raises DamagedStore."""
     for body in bodies:
         with suppress(DamagedStore):
-            return states.entry_of(decode_change(body, key))
+            return states.undo_step_of(decode_change(body, key))
     raise damaged_change(key, entry.number)
 
 

@@ -3,7 +3,7 @@
 import operator
 
 from stenolog.records import State
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import (
     MAX_SEQ,
@@ -109,7 +109,7 @@ def recorded_changes(transaction: Transaction, session: int) -> list[tuple[int, 
 def list_keys(
     transaction: Transaction,
     namespace: str,
-    damage: Damage,
+    damage: DamageReports,
     *,
     prefix: str,
     limit: int | None,
@@ -134,12 +134,14 @@ def list_keys(
         return listed[:limit]
 
 
-def session_stamps(transaction: Transaction, namespace: str, damage: Damage) -> dict[str, str]:
+def session_stamps(
+    transaction: Transaction, namespace: str, damage: DamageReports
+) -> dict[str, str]:
     """Return a stamp for each session. It differs after every change."""
     found: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
             found[key.decode()] = printable_text(stamp)
         except UnicodeDecodeError:
-            damage.tell(f"the session with the key {key!r}")
+            damage.report_once(f"the session with the key {key!r}")
     return found

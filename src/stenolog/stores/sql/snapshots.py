@@ -212,7 +212,7 @@ class SQLSnapshotWriter:
         if snapshot.archived:
             state.archive = Archive("", 1, snapshot.archived)
         session = Session(number, snapshot.updated, snapshot.last_seq, 0, state)
-        for change in states.recorded(state, snapshot.undo):
+        for change in states.changes_for_state(state, snapshot.undo):
             add_change(transaction, session, change)
         tokens = [(number, token_bytes(one.token), one.first, one.count) for one in snapshot.tokens]
         transaction.run_many("put_token", tokens)

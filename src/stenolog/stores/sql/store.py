@@ -20,12 +20,12 @@ from stenolog.records import (
 )
 from stenolog.stores import operations
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_last, check_required, check_text, check_whole
+from stenolog.stores.arguments import check_int, check_last, check_optional_int, check_text
 from stenolog.stores.base import Append, Deleted, SessionView
 from stenolog.stores.batches import Batch
-from stenolog.stores.batches import batch as batch_of
-from stenolog.stores.damaged_messages import Damage
-from stenolog.stores.following import News, arrivals
+from stenolog.stores.batches import make_batch as batch_of
+from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.operations import Decide, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 from stenolog.stores.sql import changes, lifecycle, message_reading, session_rows, snapshots
@@ -199,7 +199,7 @@ class SQLStore:
         """Create a session from the visible messages of another."""
         check_key(key)
         check_key(new_key)
-        check_whole(at=at)
+        check_optional_int(at=at)
         self._write(
             lambda transaction: lifecycle.fork(transaction, self._namespace, key, new_key, at=at)
         )
@@ -241,7 +241,7 @@ class SQLStore:
         longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
         """
         check_key(key)
-        check_whole(before=before)
+        check_optional_int(before=before)
 
         def work(transaction: Transaction) -> tuple[RemovedMessages | None, bool]:
             if before is None:
@@ -292,7 +292,7 @@ class SQLStore:
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> SQLLease[Self]:
         """Acquire the lease of this session: one holder at a time, across all processes."""
         check_key(key)
-        states.check_lease(ttl, wait)
+        states.check_lease_times(ttl, wait)
         self._dialect.check_writable()
         wait = self.busy_timeout if wait is None else wait
         epoch = acquire_lease(self._dialect, self._leases, self._namespace, key, ttl=ttl, wait=wait)
@@ -308,7 +308,7 @@ class SQLStore:
             }
         ).intersection(keys)
 
-    def behind(self, lease: SQLLease[Any]) -> Self:
+    def fenced_by(self, lease: SQLLease[Any]) -> Self:
         """Return a view of this store that rejects writes once this lease is lost."""
         fenced = copy.copy(self)
         fenced._lease = lease
@@ -327,9 +327,9 @@ class SQLStore:
         """Return the visible messages by seq, or with `full` all of them."""
         check_key(key)
         check_last(last)
-        check_whole(after=after)
+        check_optional_int(after=after)
 
-        def read(transaction: Transaction, damage: Damage | None) -> list[Message]:
+        def read(transaction: Transaction, damage: DamageReports | None) -> list[Message]:
             session = session_rows.find_session(transaction, self._namespace, key)
             if session is None:
                 return []
@@ -357,7 +357,7 @@ class SQLStore:
         session = self._dialect.run_read(
             lambda transaction: lifecycle.require_session(transaction, self._namespace, key)
         )
-        return session_info(session, self._dialect.damage.of(session.state.uid))
+        return session_info(session, self._dialect.damage.lost_seqs(session.state.uid))
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment."""
@@ -371,7 +371,7 @@ class SQLStore:
         check_key(key)
         check_last(last)
 
-        def read(transaction: Transaction, damage: Damage | None) -> SessionView:
+        def read(transaction: Transaction, damage: DamageReports | None) -> SessionView:
             session = lifecycle.require_session(transaction, self._namespace, key)
             state = session.state
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
@@ -380,7 +380,7 @@ class SQLStore:
                 transaction, session, damage, last=last, after=after
             )
             return SessionView(
-                info=session_info(session, self._dialect.damage.of(state.uid)),
+                info=session_info(session, self._dialect.damage.lost_seqs(state.uid)),
                 messages=tuple(messages),
                 upto=session.last_seq,
                 last=last,
@@ -393,7 +393,7 @@ class SQLStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return keys in byte order."""
-        check_whole(limit=limit)
+        check_optional_int(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit={limit}: how many keys, 0 or more")
         check_text(prefix=prefix, after=after)
@@ -437,26 +437,26 @@ class SQLStore:
     ) -> Iterator[Message]:
         """Yield each message after seq `after` once, as it arrives."""
         check_key(key)
-        check_required(after=after)
+        check_int(after=after)
         self._dialect.check_open()
         return self._follow(key, max(0, after), uid, timeout)
 
     def _follow(
         self, key: str, after: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
-        def read_new(seen: int) -> News | None:
+        def read_new(seen: int) -> NewMessages | None:
             return self._dialect.run_message_read(
                 lambda transaction, damage: self._new_messages(transaction, damage, key, seen)
             )
 
         with self._dialect.listening(self._namespace, key) as (wait, poll):
-            yield from arrivals(
+            yield from poll_messages(
                 read_new, wait, key, after=after, uid=uid, timeout=timeout, poll=poll
             )
 
     def _new_messages(
-        self, transaction: Transaction, damage: Damage | None, key: str, after: int
-    ) -> News | None:
+        self, transaction: Transaction, damage: DamageReports | None, key: str, after: int
+    ) -> NewMessages | None:
         found = session_rows.find_current(transaction, self._namespace, key)
         if found is None or found[1] <= after:
             return None if found is None else (*found, [])

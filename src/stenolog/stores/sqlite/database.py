@@ -25,9 +25,9 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.stores import log_reports
-from stenolog.stores.batches import twin
-from stenolog.stores.damaged_messages import Damage
-from stenolog.stores.disk import make_private, refusal
+from stenolog.stores.batches import copy_error
+from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.disk import make_private, write_problem
 from stenolog.stores.sqlite import database_file, schema
 from stenolog.stores.sqlite.connections import Settings, WriteConnection
 from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
@@ -49,7 +49,7 @@ class Database:
         self.file = database_file.resolve_path(file)
         self._path = database_file.DatabasePath(self.file)
         self.settings = settings
-        self.damage = Damage()
+        self.damage = DamageReports()
         """Damage that this process has found."""
         self.closed = False
         self._create_connections()
@@ -283,7 +283,7 @@ class Database:
         """Return the free bytes, and the reasons why writes will fail."""
         try:
             free = database_file.free_bytes(self.file)
-            reason = None if self.settings.read_only else refusal(self.file)
+            reason = None if self.settings.read_only else write_problem(self.file)
         except OSError as error:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
         problems = [] if reason is None else [reason]
@@ -373,7 +373,7 @@ def _finish_group(group: list[QueuedWrite], failure: StenologError | None) -> No
     for caller in group:
         if not caller.done:
             if failure is not None:
-                caller.error = failure if caller is group[0] else twin(failure)
+                caller.error = failure if caller is group[0] else copy_error(failure)
             caller.finish()
 
 

@@ -15,7 +15,7 @@ import apsw
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
-from stenolog.stores.catalog_file import catalogs_beside
+from stenolog.stores.catalog_file import find_catalogs
 from stenolog.stores.disk import open_descriptor, replace_file
 from stenolog.stores.filesystems import network_kind
 from stenolog.stores.sqlite.sqlite_errors import read_failure
@@ -158,7 +158,7 @@ def _permission_problems(file: Path) -> list[str]:
     # The folder may be shared, for example a project folder; only our files must be private.
     found = []
     companions = [file.with_name(file.name + end) for end in COMPANION_SUFFIXES]
-    for path in (file, *companions, *catalogs_beside(file)):
+    for path in (file, *companions, *find_catalogs(file)):
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from stenolog.errors import LeaseLost, OnceConflict, StenologError, StoreBusy
 from stenolog.records import Health
-from stenolog.stores.batches import Batch, token_bytes, twin
+from stenolog.stores.batches import Batch, copy_error, token_bytes
 from stenolog.stores.catalog_file import delete_catalogs
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import AppendResult, Row
 from stenolog.stores.sql.leases import (
     LEASES_BY_STORE,
@@ -48,7 +48,7 @@ class SQLiteDialect:
 
     def __init__(self, database: "Database") -> None:
         self.database = database
-        self.damage: Damage = database.damage
+        self.damage: DamageReports = database.damage
         self.check_open = database.check_open
         self.check_writable = database.check_writable
         self.close = database.close
@@ -70,7 +70,7 @@ class SQLiteDialect:
         with self.database.read() as transaction:
             return work(transaction)
 
-    def run_message_read(self, work: Callable[[Transaction, Damage | None], T]) -> T:
+    def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and its messages, on the data of one moment."""
         with self.database.read() as transaction:
             return work(transaction, self.damage)
@@ -138,7 +138,7 @@ class SQLiteDialect:
             self.database.run_shared(work)
         except StenologError as error:
             for index, _ in group:
-                results[index] = twin(error)
+                results[index] = copy_error(error)
 
     # --- notification ------------------------------------------------------------------------
 

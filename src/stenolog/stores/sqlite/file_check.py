@@ -8,7 +8,7 @@ from typing import Final
 import apsw
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.disk import refusal
+from stenolog.stores.disk import write_problem
 from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 from stenolog.stores.sqlite import database_file
@@ -76,7 +76,7 @@ def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterat
         yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
     for meaning in database_file.problems(file):
         yield Finding(kind="wide permissions", meaning=meaning, advice="Do as it says.")
-    cannot = refusal(file)
+    cannot = write_problem(file)
     if cannot is not None:
         meaning = "What is there can be read, but every message from now on is lost."
         yield Finding(kind="not writable", meaning=meaning, advice=f"{cannot}.")

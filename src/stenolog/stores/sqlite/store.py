@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stenolog.errors import UsageError
-from stenolog.stores.arguments import check_namespace, check_whole
-from stenolog.stores.catalog_file import beside_database
+from stenolog.stores.arguments import check_namespace, check_optional_int
+from stenolog.stores.catalog_file import catalog_path
 from stenolog.stores.sql.store import SQLStore
 from stenolog.stores.sqlite.dialect import SQLiteDialect
 
@@ -44,7 +44,7 @@ class SQLiteStore(SQLStore):
         check_namespace(namespace)
         if synchronous not in ("full", "normal"):
             raise UsageError(f"synchronous={synchronous!r}: full or normal is wanted")
-        check_whole(cache_kb=cache_kb)
+        check_optional_int(cache_kb=cache_kb)
         if not 1 <= cache_kb <= MAX_CACHE_KB:
             raise UsageError(f"cache_kb: a number from 1 to {MAX_CACHE_KB} is wanted")
 
@@ -65,7 +65,7 @@ class SQLiteStore(SQLStore):
         """
         if self.database.is_outdated:
             return None
-        return beside_database(self.database.file, self._namespace)
+        return catalog_path(self.database.file, self._namespace)
 
     def __repr__(self) -> str:
         return f"SQLiteStore({str(self.database.file)!r}, namespace={self._namespace!r})"

@@ -44,7 +44,7 @@ class Account:
         return {self.lines[i].seq for i in indexes if self.lines[i].kind == "message"}
 
     @property
-    def everything(self) -> set[int]:
+    def all_messages(self) -> set[int]:
         """All seqs, archived ones included."""
         return self.archived | self.messages(list(range(len(self.lines))))
 

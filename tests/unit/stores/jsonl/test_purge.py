@@ -331,7 +331,7 @@ def test_p8_nothing_is_deleted_of_what_may_come_back(
 
     with JSONLStore(tmp_path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(trash, "settle", fail)
+            patch.setattr(trash, "sync_renames", fail)
             with pytest.raises(MaybeStored):
                 store.purge(KEY)
         assert archives(tmp_path) == before

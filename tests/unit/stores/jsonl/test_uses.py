@@ -77,7 +77,7 @@ def test_p8_close_lets_go_of_every_file_after_ctrl_c_at_any_step(
             interrupt = error  # its traceback refers to the frames of the call
         where = strike.where
         # Python ignores an exception in the callback of a weak reference.
-        assert (interrupt is not None) == bool(where) or where.startswith("_left,")
+        assert (interrupt is not None) == bool(where) or where.startswith("_on_last_exit,")
         store.close()
         assert _descriptors() == [], where
         number += 1

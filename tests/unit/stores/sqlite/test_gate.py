@@ -15,7 +15,7 @@ import pytest
 
 from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy, StoreClosed
 from stenolog.stores.base import Append
-from stenolog.stores.batches import twin
+from stenolog.stores.batches import copy_error
 from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite, WriteQueue
 
 
@@ -135,7 +135,7 @@ def test_whoever_was_taken_and_not_told_goes_first() -> None:
 
 def test_each_caller_gets_an_error_of_its_own() -> None:
     error = OnceConflict("a", "t", 3)
-    other = twin(error)
+    other = copy_error(error)
     assert isinstance(other, OnceConflict)
     assert other is not error
     assert (other.key, other.token, other.seq, str(other)) == ("a", "t", 3, str(error))
