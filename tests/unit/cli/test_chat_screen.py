@@ -177,12 +177,12 @@ def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
         (Answer(key="k", text="**done**", outcome="command"), "done"),
         (
             Answer(key="k", text="the server is down", outcome="failed"),
-            "The server is down. Your message is kept; /retry asks again.",
+            "The server is down. Your message is saved; use /retry to try again.",
         ),
-        (Answer(key="k", text="Old.", outcome="again"), "Old. This was answered before."),
+        (Answer(key="k", text="Old.", outcome="again"), "Old. This message was already answered."),
         (
             Answer(key="k", text="", outcome="elsewhere"),
-            "Another process has the turn in this session; the answer comes there.",
+            "Another process is answering in this session; the answer appears there.",
         ),
     ],
     ids=lambda value: getattr(value, "outcome", ""),

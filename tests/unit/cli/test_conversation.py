@@ -176,7 +176,7 @@ def test_a_message_is_shown_answered_and_counted(source: PipeInput) -> None:
         "",
         status,
         "",
-        f"`steno chat {KEY}` goes on here.",
+        f"Resume with: steno chat {KEY}",
     ]
     assert one.told == []
 
@@ -216,7 +216,7 @@ def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_tw
 
     one = talk(source, act)
     assert one.history() == ["first", "To first: [interrupted]"]
-    assert "Stopped. What was said is kept; /retry asks for another answer." in one.shown
+    assert "Stopped. The answer so far is saved; /retry asks for another answer." in one.shown
 
 
 def test_what_waited_for_a_stopped_answer_is_answered_next(source: PipeInput) -> None:
@@ -243,7 +243,7 @@ def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -
     one = talk(source, act)
     assert sorted(map(str, one.history())) == ["To first: [interrupted]", "first", "second"]
     assert "Not run: /context" in one.shown
-    assert "> second\nStored, and not answered yet." in one.shown
+    assert "> second\nSaved, not answered yet." in one.shown
     assert "tokens are sent to" not in one.shown
     assert one.talk.code == 0
 
@@ -257,7 +257,7 @@ def test_what_waits_for_its_answer_is_not_waited_for_by_who_leaves(source: PipeI
 
     one = talk(source, act)
     assert one.history() == ["first", "second", "To first: [interrupted]"]
-    assert "Stored, and not answered yet." in one.shown
+    assert "Saved, not answered yet." in one.shown
     assert one.told == []
 
 

@@ -37,7 +37,7 @@ def _kinds(notes: list[CheckNote]) -> list[str]:
 def test_what_is_no_fault_is_told_only_if_asked_for(steno: Steno, in_terminal: InTerminal) -> None:
     plain = steno("doctor")
     assert plain.exit_code == 0
-    assert plain.stderr == "3 logs examined: all is well.\n"
+    assert plain.stderr == "Checked 3 logs: no problems found.\n"
     told = steno("doctor", "-v")
     assert told.exit_code == 0
     assert told.stdout == ""

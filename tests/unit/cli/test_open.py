@@ -16,7 +16,6 @@ from click.testing import Result
 from starlette.applications import Starlette
 
 from app_server import served
-from stenolog.cli.steno import COMMANDS
 from stenolog.gateway.access import Access
 from stenolog.gateway.access_token import Token, keep_token
 from stenolog.gateway.hosts import known
@@ -28,7 +27,6 @@ Steno = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Token:
     """The token that the settings name; no browser is ever opened."""
-    monkeypatch.setitem(COMMANDS, "open", "stenolog.cli.serve")
     monkeypatch.setenv("STENO_GATEWAY__TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setattr(webbrowser, "open", lambda url: pytest.fail(url))
     monkeypatch.setenv("DISPLAY", ":0")
@@ -167,8 +165,8 @@ def test_where_nothing_listens_it_says_how_to_start_it(steno: Steno) -> None:
         port = bound.getsockname()[1]
     result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"No gateway answers at 127.0.0.1:{port}" in result.stderr
-    assert "start it with: steno serve" in result.stderr
+    assert f"There is no gateway at 127.0.0.1:{port}" in result.stderr
+    assert "Start it with: steno serve" in result.stderr
 
 
 def test_a_token_that_is_not_taken_is_told(steno: Steno, token: Token) -> None:

@@ -86,6 +86,8 @@ def test_json_has_the_messages_exactly_as_they_were_given(steno: Steno) -> None:
     hidden = json.loads(steno("show", KEY, "--json", "--all").stdout)
     assert [one["hidden"] for one in hidden["messages"]] == [True, True, False, False]
     assert hidden["summary"] == "They counted to two."
+    listed = json.loads(steno("list", "--prefix", KEY, "--json").stdout)
+    assert hidden["title"] == listed["title"] == "message 1"
 
 
 # --- in a terminal ---------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_tools_are_short_in_a_terminal_and_whole_when_asked_for(in_terminal: InT
     assert '→ find(path="/home", pattern="xxxxx' in shown
     assert "x" * 60 not in shown
     assert "[2] tool · TIME · 0.3 s\nfile 0\n" in _golden(shown)
-    assert "file 10\n… 29 more lines; --tools shows them\n" in shown
+    assert "file 10\n… 29 more lines; use --tools to show them\n" in shown
     assert "tool_call_id" not in shown
     assert "stenolog" not in shown
     _, whole = in_terminal("show", "k", "--tools", NO_COLOR="1", LINES="100")

@@ -30,12 +30,6 @@ CASES = {
     "archive": ["archive telegram:123 --dry-run", "archive --all", "archive --all --json"],
     "backup": ["backup copies", "backup copies --verify"],
     "chat": ["hello | chat cli:new --model scripted", "hello | chat -r zebra --model scripted"],
-    "compact": [
-        "compact telegram:123 --model scripted --dry-run",
-        "compact telegram:123 --model scripted",
-        "compact telegram:123 --model scripted --json",
-        "compact nobody --model scripted",
-    ],
     "completion": ["completion bash"],
     "config": [
         "config path",
@@ -140,6 +134,12 @@ CASES = {
         "show telegram:124",
     ],
     "stats": ["stats", "stats --json", "stats --since 2026-01-06"],
+    "summarize": [
+        "summarize telegram:123 --model scripted --dry-run",
+        "summarize telegram:123 --model scripted",
+        "summarize telegram:123 --model scripted --json",
+        "summarize nobody --model scripted",
+    ],
     "tag": [
         "tag telegram:123",
         "tag telegram:123 +fun +work",
@@ -232,6 +232,6 @@ def _fixed(text: str, place: Path) -> str:
     text = re.sub(r"\([\d,]+ per second\)", "(N per second)", text)
     text = re.sub(r"about [\d,]+ → [\d,]+ tokens", "about N → M tokens", text)
     text = re.sub(r"about [\d,]+ tokens", "about N tokens", text)
-    text = re.sub(r'"(sent|tokens|tokens_before|tokens_after)": \d+', r'"\1": 0', text)
+    text = re.sub(r'"(input_tokens|tokens|tokens_before|tokens_after)": \d+', r'"\1": 0', text)
     text = re.sub(r"from byte [\d,]+ to", "from byte N to", text)
     return re.sub(r"(?m)[ \t]+$", "", text)
