@@ -64,7 +64,7 @@ def test_the_inspector_shows_what_the_model_will_see(looking: Looking) -> None:
     assert room + shares["reserve"] == 6_000
     rows = [int(one.replace(",", "")) for one in page.locator(".exact .took").all_inner_texts()]
     assert sum(rows) == sent
-    assert page.locator("#tokens").inner_text() == f"{short(sent)} tokens"
+    assert page.locator("#tokens").inner_text() == f"{short(sent)} tokens in next request"
     assert page.locator(".stack.used rect").count() == 5
     assert page.locator(".stack.whole rect").count() == 7
     exact = page.locator(".exact pre").first.inner_text()

@@ -37,9 +37,9 @@ class Nothing:
     async def deliver(self, answers: Sequence[Answer]) -> None:
         """Nobody is told."""
 
-    async def drain(self, *, patience: float) -> None:
+    async def drain(self, *, wait_seconds: float) -> None:
         """Nothing is on its way."""
-        del patience
+        del wait_seconds
 
     async def cut(self) -> None:
         """Nothing is being sent."""

@@ -67,7 +67,7 @@ def model() -> Iterator[ModelServer]:
 
 def _config(telegram: BusyTelegram) -> str:
     return (
-        f"patience = 0.5\n[channels.telegram]\ntoken = '{TOKEN}'\nallow = ['{ALICE}']\n"
+        f"shutdown_timeout = 0.5\n[channels.telegram]\ntoken = '{TOKEN}'\nallow = ['{ALICE}']\n"
         f"base_url = '{telegram.url}'\n"
         f"[webhooks.shop]\nsecret = '{SECRET}'\nallow = ['alice']\n"
     )

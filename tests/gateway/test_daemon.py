@@ -267,7 +267,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         settings = load_settings(
             config=tmp_path / "config.toml", environment={}, flags={"gateway.port": port}
         )
-        with pytest.raises(StenologError, match=f"port {port} of 127.0.0.1 is taken"):
+        with pytest.raises(StenologError, match=f"port {port} at 127.0.0.1 is in use"):
             asyncio.run(_serve(settings, Options()))
     assert not (tmp_path / "token").exists()
 

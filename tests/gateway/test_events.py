@@ -164,7 +164,7 @@ def test_what_happens_to_a_session_is_told_where_that_is_wanted(tmp_path: Path) 
 
 def test_an_end_of_the_gateway_ends_the_streams(tmp_path: Path) -> None:
     """At once, and not when the time is over that answers in flight have."""
-    with _served(tmp_path, patience=3_600.0) as served, served.client() as client:
+    with _served(tmp_path, shutdown_timeout=3_600.0) as served, served.client() as client:
         client.post("/v1/sessions/s/messages", json={"content": "Hello."})
         heard = threading.Event()
         ended: list[int] = []

@@ -164,6 +164,6 @@ class AllowList:
             self._refused.add(id)
             called = f" (@{name})" if name else ""
             _logger.warning(
-                "a message of %r%s was not answered; %s lists who is", id, called, self._setting
+                "ignored a message from %r%s, who is not in %s", id, called, self._setting
             )
         return False

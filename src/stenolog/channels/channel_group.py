@@ -100,16 +100,16 @@ class Channels:
                         try:
                             await wired.delivery.catch_up(instance, key)
                         except StenologError as error:
-                            _logger.warning("the answer in %r was not sent: %s", key, error)
+                            _logger.warning("an answer in %r was not sent: %s", key, error)
 
-    async def drain(self, *, patience: float) -> None:
-        """Stop receiving, and wait at most `patience` seconds for answers to be sent."""
+    async def drain(self, *, wait_seconds: float) -> None:
+        """Stop receiving, and wait at most `wait_seconds` for answers to be sent."""
         for wired in self._wired:
             wired.inbox.stop_recovering()
         tasks, self._tasks = self._tasks, []
         if await cancel_and_wait(tasks):
             raise asyncio.CancelledError
-        await asyncio.gather(*(wired.inbox.drain(patience) for wired in self._wired))
+        await asyncio.gather(*(wired.inbox.drain(wait_seconds) for wired in self._wired))
 
     async def cut(self) -> None:
         """Stop sending before the stores are closed, so that unsent answers can be recorded."""
@@ -118,7 +118,7 @@ class Channels:
 
     async def close(self) -> None:
         """Cancel everything that is left, and close. A second call does nothing."""
-        await self.drain(patience=0)
+        await self.drain(wait_seconds=0)
         for wired in self._wired:
             await wired.inbox.close()
             await wired.channel.close()
@@ -143,7 +143,7 @@ async def _run(wired: _Wired) -> None:
     try:
         await wired.channel.run(wired.inbox)
     except Exception:
-        _logger.exception("the channel %s has ended", wired.channel.name)
+        _logger.exception("channel %s stopped after an error", wired.channel.name)
 
 
 def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
@@ -170,8 +170,8 @@ def _webhook_secret(settings: Settings, name: str) -> str:
     secret = _secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
     if len(secret) < LEAST_SECRET:
         raise UsageError(
-            f"webhooks.{name}: a secret of at least {LEAST_SECRET} characters is wanted, "
-            "in secret or in the variable that secret_env names"
+            f"webhooks.{name} needs a secret of at least {LEAST_SECRET} characters: set secret, or "
+            "the variable that secret_env names"
         )
     return secret
 
@@ -185,5 +185,5 @@ def _secret(settings: Settings, given: str, variable: str, setting: str) -> str:
         return given
     found = settings.keys.get(variable, "")
     if not found:
-        raise UsageError(f"{setting} names the variable {variable}, which is not set or empty")
+        raise UsageError(f"{setting} names the variable {variable}, which is not set; set it")
     return found

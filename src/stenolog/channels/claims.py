@@ -48,7 +48,7 @@ class Claims:
         self._check_open()
         lock = self._locks.setdefault(name, asyncio.Lock())
         if lock.locked() and not wait:
-            raise StoreBusy(f"{name} is being done by this process")
+            raise StoreBusy(f"this process already holds the claim {name}")
         async with lock:
             self._check_open()
             lease = await self._take(self._store, name, wait=wait)
@@ -86,7 +86,7 @@ class Claims:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosed("the channels were closed before this call")
+            raise StoreClosed("the channels are closed")
 
     async def _take(self, store: Store, name: str, *, wait: bool) -> Lease:
         while True:

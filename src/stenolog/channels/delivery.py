@@ -146,8 +146,8 @@ def due(
 
 
 UNSURE: Final = (
-    "An answer may not have reached you: I was interrupted while I sent it. "
-    "/retry has your last message answered again."
+    "An answer may not have reached you: I was interrupted while sending it. "
+    "Send /retry to get your last message answered again."
 )
 _FRESH: Final = timedelta(days=1)
 """Maximum age of a message whose answer is still delivered."""
@@ -205,7 +205,9 @@ class Delivery:
             try:
                 await self.catch_up(instance, answer.key, only_owed=True)
             except StenologError as error:
-                _logger.warning("what is owed in %r waits: %s", answer.key, error)
+                _logger.warning(
+                    "unsent answers in %r wait for the next attempt: %s", answer.key, error
+                )
 
     async def cut(self) -> None:
         """Stop sending while marks can still be written; the next start continues."""
@@ -255,7 +257,7 @@ class Delivery:
         except StoreBusy:
             return False
         except StenologError as error:
-            _logger.warning("%s could not be looked after: %s", key, error)
+            _logger.warning("could not check %r for unsent answers: %s", key, error)
         return True
 
     async def _is_stopping_within(self, seconds: float) -> bool:
@@ -296,7 +298,7 @@ class Delivery:
             try:
                 page = await self._loop.run(instance.catalog.list, limit=_PAGE, after=after)
             except StenologError as error:
-                _logger.warning("answers that were not sent could not be looked for: %s", error)
+                _logger.warning("could not search for unsent answers: %s", error)
                 return
             for entry in page.entries:
                 yield entry
@@ -311,7 +313,7 @@ class Delivery:
             mark = await self._mark(instance, key)
             if mark is not None and self._is_sending(mark):
                 _logger.warning(
-                    "nobody knows whether the answer at %s of %r arrived", mark.seq, key
+                    "it is unknown whether answer %s in %r was delivered", mark.seq, key
                 )
                 await self._tell_unsure(instance, key, mark)
 
@@ -338,12 +340,12 @@ class Delivery:
                 return await running
             except StoreUnavailable as error:
                 # Without a mark it must not be sent.
-                _logger.warning("the answer at %s of %r waits: %s", answer.seq, key, error)
+                _logger.warning("answer %s in %r is sent later: %s", answer.seq, key, error)
                 await asyncio.sleep(self._pause * attempt)
             except StenologError as error:
-                _logger.warning("the answer at %s of %r was not sent: %s", answer.seq, key, error)
+                _logger.warning("answer %s in %r was not sent: %s", answer.seq, key, error)
                 return False
-        _logger.error("the answer at %s of %r is left to the next start", answer.seq, key)
+        _logger.error("answer %s in %r is sent after the next start", answer.seq, key)
         return False
 
     async def _deliver(self, instance: AgentInstance, key: str, answer: Due) -> bool:
@@ -361,10 +363,12 @@ class Delivery:
                 await self._set_mark(instance, key, mark)
                 await self._send(answer.origin, answer.text, handed_over)
             except Undeliverable as error:
-                _logger.warning("the answer at %s of %r was refused: %s", answer.seq, key, error)
+                _logger.warning(
+                    "answer %s in %r was rejected by the app: %s", answer.seq, key, error
+                )
                 await self._set_mark(instance, key, replace(mark, state="refused"))
             except (NotSent, MaybeSent) as error:
-                _logger.warning("the answer at %s of %r: %s", answer.seq, key, error)
+                _logger.warning("answer %s in %r: %s", answer.seq, key, error)
                 if handed_over:
                     await self._tell_unsure(instance, key, mark)
                 else:
@@ -383,7 +387,7 @@ class Delivery:
         try:
             await self._set_mark(instance, key, mark)
         except Exception:
-            _logger.exception("that nothing was sent in %r could not be noted", key)
+            _logger.exception("could not record that an answer in %r was not sent", key)
 
     async def _send(self, origin: Place, text: str, handed_over: list[str]) -> None:
         """Send a text in pieces. `handed_over` gets each piece that may have arrived."""
@@ -404,7 +408,7 @@ class Delivery:
                 except (MaybeSent, Undeliverable):
                     raise
                 except Exception as error:  # noqa: BLE001 - its text might contain a secret
-                    raise MaybeSent(f"it failed with {type(error).__name__}") from None
+                    raise MaybeSent(f"sending failed with {type(error).__name__}") from None
                 else:
                     break
 

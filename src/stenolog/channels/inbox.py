@@ -123,7 +123,12 @@ class GoingOn:
         try:
             await self._loop.run(instance.store.set_meta, own, **{FIELD: fields})
         except StenologError as error:
-            _logger.warning("after a restart %r goes on where it was: %s", own, error)
+            _logger.warning(
+                "could not store which session %r continues in; a restart returns to the old one: "
+                "%s",
+                own,
+                error,
+            )
         else:
             del self._kept[instance.id, own]
 
@@ -192,7 +197,12 @@ class Register:
             raise
         except StenologError as error:
             # The message is accepted anyway, as if the log could not be written.
-            _logger.warning("if a message in %r comes again, it may be new: %s", own, error)
+            _logger.warning(
+                "could not store the id of a message in %r; if it is sent again, it may be "
+                "answered twice: %s",
+                own,
+                error,
+            )
             return 0
 
     async def begin(self, instance: AgentInstance, own: str, arrival: Arrival) -> bool:
@@ -214,7 +224,12 @@ class Register:
         except UsageError:
             raise
         except StenologError as error:
-            _logger.warning("if a command in %r comes again, it is obeyed again: %s", own, error)
+            _logger.warning(
+                "could not store that a command in %r was run; if it is sent again, it runs "
+                "again: %s",
+                own,
+                error,
+            )
         return True
 
     async def undo(self, instance: AgentInstance, own: str, arrival: Arrival) -> None:
@@ -238,16 +253,16 @@ T = TypeVar("T")
 
 _QUIET: Final = (CLOSING, TAKEN_OVER)
 """Outcomes without a message: the process that resumes the turn delivers its answer."""
-_WORDLESS: Final = "(The model answered without a word.)"
-_NOT_SAVED: Final = "This is not saved yet, because nothing can be stored right now."
+_WORDLESS: Final = "(The model returned an empty answer.)"
+_NOT_SAVED: Final = "This is not saved yet, because storage is not available right now."
 _REASONS: Final[Mapping[type[StenologError], str]] = {
     ContextTooSmall: "the conversation is too long for the model",
     ModelRefused: "the model did not accept the request",
     ModelUnavailable: "the model cannot be reached right now",
-    StoreUnavailable: "the store cannot be used right now",
+    StoreUnavailable: "storage is not available right now",
 }
 _UNKNOWN: Final = "something went wrong"
-_BROKEN: Final = "Something went wrong with your message, and it is not answered."
+_BROKEN: Final = "Your message could not be answered because of an internal error."
 _MOST_CRASHES: Final = 3
 _REMEMBERED: Final = 1_000
 _TYPING: Final = 4.0
@@ -321,11 +336,11 @@ class Inbox:
             # arrive.
             _begin(self._delivery.recover(), self._recovering)
 
-    async def drain(self, patience: float) -> None:
-        """Wait at most `patience` seconds until all messages are answered and answers delivered."""
+    async def drain(self, wait_seconds: float) -> None:
+        """Wait at most `wait_seconds` until all messages are answered and answers delivered."""
         self.stop_recovering()
         if under_way := self._tasks | self._recovering:
-            await asyncio.wait(under_way, timeout=max(patience, 0))
+            await asyncio.wait(under_way, timeout=max(wait_seconds, 0))
 
     def stop_recovering(self) -> None:
         """Stop recovering answers of a killed process; the next start continues."""
@@ -348,10 +363,10 @@ class Inbox:
             _settle(durable, True)
             if self._delivery is None:
                 raise
-            await self._say(arrival, f"That cannot be taken in: {error}.")
+            await self._say(arrival, f"Your message cannot be accepted: {error}.")
             return None
         except StenologError as error:
-            _logger.warning("%s: a message was not taken in: %s", self._channel, error)
+            _logger.warning("%s: a message was not stored: %s", self._channel, error)
             return None
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
@@ -379,7 +394,9 @@ class Inbox:
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
         if hearing.not_saved:
-            _logger.warning("%s: %r is not saved: %s", self._channel, answer.key, hearing.not_saved)
+            _logger.warning(
+                "%s: %r is not stored: %s", self._channel, answer.key, hearing.not_saved
+            )
         is_durable = answer.outcome != "failed" or answer.saved
         _settle(durable, is_durable)
         if not is_durable and not self._is_first(arrival):
@@ -516,7 +533,7 @@ def words_for(answer: Answer) -> str:
     if answer.error is not None or answer.outcome == "failed":
         if text in _QUIET:
             return ""
-        kept = "Your message is kept." if answer.saved else _NOT_SAVED
+        kept = "Your message is saved." if answer.saved else _NOT_SAVED
         return f"I could not answer: {_reason(answer.error)}. {kept}"
     if answer.outcome == "answered" and not text.strip():
         text = _WORDLESS

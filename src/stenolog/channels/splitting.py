@@ -57,7 +57,7 @@ def split(text: str, limit: int) -> list[str]:
 def pieces(text: str, limit: int) -> list[Piece]:
     """Return the messages, with added fences separate from the text."""
     if limit < LEAST:
-        raise UsageError(f"limit={limit}: a message has at least {LEAST} characters")
+        raise UsageError(f"limit must be {LEAST} or more, not {limit}")
     found: list[Piece] = []
     rest, fence = text.strip("\n"), ""
     while rest.strip():

@@ -114,7 +114,7 @@ class Offsets:
 
 NAME: Final = "telegram"
 _SERVER: Final = "https://api.telegram.org"
-_TEXT_ONLY: Final = "I understand only text."
+_TEXT_ONLY: Final = "I can only read text messages."
 _LONG_POLL: Final = 25
 """Seconds that the server keeps a request for updates open."""
 _LONGEST: Final = 60.0
@@ -194,8 +194,8 @@ class Telegram:
             except _Stopped:
                 break
         _logger.error(
-            "Telegram refuses the bot's token; the bot is off until the token is right and the "
-            "program is started again"
+            "Telegram rejected the bot's token, so the bot is off; correct the token and start "
+            "the gateway again"
         )
 
     async def _poll_if_free(self, inward: Inward) -> None:
@@ -258,7 +258,9 @@ class Telegram:
             except TelegramError as error:
                 words = self._words(error)
                 if isinstance(error, Conflict):
-                    words = "another program polls for this bot; waiting until it ends"
+                    words = (
+                        "another program receives the messages of this bot; waiting until it stops"
+                    )
                 if words != told:
                     told = words
                     _logger.warning("telegram: %s", words)

@@ -88,7 +88,7 @@ _LIMIT: Final = 1_000_000
 _CHAT: Final = "#"
 """Prefix of the name of a chat in session keys, so that it never equals a sender."""
 _TYPES: Final = {401: "authentication_error", 403: "permission_error"}
-_REFUSED: Final = "the signature is missing, wrong or too old"
+_REFUSED: Final = "the signature is missing, wrong or too old; sign the body again"
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -149,7 +149,7 @@ class Webhook:
         if status == 429:
             raise NotSent("reply_url is busy (429)")
         if 300 <= status < 500:
-            raise Undeliverable(f"reply_url does not take it ({status})")
+            raise Undeliverable(f"reply_url rejected the answer ({status})")
         if status >= 500:
             raise MaybeSent(f"reply_url failed ({status})")
 
@@ -169,7 +169,7 @@ class Webhook:
     def arrival(self, posted: Posted) -> Arrival:
         """Convert a posted message to an Arrival. Raises UsageError."""
         if posted.sender.startswith(_CHAT):
-            raise UsageError(f"the name of a sender does not begin with {_CHAT}")
+            raise UsageError(f"sender must not start with {_CHAT}")
         scope: Scope = "group" if posted.chat else "thread" if posted.thread else "sender"
         origin = {"channel": self.name, "sender": posted.sender, "id": posted.id}
         origin |= {"chat": posted.chat} if posted.chat else {}
@@ -206,15 +206,17 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
         try:
             body = await pending.read(request)
         except ClientDisconnect:
-            return _error(400, "the message did not come to its end", code="disconnected")
+            return _error(
+                400, "the client disconnected before the message was complete", code="disconnected"
+            )
         except GaveWay:
             words = "too many messages are being received; send it again"
             return _unavailable(words, code="too_many")
         except TimeoutError:
-            words = f"the message did not come within {BODY_SECONDS:.0f} s"
+            words = f"the message did not arrive within {BODY_SECONDS:.0f} s; send it again"
             return _error(408, words, code="request_timeout")
         if body is None:
-            return _error(413, f"a message has at most {MOST_BODY:,} bytes", code="too_long")
+            return _error(413, f"the message has more than {MOST_BODY:,} bytes", code="too_long")
         if not is_signed(
             found[0].secret, body, header, now=time.time()
         ):  # guard: webhook-signature
@@ -228,11 +230,11 @@ async def _take_in(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
     try:
         posted = msgspec.json.decode(body, type=Posted)
     except msgspec.DecodeError as error:
-        return _error(400, f"the message is not as it should be: {error}", code="wrong_message")
+        return _error(400, f"invalid message: {error}", code="wrong_message")
     if not hook.allowed.allows(posted.sender):  # guard: webhook-allow-list
-        return _error(403, "this sender is not answered", code="sender_not_allowed")
+        return _error(403, "this sender is not in the allow list", code="sender_not_allowed")
     if inbox.full:
-        return _unavailable("too many messages are being answered", code="too_many")
+        return _unavailable("too many messages are being answered; send it again", code="too_many")
     try:
         incoming = inbox.take_in(hook.arrival(posted))
         if hook.replies:

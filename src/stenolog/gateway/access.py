@@ -41,8 +41,8 @@ _PROTECTION: Final = {
 _METHODS: Final = "GET, POST, PUT, PATCH, DELETE"
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{1,2000}")
 _WHO: Final = (
-    "Send the token of this gateway as `Authorization: Bearer TOKEN`; "
-    "`steno open` opens it in a browser."
+    "The access token is missing or wrong. Send it as `Authorization: Bearer TOKEN`, or run "
+    "`steno open` to sign a browser in."
 )
 
 
@@ -106,21 +106,21 @@ class Access:
     def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the response to a malformed request, a wrong host or a forbidden origin."""
         if not is_ours(_values(headers, "host"), self._known):  # guard: known-hosts-only
-            words = "This is not the host that was asked for; gateway.hosts names further ones."
+            words = "The gateway does not serve this host name. Add the name to gateway.hosts."
             return failure(421, words, code="wrong_host")
         if not _raw_path(scope).startswith(b"/"):
-            return failure(400, "A path is wanted.", code="wrong_target")
+            return failure(400, "The request target must be a path.", code="wrong_target")
         if _head_bytes(scope) > HEAD_BYTES:  # guard: head-size-limit
-            words = f"The head of a request may have {HEAD_BYTES:,} bytes, and this has more."
+            words = f"The request line and the headers have more than {HEAD_BYTES:,} bytes."
             closing = {"Connection": "close"}
             return failure(431, words, code="head_too_large", headers=closing)
         if "content-length" in headers and "transfer-encoding" in headers:
             # Proxies may not agree on where such a request ends.
-            words = "A request has a Content-Length or a Transfer-Encoding, not both."
+            words = "The request has a Content-Length and a Transfer-Encoding. Send only one."
             return failure(400, words, code="two_lengths", headers={"Connection": "close"})
         origins = _values(headers, "origin")
         if origins and not self._may_ask(origins, headers):  # guard: origin-check
-            words = "Pages of this origin may not use this gateway; gateway.origins names others."
+            words = "Pages of this origin may not use the gateway. Add it to gateway.origins."
             return failure(403, words, code="foreign_origin")
         return None
 
@@ -180,7 +180,7 @@ class Access:
             return failure(401, _WHO, code="invalid_api_key", headers=wanted)
         if caller == "cookie" and scope["method"] not in _SAFE and not _is_own_page(headers):
             # A browser sends the cookie with requests of any page.
-            words = "With a cookie, only pages of this gateway may change anything."
+            words = "With a cookie, only pages of this gateway may change data. Send the token."
             return failure(403, words, code="foreign_page")
         return None
 

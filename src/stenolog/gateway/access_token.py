@@ -85,24 +85,24 @@ def keep_token(file: Path) -> Token:
         try:
             _make(file)
         except OSError as error:
-            raise _wrong(file, f"it cannot be made: {error.strerror or error}") from error
+            raise _wrong(file, f"it cannot be created: {error.strerror or error}") from error
     return read_token(file)
 
 
 def _content(file: Path, descriptor: int) -> bytes:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise _wrong(file, "this is no file")
+        raise _wrong(file, "this is not a regular file")
     # Even for root: another owner can read and change the file.
     if found.st_uid not in (os.geteuid(), 0):
-        raise _wrong(file, "it belongs to another user, who can read and change it")
+        raise _wrong(file, "it belongs to another user, who could read and change it")
     if found.st_mode & 0o077:  # guard: token-file-mode
-        raise _wrong(file, f"others than its owner can read or change it; run: chmod 600 {file}")
+        raise _wrong(file, f"other users can read or change it; run: chmod 600 {file}")
     content = os.read(descriptor, _MOST + 3).rstrip(b"\r\n")
     if not _WRITTEN.fullmatch(content):
         words = (
-            f"there is no token in it, which is one line of {_LEAST} to {_MOST} letters, digits "
-            "and - . _ ~ + / =; remove the file, and `steno serve` makes another"
+            f"it must contain one line of {_LEAST} to {_MOST} letters, digits and - . _ ~ + / =; "
+            "remove the file, and `steno serve` creates a new one"
         )
         raise _wrong(file, words)
     return content
@@ -129,9 +129,9 @@ def _make(file: Path) -> None:
 
 def _why_not_opened(error: OSError) -> str:
     if error.errno == errno.ENOENT:
-        return "there is no such file; `steno serve` makes it"
+        return "there is no such file; `steno serve` creates it"
     if error.errno in (errno.ELOOP, errno.EMLINK):
-        return "it is a symbolic link, which could show elsewhere tomorrow; name the file itself"
+        return "it is a symbolic link, which others may be able to change; name the file itself"
     return f"it cannot be read: {error.strerror or error}"
 
 

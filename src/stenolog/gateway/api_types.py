@@ -31,13 +31,13 @@ HIGHEST: Final = 2**53 - 1
 Seq = Annotated[int, Meta(ge=0, le=HIGHEST)]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Moment = Annotated[
-    datetime, Meta(tz=True, description="A time with its zone, as in `2026-01-31T08:00:00Z`.")
+    datetime, Meta(tz=True, description="Time with a zone, such as `2026-01-31T08:00:00Z`.")
 ]
 After = Annotated[
     str,
-    Meta(description="Where this page begins: the `after` of the page before, as it was given."),
+    Meta(description="Start of this page: `after` of the previous page, unchanged."),
 ]
-Prefix = Annotated[str, Meta(description="Only sessions whose key begins so.")]
+Prefix = Annotated[str, Meta(description="Only sessions whose key starts with this text.")]
 Tag = Annotated[str, Meta(description="Only sessions with this tag.")]
 
 
@@ -48,7 +48,7 @@ class OfAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Query parameter of all requests: the agent."""
 
     agent: Annotated[
-        str, Meta(description="The agent; `main` is the one that `[agent]` describes.")
+        str, Meta(description="Name of the agent. `main` is the agent of `[agent]`.")
     ] = "main"
 
 
@@ -56,21 +56,21 @@ class ListQuery(OfAgent, frozen=True, kw_only=True):
     """Query parameters of the list of sessions."""
 
     limit: Annotated[
-        int, Meta(ge=1, le=MOST_SESSIONS, description="How many sessions a page has.")
+        int, Meta(ge=1, le=MOST_SESSIONS, description="Maximum number of sessions.")
     ] = 50
     after: After | UnsetType = UNSET
     prefix: Prefix = ""
     tag: Tag | UnsetType = UNSET
     channel: (
         Annotated[
-            str, Meta(description="Only sessions of this channel: what a key has before its `:`.")
+            str, Meta(description="Only sessions of this channel: the part of a key before `:`.")
         ]
         | UnsetType
     ) = UNSET
     state: (
         Annotated[
             State,
-            Meta(description="Only sessions in this state; interrupted: not answered to the end."),
+            Meta(description="Only sessions in this state. interrupted: not fully answered."),
         ]
         | UnsetType
     ) = UNSET
@@ -80,17 +80,17 @@ class MessagesQuery(OfAgent, frozen=True, kw_only=True):
     """Query parameters of the messages of a session."""
 
     last: (
-        Annotated[int, Meta(ge=1, le=HIGHEST, description="Only so many of the last ones.")]
+        Annotated[int, Meta(ge=1, le=HIGHEST, description="Only this many of the last messages.")]
         | UnsetType
     ) = UNSET
     after: Annotated[
-        int, Meta(ge=0, le=HIGHEST, description="Only messages behind the one of this seq.")
+        int, Meta(ge=0, le=HIGHEST, description="Only messages with a higher seq.")
     ] = 0
-    full: Annotated[
-        bool, Meta(description="Hidden, replaced and archived messages too, marked as hidden.")
-    ] = False
+    full: Annotated[bool, Meta(description="Include hidden, replaced and archived messages.")] = (
+        False
+    )
     limit: Annotated[
-        int, Meta(ge=1, le=MOST_MESSAGES, description="How many messages a page has at most.")
+        int, Meta(ge=1, le=MOST_MESSAGES, description="Maximum number of messages.")
     ] = 100
 
 
@@ -100,26 +100,28 @@ class SearchQuery(OfAgent, frozen=True, kw_only=True):
     q: Annotated[
         str,
         Meta(
-            description='All these words; `"in quotes"`: in this order; `-word`: without it; '
-            "`wor*`: words that begin so."
+            description='Words that a message must contain. `"in quotes"`: a phrase; `-word`: '
+            "exclude it; `wor*`: words that start with `wor`."
         ),
     ]
-    role: Annotated[str, Meta(description="Only what was said in this role.")] | UnsetType = UNSET
+    role: Annotated[str, Meta(description="Only messages with this role.")] | UnsetType = UNSET
     prefix: Prefix = ""
     tag: Tag | UnsetType = UNSET
     since: Moment | UnsetType = UNSET
     until: Moment | UnsetType = UNSET
-    limit: Annotated[int, Meta(ge=1, le=MOST_HITS, description="How many hits a page has.")] = 20
-    newest: Annotated[bool, Meta(description="The newest first, instead of the best.")] = False
+    limit: Annotated[int, Meta(ge=1, le=MOST_HITS, description="Maximum number of hits.")] = 20
+    newest: Annotated[
+        bool, Meta(description="Sort by time, newest first, instead of by relevance.")
+    ] = False
     after: After | UnsetType = UNSET
 
 
 class Nothing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nothing is to be said; the body may be left out."""
+    """An empty body, which may be omitted."""
 
 
 class Changed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a session is called from now on; what is left out stays as it is."""
+    """New title and tags of a session. Omitted fields stay unchanged."""
 
     title: Annotated[str, Meta(max_length=1_000)] | UnsetType | None = UNSET
     tags: (
@@ -129,11 +131,11 @@ class Changed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Restoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which of the deleted sessions of a key comes back, and as what."""
+    """The deleted session to restore, and its new key."""
 
     uid: (
         Annotated[
-            str, Meta(min_length=1, max_length=200, description="Which one; else the last deleted.")
+            str, Meta(min_length=1, max_length=200, description="Default: the last deleted one.")
         ]
         | UnsetType
     ) = UNSET
@@ -150,7 +152,7 @@ class Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str,
         Meta(
             max_length=MAX_TOKEN_BYTES,
-            description="An id of your own: sent again, the message is stored and answered once.",
+            description="Id of the message. A repeated id is stored and answered once.",
         ),
     ] = ""
     new_session: Annotated[
@@ -159,10 +161,10 @@ class Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Forking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a copy of a session is called, and up to where it goes."""
+    """Key and last message of a copy of a session."""
 
     new_key: Key
-    at: Annotated[Seq, Meta(description="The seq of the last message of it.")] | UnsetType = UNSET
+    at: Annotated[Seq, Meta(description="Seq of its last message.")] | UnsetType = UNSET
 
 
 # --- responses -------------------------------------------------------------------------------
@@ -174,8 +176,8 @@ class SessionShown(Struct, frozen=True, kw_only=True):
     key: str
     uid: str
     """Identifies the session. A session created again under the same key has another uid."""
-    title: str | None
-    """Title set by a user; None if there is none."""
+    title: str
+    """The title that was set, or else the start of the first prompt, as in the list."""
     tags: tuple[str, ...]
     state: State
     summary: str
@@ -196,7 +198,7 @@ class SessionShown(Struct, frozen=True, kw_only=True):
 
 
 class MessageShown(Struct, frozen=True, kw_only=True):
-    """One message, and where it stands."""
+    """One message with its seq and time."""
 
     seq: int
     at: datetime
@@ -206,7 +208,7 @@ class MessageShown(Struct, frozen=True, kw_only=True):
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):
-    """Some of the messages of a session, by seq."""
+    """A page of messages, by seq."""
 
     messages: Sequence[MessageShown]
     after: int | None
@@ -214,7 +216,7 @@ class MessagePage(Struct, frozen=True, kw_only=True):
 
 
 class Events(Struct, frozen=True, kw_only=True):
-    """What came of a message."""
+    """The answer to a message."""
 
     answer: str
     outcome: str
@@ -228,7 +230,7 @@ class Events(Struct, frozen=True, kw_only=True):
 
 
 class CompactionShown(Struct, frozen=True, kw_only=True):
-    """What a compaction did; `undo` takes it back."""
+    """Result of a summary. `undo` can undo it."""
 
     compacted: int
     """Number of summarized messages; 0 if there was nothing to summarize."""
@@ -240,13 +242,13 @@ class CompactionShown(Struct, frozen=True, kw_only=True):
 
 
 class Stopped(Struct, frozen=True, kw_only=True):
-    """Whether an answer was being made."""
+    """Whether an answer was in progress."""
 
     stopped: bool
 
 
 class Counted(Struct, frozen=True, kw_only=True):
-    """How much there is of something."""
+    """Numbers of a group of sessions."""
 
     sessions: int = 0
     messages: int = 0
@@ -254,7 +256,7 @@ class Counted(Struct, frozen=True, kw_only=True):
 
 
 class Stats(Struct, frozen=True, kw_only=True):
-    """How much there is in all."""
+    """Numbers of all sessions, also by channel and state."""
 
     sessions: int
     messages: int
@@ -269,14 +271,14 @@ class Stats(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """That the gateway lives, or can be used."""
+    """Status of the gateway."""
 
     status: str
     version: str
 
 
 class Words(Struct, frozen=True, kw_only=True):
-    """What went wrong: in words, and for programs."""
+    """Description of an error, for people and for programs."""
 
     message: str
     type: str
@@ -284,7 +286,7 @@ class Words(Struct, frozen=True, kw_only=True):
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """An error, in the shape that clients of OpenAI know."""
+    """An error in OpenAI's format."""
 
     error: Words
 

@@ -29,6 +29,7 @@ from stenolog.gateway.viewer.routes import viewer_routes
 
 WEBHOOKS: Final = "/webhooks/"
 _BODY_SECONDS: Final = 30.0
+_CLOSING: Final = "the gateway is shutting down"
 
 
 async def healthz(request: Request) -> Response:
@@ -50,16 +51,16 @@ async def readyz(request: Request) -> Response:
 
 async def _problems(gateway: Gateway) -> tuple[str, ...]:
     if gateway.closing.is_set():
-        return ("the gateway closes",)
+        return (_CLOSING,)
     found = []
     for agent in gateway.loop.registry:
         try:
             # Only the health of the store counts: a wrong request says nothing about it.
             well = await gateway.loop.run(_is_well, agent)
         except StoreClosed:
-            return ("the gateway closes",)
+            return (_CLOSING,)
         if not well:
-            found.append(f"the store of agent {agent.id or 'main'!r} cannot be relied on now")
+            found.append(f"the store of agent {agent.id or 'main'!r} does not work")
     return tuple(found)
 
 
@@ -72,7 +73,7 @@ HEALTH: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/healthz",
         name="healthz",
-        summary="Whether the process lives.",
+        summary="Check whether the process runs.",
         raw=healthz,
         query=None,
         response=Health,
@@ -82,7 +83,7 @@ HEALTH: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/readyz",
         name="readyz",
-        summary="Whether every agent and its store can be used.",
+        summary="Check whether the stores of all agents work.",
         raw=readyz,
         query=None,
         response=Health,

@@ -322,7 +322,7 @@ def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
     if name in main.spec.models:
         return main, name
     known = ", ".join(_names(gateway))
-    raise HTTPException(404, f"there is no model {name!r} here; there are: {known}")
+    raise HTTPException(404, f"there is no model {name!r}; available: {known}")
 
 
 def _fields(body: bytes) -> set[str]:
@@ -354,7 +354,7 @@ def _key(request: Request) -> str | None:
 def _once(request: Request) -> str:
     token = request.headers.get("idempotency-key", "")
     if len(token.encode("latin-1")) > MAX_TOKEN_BYTES:
-        raise UsageError(f"Idempotency-Key: at most {MAX_TOKEN_BYTES} bytes are taken")
+        raise UsageError(f"Idempotency-Key must have at most {MAX_TOKEN_BYTES} bytes")
     return token
 
 
@@ -452,7 +452,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path="/v1/chat/completions",
         name="chat",
-        summary="An answer in OpenAI's shape; with a session, it is kept and remembered.",
+        summary="Answer a chat in OpenAI's format. With a session, messages and answer are stored.",
         raw=chat_completions,
         query=None,
         body_schema={
@@ -483,7 +483,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/v1/models",
         name="models",
-        summary="The agents, and the models that may be chosen, as OpenAI lists models.",
+        summary="List the agents and the models that can be chosen, in OpenAI's format.",
         raw=models,
         query=None,
         response_schema=_OBJECT,

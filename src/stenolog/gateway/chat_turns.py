@@ -187,8 +187,8 @@ def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tupl
             continue
         if unknown:
             raise UsageError(
-                f"messages: nobody waits for the result of the call {unknown[0].id!r}; the call "
-                "must stand before it, in this session or in the request"
+                f"messages: there is no pending tool call {unknown[0].id!r} for this result; the "
+                "call must come before it, in the session or in the request"
             )
         kept.append(body)
     return tuple(kept)
@@ -278,7 +278,7 @@ def _replaced(
         return [*history[: found.keep], *_with_request(wanted, found.new)]
 
     if replace_history(sessions, view.key, tail_replaced, view) != "done":
-        words = "others wait for an answer in this session; try again in a moment"
+        words = "other messages in this session are being answered; try again in a moment"
         return Answer(key=view.key, text=words, outcome="failed")
     return None
 

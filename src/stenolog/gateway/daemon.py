@@ -62,8 +62,8 @@ class Attached(Protocol):
         """Send answers that no client waits for, each at most once."""
         ...
 
-    async def drain(self, *, patience: float) -> None:
-        """Stop receiving; wait up to `patience` seconds until received messages are answered."""
+    async def drain(self, *, wait_seconds: float) -> None:
+        """Stop receiving; wait up to `wait_seconds` until received messages are answered."""
         ...
 
     async def cut(self) -> None:
@@ -94,15 +94,15 @@ def listen(host: str, port: int) -> list[socket.socket]:
             first.close()
             if port != 0:
                 words = (
-                    f"port {port} of {other} is taken by another program, which would get requests "
-                    "for http://localhost; --port takes another one"
+                    f"another program uses port {port} at {other} and would get requests for "
+                    "http://localhost; choose another port with --port"
                 )
                 raise UsageError(words) from error
         except UsageError as error:
             reason = error.__cause__
             if not isinstance(reason, OSError) or reason.errno not in _NO_ADDRESS:
                 _logger.warning(
-                    "The gateway listens only at %s: %s. Another program that listens at %s would "
+                    "The gateway listens only on %s: %s. Another program that listens on %s would "
                     "get requests for http://localhost.",
                     first.getsockname()[0],
                     error,
@@ -120,9 +120,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise UsageError(f"{host} is no address of this machine: {error.strerror}") from error
+        raise UsageError(f"{host} is not an address of this machine: {error.strerror}") from error
     family, kind, protocol, _, address = found[0]
-    words = f"{host}, port {port} cannot be listened at"
+    words = f"cannot listen on {host}, port {port}"
     try:
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
@@ -135,7 +135,10 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            words = f"port {port} of {host} is taken; another gateway? --port takes another one"
+            words = (
+                f"port {port} at {host} is in use, perhaps by another gateway; choose another port "
+                "with --port"
+            )
             raise _Taken(words) from error
         raise UsageError(f"{words}: {error.strerror}") from error
     return listening
@@ -158,7 +161,7 @@ class Daemon:
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE
         # uvicorn's own limit is longer: `stop` cancels the turns before it, and more gently.
-        stopping = settings.patience + 2 * _CUT
+        stopping = settings.shutdown_timeout + 2 * _CUT
         self._server = Server(config(app, stopping=stopping, connections=connections))
         self._serving: asyncio.Task[None] | None = None
         self._resuming: asyncio.Task[None] | None = None
@@ -186,19 +189,19 @@ class Daemon:
         self._keeping = asyncio.create_task(self._keep())
 
     async def stop(self, *, hurry: asyncio.Event) -> CloseReport:
-        """Stop the gateway. Work in progress gets `patience` seconds, or less if `hurry` is set."""
-        patience = self._gateway.settings.gateway.patience
+        """Stop the gateway. Work in progress gets `shutdown_timeout` seconds; less with `hurry`."""
+        timeout = self._gateway.settings.gateway.shutdown_timeout
         self._gateway.closing.set()
         self._server.should_exit = True
         # Turns whose client disconnected are in progress too.
         flying = [
             self.serving,
-            asyncio.create_task(self._attached.drain(patience=patience)),
+            asyncio.create_task(self._attached.drain(wait_seconds=timeout)),
             asyncio.create_task(self._gateway.quiet()),
         ]
         hurried = asyncio.create_task(hurry.wait())
         both: set[asyncio.Future[Any]] = {asyncio.gather(*flying, return_exceptions=True), hurried}
-        await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         cancelled = await cancel_and_wait([hurried, *flying[1:]])
         # Deliveries to chat apps record their progress while the store is still open.
         await self._attached.cut()
@@ -247,7 +250,7 @@ class Daemon:
                 closing = self._gateway.closing.is_set
                 await asyncio.to_thread(apply_rules_everywhere, places, rules, until=closing)
             except Exception:
-                _logger.exception("the rules of retention could not be kept to")
+                _logger.exception("applying the retention rules failed")
 
     async def _look(self, idle_for: float) -> None:
         try:
@@ -256,7 +259,7 @@ class Daemon:
             return
         except Exception:
             if not self._gateway.closing.is_set():
-                _logger.exception("interrupted turns could not be gone on with")
+                _logger.exception("resuming interrupted turns failed")
 
     async def _deliver(self, answer: Answer) -> None:
         await self._attached.deliver([answer])

@@ -37,10 +37,10 @@ from stenolog.gateway.api_types import failure
 from stenolog.settings.secrets import HIDDEN, without_password
 from stenolog.settings.values import Settings
 
-INTERNAL: Final = "internal error; the log of the gateway says more"
+INTERNAL: Final = "internal error; the gateway's log has the details"
 NOWHERE: Final = (
-    "there is nothing at this path; GET /openapi.json lists what there is, and clients of "
-    "OpenAI's API talk to /v1/chat/completions"
+    "there is no such path; GET /openapi.json lists all paths, and OpenAI clients use "
+    "/v1/chat/completions"
 )
 _BUSY: Final = "an answer is being written in this session; wait for it, or stop it"
 
@@ -97,7 +97,9 @@ async def failed(request: Request, error: Exception) -> Response:
         code = _CODES.get(error.status_code) or _code_of(_reason(error.status_code))
         return failure(error.status_code, words, code=code, headers=error.headers)
     if isinstance(error, ClientDisconnect):
-        return failure(400, "the request ended before all of it was sent", code="disconnected")
+        return failure(
+            400, "the client disconnected before the request was complete", code="disconnected"
+        )
     status = status_of(error)
     if status is None:
         # guard: log-without-password
@@ -111,7 +113,8 @@ async def failed(request: Request, error: Exception) -> Response:
         _logger.error("%s %s: %s", request.method, request.url.path, words)
     # The lock may be free at once.
     headers = {"Retry-After": "1"} if isinstance(error, StoreBusy) else None
-    return failure(status, words, code=_snake(type(error).__name__), headers=headers)
+    code = "busy" if isinstance(error, SessionBusy) else _snake(type(error).__name__)
+    return failure(status, words, code=code, headers=headers)
 
 
 HANDLERS: Final[Mapping[Any, ExceptionHandler]] = {

@@ -110,12 +110,12 @@ def _declared(scope: Scope) -> int:
 
 
 def _too_large(most: int) -> Response:
-    words = f"A request may have {most:,} bytes, and this has more."
+    words = f"The request body has more than {most:,} bytes (gateway.max_body)."
     return failure(413, words, code="body_too_large")
 
 
 def _too_slow() -> Response:
-    words = "The rest of the request did not come in time."
+    words = "The request body did not arrive in time. Send it again."
     return failure(408, words, code="body_too_slow")
 
 
@@ -144,7 +144,7 @@ class Admission:
             self.refused += 1
             raise Overloaded(
                 self._status,
-                f"{self.most:,} {self._what} are open already; try again in a moment.",
+                f"Too many {self._what}: {self.most:,} are open. Try again in a moment.",
                 {"Retry-After": str(RETRY_AFTER)},
             )
         self.taken += 1

@@ -57,7 +57,7 @@ def event_stream(
         headers=headers,
         ping=_PING,
         send_timeout=_UNREAD,
-        ping_message_factory=lambda: StreamEvent(comment="still here"),
+        ping_message_factory=lambda: StreamEvent(comment="keep-alive"),
     )
 
 
@@ -73,7 +73,7 @@ class EventsQuery(OfAgent, frozen=True, kw_only=True):
     """Options of a stream."""
 
     changes: Annotated[
-        bool, Meta(description="Also `event: change`, for compactions, undos, titles and so on.")
+        bool, Meta(description="Also send `event: change` for summaries, undo, titles and so on.")
     ] = False
     after: (
         Annotated[
@@ -81,7 +81,7 @@ class EventsQuery(OfAgent, frozen=True, kw_only=True):
             Meta(
                 max_length=200,
                 pattern=f"^{_ID.pattern}$",
-                description="Only messages behind this seq; Last-Event-ID stands over it.",
+                description="Only messages after this seq. The header Last-Event-ID overrides it.",
             ),
         ]
         | UnsetType
@@ -128,7 +128,7 @@ async def events(request: Request) -> Response:
 def _place(id: str) -> _Place:
     found = _ID.fullmatch(id.strip())
     if found is None:
-        raise UsageError(f"Last-Event-ID {id!r} is not one that a stream has given")
+        raise UsageError(f"invalid Last-Event-ID {id!r}; send the id of the last received event")
     return _Place(found[1] or "", int(found[2]))
 
 
@@ -240,7 +240,7 @@ EVENTS: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/v1/sessions/{key}/events",
         name="events",
-        summary="The messages of a session as they come, as server-sent events.",
+        summary="Stream new messages of a session as server-sent events.",
         raw=events,
         query=EventsQuery,
         media=("text/event-stream",),

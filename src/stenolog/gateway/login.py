@@ -129,8 +129,8 @@ BEARER: Final = "bearer"
 
 _MOST_PROOFS: Final = 1_000
 _OTHER_NAME: Final = (
-    "Browsers log in at a name of the gateway's own, so that no other program here gets their "
-    "cookie. `steno open` opens it; gateway.hosts lists further names."
+    "Browsers cannot sign in at this host name, because other programs on this machine would get "
+    "the cookie. Run `steno open`, or add the name to gateway.hosts."
 )
 _PROOF: Final = re.compile(r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})")
 _HOME: Final = (
@@ -229,7 +229,7 @@ class Cookies:
                     self._read(store)
             except StoreUnavailable:
                 # The sessions are unreadable then too, and the pages report it.
-                _logger.warning("the logged-out browsers cannot be read", exc_info=True)
+                _logger.warning("could not read which browsers signed out", exc_info=True)
         return found[1] not in self._ended  # guard: cookie-ended
 
     def end(self, value: str) -> None:
@@ -289,7 +289,9 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) ->
     async def give(request: Request) -> Response:
         # A cookie must not create new cookies: it would never expire.
         if getattr(request.state, "caller", None) != BEARER:  # guard: links-need-token
-            words = "Links are given to who has the token itself, as `steno open` does."
+            words = (
+                "A cookie cannot create login links. Send the access token, or run `steno open`."
+            )
             return failure(403, words, code="token_needed")
         url = f"{LOGIN}?code={links.make_code()}"
         answer = {"url": url, "host": own, "expires_in": LINK_SECONDS}
@@ -307,7 +309,7 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) ->
             # know.
             return PlainTextResponse(_OTHER_NAME, 421)
         if not await asyncio.to_thread(links.use, request.query_params.get("code", "")):
-            words = "This link was used, or is too old. `steno open` makes another."
+            words = "This link was used before or has expired. Run `steno open` for a new one."
             return PlainTextResponse(words, 403)
         response = HTMLResponse(_HOME) if _is_led_here(request) else RedirectResponse("/", 303)
         response.set_cookie(  # guard: cookie-http-only

@@ -58,27 +58,27 @@ class Usage(Struct, kw_only=True):
 def checked(request: ChatRequest) -> None:
     """Raise UsageError if the request cannot be answered."""
     if request.n not in (None, 1):
-        raise UsageError("n: one answer is given to a request, not several")
+        raise UsageError("n must be 1: each request gets one answer")
     if request.modalities is not None and request.modalities != ["text"]:
-        raise UsageError("modalities: answers are text")
+        raise UsageError('modalities must be ["text"]')
     if len(request.messages) > MOST_MESSAGES:
-        raise UsageError(f"messages: at most {MOST_MESSAGES:,} are taken; send what is new")
+        raise UsageError(f"more than {MOST_MESSAGES:,} messages; send only the new ones")
     talk = talk_of(request)
     if not talk:
-        raise UsageError("messages: at least one of a user is wanted")
+        raise UsageError("messages must contain at least one user message")
     for index, body in enumerate(request.messages):
         if body.get("role") not in _SPEAKERS:
             known = ", ".join(_SPEAKERS)
-            raise UsageError(f"messages[{index}].role: one of {known} is wanted")
+            raise UsageError(f"messages[{index}].role must be one of {known}")
         if body.get("role") == "tool" and not isinstance(body.get("tool_call_id"), str):
-            raise UsageError(f"messages[{index}].tool_call_id: the id of the call is wanted")
+            raise UsageError(f"messages[{index}].tool_call_id must be the id of a tool call")
         if body.get("role") in ("user", "tool") and not _is_content(body.get("content")):
-            raise UsageError(f"messages[{index}].content: text, or a list of parts, is wanted")
+            raise UsageError(f"messages[{index}].content must be text or a list of parts")
     if talk[-1].get("role") == "assistant":
-        raise UsageError("messages: the last one must be a user's, or the result of a tool")
+        raise UsageError("the last message must be a user message or a tool result")
     for index, tool in enumerate(request.tools or ()):
         if not tool_name(tool):
-            raise UsageError(f"tools[{index}].function.name: a name is wanted")
+            raise UsageError(f"tools[{index}].function.name is missing")
 
 
 def _is_content(content: Any) -> bool:
@@ -143,9 +143,9 @@ def session_of(request: ChatRequest, header: str | None) -> str | None:
     """Return the session key in a request, or None. Raise UsageError if it names two sessions."""
     named = (request.metadata or {}).get("session")
     if named is not None and not isinstance(named, str):
-        raise UsageError("metadata.session: the key of a session is text")
+        raise UsageError("metadata.session must be text: the key of a session")
     if named and header and named != header:
-        raise UsageError("X-Session-Key and metadata.session name two different sessions")
+        raise UsageError("X-Session-Key and metadata.session name different sessions; send one")
     return named or header or None
 
 

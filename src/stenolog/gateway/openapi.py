@@ -31,28 +31,28 @@ OPEN: Final = (400, 421, 429, 431, 500)
 """Error statuses of all endpoints that require no token."""
 
 _REASONS: Final = {
-    400: "The request is wrong; the words say what.",
+    400: "The request is invalid. The message says why.",
     401: "The token is missing or wrong.",
-    403: "This may not be done, or not from there.",
-    404: "There is no such session, agent or address.",
-    408: "The request did not come in time.",
-    409: "The session is not in a state for this, or the name is taken.",
-    410: "The session was deleted; `new_session` starts another one with its key.",
-    413: "The request is too long.",
+    403: "The caller or the web page is not allowed to do this.",
+    404: "There is no such session, agent or path.",
+    408: "The request body did not arrive in time.",
+    409: "The session is busy, or the key or id is already in use.",
+    410: "The session was deleted. `new_session` starts a new one with its key.",
+    413: "The request body is too long.",
     415: "The body is not application/json.",
-    421: "The gateway is not called by this name.",
-    429: "Too much at once; try again later.",
+    421: "The host name is not one of the gateway's.",
+    429: "Too many requests at a time. Retry after `Retry-After` seconds.",
     431: "The headers are too long.",
-    500: "Something is broken; the words or the log of the gateway say what.",
-    502: "The model did not answer; the message is kept.",
-    503: "The store or the agent cannot be used now; try again later.",
+    500: "Damaged files or a bug. The message or the gateway's log says more.",
+    502: "The model refused the request. The message is stored.",
+    503: "The store or the model is not available. Retry later.",
 }
 _REFERENCE: Final = "#/components/schemas/{name}"
 _KEY: Final = {
     "name": "key",
     "in": "path",
     "required": True,
-    "description": "The key of the session, percent-encoded as one segment: `/` is `%2F`.",
+    "description": "Key of the session, percent-encoded as one segment: `/` is `%2F`.",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES},
     "example": "cli:default",
 }
@@ -94,7 +94,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.raw is None):
-            raise ValueError(f"{self.method} {self.path}: one of answer and raw is wanted")
+            raise ValueError(f"{self.method} {self.path}: set either answer or raw")
 
 
 def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
@@ -121,7 +121,7 @@ def with_document(endpoints: Sequence[Endpoint], *, version: str) -> tuple[Endpo
         method="GET",
         path="/openapi.json",
         name="document",
-        summary="This document.",
+        summary="Return this document.",
         raw=answer,
         query=None,
         response_schema={"type": "object"},
@@ -147,7 +147,7 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
         "info": {
             "title": "stenolog",
             "version": version,
-            "description": "The sessions of agents: read, searched, changed and talked to.",
+            "description": "Read, search, change and continue the sessions of agents.",
         },
         "security": [{"token": []}],
         "paths": paths,

@@ -64,7 +64,7 @@ def key_of(request: Request) -> str:
     try:
         key = unquote_to_bytes(segment.encode("latin-1")).decode()
     except UnicodeError:
-        raise UsageError("the key in the path is not UTF-8 in percent signs") from None
+        raise UsageError("the key in the path is not percent-encoded UTF-8") from None
     check_key(key)
     return key
 
@@ -77,18 +77,18 @@ def query_of(request: Request, kind: type[S]) -> S:
             text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS
         )
     except UnicodeError:
-        raise UsageError("the query is not UTF-8 in percent signs") from None
+        raise UsageError("the query is not percent-encoded UTF-8") from None
     except ValueError:
         raise UsageError(f"the query has more than {_MOST_PARAMETERS} parameters") from None
     fields = dict(found)
     if len(fields) < len(found):
         names = [name for name, _ in found]
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"the query has {twice!r} more than once")
+        raise UsageError(f"the query parameter {twice!r} is given more than once")
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the query cannot be used: {_in_words(error)}") from None
+        raise UsageError(f"invalid query: {_in_words(error)}") from None
 
 
 async def body_of(request: Request, kind: type[S]) -> S:
@@ -101,7 +101,7 @@ async def body_of(request: Request, kind: type[S]) -> S:
         try:
             return kind()
         except TypeError:
-            raise UsageError("the body is empty; a JSON object is wanted") from None
+            raise UsageError("the body is empty; send a JSON object") from None
     _check_media_type(request)
     return decoded(body, kind)
 
@@ -114,9 +114,9 @@ def decoded(body: bytes, kind: type[S]) -> S:
             return msgspec.convert(json.loads(body.decode(), parse_constant=_refused), kind)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the body cannot be used: {_in_words(error)}") from None
+        raise UsageError(f"invalid body: {_in_words(error)}") from None
     except RecursionError:
-        raise UsageError("the body is nested too deep") from None
+        raise UsageError("the body is nested too deeply") from None
     except UnicodeDecodeError:
         raise UsageError("the body is not UTF-8") from None
     except (msgspec.DecodeError, ValueError) as error:
@@ -124,7 +124,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
 
 
 def _refused(name: str) -> Never:
-    raise ValueError(f"{name} has no place in JSON")
+    raise ValueError(f"{name} is not allowed in JSON")
 
 
 def _check_media_type(request: Request) -> None:
@@ -134,7 +134,9 @@ def _check_media_type(request: Request) -> None:
     media, _, parameters = (given[0] if given else "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if media.strip().lower() != "application/json" or charset not in ("", "utf-8"):
-        raise HTTPException(415, "Content-Type: application/json is wanted, in UTF-8")
+        raise HTTPException(
+            415, "the body must be JSON in UTF-8: send Content-Type: application/json"
+        )
 
 
 def _in_words(error: msgspec.ValidationError) -> str:

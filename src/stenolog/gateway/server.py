@@ -64,7 +64,7 @@ class Room:
         self.closed += 1
         if self._now() - self._told_at < _TOLD:
             return
-        words = "too many connections, there is room for %d; closed to have some: %d"
+        words = "too many connections: the limit is %d, and %d connections were closed"
         _logger.warning(words, self.most, self.closed - self._told)
         self._told_at, self._told = self._now(), self.closed
 

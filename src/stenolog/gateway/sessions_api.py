@@ -5,6 +5,7 @@ Blocking calls run in the thread pools of the agent loop.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from msgspec import UNSET, Raw
@@ -15,10 +16,10 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.turn_events import Answer, InboundMessage
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry, Hits, Page, State
-from stenolog.catalog.searchable_text import state_from, tags_from
+from stenolog.catalog.searchable_text import state_from, tags_from, title_from
 from stenolog.codec import encode_object
 from stenolog.context.summarize import SummaryReport
-from stenolog.errors import ModelUnavailable, StoreClosed, StoreUnavailable
+from stenolog.errors import ModelUnavailable, StenologError, StoreClosed, StoreUnavailable
 from stenolog.gateway.api_types import (
     MOST_SESSIONS,
     Changed,
@@ -43,7 +44,7 @@ from stenolog.gateway.api_types import (
 from stenolog.gateway.chat_turns import resolve_session
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import Call
-from stenolog.records import Message, Trashed, Undone
+from stenolog.records import Message, SessionInfo, Trashed, Undone
 from stenolog.sessions import undoing
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store, leased_keys
@@ -109,11 +110,10 @@ def _shown(agent: AgentInstance, key: str) -> SessionShown:
     store = agent.store
     own = agent.own_key(key)
     info = store.info(own)
-    title = info.meta.get("title")
     return SessionShown(
         key=info.key,
         uid=info.uid,
-        title=title if isinstance(title, str) and title.strip() else None,
+        title=_title(agent, info),
         tags=tags_from(info.meta),
         state="running" if leased_keys(store, [own]) else _state(store, own),
         summary=info.summary,
@@ -130,6 +130,16 @@ def _shown(agent: AgentInstance, key: str) -> SessionShown:
         undoable=info.undoable,
         meta=Raw(encode_object(dict(info.meta))),
     )
+
+
+def _title(agent: AgentInstance, info: SessionInfo) -> str:
+    """Return the title as in the list of sessions; that in meta if the catalog cannot be read."""
+    title = title_from(info.meta, "")
+    if not title:
+        with suppress(StenologError):
+            entry = agent.catalog.entry(info.key)
+            title = "" if entry is None else entry.title
+    return title
 
 
 def _state(store: Store, key: str) -> State:
@@ -216,7 +226,7 @@ async def say(call: Call[OfAgent, Said]) -> Events:
     inbound = InboundMessage(key=key, content=call.body.content, id=call.body.id)
     answer = await call.gateway.loop.handle(inbound, agent=call.agent.id, view=view)
     if answer.outcome == "failed":
-        kept = "the message is kept" if answer.saved else "the message is not stored yet"
+        kept = "the message is stored" if answer.saved else "the message is not stored yet"
         raise HTTPException(_status(answer), f"{answer.text} ({kept})")
     return Events(
         answer=answer.text,
@@ -278,11 +288,11 @@ async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
         try:
             return await call.gateway.loop.ask(call.agent.context(model).summarize, key)
         except ModelClosing:
-            raise StoreClosed("the agent closes; nothing was compacted") from None
+            raise StoreClosed("the agent is shutting down; nothing was summarized") from None
 
     done = await call.gateway.loop.change(key, change, agent=call.agent.id)
     if done is None:
-        return CompactionShown(compacted=0, words="there is nothing that could be made shorter")
+        return CompactionShown(compacted=0, words="there is nothing to summarize")
     return CompactionShown(
         compacted=done.count,
         first=done.first,
@@ -337,7 +347,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/v1/sessions",
         name="listSessions",
-        summary="The sessions, the last changed first.",
+        summary="List sessions, most recently changed first.",
         answer=list_sessions,
         query=ListQuery,
         response=Page,
@@ -346,7 +356,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path=_SESSION,
         name="getSession",
-        summary="One session, without its messages.",
+        summary="Return one session, without its messages.",
         answer=show_session,
         response=SessionShown,
     ),
@@ -354,7 +364,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="PATCH",
         path=_SESSION,
         name="changeSession",
-        summary="Give a session another title or other tags.",
+        summary="Change the title or the tags of a session.",
         answer=change_session,
         body=Changed,
         response=SessionShown,
@@ -363,7 +373,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="DELETE",
         path=_SESSION,
         name="deleteSession",
-        summary="Put a session into the trash; restore brings it back.",
+        summary="Move a session to the trash. It can be restored.",
         answer=delete_session,
         response=Trashed,
         statuses=(409,),
@@ -372,7 +382,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path=f"{_SESSION}/restore",
         name="restoreSession",
-        summary="Bring a deleted session back.",
+        summary="Restore a session from the trash.",
         answer=restore_session,
         body=Restoring,
         response=SessionShown,
@@ -382,7 +392,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path=f"{_SESSION}/messages",
         name="listMessages",
-        summary="The messages of a session, by seq.",
+        summary="List the messages of a session, by seq.",
         answer=list_messages,
         query=MessagesQuery,
         response=MessagePage,
@@ -391,7 +401,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path=f"{_SESSION}/messages",
         name="say",
-        summary="Say something and wait for the answer; the session is made where there is none.",
+        summary="Send a message and wait for the answer. Creates the session if there is none.",
         answer=say,
         body=Said,
         response=Events,
@@ -401,7 +411,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path=f"{_SESSION}/fork",
         name="forkSession",
-        summary="Make a copy of what is in sight, a session of its own.",
+        summary="Copy the visible messages to a new session.",
         answer=fork_session,
         body=Forking,
         response=SessionShown,
@@ -412,7 +422,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path=f"{_SESSION}/compact",
         name="compactSession",
-        summary="Make a summary of all but the last turns now.",
+        summary="Summarize all but the last turns now.",
         answer=compact,
         body=Nothing,
         response=CompactionShown,
@@ -422,7 +432,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path=f"{_SESSION}/undo",
         name="undo",
-        summary="Take back the newest compaction, clearing, hiding or replacing.",
+        summary="Undo the newest operation that hid messages.",
         answer=undo,
         body=Nothing,
         response=Undone,
@@ -432,7 +442,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path=f"{_SESSION}/stop",
         name="stop",
-        summary="End the answer that is being written; what was said is kept.",
+        summary="Stop the answer that is being written. The text so far is kept.",
         answer=stop,
         body=Nothing,
         response=Stopped,
@@ -442,7 +452,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/v1/search",
         name="search",
-        summary="Messages that have all the words, hidden and archived ones too.",
+        summary="Search messages, including hidden and archived ones.",
         answer=search,
         query=SearchQuery,
         response=Hits,
@@ -451,7 +461,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/v1/stats",
         name="stats",
-        summary="How much there is: sessions, messages and tokens.",
+        summary="Return the number of sessions, messages and tokens.",
         answer=stats,
         response=Stats,
     ),

@@ -33,7 +33,7 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
     """
     name = None if name == MAIN else name
     if name is not None and name not in settings.agents:
-        raise UsageError(f"there is no agent {name!r}; [agents.{name}] makes one")
+        raise UsageError(f"there is no agent {name!r}; add [agents.{name}] to the config file")
     agent = settings.agent if name is None else settings.agents[name]
     kept = channel == CLI or settings.channels.session_persistence
     memory = settings.memory
@@ -67,7 +67,7 @@ def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
     """Return the model of this name, or find one if it is empty. Raises UsageError."""
     if has_user(wanted):
         # The address becomes the name of the model: it would be shown, and stored with messages.
-        raise UsageError("no user or password may stand in the address of a model")
+        raise UsageError("the address of a model must not contain a user or password")
     told = settings.models.get(wanted) or ModelSettings(model=wanted)
     found = find_model(
         told.model,

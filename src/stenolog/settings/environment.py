@@ -52,7 +52,7 @@ class EnvironmentValue:
             return
         meant = [each for each in all_fields() if "_".join(each).upper() == words]
         name = variable_of(meant[0]) if meant else f"{PREFIX}{section.upper()}{DOT}NAME"
-        reason = f"there is no such setting; {name}? (two underscores stand for the dot)"
+        reason = f"unknown setting; did you mean {name}? (two underscores replace the dot)"
         self.problems.append(Problem(source=variable, reason=reason))
 
     def _refuse(self, variable: str, path: Path) -> None:

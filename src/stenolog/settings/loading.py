@@ -134,7 +134,7 @@ class Layers:
             elif general(path) not in sections():
                 self._refuse(written.source(path), path, unknown(path))
             elif not isinstance(value, dict):
-                reason = f"a table is wanted, as in [{dotted(path)}]"
+                reason = f"must be a table: [{dotted(path)}]"
                 self._refuse(written.source(path), path, reason)
             else:
                 self._note_name(path, written.source(path))
@@ -172,7 +172,7 @@ class Layers:
             return
         own = layer.setdefault(path, other)
         if own.value != other.value:
-            reason = f"{dotted(path)} ({own.source}) says otherwise; keep that one alone"
+            reason = f"contradicts {dotted(path)} ({own.source}); remove one of them"
             self._refuse(other.source, alias, reason)
 
     # --- checks across values ------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Layers:
             rival = _rival(path)
             # Only one of the two reports the conflict.
             if entry.value and rival > path and rival in layer and layer[rival].value:
-                reason = f"say this or {dotted(rival)} ({layer[rival].source}), not both"
+                reason = f"set either this or {dotted(rival)} ({layer[rival].source}), not both"
                 self._refuse(entry.source, path, reason)
 
     def check_names(self) -> None:
@@ -193,13 +193,15 @@ class Layers:
                 path = (kind, name)
                 source = self._sources[path]
                 if not _NAME.fullmatch(name):
-                    reason = "a name has letters, digits and single - or _ between them"
+                    reason = "invalid name; use letters and digits, with single - or _ between them"
                     self._refuse(source, path, reason)
                 elif path == ("agents", _MAIN):
-                    self._refuse(source, path, "the agent main is the one that [agent] describes")
+                    self._refuse(source, path, "configure the agent main in [agent]")
                 same = seen.setdefault((kind, as_in_variables(name)), name)
                 if same != name:
-                    reason = f"{same!r} is too much like it: variables cannot tell them apart"
+                    reason = (
+                        f"too similar to {same!r}: environment variables ignore case and dashes"
+                    )
                     self._refuse(source, path, reason)
 
     def check_routes(self, layer: Layer) -> None:
@@ -211,7 +213,7 @@ class Layers:
             for route in entry.value:
                 other = taken.setdefault(route, path)
                 if other != path:
-                    reason = f"{route} is routed by {dotted(other)} ({layer[other].source}), too"
+                    reason = f"{route} is also in {dotted(other)} ({layer[other].source})"
                     self._refuse(entry.source, path, reason)
 
     def check_reserves(self, layer: Layer) -> None:
@@ -223,7 +225,7 @@ class Layers:
             field = all_fields()["agent", "max_context_tokens"]
             limit = layer[limit_path].value if limit_path in layer else field.default
             if entry.value >= limit:
-                reason = f"{entry.value:,} leaves nothing of max_context_tokens, which is {limit:,}"
+                reason = f"must be less than max_context_tokens ({limit:,}), not {entry.value:,}"
                 self._refuse(entry.source, path, reason)
 
     def read_prompts(self, layer: Layer) -> None:
@@ -249,12 +251,12 @@ def _prompt(file: File) -> str:
             content = opened.read(_LONGEST_PROMPT + 1)
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise InvalidValue(f"{file} is no UTF-8 text") from error
+        raise InvalidValue(f"{file} is not UTF-8 text") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidValue(f"{file} cannot be read: {reason}") from error
     if len(content) > _LONGEST_PROMPT:
-        raise InvalidValue(f"{file} is too long for a system prompt")
+        raise InvalidValue(f"{file} is longer than {_LONGEST_PROMPT:,} bytes")
     return text
 
 
@@ -428,6 +430,6 @@ def _warnings(written: FileValue | None, layer: Layer) -> Iterable[str]:
     for path, entry in layer.items():
         if masked(path[-1], entry.value) != entry.value:
             yield (
-                f"{written.file} can be read by others, and holds {dotted(path)}: "
+                f"{written.file} contains {dotted(path)} and can be read by other users; run: "
                 f"chmod 600 {written.file}"
             )

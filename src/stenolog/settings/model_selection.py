@@ -226,7 +226,7 @@ class _Finder:
             base_url, _, wanted = wanted.partition("#")
         if base_url:
             if not wanted:
-                raise UsageError(f"name the model behind the address: {base_url}#NAME")
+                raise UsageError(f"add the name of the model to the address: {base_url}#NAME")
             return Choice(  # guard: key-for-own-server
                 provider="server", model=wanted, base_url=base_url, key_name=key_name, why=why
             )
@@ -237,8 +237,7 @@ class _Finder:
             return self._at(_BY_NAME[first], rest, key_name, why)
         known = ", ".join((SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{one}/NAME" for one in _BY_NAME)))
         raise UsageError(
-            f"no provider is known for the model {wanted!r}; write one of {known}, "
-            "http://HOST/v1#NAME, or set base_url"
+            f"unknown model {wanted!r}; use one of {known}, http://HOST/v1#NAME, or set base_url"
         )
 
     def by_key(self) -> Choice | None:
@@ -256,7 +255,7 @@ class _Finder:
         found = self._weights()
         if found is None:
             return None
-        return Choice(provider=LOCAL, model=str(found), why="its weights are installed here")
+        return Choice(provider=LOCAL, model=str(found), why="its weights are installed")
 
     def _at(self, provider: Provider, model: str, key_name: str, why: str) -> Choice:
         base_url = provider.base_url
@@ -276,8 +275,8 @@ class _Finder:
         model = model or self._defaults.get(OLLAMA, "") or next(iter(self._ollama()), "")
         if not model:
             raise UsageError(
-                "no chat model was found on Ollama; start it, or `ollama pull` one and name it: "
-                f"{OLLAMA}/NAME"
+                "no chat model was found on Ollama; start Ollama, or run `ollama pull NAME` and "
+                f"use {OLLAMA}/NAME"
             )
         return Choice(provider=OLLAMA, model=model, base_url=base_url, why=why)
 
@@ -324,7 +323,7 @@ def open_model(
 
     key = key or environment.get(choice.key_name, "") if choice.key_name else key
     if choice.key_name and not key.strip():
-        raise UsageError(f"{choice.name} needs a key: set {choice.key_name}")
+        raise UsageError(f"{choice.name} needs an API key: set {choice.key_name}")
     kind: Callable[..., OpenAIChat] = OpenAIChat
     if choice.provider == OLLAMA:
         address = choice.base_url.removesuffix("/v1")

@@ -176,7 +176,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """Maximum number of live streams that are open at once."""
     max_body: Annotated[int, Meta(ge=1_024, le=67_108_864)] = 16_777_216
     """Maximum bytes of a request."""
-    patience: Seconds = 10.0
+    shutdown_timeout: Seconds = 10.0
     """Seconds to wait for running answers on shutdown."""
     takeover: Seconds = 20.0
     """Seconds after which another gateway resumes the answer of a killed one."""

@@ -59,7 +59,7 @@ async def agent_and_channels(
     try:
         yield loop, channels
     finally:
-        await channels.drain(patience=PATIENCE)
+        await channels.drain(wait_seconds=PATIENCE)
         await asyncio.wait_for(loop.close(patience=1.0), 30)
         await channels.close()
 

@@ -82,7 +82,7 @@ def test_where_sessions_are_in_memory_nothing_is_on_disk(
             await channels.start()
             server.say("hello")
             await until(server, lambda: server.texts(ALICE) == ["Hello."])
-            await channels.drain(patience=10)
+            await channels.drain(wait_seconds=10)
             await loop.close()
             await channels.close()
 

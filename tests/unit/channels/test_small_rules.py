@@ -172,11 +172,11 @@ def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:
     taken_over = "another process has taken this turn over"
     assert words_for(Answer(key="k", text=taken_over, outcome="failed")) == ""
     told = words_for(Answer(key="k", text="at 10.0.0.7: no", outcome="failed"))
-    assert told == "I could not answer: something went wrong. Your message is kept."
+    assert told == "I could not answer: something went wrong. Your message is saved."
 
 
 def test_an_answer_that_is_not_saved_says_so() -> None:
     answer = Answer(key="k", text="Hello.", outcome="answered", saved=False)
     assert words_for(answer).endswith(
-        "(This is not saved yet, because nothing can be stored right now.)"
+        "(This is not saved yet, because storage is not available right now.)"
     )

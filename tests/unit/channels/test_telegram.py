@@ -231,7 +231,7 @@ def test_what_is_not_text_is_answered_by_its_caption_or_a_sentence(
         }
         async with bot(tmp_path, server, ScriptedModel(_echo)):
             server.say(None, **photo)
-            await until(server, lambda: server.texts(ALICE) == ["I understand only text."])
+            await until(server, lambda: server.texts(ALICE) == ["I can only read text messages."])
             server.say(None, caption="a cat", **photo)
             await until(server, lambda: server.texts(ALICE)[-1] == "You said: a cat")
 
@@ -348,7 +348,7 @@ def test_a_message_that_crashes_us_does_not_end_the_bot(
             await until(server, lambda: server.texts(1002) == ["You said: hello"])
             await until(server, confirmed(server, number))
         assert server.texts(ALICE) == [
-            "Something went wrong with your message, and it is not answered."
+            "Your message could not be answered because of an internal error."
         ]
 
     asyncio.run(scenario())
@@ -406,7 +406,7 @@ def test_new_is_obeyed_also_while_the_bot_is_being_stopped(
             await channels.start()
             server.say("/new")
             assert await asyncio.to_thread(asked.wait, 20)
-            draining = asyncio.create_task(channels.drain(patience=20))
+            draining = asyncio.create_task(channels.drain(wait_seconds=20))
             # Nobody polls any more.
             async with claims.held(f"telegram-{TOKEN.partition(':')[0]}"):
                 let_go.set()

@@ -596,7 +596,7 @@ def test_users_are_told_one_plain_sentence_and_the_log_has_the_details(
                 await hook.post()
                 caplog.clear()
             told = await hook.post(text=text, id="2")
-            expected = f"I could not answer: {reason}. Your message is kept."
+            expected = f"I could not answer: {reason}. Your message is saved."
             assert told.json()["answer"] == expected
             assert INTERNAL in caplog.text
 

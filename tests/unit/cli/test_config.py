@@ -115,9 +115,9 @@ def test_all_that_is_wrong_is_told_line_by_line(
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines() == [
         "Error: 2 settings are invalid:",
-        f"{file}:2: agent.modle: there is no such field; agent.model?",
-        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: a whole number of at least 1 and at "
-        'most 1,000 is wanted, not "many".',
+        f"{file}:2: agent.modle: unknown setting; did you mean agent.model?",
+        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: must be a whole number from "
+        '1 to 1,000, not "many".',
     ]
 
 
@@ -132,7 +132,7 @@ def test_a_key_that_others_can_read_is_warned_about(steno: Steno, file: Path) ->
     result = steno("config", "show")
     assert result.exit_code == 0
     assert "Warning: " in result.stderr
-    assert "can be read by others, and holds models.m.key" in result.stderr
+    assert "contains models.m.key and can be read by other users" in result.stderr
 
 
 def test_what_a_value_holds_does_not_drive_the_terminal(steno: Steno, file: Path) -> None:

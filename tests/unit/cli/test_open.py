@@ -183,7 +183,7 @@ def test_without_a_token_it_says_what_makes_one(
     monkeypatch.setenv("STENO_GATEWAY__TOKEN_FILE", str(tmp_path / "none"))
     result = steno("open")
     assert result.exit_code == 1
-    assert "`steno serve` makes it" in result.stderr
+    assert "`steno serve` creates it" in result.stderr
 
 
 def test_a_port_that_is_not_known_must_be_said(steno: Steno) -> None:

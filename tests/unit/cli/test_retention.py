@@ -184,7 +184,7 @@ def test_a_rule_that_is_wrong_is_refused(ruled: Path, steno: Steno) -> None:
     (ruled / "steno.toml").write_text('[retention.old]\naction = "burn"\nolder_than_days = -1\n')
     result = steno("retention", "run", "--yes")
     assert result.exit_code == 1
-    assert 'one of "archive", "delete", "purge" is wanted, not "burn"' in result.stderr
+    assert 'must be one of "archive", "delete", "purge", not "burn"' in result.stderr
     assert "retention.old.older_than_days" in result.stderr
     (ruled / "steno.toml").write_text("[retention]\nold = 3\n")
     assert "retention" in steno("retention", "list").stderr

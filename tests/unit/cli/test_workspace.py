@@ -84,7 +84,7 @@ def test_wrong_settings_are_told_in_one_sentence(
 ) -> None:
     config.write_text("[agent]\nsesions = 'x'\n")
     result = steno(*words.split())
-    told = f"Error: {config}:2: agent.sesions: there is no such field; agent.sessions?\n"
+    told = f"Error: {config}:2: agent.sesions: unknown setting; did you mean agent.sessions?\n"
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
 
 

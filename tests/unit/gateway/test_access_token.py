@@ -127,7 +127,7 @@ def test_a_link_to_nowhere_makes_no_file_elsewhere(tmp_path: Path) -> None:
 )
 def test_a_file_without_a_token_is_refused_and_stays(file: Path, content: bytes) -> None:
     _written(file, content)
-    with pytest.raises(WrongSettings, match="there is no token in it"):
+    with pytest.raises(WrongSettings, match="it must contain one line"):
         keep_token(file)
     assert file.read_bytes() == content
 
@@ -142,19 +142,19 @@ def test_what_is_no_file_is_refused_without_waiting(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / "it")
-    with pytest.raises(WrongSettings, match="no file"):
+    with pytest.raises(WrongSettings, match="not a regular file"):
         keep_token(tmp_path / "it")
 
 
 def test_who_only_reads_is_told_what_makes_the_file(file: Path) -> None:
-    with pytest.raises(WrongSettings, match="`steno serve` makes it"):
+    with pytest.raises(WrongSettings, match="`steno serve` creates it"):
         read_token(file)
     assert not file.parent.exists()
 
 
 def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WrongSettings, match=r"gateway\.token_file: it cannot be made"):
+    with pytest.raises(WrongSettings, match=r"gateway\.token_file: it cannot be created"):
         keep_token(tmp_path / "file" / "gateway.token")
 
 

@@ -39,5 +39,5 @@ def test_a_store_that_is_gone_is_not_ready() -> None:
 def test_a_gateway_that_closes_is_not_ready_and_still_lives() -> None:
     with memory_disk.folder() as folder, serving(folder) as api:
         api.gateway.closing.set()
-        assert "closes" in api.error("GET", "/readyz", status=503)[1]
+        assert "shutting down" in api.error("GET", "/readyz", status=503)[1]
         assert api("GET", "/healthz")["status"] == "ok"

@@ -209,7 +209,9 @@ def test_a_link_works_for_60_seconds(ask: Ask, clock: Clock) -> None:
     refused = ask("GET", second)
     assert refused.status_code == 403
     assert "set-cookie" not in refused.headers
-    assert refused.text == "This link was used, or is too old. `steno open` makes another."
+    assert (
+        refused.text == "This link was used before or has expired. Run `steno open` for a new one."
+    )
 
 
 @pytest.mark.parametrize("query", ["", "?code=", "?code=x", "?code=%ff", "?code=%C3%BC", "?c=1"])

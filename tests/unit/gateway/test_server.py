@@ -354,7 +354,7 @@ def test_the_next_line_comes_after_a_minute_and_counts_those_between(
     for now in (0.0, 1.0, 59.0, 60.0, 61.0):  # noqa: B007
         room.close_one()
     assert [record.getMessage() for record in caplog.records] == [
-        f"too many connections, there is room for 5; closed to have some: {count}"
+        f"too many connections: the limit is 5, and {count} connections were closed"
         for count in (1, 3)
     ]
     assert room.closed == 5

@@ -204,7 +204,13 @@ def test_no_key_is_no_session(api: Api) -> None:
 
 @pytest.mark.parametrize(
     ("segment", "words"),
-    [("%FF", "not UTF-8"), ("%C3", "not UTF-8"), ("%", "hex"), ("a%zz", "hex"), ("%ED%A0%80", "8")],
+    [
+        ("%FF", "encoded UTF-8"),
+        ("%C3", "encoded UTF-8"),
+        ("%", "hex"),
+        ("a%zz", "hex"),
+        ("%ED%A0%80", "8"),
+    ],
 )
 def test_what_is_no_key_is_refused(api: Api, segment: str, words: str) -> None:
     code, message = api.error("GET", f"/v1/sessions/{segment}", status=400)
@@ -311,7 +317,7 @@ def test_what_few_decoders_take_comes_back_as_it_was_stored(api: Api) -> None:
     [shown] = api("GET", "/messages", key=KEY)["messages"]
     assert shown["message"] == said
     session = api("GET", "", key=KEY)
-    assert (session["title"], session["summary"]) == ("\ud800", "so far \udc00")
+    assert (session["title"], session["summary"]) == ("?", "so far \udc00")
     assert session["meta"] == {"title": "\ud800", "huge": int("7" * 400)}
 
 
@@ -435,7 +441,7 @@ def test_a_model_that_fails_is_told_without_secrets_and_the_message_is_kept() ->
         code, words = api.error("POST", "/messages", key=KEY, json=said, status=503)
         assert code == "service_unavailable"
         assert "models.test" in words
-        assert "the message is kept" in words
+        assert "the message is stored" in words
         assert "hunter22" not in words
         assert "very-secret" not in words
         assert api.store.info(KEY).count == 1
@@ -523,8 +529,18 @@ def test_a_title_and_tags_change_and_no_other_meta_does(api: Api) -> None:
     }
     assert api("PATCH", "", key=KEY, json={})["title"] == "A talk"
     found = api("PATCH", "", key=KEY, json={"title": None, "tags": []})
-    assert (found["title"], found["tags"]) == (None, [])
+    assert (found["title"], found["tags"]) == ("Hello", [])
     assert api.store.info(KEY).meta == {"chat_model": "small", "nested": {"a": [1]}}
+
+
+def test_the_title_is_the_same_in_the_list_and_in_the_session(api: Api) -> None:
+    api.store.add_message(KEY, "user", "Where is the key?")
+    api.store.set_meta("empty", agent="main")
+    for title in (None, "  Two\n words "):
+        api("PATCH", "", key=KEY, json={"title": title})
+        listed = {one["key"]: one["title"] for one in api("GET", "/v1/sessions")["entries"]}
+        assert listed == {key: api("GET", "", key=key)["title"] for key in (KEY, "empty")}
+        assert listed == {KEY: "Two words" if title else "Where is the key?", "empty": ""}
 
 
 def test_a_session_that_is_not_there_is_not_made_by_asking_for_it(api: Api) -> None:

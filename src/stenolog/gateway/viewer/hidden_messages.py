@@ -19,9 +19,9 @@ from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore
 
 HIDDEN: Final = "hidden"
 """Reason of a hidden message if the operation that hid it is unknown."""
-COMPACTED: Final = "compacted"
-_WORDS: Final = {
-    "checkpoint": COMPACTED,
+SUMMARIZED: Final = "summarized"
+_REASONS: Final = {
+    "checkpoint": SUMMARIZED,
     "clear": "cleared",
     "replace": "replaced",
     "truncate": "truncated",
@@ -36,7 +36,7 @@ class Gap(Struct, frozen=True, kw_only=True):
     count: int
     """Number of messages. 0 if the session has only their summary, as in a fork."""
     why: str
-    """Reason: compacted, cleared, replaced, truncated, or hidden."""
+    """Reason: summarized, cleared, replaced, truncated, or hidden."""
     told: bool = False
     """Whether the summary is shown at this gap."""
     undo: bool = False
@@ -86,10 +86,10 @@ def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo
     everything = [(1, info.last_seq)] if info.last_seq else []
     present = spans.minus(everything, spans.minus(missing, info.in_sight))
     hidden = spans.minus(present, info.in_sight)
-    pieces = [(span, COMPACTED if info.summary else HIDDEN) for span in _below(hidden, info.floor)]
+    pieces = [(span, SUMMARIZED if info.summary else HIDDEN) for span in _below(hidden, info.floor)]
     pieces += [(span, HIDDEN) for span in _above(hidden, info.floor)]
     for step in steps:
-        pieces = _named(pieces, step.newly, _WORDS.get(step.op, HIDDEN))
+        pieces = _named(pieces, step.newly, _REASONS.get(step.op, HIDDEN))
     newly = steps[-1].newly if steps else []
     gaps = [
         Gap(
@@ -158,11 +158,11 @@ def _runs(
 def _with_summary(gaps: Sequence[Gap], floor: int, *, undo: bool) -> list[Gap]:
     """Mark the last gap that the summary can describe as the one that shows it."""
     below = [one for one in gaps if one.last <= floor]
-    told = [one for one in below if one.why == COMPACTED] or below
+    told = [one for one in below if one.why == SUMMARIZED] or below
     if told:
         last = told[-1]
         telling = replace(last, told=True, undo=last.undo or undo)
         return [telling if one is last else one for one in gaps]
     # A fork has the summary, but not the messages it covers.
-    only = Gap(first=floor, last=floor, count=0, why=COMPACTED, told=True, undo=undo)
+    only = Gap(first=floor, last=floor, count=0, why=SUMMARIZED, told=True, undo=undo)
     return [only, *gaps]

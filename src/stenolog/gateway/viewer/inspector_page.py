@@ -169,7 +169,7 @@ _NAMES: Final = {
     "summary": "summary",
     "history": "messages",
     "free": "free",
-    "reserve": "kept for the answer",
+    "reserve": "reserved for the answer",
 }
 
 

@@ -112,7 +112,7 @@ def _made(text: str, most: int) -> tuple[Markup, int]:
 def _plain(text: str) -> Markup:
     cut = text[:LONGEST]
     left = len(text) - len(cut)
-    more = Markup('<p class="cut">{:,} more characters are not shown here.</p>').format(left)
+    more = Markup('<p class="cut">{:,} more characters are not shown.</p>').format(left)
     return Markup('<pre class="plain">{}</pre>').format(cut) + (more if left else "")
 
 

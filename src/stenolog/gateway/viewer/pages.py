@@ -48,10 +48,10 @@ _TYPES: Final = {
 
 _HEADLINES: Final = {
     401: "Sign in",
-    403: "This is not allowed",
-    404: "There is nothing here",
-    421: "This is another host",
-    503: "Not just now",
+    403: "Not allowed",
+    404: "Not found",
+    421: "Unknown host name",
+    503: "Temporarily unavailable",
 }
 
 Answering = Callable[[Request], Awaitable[Response]]
@@ -108,12 +108,13 @@ def _failed(request: Request, status: int, detail: str) -> Response:
         headline=headline(status),
         told=told[:1].upper() + told[1:],
         sign_in=False,
+        command="",
     )
 
 
 def headline(status: int) -> str:
     """Return the headline of an error page."""
-    return _HEADLINES.get(status, "That did not work" if status < 500 else "Something went wrong")
+    return _HEADLINES.get(status, "Request failed" if status < 500 else "Something went wrong")
 
 
 def agent_of(gateway: Gateway, name: str) -> AgentInstance:
@@ -131,7 +132,7 @@ async def static(request: Request) -> Response:
     """
     name = request.path_params["name"]
     if name not in _TYPES:  # guard: static-files-listed
-        raise HTTPException(404, "there is no such file")
+        raise HTTPException(404, f"there is no static file {name!r}")
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
     return Response(file(name), media_type=_TYPES[name], headers=headers)
 
@@ -168,7 +169,9 @@ def _environment() -> Environment:
     made.globals.update(
         to_html=to_html,
         plural=words.plural,
-        in_sight=words.in_sight,
+        message_count=words.message_count,
+        interruption_text=words.interruption_text,
+        hidden_by=words.HIDDEN_BY,
         unreadable=words.unreadable,
         static={name: address(name) for name in _TYPES},
         version=VERSION,
@@ -214,8 +217,8 @@ def _listed(agent: AgentInstance, key: str) -> Entry | None:
 # contains the style sheet, and the page's policy allows it by its hash.
 
 
-_USED: Final = "A link works once, and for a minute."
-_UNKNOWN: Final = "This gateway does not know this browser, or no longer does."
+_USED: Final = "Links work once and expire after a minute."
+_UNKNOWN: Final = "This browser isn't signed in."
 
 
 class SignInPage:
@@ -241,7 +244,7 @@ class SignInPage:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
-                    made = _page(begun["status"], scope["path"], body)
+                    made = _page(begun["status"], scope, body)
                     _head(begun, made)
                     await send(begun)
                     # The page replaces the body, once.
@@ -271,18 +274,25 @@ def _head(start: Message, made: bytes) -> None:
     )
 
 
-def _page(status: int, path: str, body: bytes) -> bytes:
-    is_link = status == 403 and path == LOGIN
+def _page(status: int, scope: Scope, body: bytes) -> bytes:
+    is_link = status == 403 and scope["path"] == LOGIN
     words = _USED if is_link else _UNKNOWN if status == 401 else _words(body)
     return rendered(
         "outside.html",
-        headline="This link does not work any more" if is_link else headline(status),
+        headline="This link is no longer valid" if is_link else headline(status),
         told=words,
         code=status,
         sign_in=is_link or status == 401,
+        command=_open_command(scope),
         style=_style(),
         picture="data:image/svg+xml;base64," + b64encode(file("icon.svg")).decode(),
     )
+
+
+def _open_command(scope: Scope) -> str:
+    """Return the command that signs a browser in at this gateway, whatever its port."""
+    server = scope.get("server")
+    return f"steno open --port {server[1]}" if server else "steno open"
 
 
 def _words(body: bytes) -> str:

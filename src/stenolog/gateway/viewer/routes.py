@@ -82,7 +82,7 @@ async def change_notes(request: Request) -> Response:
     agent = agent_of(gateway, query.agent)
     wanted = await body_of(request, NoteAct)
     if agent.memory is None:
-        raise UsageError("there is no memory in this run")
+        raise UsageError("memory is off, so there are no notes to change")
     await gateway.loop.run(_change, agent.memory, wanted)
     return answered(Nothing())
 
@@ -109,7 +109,7 @@ def _change(memory: Memory, wanted: NoteAct) -> None:
             try:
                 memory.notes.undo(scope)
             except NothingToUndo:
-                raise UsageError("no note was forgotten that could come back") from None
+                raise UsageError("no deleted note can be restored") from None
         case "edit":
             before = memory.notes.get(scope, wanted.id)
             # The old note stays in the log, marked as superseded.
@@ -213,7 +213,7 @@ def _learn() -> None:
             to_html(f"```{language}\nx\n```")
     except Exception:
         # A page that shows such code reports the error.
-        _logger.exception("the viewer could not be prepared")
+        _logger.exception("loading the viewer's code highlighting failed")
 
 
 # --- rendering ------------------------------------------------------------------------------------

@@ -47,13 +47,13 @@ class Turn(Struct, kw_only=True):
         return bool(self.models)
 
     @property
-    def sent(self) -> int:
-        """Return the number of tokens sent to the model in all requests of the turn."""
+    def input_tokens(self) -> int:
+        """Input tokens of all requests of the turn."""
         return sum(one.prompt for one in self.models.values())
 
     @property
-    def answered(self) -> int:
-        """Return the number of tokens of the answers."""
+    def output_tokens(self) -> int:
+        """Output tokens of all answers of the turn."""
         return sum(one.answer for one in self.models.values())
 
 
@@ -86,23 +86,23 @@ class ByTurns(Struct, frozen=True, kw_only=True):
     turns: Sequence[Turn]
     costs: Costs | None
     """None if no price list is installed."""
-    whole: bool
+    complete: bool
     """Whether these are all turns of the session."""
 
     @property
-    def sent(self) -> int:
-        """Return the number of tokens sent in all these turns."""
-        return sum(one.sent for one in self.turns)
+    def input_tokens(self) -> int:
+        """Input tokens of all these turns."""
+        return sum(one.input_tokens for one in self.turns)
 
     @property
-    def answered(self) -> int:
-        """Return the number of tokens of all answers."""
-        return sum(one.answered for one in self.turns)
+    def output_tokens(self) -> int:
+        """Output tokens of all these turns."""
+        return sum(one.output_tokens for one in self.turns)
 
     @property
     def counted(self) -> bool:
         """Whether there are token counts to draw."""
-        return any(one.sent or one.answered for one in self.turns)
+        return any(one.input_tokens or one.output_tokens for one in self.turns)
 
     @property
     def rows(self) -> list[tuple[Turn, float | None]]:
@@ -143,7 +143,7 @@ def _by_turns(agent: AgentInstance, key: str, entry: Entry | None) -> ByTurns:
         entry=entry,
         turns=shown,
         costs=None if price is None else costs_of(shown),
-        whole=len(shown) == len(made) and len(history) == info.count,
+        complete=len(shown) == len(made) and len(history) == info.count,
     )
 
 
@@ -185,14 +185,14 @@ def drawn(found: ByTurns, agent: str) -> list[dict[str, Any]]:
     extra = "" if agent == "main" else f"&agent={segment(agent)}"
     made = []
     for turn, cost in reversed(found.rows):
-        words = [f"{turn.sent:,} sent", f"{turn.answered:,} answered"]
+        words = [f"{turn.input_tokens:,} input tokens", f"{turn.output_tokens:,} output tokens"]
         words += [] if cost is None else [dollars(cost)]
         made.append(
             {
-                "sent": turn.sent,
-                "answered": turn.answered,
+                "input_tokens": turn.input_tokens,
+                "output_tokens": turn.output_tokens,
                 "cost": cost,
-                "words": f"{', '.join(words)} — {turn.prompt or '(no words)'}",
+                "label": f"{' · '.join(words)} — {turn.prompt or '(no text)'}",
                 "address": f"/s/{segment(found.info.key)}?at={turn.seq}{extra}#m{turn.seq}",
             }
         )

@@ -37,7 +37,7 @@ def test_where_all_is_in_sight_there_is_no_gap() -> None:
 @pytest.mark.parametrize(
     ("act", "told"),
     [
-        (lambda store: store.checkpoint(_KEY, summary="so", upto=4), (1, 4, 4, "compacted")),
+        (lambda store: store.checkpoint(_KEY, summary="so", upto=4), (1, 4, 4, "summarized")),
         (lambda store: store.truncate_history(_KEY, 3), (1, 7, 7, "truncated")),
         (lambda store: store.clear(_KEY), (1, 10, 10, "cleared")),
         (lambda store: store.hide(_KEY, 1, 2), (1, 2, 2, "hidden")),
@@ -66,7 +66,7 @@ def test_what_two_operations_hid_are_two_gaps_and_only_the_last_can_be_undone() 
         store.checkpoint(_KEY, summary="so on", upto=4)
         store.set_history(_KEY, [*store.get_history(_KEY)[:-2], {"role": "user", "content": "x"}])
         first, second = _gaps(store)
-        assert (first.first, first.last, first.why, first.told) == (1, 4, "compacted", True)
+        assert (first.first, first.last, first.why, first.told) == (1, 4, "summarized", True)
         assert (second.first, second.last, second.why, second.told) == (9, 10, "replaced", False)
         assert (first.undo, second.undo) == (False, True)
 
@@ -77,7 +77,7 @@ def test_an_edit_right_above_the_compacted_ones_is_not_told_as_compacted() -> No
         store.checkpoint(_KEY, summary="so", upto=4)
         store.set_history(_KEY, [{"role": "user", "content": "new"}])
         assert store.info(_KEY).floor == 10
-        assert _told(store) == [(1, 4, 4, "compacted"), (5, 10, 6, "replaced")]
+        assert _told(store) == [(1, 4, 4, "summarized"), (5, 10, 6, "replaced")]
         assert [one.told for one in _gaps(store)] == [True, False]
 
 
@@ -90,7 +90,7 @@ def test_what_a_fork_has_not_is_no_message_that_was_hidden() -> None:
         store.hide("fork", 7, 8)
         assert _told(store, "fork") == [(7, 8, 2, "hidden")]
         store.checkpoint("fork", summary="so", upto=6)
-        assert _told(store, "fork") == [(1, 6, 4, "compacted"), (7, 8, 2, "hidden")]
+        assert _told(store, "fork") == [(1, 6, 4, "summarized"), (7, 8, 2, "hidden")]
         assert list(look(store, store.info("fork")).present) == [(1, 2), (5, 10)]
 
 
