@@ -16,10 +16,10 @@ import pytest
 
 from stenolog.catalog.searchable_text import text_of as searchable
 from stenolog.cli.show import painter, print_message
-from stenolog.context.message_parts import calls_of, has_text, results_of, text_of, text_parts_of
-from stenolog.context.request_messages import ProviderRequirements, arrange
+from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.gateway.viewer.message_views import shown
 from stenolog.memory import transcript
+from stenolog.messages import calls_of, has_text, results_of, text_of, text_parts_of
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.tokens import message_tokens
@@ -42,8 +42,8 @@ def _tokens(body: dict[str, Any]) -> Any:
 
 def _window(body: dict[str, Any]) -> Any:
     return [
-        arrange([body], ProviderRequirements()),
-        arrange([body], ProviderRequirements(reasoning="all")),
+        prepare_messages([body], ProviderRequirements()),
+        prepare_messages([body], ProviderRequirements(reasoning="all")),
     ]
 
 
