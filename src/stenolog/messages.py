@@ -7,7 +7,7 @@ original value, so that nothing is lost. No value makes a function of this modul
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeGuard
 
 import msgspec
 from msgspec import Struct
@@ -141,12 +141,12 @@ def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
         is_text = isinstance(refusal, str)
         yield TextPart(refusal, refusal) if is_text else UnknownPart("refusal", refusal)
     if (audio := body.get("audio")) is not None:
-        is_audio = isinstance(audio, Mapping)
+        is_audio = _is_mapping(audio)
         yield _spoken(audio) if is_audio else UnknownPart("audio", audio)
     for name in ("tool_calls", "function_call"):
         if (calls := body.get(name)) is not None:
             for call in calls if name == "tool_calls" and isinstance(calls, list) else [calls]:
-                known = isinstance(call, Mapping)
+                known = _is_mapping(call)
                 yield read_listed_call(call) if known else UnknownPart(name, call)
 
 
@@ -165,7 +165,7 @@ def read_part(part: Any) -> Part:
     """Return a part of a content, or a Responses item, as a typed value."""
     if isinstance(part, str):
         return TextPart(part, part)
-    if not isinstance(part, Mapping):
+    if not _is_mapping(part):
         return UnknownPart("", part)
     kind = part.get("type")
     if kind is None:
@@ -181,8 +181,11 @@ def read_part(part: Any) -> Part:
 
 def read_listed_call(call: Mapping[str, Any]) -> ToolCall:
     """Return an item of `tool_calls`, or the older `function_call`, as a tool call."""
-    field = next((name for name in ("function", "custom") if _is_mapping(call.get(name))), "")
-    inner = call[field] if field else call
+    inner, field = call.get("function"), "function"
+    if not _is_mapping(inner):
+        inner, field = call.get("custom"), "custom"
+    if not _is_mapping(inner):
+        inner, field = call, ""
     return ToolCall(
         id=_text(call.get("id")),
         name=_text(inner.get("name")) or UNNAMED,
@@ -205,7 +208,7 @@ def unread_fields(body: Mapping[str, Any]) -> Body:
 
 def encoded_data(part: Mapping[str, Any]) -> tuple[str, str]:
     """Return the media type and the encoded data of a file in a part; empty if there is none."""
-    for inner in (part, *(value for value in part.values() if isinstance(value, Mapping))):
+    for inner in (part, *(value for value in part.values() if _is_mapping(value))):
         for name in ("data", "file_data"):
             if isinstance(data := inner.get(name), str):
                 kinds = (inner.get(name) for name in ("media_type", "mime_type", "mimeType"))
@@ -289,7 +292,7 @@ def _joined(value: Any) -> str:
 def _block_text(block: Any) -> str:
     if isinstance(block, str):
         return block
-    texts = (block.get(name) for name in _THOUGHTS) if isinstance(block, Mapping) else ()
+    texts = (block.get(name) for name in _THOUGHTS) if _is_mapping(block) else ()
     return next((text for text in texts if isinstance(text, str)), "")
 
 
@@ -298,13 +301,13 @@ _THOUGHTS: Final = ("thinking", "text", "reasoning", "summary", "content")
 
 def _read_image(part: Mapping[str, Any]) -> ImagePart:
     given = part.get("image_url")
-    detail = given.get("detail") if isinstance(given, Mapping) else part.get("detail")
-    url = given.get("url") if isinstance(given, Mapping) else given
+    detail = given.get("detail") if _is_mapping(given) else part.get("detail")
+    url = given.get("url") if _is_mapping(given) else given
     if url is None:
         source = part.get("source")
         kind, data = encoded_data(part)
         url = f"data:{kind};base64,{data}" if data else None
-        if url is None and isinstance(source, Mapping):
+        if url is None and _is_mapping(source):
             url = source.get("url")
     return ImagePart(_text(url) or "", part, _text(detail) or "")
 
@@ -312,7 +315,7 @@ def _read_image(part: Mapping[str, Any]) -> ImagePart:
 def _read_file(part: Mapping[str, Any]) -> FilePart:
     kind: str = part["type"]
     given = (part.get(name) for name in (kind, "source"))
-    inner: Mapping[str, Any] = next((one for one in given if isinstance(one, Mapping)), {})
+    inner: Mapping[str, Any] = next((one for one in given if _is_mapping(one)), {})
     names = (inner.get("filename"), part.get("filename"), part.get("title"), part.get("name"))
     name = next((name for name in names if isinstance(name, str)), "")
     word: Any = next((word for word in ("audio", "video") if word in kind), "file")
@@ -405,7 +408,7 @@ def calls_of(body: Mapping[str, Any]) -> list[ToolCall]:
     """Return the tool calls of an assistant message that need a result, in order."""
     if body.get("role") != "assistant":
         return []
-    listed = [call for call in _items(body.get("tool_calls")) if isinstance(call, Mapping)]
+    listed = [call for call in _items(body.get("tool_calls")) if _is_mapping(call)]
     if listed:
         return [read_listed_call(call) for call in listed]
     return [_read_use(part) for part in _parts(body, "tool_use")]
@@ -484,7 +487,7 @@ def text_parts_of(body: Mapping[str, Any]) -> str:
 
 def type_of(part: Any) -> str:
     """Return the type of a part; empty if it has none."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    kind = part.get("type") if _is_mapping(part) else None
     return kind if isinstance(kind, str) else ""
 
 
@@ -507,7 +510,7 @@ _NOT_WORDS: Final = THINKING_TYPES | {"tool_use", "tool_result"}
 def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return part
-    if not isinstance(part, Mapping):
+    if not _is_mapping(part):
         return as_json(part)
     for field in ("text", "content", "refusal"):
         value = part.get(field)
@@ -520,7 +523,7 @@ def _part_text(part: Any) -> str:
 
 def _parts(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
     parts = _items(body.get("content"))
-    return [part for part in parts if isinstance(part, Mapping) and part.get("type") == kind]
+    return [part for part in parts if _is_mapping(part) and part.get("type") == kind]
 
 
 def _items(value: Any) -> list[Any]:
@@ -535,5 +538,6 @@ def _has_text(part: Mapping[str, Any]) -> bool:
     return isinstance(part.get("text"), str)
 
 
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
+def _is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    # Nearly always a dictionary; checking for an abstract class is several times slower.
+    return type(value) is dict or isinstance(value, Mapping)
