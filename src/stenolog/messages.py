@@ -111,6 +111,8 @@ class UnknownPart(Struct, frozen=True):
     type: str
     """Type of the part or name of the field; empty if it has none."""
     value: Any
+    field: str = "content"
+    """Field of the message that has it."""
 
     @property
     def text(self) -> str | None:
@@ -139,15 +141,15 @@ def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
         yield from read_content(content)
     if (refusal := body.get("refusal")) is not None:
         is_text = isinstance(refusal, str)
-        yield TextPart(refusal, refusal) if is_text else UnknownPart("refusal", refusal)
+        yield TextPart(refusal, refusal) if is_text else UnknownPart("refusal", refusal, "refusal")
     if (audio := body.get("audio")) is not None:
         is_audio = _is_mapping(audio)
-        yield _spoken(audio) if is_audio else UnknownPart("audio", audio)
+        yield _spoken(audio) if is_audio else UnknownPart("audio", audio, "audio")
     for name in ("tool_calls", "function_call"):
         if (calls := body.get(name)) is not None:
             for call in calls if name == "tool_calls" and isinstance(calls, list) else [calls]:
                 known = _is_mapping(call)
-                yield read_listed_call(call) if known else UnknownPart(name, call)
+                yield read_listed_call(call) if known else UnknownPart(name, call, name)
 
 
 def read_content(content: Any) -> Iterator[Part]:
@@ -199,7 +201,7 @@ def read_listed_call(call: Mapping[str, Any]) -> ToolCall:
 def unread_fields(body: Mapping[str, Any]) -> Body:
     """Return the fields of a message that `read_message` does not read."""
     item = _read_item(body)
-    if item is None:
+    if item is None or isinstance(item, UnknownPart):
         return {name: value for name, value in body.items() if name not in _READ_FIELDS}
     if isinstance(item, ToolCall) and not any(name in body for name in _ARGUMENTS):
         return {}
@@ -261,7 +263,7 @@ def _thinking_fields(body: Mapping[str, Any]) -> Iterator[Part]:
             if value:
                 yield ThinkingPart(_joined(value), value, name, in_content=False)
         elif value is not None:
-            yield UnknownPart(name, value)
+            yield UnknownPart(name, value, name)
 
 
 def _read_text(part: Mapping[str, Any]) -> TextPart | None:

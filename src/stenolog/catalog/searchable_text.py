@@ -133,7 +133,7 @@ def _texts(part: Part, *, of_tool: bool = False) -> Iterator[str]:
                 yield part.name
             for inner in read_content(part.content):
                 yield from _texts(inner, of_tool=of_tool)
-        case UnknownPart() if part.type not in REASONING_FIELDS:
+        case UnknownPart() if part.field not in REASONING_FIELDS:
             if part.text is not None:
                 yield _told(part.text) if of_tool else part.text
             elif words := _words(part.value):
