@@ -20,8 +20,8 @@ from crash.agent_script import WISHES, Script, named_in
 from crash.conftest import Say
 from stenolog.agent.turn import CUT_OFF
 from stenolog.catalog.message_metadata import interruption
-from stenolog.context.message_parts import calls_of
 from stenolog.context.turn_state import answer_to, turn_state
+from stenolog.messages import calls_of
 from stenolog.records import Message
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer

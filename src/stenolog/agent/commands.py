@@ -19,7 +19,6 @@ from stenolog.agent.turn_events import Answer, EventHandler
 from stenolog.agent.turn_options import TurnOptions
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, mark_received, origin_of, seen_by
-from stenolog.context.message_parts import calls_of, has_text, text_parts_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     ModelRefused,
@@ -29,6 +28,7 @@ from stenolog.errors import (
     StenologError,
     UsageError,
 )
+from stenolog.messages import calls_of, has_text, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import Parts, join, split
 from stenolog.sessions.session_store import SessionStore

@@ -34,7 +34,6 @@ from stenolog.agent.unsaved import SeenMessages, UnsavedMessages
 from stenolog.catalog.message_metadata import mark_client_calls, mark_model
 from stenolog.codec import encode_message
 from stenolog.context.context import Attempt
-from stenolog.context.message_parts import Call, calls_of, text_parts_of
 from stenolog.context.turn_state import TurnState, answer_to, turn_state
 from stenolog.errors import (
     LeaseLost,
@@ -45,6 +44,7 @@ from stenolog.errors import (
     StenologError,
 )
 from stenolog.memory.recall import RecallResult
+from stenolog.messages import ToolCall, calls_of, text_parts_of
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
@@ -697,7 +697,7 @@ def _round(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> ob
     return [(call["function"], results.get(call["id"])) for call in calls]
 
 
-def _call_body(call: Call) -> dict[str, Any]:
+def _call_body(call: ToolCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",

@@ -18,7 +18,6 @@ from msgspec import Struct
 from stenolog.agent.turn_events import EventHandler, SaveFailed, SaveRecovered
 from stenolog.catalog.message_metadata import mark_seen, without_marks
 from stenolog.codec import check_key, check_once, encode_message
-from stenolog.context.message_parts import calls_of, text_parts_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     LeaseLost,
@@ -29,6 +28,7 @@ from stenolog.errors import (
     StoreClosed,
     UsageError,
 )
+from stenolog.messages import calls_of, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store

@@ -52,8 +52,8 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 # The statements of a catalog in SQLite, by name.
 
 
-VERSION: Final = "6"
-"""Version of the tables and the tokenizer. Change it if either of them changes.
+VERSION: Final = "7"
+"""Version of the tables, the tokenizer and the searchable text. Change it if one of them changes.
 
 A catalog of another version is discarded.
 """

@@ -26,9 +26,9 @@ from stenolog.catalog.message_metadata import is_received, origin_of
 from stenolog.channels.channel import Channel, MaybeSent, NotSent, Place, Undeliverable
 from stenolog.channels.claims import Claims, conversation
 from stenolog.channels.splitting import split
-from stenolog.context.message_parts import text_parts_of
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
+from stenolog.messages import text_parts_of
 from stenolog.records import Message
 
 # --- marks ----------------------------------------------------------------------------------------

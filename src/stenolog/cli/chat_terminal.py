@@ -20,9 +20,9 @@ from stenolog.cli.chat_start import Start
 from stenolog.cli.output import console, error_sentence, one_line, printable, sentence
 from stenolog.cli.picker import matching, pick
 from stenolog.cli.terminal_markdown import Block, painted
-from stenolog.context.message_parts import text_parts_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import StenologError
+from stenolog.messages import text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import cli_sender
 from stenolog.stores.open_store import address

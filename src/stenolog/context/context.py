@@ -7,7 +7,6 @@ from typing import Any, Final, TypeVar
 
 from stenolog.catalog import Catalog
 from stenolog.context.budget import Limits
-from stenolog.context.message_parts import Body
 from stenolog.context.overflow import Overflow, read_overflow
 from stenolog.context.plan import Trigger, plan_summary
 from stenolog.context.request_messages import ProviderRequirements
@@ -20,6 +19,7 @@ from stenolog.context.summarize import (
 )
 from stenolog.context.window import Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
+from stenolog.messages import Body
 from stenolog.providers.chat_model import (
     CompletionFunction,
     check_answer,

@@ -7,9 +7,9 @@ from typing import Literal
 from msgspec import Struct
 
 from stenolog.context.budget import Limits
-from stenolog.context.message_parts import body_of
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
 from stenolog.context.turn_boundaries import TurnRange, find_turns
+from stenolog.messages import body_of
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 

@@ -12,12 +12,14 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import seen_by
-from stenolog.context.message_parts import (
-    REASONING,
-    THINKING_PARTS,
+from stenolog.context.turn_boundaries import TurnRange, split_turns
+from stenolog.messages import (
+    REASONING_FIELDS,
+    TEXT_TYPES,
+    THINKING_TYPES,
     Body,
-    Call,
-    Result,
+    ToolCall,
+    ToolResult,
     as_json,
     body_of,
     calls_of,
@@ -27,7 +29,6 @@ from stenolog.context.message_parts import (
     role_of,
     seq_of,
 )
-from stenolog.context.turn_boundaries import TurnRange, split_turns
 from stenolog.records import Message
 
 INTERRUPTED: Final = "[interrupted]"
@@ -38,8 +39,8 @@ content."""
 CONTINUATION: Final = "[the conversation goes on]"
 _SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
-_TEXT_PARTS: Final = ("text", "input_text", "output_text")
-"""Types of parts that contain only text. In parts of other types, an empty `text` is allowed."""
+REASONING: Final = tuple(name for name in REASONING_FIELDS if name != "thinking")
+"""Fields with thinking that may be sent back to a provider."""
 
 
 class ProviderRequirements(Struct, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ class _Arrangement:
         return free
 
     def _results(
-        self, index: int, calls: Sequence[Call], ids: Sequence[str], number: int
+        self, index: int, calls: Sequence[ToolCall], ids: Sequence[str], number: int
     ) -> list[RequestMessage]:
         found: list[RequestMessage] = []
         for place, call in enumerate(calls):
@@ -188,22 +189,22 @@ class _Arrangement:
                 found.append(RequestMessage(body=body, seqs=(seq,), turn=number))
         return found
 
-    def _result(self, call: Call, id: str, result: Result | None) -> Body:
+    def _result(self, call: ToolCall, id: str, result: ToolResult | None) -> Body:
         content = INTERRUPTED if result is None else _content(result.content) or EMPTY
         if call.in_content:
             part: Body = {"type": "tool_result", "tool_use_id": id, "content": content}
-            if result is not None and result.part.get("is_error") is True:
+            if result is not None and result.is_error:
                 part["is_error"] = True
             return _sendable({"role": "user", "content": [part]})
         body: Body = {"role": "tool", "tool_call_id": id, "content": content}
         if result is not None and not result.in_content:
-            body |= self._further(result.part)
+            body |= self._further(result.value)
         return _sendable(body)
 
     def _clean(
         self,
         body: Body,
-        calls: Sequence[Call],
+        calls: Sequence[ToolCall],
         ids: Sequence[str],
         *,
         keep_reasoning: bool,
@@ -242,10 +243,10 @@ class _Arrangement:
 def _dropped_parts(role: str, *, keep_reasoning: bool) -> frozenset[str]:
     if role == "user":
         return frozenset({"tool_result", "tool_use"})
-    return frozenset() if keep_reasoning else THINKING_PARTS
+    return frozenset() if keep_reasoning else THINKING_TYPES
 
 
-def _content_and_calls(content: Any, calls: Sequence[Call], ids: Sequence[str]) -> Body:
+def _content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[str]) -> Body:
     """Return the content and the calls of an assistant message."""
     if not calls:
         return {"content": _without_calls(content)}
@@ -272,14 +273,14 @@ def _without_calls(content: Any) -> Any:
     return kept or None
 
 
-def _tool_call(call: Call, id: str) -> Body:
-    custom = call.part.get("custom")
-    if call.part.get("type") == "custom" and isinstance(custom, Mapping):
-        return {**call.part, "id": id}
-    function = call.part.get("function")
+def _tool_call(call: ToolCall, id: str) -> Body:
+    custom = call.value.get("custom")
+    if call.value.get("type") == "custom" and isinstance(custom, Mapping):
+        return {**call.value, "id": id}
+    function = call.value.get("function")
     given = dict(function) if isinstance(function, Mapping) else {}
     given |= {"name": call.name, "arguments": _arguments(call.arguments)}
-    return {**call.part, "id": id, "type": "function", "function": given}
+    return {**call.value, "id": id, "type": "function", "function": given}
 
 
 def _arguments(value: Any) -> str:
@@ -317,7 +318,7 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
 
 def _without_empty_text(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the part, or None for an empty text, which strict providers reject."""
-    if part["type"] not in _TEXT_PARTS:
+    if part["type"] not in TEXT_TYPES:  # in parts of other types, an empty `text` is allowed
         return part
     text = part.get("text")
     if text is None:

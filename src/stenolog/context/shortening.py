@@ -10,16 +10,15 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.context.message_parts import (
-    REASONING,
-    THINKING_PARTS,
+from stenolog.context.request_messages import INTERRUPTED, REASONING, RequestMessage
+from stenolog.messages import (
+    THINKING_TYPES,
     Body,
     as_json,
     calls_of,
     results_of,
     text_of,
 )
-from stenolog.context.request_messages import INTERRUPTED, RequestMessage
 from stenolog.tokens import Tokens
 
 
@@ -206,7 +205,7 @@ def _elided_results(entry: RequestMessage, keep: int, tokens: Tokens) -> Body:
 def _without_thoughts(body: Body) -> Body:
     made = {name: value for name, value in body.items() if name not in REASONING}
     if isinstance(content := made["content"], list):
-        said = [part for part in content if part.get("type") not in THINKING_PARTS]
+        said = [part for part in content if part.get("type") not in THINKING_TYPES]
         made["content"] = said or content
     return made
 

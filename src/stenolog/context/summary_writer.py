@@ -10,9 +10,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.context.budget import Limits
-from stenolog.context.message_parts import (
-    Call,
+from stenolog.context.overflow import read_overflow
+from stenolog.context.shortening import cut_middle, pointer
+from stenolog.context.summary import QUOTED, SCHEMA, Summary, bounded, parse, render, update
+from stenolog.messages import (
     Spot,
+    ToolCall,
     as_json,
     body_of,
     calls_of,
@@ -22,9 +25,6 @@ from stenolog.context.message_parts import (
     text_of,
     text_parts_of,
 )
-from stenolog.context.overflow import read_overflow
-from stenolog.context.shortening import cut_middle, pointer
-from stenolog.context.summary import QUOTED, SCHEMA, Summary, bounded, parse, render, update
 from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
 from stenolog.providers.json_answers import read_object
 from stenolog.records import Message
@@ -216,14 +216,14 @@ def extract(messages: Sequence[Message]) -> dict[str, Any]:
     return {"facts": facts, "tool_outcomes": outcomes, "last_state": last_state}
 
 
-def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Call]:
+def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, ToolCall]:
     """Return the call for each result."""
     return {
         result: calls_of(bodies[index])[place] for (index, place), result in pair(bodies).items()
     }
 
 
-def _arguments(call: Call) -> str:
+def _arguments(call: ToolCall) -> str:
     return call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
 
 

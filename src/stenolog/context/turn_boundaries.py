@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stenolog.context.message_parts import Spot, calls_of, has_text, pair
+from stenolog.messages import Spot, calls_of, has_text, pair
 
 
 class TurnRange(Struct, frozen=True):

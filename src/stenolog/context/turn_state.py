@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import client_call_ids, seen_by
-from stenolog.context.message_parts import Call, calls_of, has_text, pair
+from stenolog.messages import ToolCall, calls_of, has_text, pair
 from stenolog.records import Message
 
 
@@ -19,11 +19,11 @@ class TurnState(Struct, frozen=True, kw_only=True):
 
     unanswered: tuple[int, ...] = ()
     """Seqs of the user messages that no finished answer has seen."""
-    open_calls: tuple[Call, ...] = ()
+    open_calls: tuple[ToolCall, ...] = ()
     """Tool calls of the unfinished turn that have no result and do not wait for the client."""
     in_tools: bool = False
     """Whether the unfinished turn contains tool calls."""
-    of_client: tuple[Call, ...] = ()
+    of_client: tuple[ToolCall, ...] = ()
     """Calls without a result that the client runs. If the user sent another message instead, these
     calls are in `open_calls`."""
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 from msgspec import Struct
 
 from stenolog.context.budget import Limits, RequiredTokens, context_too_small
-from stenolog.context.message_parts import Body, seq_of
 from stenolog.context.request_messages import (
     CONTINUATION,
     ProviderRequirements,
@@ -16,6 +15,7 @@ from stenolog.context.request_messages import (
     to_request_messages,
 )
 from stenolog.context.shortening import cut_middle, minimum_tokens, shorten_turn
+from stenolog.messages import Body, seq_of
 from stenolog.records import Message
 from stenolog.tokens import Tokens
 

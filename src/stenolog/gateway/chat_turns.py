@@ -15,7 +15,6 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn_events import Answer, EventHandler, InboundMessage
 from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
 from stenolog.catalog.message_metadata import mark_received, mark_request, request_of
-from stenolog.context.message_parts import calls_of, has_text, results_of
 from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.errors import (
     NoSuchSession,
@@ -25,6 +24,7 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.gateway.history_matching import Match, match, text_at
+from stenolog.messages import calls_of, has_text, results_of
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, forked_at

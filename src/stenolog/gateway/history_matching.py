@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import client_call_ids, interruption
-from stenolog.context.message_parts import (
-    Call,
+from stenolog.messages import (
+    ToolCall,
     calls_of,
     has_text,
     results_of,
@@ -277,7 +277,7 @@ def _words(body: Body) -> str:
     return " ".join(text_parts_of(body).split())
 
 
-def _made(call: Call) -> tuple[str, object]:
+def _made(call: ToolCall) -> tuple[str, object]:
     """Return a call with decoded arguments: clients format the JSON differently."""
     arguments = call.arguments
     if isinstance(arguments, str):

@@ -10,9 +10,9 @@ from msgspec import Struct
 from stenolog.agent.turn_events import Answer
 from stenolog.agent.turn_options import TurnOptions, tool_name
 from stenolog.catalog.message_metadata import mark_client_calls, without_marks
-from stenolog.context.message_parts import calls_of, text_of
 from stenolog.errors import UsageError
 from stenolog.gateway.history_matching import is_of_system
+from stenolog.messages import calls_of, text_of
 
 MOST_MESSAGES: Final = 10_000
 _SPEAKERS: Final = ("system", "developer", "user", "assistant", "tool")

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.message_parts import calls_of, has_text, results_of, role_of
 from stenolog.memory.prompt_block import strip_blocks
+from stenolog.messages import calls_of, has_text, results_of, role_of
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import redact_ends
 from stenolog.stores import spans

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.message_parts import body_of, pair
 from stenolog.context.turn_boundaries import find_turns
+from stenolog.messages import body_of, pair
 from unit.context.histories import anything, assistant, hands, sessions, tool, user, uses
 
 

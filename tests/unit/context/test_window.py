@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.context.budget import Limits
-from stenolog.context.message_parts import as_json
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Window, build_window
 from stenolog.errors import ContextTooSmall
+from stenolog.messages import as_json
 from stenolog.tokens import Tokens
 from unit.context.histories import (
     CHEAP,

@@ -17,7 +17,6 @@ from stenolog.agent.commands import sibling_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
-from stenolog.context.message_parts import results_of
 from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.api_types import HIGHEST, OfAgent
 from stenolog.gateway.requests import key_of, query_of
@@ -26,6 +25,7 @@ from stenolog.gateway.viewer.formatting import damage
 from stenolog.gateway.viewer.hidden_messages import Gap, Sight, look
 from stenolog.gateway.viewer.message_views import Shown, shown
 from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.messages import results_of
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.settings.secrets import without_password
 from stenolog.stores import spans

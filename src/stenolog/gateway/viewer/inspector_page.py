@@ -11,7 +11,6 @@ from starlette.responses import Response
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
-from stenolog.context.message_parts import has_text, role_of, text_parts_of
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.api_types import OfAgent
 from stenolog.gateway.requests import key_of, query_of
@@ -19,6 +18,7 @@ from stenolog.gateway.shared_state import gateway_of
 from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE
 from stenolog.gateway.viewer.message_views import one_line, pretty
 from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.messages import has_text, role_of, text_parts_of
 from stenolog.records import SessionInfo
 from stenolog.transfer.export.code_blocks import ColourBudget
 

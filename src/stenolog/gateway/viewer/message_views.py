@@ -18,16 +18,6 @@ from stenolog.catalog.message_metadata import (
     seconds_of,
     usage_of,
 )
-from stenolog.context.message_parts import (
-    REASONING,
-    THINKING_PARTS,
-    Result,
-    as_json,
-    calls_of,
-    results_of,
-    text_of,
-    text_parts_of,
-)
 from stenolog.gateway.viewer.markdown_html import (
     LONGEST,
     MAX_COLOURED_ON_PAGE,
@@ -35,6 +25,16 @@ from stenolog.gateway.viewer.markdown_html import (
     is_address,
     is_picture,
     to_html,
+)
+from stenolog.messages import (
+    REASONING_FIELDS,
+    THINKING_TYPES,
+    ToolResult,
+    as_json,
+    calls_of,
+    results_of,
+    text_of,
+    text_parts_of,
 )
 from stenolog.records import Message
 from stenolog.transfer.export.code_blocks import ColourBudget
@@ -87,7 +87,7 @@ class Shown(Struct, frozen=True, kw_only=True):
 
 
 class _Answered(Struct, frozen=True):
-    result: Result
+    result: ToolResult
     message: Message
 
 
@@ -203,10 +203,10 @@ def _without_pictures(content: Any) -> Any:
 def _thoughts(body: Mapping[str, Any]) -> Iterator[str]:
     content = body.get("content")
     for part in content if isinstance(content, list) else ():
-        if _kind(part) in THINKING_PARTS:
+        if _kind(part) in THINKING_TYPES:
             yield _first_text(part)
     # Providers send the same text in two fields: show only the first one.
-    for field in REASONING:
+    for field in REASONING_FIELDS:
         value = body.get(field)
         if isinstance(value, str) and value:
             yield value
@@ -297,8 +297,8 @@ def _calls(
         )
 
 
-def _is_error(result: Result) -> bool:
-    return result.part.get("is_error") is True
+def _is_error(result: ToolResult) -> bool:
+    return result.is_error
 
 
 def _only_results(body: Mapping[str, Any]) -> bool:

@@ -12,13 +12,13 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import model_of, seconds_of, usage_of
 from stenolog.catalog.searchable_text import tags_from
-from stenolog.context.message_parts import calls_of, has_text
 from stenolog.gateway.api_types import OfAgent
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shared_state import gateway_of
 from stenolog.gateway.viewer.formatting import dollars, segment
 from stenolog.gateway.viewer.message_views import prompt_line
 from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.messages import calls_of, has_text
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.usage import HOW_TO_GET, Counts, Price, cost_of, prices
 
