@@ -21,18 +21,6 @@ from typing import Any, Final
 
 import pytest
 
-from crash.conftest import Say
-from crash.interleaving import (
-    BUSY_TIMEOUT,
-    FAULTS,
-    INJECTED,
-    Engine,
-    Fault,
-    Point,
-    Scheduler,
-    TracedLock,
-    traced_engine,
-)
 from stenolog import (
     DamagedStore,
     ForeignLog,
@@ -46,6 +34,18 @@ from stenolog import (
     StoreClosed,
 )
 from stenolog.stores.base import Append
+from support.crash.interleaving import (
+    BUSY_TIMEOUT,
+    FAULTS,
+    INJECTED,
+    Engine,
+    Fault,
+    Point,
+    Scheduler,
+    TracedLock,
+    traced_engine,
+)
+from support.crash.reporting import Say
 
 KEY: Final = "k"
 FILE: Final = "k.jsonl"

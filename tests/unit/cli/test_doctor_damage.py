@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 import stenolog
-from unit.cli.conftest import Steno
+from support.cli import Steno
 
 Damage = Callable[[str], None]
 """Damages the state, the newest change, the trash entry or message 2 of the only session."""

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from stenolog.context.message_parts import calls_of, has_text, pair, results_of, text_of
 from stenolog.testing.strategies import messages, values
-from unit.context.histories import assistant, hands, tool, user, uses
+from support.histories import assistant, hands, tool, user, uses
 
 
 def test_calls_and_results_of_both_shapes_are_read() -> None:

@@ -12,17 +12,7 @@ from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Window, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.tokens import Tokens
-from unit.context.histories import (
-    CHEAP,
-    anything,
-    assistant,
-    faults,
-    sessions,
-    stored,
-    talk,
-    tool,
-    user,
-)
+from support.histories import CHEAP, anything, assistant, faults, sessions, stored, talk, tool, user
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 LIMITS = st.builds(

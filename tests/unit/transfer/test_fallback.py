@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import pytest
 
-import memory_disk
 import stenolog
 from stenolog.errors import DamagedStore, NoSuchSession, StoreUnavailable
 from stenolog.records import SessionInfo
@@ -24,6 +23,7 @@ from stenolog.transfer import open_sessions as opening
 from stenolog.transfer.fallback import FallbackStore
 from stenolog.transfer.migration import migrate_from_json
 from stenolog.transfer.open_sessions import open_sessions
+from support import temporary_folders
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 VERSION_0_1: Final = SAMPLES / "fallback-0.1"
@@ -38,7 +38,7 @@ BATCH: Final = [{"role": "user", "content": 1}, {"role": "assistant", "content":
 
 @pytest.fixture
 def workspace() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path / "w"
 
 

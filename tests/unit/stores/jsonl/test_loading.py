@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from crash.interleaving import Scheduler, TracedLock, traced_engine
 from stenolog import (
     DamagedStore,
     ForeignLog,
@@ -23,6 +22,7 @@ from stenolog.stores.base import Append
 from stenolog.stores.jsonl import log as log_module
 from stenolog.stores.jsonl import scan
 from stenolog.stores.jsonl.log import Log
+from support.crash.interleaving import Scheduler, TracedLock, traced_engine
 
 KEY = "a"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import needs
 from stenolog import (
     DamagedStore,
     JSONLStore,
@@ -21,6 +20,7 @@ from stenolog import (
     StoreUnavailable,
     UsageError,
 )
+from support import needs
 
 KEY = "a"
 

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
-from postgres_server import Databases
-from proxy import Exchange, Proxy
 from stenolog import (
     DamagedStore,
     MaybeStored,
@@ -26,6 +24,8 @@ from stenolog import (
 )
 from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Append, SessionView
+from support.postgres_proxy import Exchange, Proxy
+from support.postgres_server import Databases
 
 TABLES = ("session", "message", "token", "change", "lease")
 

@@ -25,8 +25,7 @@ from stenolog import (
 from stenolog.stores.base import Append
 from stenolog.stores.sql.leases import LeaseRow
 from stenolog.stores.sqlite import processes
-
-from .conftest import in_namespace
+from support.namespaces import in_namespace
 
 
 def _take_over(store: SQLiteStore, key: str) -> None:

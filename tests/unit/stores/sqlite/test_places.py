@@ -14,8 +14,6 @@ from pathlib import Path
 import apsw
 import pytest
 
-import needs
-from crash.disks import tiny_tmpfs
 from stenolog import (
     DamagedStore,
     ForeignLog,
@@ -30,6 +28,8 @@ from stenolog import (
     open_store,
 )
 from stenolog.stores.sqlite import schema
+from support import needs
+from support.crash.disks import tiny_tmpfs
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples"
 KEY = "a"
