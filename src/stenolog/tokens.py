@@ -19,6 +19,11 @@ from msgspec import Struct
 
 from stenolog.records import Message
 
+__all__ = [
+    "Calibration",
+    "Tokens",
+]
+
 MESSAGE: Final = 4
 """Tokens of a message besides its text: start, role, end."""
 CALL: Final = 6

@@ -21,18 +21,8 @@ from typing import Any, Final
 
 import pytest
 
-from stenolog import (
-    DamagedStore,
-    ForeignLog,
-    JSONLStore,
-    MaybeStored,
-    NewerFormat,
-    NoSuchSession,
-    NotStored,
-    SessionExists,
-    StenologError,
-    StoreClosed,
-)
+from stenolog import DamagedStore, JSONLStore, MaybeStored, NoSuchSession, NotStored, StenologError
+from stenolog.errors import ForeignLog, NewerFormat, SessionExists, StoreClosed
 from stenolog.stores.base import Append
 from support.crash.interleaving import (
     BUSY_TIMEOUT,

@@ -18,12 +18,12 @@ from stenolog import (
     Message,
     NotStored,
     OnceConflict,
-    ReadOnly,
     SQLiteStore,
     StenologError,
     StoreBusy,
     StoreUnavailable,
 )
+from stenolog.errors import ReadOnly
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store

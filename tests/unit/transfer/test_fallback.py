@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 import stenolog
-from stenolog.errors import DamagedStore, NoSuchSession, StoreUnavailable
+from stenolog.errors import DamagedStore, NoSuchSession, ReadOnly, StoreUnavailable
 from stenolog.records import SessionInfo
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore
@@ -559,7 +559,7 @@ def test_a_session_that_was_deleted_in_the_fallback_is_deleted_at_the_merge(
             assert {one.key for one in good.store.list_trash()} == {KEY, "mine"}
 
 
-@pytest.mark.parametrize("error", [stenolog.StoreBusy, stenolog.ReadOnly])
+@pytest.mark.parametrize("error", [stenolog.StoreBusy, ReadOnly])
 @pytest.mark.parametrize("before", [None, 2])
 def test_p7_a_purge_that_was_refused_in_the_fallback_is_not_repeated(
     where: str,

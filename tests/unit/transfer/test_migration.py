@@ -989,7 +989,8 @@ def test_a_long_session_goes_in_batches(store: Store, place: Path) -> None:
 
 _MIGRATE = """
 import sys
-from stenolog import migrate_from_json, open_store
+from stenolog import open_store
+from stenolog.transfer import migrate_from_json
 
 sys.stdin.readline()
 with open_store(sys.argv[1]) as store:

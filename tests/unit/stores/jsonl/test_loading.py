@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from stenolog import (
-    DamagedStore,
-    ForeignLog,
-    JSONLStore,
-    NewerFormat,
-    SessionExists,
-    StenologError,
-    StoreUnavailable,
-)
+from stenolog import DamagedStore, JSONLStore, StenologError, StoreUnavailable
+from stenolog.errors import ForeignLog, NewerFormat, SessionExists
 from stenolog.stores.base import Append
 from stenolog.stores.jsonl import log as log_module
 from stenolog.stores.jsonl import scan

@@ -14,12 +14,11 @@ from stenolog import (
     DamagedStore,
     JSONLStore,
     NotStored,
-    ReadOnly,
     StenologError,
-    StoreClosed,
     StoreUnavailable,
     UsageError,
 )
+from stenolog.errors import ReadOnly, StoreClosed
 from support import needs
 
 KEY = "a"

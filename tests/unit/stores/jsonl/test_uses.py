@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import JSONLStore, StoreClosed
+from stenolog import JSONLStore
+from stenolog.errors import StoreClosed
 from stenolog.stores import locks
 from stenolog.stores.jsonl import store as store_module
 from stenolog.stores.locks import InUseCounter

@@ -13,15 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
-from stenolog import (
-    DamagedStore,
-    MaybeStored,
-    NoSuchSession,
-    NotStored,
-    PostgresStore,
-    SessionExists,
-    StoreBusy,
-)
+from stenolog import DamagedStore, MaybeStored, NoSuchSession, NotStored, PostgresStore, StoreBusy
+from stenolog.errors import SessionExists
 from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Append, SessionView
 from support.postgres_proxy import Exchange, Proxy

@@ -14,14 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import (
-    LeaseLost,
-    NoSuchSession,
-    SQLiteStore,
-    StenologError,
-    StoreBusy,
-    StoreClosed,
-)
+from stenolog import LeaseLost, NoSuchSession, SQLiteStore, StenologError, StoreBusy
+from stenolog.errors import StoreClosed
 from stenolog.stores.base import Append
 from stenolog.stores.sql.leases import LeaseRow
 from stenolog.stores.sqlite import processes

@@ -16,17 +16,14 @@ import pytest
 
 from stenolog import (
     DamagedStore,
-    ForeignLog,
-    NewerFormat,
     NotStored,
-    ReadOnly,
     SQLiteStore,
     StoreBusy,
-    StoreClosed,
     StoreUnavailable,
     UsageError,
     open_store,
 )
+from stenolog.errors import ForeignLog, NewerFormat, ReadOnly, StoreClosed
 from stenolog.stores.sqlite import schema
 from support import needs
 from support.crash.disks import tiny_tmpfs
