@@ -1,5 +1,6 @@
 """Promises of the project as a whole, kept by looking at its files and at a fresh process."""
 
+import ast
 import importlib.metadata
 import re
 import subprocess
@@ -101,6 +102,48 @@ def test_fewer_tests_of_a_promise_than_recorded_are_reported(tmp_path: Path) -> 
     recorded = {f"P{number}": 0 for number in promises.PROMISES} | {"P1": 2, "P12": 2}
     assert promises.missing(counts, recorded) == [
         "P12 has 1 tests; 2 are recorded in promises.toml"
+    ]
+
+
+def test_no_test_module_imports_another_one_or_a_conftest() -> None:
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in _imports_of_tests(path.read_text())
+    ]
+    assert found == [], "move what they share to tests/support"
+
+
+def test_an_import_of_a_test_module_is_found_in_every_form() -> None:
+    source = (
+        "import crash.test_kill9\nfrom crash import test_leases as leases\n"
+        "from unit.cli.conftest import steno\nfrom . import conftest\nfrom .conftest import say\n"
+        "def f():\n    from test_project import ROOT\n"
+        "import support.needs\nfrom stenolog.testing import contract\n"
+    )
+    assert sorted(_imports_of_tests(source)) == [
+        "conftest",
+        "conftest.say",
+        "crash.test_kill9",
+        "crash.test_leases",
+        "test_project.ROOT",
+        "unit.cli.conftest.steno",
+    ]
+
+
+def _imports_of_tests(source: str) -> list[str]:
+    """The dotted names that a module imports from test modules and conftests."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = [node.module] if node.module else []
+            names += [".".join([*package, alias.name]) for alias in node.names]
+    return [
+        name
+        for name in names
+        if any(part == "conftest" or part.startswith("test_") for part in name.split("."))
     ]
 
 

@@ -32,6 +32,36 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+__all__ = [
+    "ContextTooSmall",
+    "DamagedStore",
+    "ForeignLog",
+    "InvalidKey",
+    "LeaseLost",
+    "MaybeStored",
+    "ModelRefused",
+    "ModelUnavailable",
+    "NewerFormat",
+    "NoSuchNote",
+    "NoSuchSession",
+    "NotStored",
+    "NothingToUndo",
+    "OnceConflict",
+    "Problem",
+    "ReadOnly",
+    "RefusedMessage",
+    "SessionDeleted",
+    "SessionExists",
+    "StaleCheckpoint",
+    "StaleHistory",
+    "StenologError",
+    "StoreBusy",
+    "StoreClosed",
+    "StoreUnavailable",
+    "UsageError",
+    "WrongSettings",
+]
+
 
 class StenologError(Exception):
     """Base class of all exceptions of stenolog."""

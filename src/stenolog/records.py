@@ -12,6 +12,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, Struct
 
+__all__ = [
+    "Compacted",
+    "Health",
+    "Message",
+    "Purged",
+    "SessionInfo",
+    "Trashed",
+    "Undone",
+]
+
 _decode = msgspec.json.Decoder().decode
 
 FORMAT: Final = 1

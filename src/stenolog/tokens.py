@@ -33,6 +33,11 @@ from stenolog.messages import (
 )
 from stenolog.records import Message
 
+__all__ = [
+    "Calibration",
+    "Tokens",
+]
+
 MESSAGE: Final = 4
 """Tokens of a message besides its text: start, role, end."""
 CALL: Final = 6

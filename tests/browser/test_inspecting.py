@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from browser.looking import Looking, window
-from browser.samples import LONG, PLAN, fill
-from gateway.served import Served
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.budget import Limits
 from stenolog.gateway.viewer.formatting import short
 from stenolog.memory.facade import open_memory
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking, window
+from support.viewer_samples import LONG, PLAN, fill
 
 _LONG_NAMES = "phone:long-names"
 

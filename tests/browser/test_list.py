@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from browser.looking import Looking, sign_in, window
-from gateway.served import Served
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking, sign_in, window
 
 _SOON = 20_000
 """Milliseconds within which the list has asked again, however busy the machine is."""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from browser.looking import Looking, window
-from browser.samples import HOSTILE, PLAN, fill
-from gateway.served import Served
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking, window
+from support.viewer_samples import HOSTILE, PLAN, fill
 
 _PRICES = """
 class Usage:

@@ -19,12 +19,12 @@ from typing import Self
 import pytest
 
 import stenolog
-from crash.conftest import Say
 from stenolog.catalog import Catalog, open_catalog, steps
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import NAME
-from unit.catalog.operations import WORDS, operate
-from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
+from support.catalog_scan import catalogued, differences, found_words, full_scan, words_said
+from support.crash.reporting import Say
+from support.random_operations import WORDS, operate
 
 _OPERATIONS = 30
 

@@ -12,12 +12,12 @@ import psycopg
 import pytest
 
 import stenolog
-from bouncer import Bouncer
-from crash.postgres_processes import Writer, until
-from postgres_server import Installation, Server, attempts, execute
-from proxy import Exchange, Proxy, writes
 from stenolog.stores.base import Store
 from stenolog.stores.postgres import PostgresStore, notifications, schema
+from support.crash.postgres_processes import Writer, until
+from support.pgbouncer import Bouncer
+from support.postgres_proxy import Exchange, Proxy, writes
+from support.postgres_server import Installation, Server, attempts, execute
 
 _LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() "

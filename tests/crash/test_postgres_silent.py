@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import pytest
 
-from postgres_server import Installation, Server
-from proxy import Proxy
 from stenolog import MaybeStored, NotStored, PostgresStore, StenologError, StoreUnavailable
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append, Lease
 from stenolog.testing.contract.open_store_base import shown, user
+from support.postgres_proxy import Proxy
+from support.postgres_server import Installation, Server
 
 PATIENCE: Final = 60.0
 """Seconds after which a call counts as hanging; its own limit is below one second."""

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from app_server import served
 from stenolog.gateway.access import Access
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.hosts import known
 from stenolog.gateway.limits import BodyLimit
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
 from stenolog.gateway.server import Patience
+from support.app_server import served
 
 TOKEN = "a-token-that-must-never-be-seen-in-any-log-0"
 BEARER = f"Authorization: Bearer {TOKEN}"

@@ -9,13 +9,13 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-import memory_disk
-from gateway.process import Process
 from stenolog.channels.delivery import FIELD
 from stenolog.channels.webhook import HEADER, STALE, signature
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
-from telegram_server import TOKEN, TelegramServer
+from support import temporary_folders
+from support.gateway.gateway_process import Process
+from support.telegram_server import TOKEN, TelegramServer
 
 ALICE: Final = 1001
 KEY: Final = "telegram:1001"
@@ -43,7 +43,7 @@ class BusyTelegram(TelegramServer):
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder that costs no syncs: what is killed here is the process, not the machine."""
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 

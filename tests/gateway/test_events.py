@@ -12,9 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.served import Served
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
 
 
 def _served(where: Path, **settings: Any) -> Served:

@@ -14,12 +14,12 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.served import TOKEN, Served
 from stenolog.errors import ModelUnavailable
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedModel, offline_model, tool_call
+from support.gateway.served_gateway import TOKEN, Served
 
 Messages = Sequence[Mapping[str, Any]]
 

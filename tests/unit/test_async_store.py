@@ -16,6 +16,7 @@ import stenolog
 from stenolog.errors import (
     InvalidKey,
     LeaseLost,
+    NothingToUndo,
     OnceConflict,
     RefusedMessage,
     SessionDeleted,
@@ -193,7 +194,7 @@ def test_p8_errors_come_through(store: Store) -> None:
                 await mine.add_message("a", "user", float("nan"))
             with pytest.raises(stenolog.NoSuchSession):
                 await mine.info("nobody")
-            with pytest.raises(stenolog.NothingToUndo):
+            with pytest.raises(NothingToUndo):
                 await mine.undo("nobody")
 
     run(main)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from limits import MB, run_limited
 from stenolog import InMemoryStore
 from stenolog.catalog import query, searchable_text, snippets, tokenizer
 from stenolog.cli.output import printable
@@ -30,6 +29,7 @@ from stenolog.tokens import estimate
 from stenolog.transfer.export.html_export import as_page
 from stenolog.transfer.export.markdown_export import as_markdown
 from stenolog.transfer.export.message_parts import Conversation, Part, Said
+from support.resource_limits import MB, run_limited
 
 
 @pytest.mark.parametrize(

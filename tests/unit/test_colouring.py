@@ -9,7 +9,6 @@ import pytest
 from pygments.lexers import get_lexer_by_name
 from rich.console import Console
 
-from limits import run_limited
 from stenolog import InMemoryStore
 from stenolog.cli.show import painter
 from stenolog.cli.terminal_markdown import Block, Stream, painted
@@ -22,6 +21,7 @@ from stenolog.transfer.export.code_blocks import (
     ColourBudget,
     colour_language,
 )
+from support.resource_limits import run_limited
 
 _STARTS = (
     *("", "a", "0", "'", '"', '"""', "'''", "/*", "//", "<", "</", "<a ", "<!--", "{", "${", "$("),

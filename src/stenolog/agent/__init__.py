@@ -1,1 +1,48 @@
 """The agent loop: durable turns, tools, chat commands and shutdown."""
+
+from typing import TYPE_CHECKING
+
+from stenolog.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from stenolog.agent.instance import AgentInstance
+    from stenolog.agent.loop import AgentLoop
+    from stenolog.agent.registry import AgentRegistry
+    from stenolog.agent.scheduler import CloseReport
+    from stenolog.agent.spec import AgentSpec, Route
+    from stenolog.agent.tools import Tool, ToolContext, tool
+    from stenolog.agent.turn_events import Answer, InboundMessage
+    from stenolog.agent.turn_options import TurnOptions
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "AgentInstance": "stenolog.agent.instance",
+            "AgentLoop": "stenolog.agent.loop",
+            "AgentRegistry": "stenolog.agent.registry",
+            "AgentSpec": "stenolog.agent.spec",
+            "Answer": "stenolog.agent.turn_events",
+            "CloseReport": "stenolog.agent.scheduler",
+            "InboundMessage": "stenolog.agent.turn_events",
+            "Route": "stenolog.agent.spec",
+            "Tool": "stenolog.agent.tools",
+            "ToolContext": "stenolog.agent.tools",
+            "TurnOptions": "stenolog.agent.turn_options",
+            "tool": "stenolog.agent.tools",
+        },
+    )
+
+__all__ = [
+    "AgentInstance",
+    "AgentLoop",
+    "AgentRegistry",
+    "AgentSpec",
+    "Answer",
+    "CloseReport",
+    "InboundMessage",
+    "Route",
+    "Tool",
+    "ToolContext",
+    "TurnOptions",
+    "tool",
+]

@@ -16,18 +16,7 @@ from stenolog.errors import UsageError
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.keys import person_in
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
-    KEY,
-    SPEC,
-    STORES,
-    Heard,
-    agent_loop,
-    bodies,
-    called,
-    roles,
-    say,
-    until,
-)
+from support.agents import KEY, SPEC, STORES, Heard, agent_loop, bodies, called, roles, say, until
 
 every_store = pytest.mark.parametrize("store", STORES)
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])

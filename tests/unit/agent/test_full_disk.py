@@ -14,8 +14,6 @@ from typing import Any, Final, Protocol
 import pytest
 from msgspec.structs import replace
 
-import needs
-from crash.disks import tiny_tmpfs
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import CUT_OFF
@@ -23,16 +21,9 @@ from stenolog.agent.turn_events import SaveFailed, SaveRecovered
 from stenolog.context.budget import Limits
 from stenolog.errors import StoreUnavailable
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
-    KEY,
-    SPEC,
-    Heard,
-    bodies,
-    called,
-    open_agent,
-    reopened,
-    say,
-)
+from support import needs
+from support.agents import KEY, SPEC, Heard, bodies, called, open_agent, reopened, say
+from support.crash.disks import tiny_tmpfs
 
 # Longer than what may still fit into pages that a file has already.
 LONG: Final = "and so on " * 12_000

@@ -18,8 +18,8 @@ from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
 from stenolog.records import Message
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, STORES, agent_loop, bodies, open_agent, say
-from unit.agent.killed import place
+from support.agents import KEY, STORES, agent_loop, bodies, open_agent, say
+from support.killed_agent import place
 
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 every_store = pytest.mark.parametrize("store", STORES)
@@ -123,7 +123,7 @@ def test_clear_is_refused_while_a_message_is_being_stored(
 def test_p2_rewrite_killed_anywhere_leaves_a_new_message_visible(
     store: str, kills: int, tmp_path: Path
 ) -> None:
-    worker = Path(__file__).with_name("killed.py")
+    worker = Path(__file__).parents[2] / "support" / "killed_agent.py"
     command = [sys.executable, str(worker), "rewrite", str(tmp_path), store, str(kills)]
     ended = subprocess.run(command, check=True, timeout=300, stdout=subprocess.PIPE)
     assert ended.stdout.split() == [b"%d" % -signal.SIGKILL] * kills

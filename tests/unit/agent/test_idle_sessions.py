@@ -9,7 +9,7 @@ import pytest
 from stenolog.agent import resume
 from stenolog.agent.resume import IdleSessions
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, agent_loop, roles, say, until
+from support.agents import KEY, agent_loop, roles, say, until
 
 
 class _TenMinutesBehind(datetime):

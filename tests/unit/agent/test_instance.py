@@ -13,7 +13,7 @@ from stenolog.errors import UsageError
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.fallback import FallbackStore
-from unit.agent.agents import KEY, SPEC, say
+from support.agents import KEY, SPEC, say
 
 
 def test_what_was_said_in_the_fallback_is_there_when_the_store_is_back(

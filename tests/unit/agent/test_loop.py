@@ -22,7 +22,7 @@ from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.session_import import give_aliases
-from unit.agent.agents import (
+from support.agents import (
     KEY,
     SPEC,
     STORES,

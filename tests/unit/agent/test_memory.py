@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from copying import copying
 from msgspec.structs import replace
 
 from stenolog.agent import background_notes
@@ -20,7 +19,8 @@ from stenolog.memory.scopes import Scope
 from stenolog.providers.chat_model import Delta
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, SPEC, Heard, agent_loop, called, say, until
+from support.agents import KEY, SPEC, Heard, agent_loop, called, say, until
+from support.copying_model import copying
 
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 NOTING = replace(SPEC, consolidation=True)

@@ -27,7 +27,7 @@ from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
+from support.agents import (
     KEY,
     SPEC,
     STORES,

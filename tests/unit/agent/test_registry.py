@@ -12,7 +12,7 @@ from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import Route
 from stenolog.errors import UsageError
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, SPEC, open_agent, say
+from support.agents import KEY, SPEC, open_agent, say
 
 
 def _agents(folder: Path) -> list[AgentInstance]:

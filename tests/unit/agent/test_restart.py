@@ -9,13 +9,13 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from crash.agent_process import Agent
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.errors import ModelUnavailable
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, SPEC, STORES, agent_loop, say
+from support.agents import KEY, SPEC, STORES, agent_loop, say
+from support.crash.agent_process import Agent
 
 SENDERS: Final = 50
 every_store = pytest.mark.parametrize("store", STORES)

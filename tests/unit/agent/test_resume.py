@@ -18,7 +18,7 @@ from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_model, mark_received
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
+from support.agents import (
     KEY,
     SPEC,
     STORES,
@@ -350,7 +350,7 @@ def test_resumed_and_closed_turns_are_logged(
 @pytest.fixture(params=["jsonl", "sqlite"])
 def killed(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store whose agent was killed when it had stored an answer to a cleared question."""
-    worker = Path(__file__).with_name("killed.py")
+    worker = Path(__file__).parents[2] / "support" / "killed_agent.py"
     command = [sys.executable, str(worker), "answer", str(tmp_path), request.param]
     ended = subprocess.run(command, check=False, timeout=60)
     assert ended.returncode == -signal.SIGKILL

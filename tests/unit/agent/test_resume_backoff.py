@@ -12,7 +12,7 @@ from stenolog.catalog.message_metadata import mark_received
 from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, agent_loop, roles
+from support.agents import KEY, agent_loop, roles
 
 
 def _said(text: str) -> dict[str, Any]:

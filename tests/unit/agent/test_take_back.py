@@ -13,7 +13,7 @@ from stenolog.agent.turn_events import InboundMessage
 from stenolog.agent.turn_events import MessageStored as HeardEvent
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.open_store import open_store
-from unit.agent.agents import KEY, Heard, agent_loop, say
+from support.agents import KEY, Heard, agent_loop, say
 
 LATE = {"role": "assistant", "content": "late answer"}
 

@@ -16,7 +16,7 @@ from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.jsonl.leases import FOLDER, lock_name
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, agent_loop, called, roles, say
+from support.agents import KEY, agent_loop, called, roles, say
 
 
 def _paying(paid: list[str], name: str) -> Tool:
@@ -166,7 +166,7 @@ def test_command_without_lease_changes_nothing(
 _OUT_OF_DESCRIPTORS = """
     import asyncio, os, resource, sys
     from pathlib import Path
-    from unit.agent.agents import agent_loop, called, say
+    from support.agents import agent_loop, called, say
     from stenolog.agent.tools import tool
 
     paid = []

@@ -15,7 +15,7 @@ from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel, tool_call
-from unit.agent.agents import KEY, STORES, agent_loop, bodies, roles
+from support.agents import KEY, STORES, agent_loop, bodies, roles
 
 every_store = pytest.mark.parametrize("store", STORES)
 

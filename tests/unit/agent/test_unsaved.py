@@ -13,7 +13,7 @@ from stenolog.errors import NotStored, OnceConflict
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
-from unit.agent.agents import KEY, Heard, agent_loop, roles, say
+from support.agents import KEY, Heard, agent_loop, roles, say
 
 
 class Picky(InMemoryStore):

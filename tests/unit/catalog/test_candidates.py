@@ -13,8 +13,8 @@ from stenolog.memory.transcript import is_taken_back
 from stenolog.sessions.keys import person_in
 from stenolog.stores import withdrawn_messages
 from stenolog.stores.base import Store
-from unit.catalog.operations import operate
-from unit.catalog.scan import EVERYWHERE
+from support.catalog_scan import EVERYWHERE
+from support.random_operations import operate
 
 THEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -25,9 +25,8 @@ from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import NAME, journal_name, lock_name
 from stenolog.stores.disk import Descriptor
 from stenolog.stores.open_store import open_store
-from unit.catalog.scan import catalogued, differences, full_scan
-
-from .conftest import fill
+from support.catalog_scan import catalogued, differences, full_scan
+from support.random_operations import fill_three_sessions
 
 Harm = Callable[[Path, random.Random], None]
 
@@ -489,7 +488,7 @@ def test_what_is_purged_leaves_no_trace_in_the_index(
 ) -> None:
     (tmp_path / "w").mkdir(mode=0o700)
     with open_store(where.format(tmp_path)) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         store.add_message("secret:1", "user", "the xylophone is hidden")
         store.add_message("secret:1", "assistant", "allmessages noted")
         assert catalog.search("xylophone").count == 1
@@ -508,7 +507,7 @@ def test_what_is_purged_leaves_no_trace_in_the_index(
 
 
 def test_threads_may_share_a_catalog(store: Store, catalog: Catalog) -> None:
-    fill(store)
+    fill_three_sessions(store)
     failures: list[BaseException] = []
 
     def work(number: int) -> None:

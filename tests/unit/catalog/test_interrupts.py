@@ -19,7 +19,7 @@ from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
 from stenolog.catalog.sqlite_connections import ExclusiveLock, ExclusiveUse
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import leases
-from striking import Striking
+from support.interrupts import Striking
 
 MODULES = (catalog_files, sqlite_connections, contextlib)
 SECONDS = 120

@@ -19,10 +19,8 @@ from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.indexing import Indexer, SessionReader, StampRules
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
-from unit.catalog.operations import WORDS, operate
-from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
-
-from .conftest import fill
+from support.catalog_scan import catalogued, differences, found_words, full_scan, words_said
+from support.random_operations import WORDS, fill_three_sessions, operate
 
 ROLES = ["system", "assistant", "user", "tool", "user", "assistant"]
 
@@ -179,7 +177,7 @@ class Watched(stenolog.InMemoryStore):
 
 def test_only_what_is_new_is_read() -> None:
     with Watched() as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         assert sorted(store.taken()) == [1, 1, 1, 2, 2, 2]
         catalog.refresh()
@@ -196,7 +194,7 @@ def test_only_what_is_new_is_read() -> None:
 
 def test_a_session_of_another_uid_is_read_from_its_beginning() -> None:
     with Watched() as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.delete("cli:default")
         for number in range(5):
@@ -209,7 +207,7 @@ def test_a_session_of_another_uid_is_read_from_its_beginning() -> None:
 
 def test_messages_that_are_purged_are_gone_and_the_rest_is_read_again() -> None:
     with Watched() as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "allmessages third")
         store.purge("cli:default", before=2)
@@ -220,7 +218,7 @@ def test_messages_that_are_purged_are_gone_and_the_rest_is_read_again() -> None:
 
 
 def test_progress_is_told_by_sessions(store: Store, catalog: Catalog) -> None:
-    fill(store)
+    fill_three_sessions(store)
     told: list[tuple[int, int]] = []
     catalog.refresh(lambda done, total: told.append((done, total)))
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
@@ -247,7 +245,7 @@ class Meddling(stenolog.InMemoryStore):
 
 
 def _written_between(store: Meddling, catalog: Catalog, *happens: Any) -> None:
-    fill(store)
+    fill_three_sessions(store)
     catalog.refresh()
     store.add_message("cli:default", "user", "allmessages new")
     store.meanwhile = list(happens)
@@ -312,7 +310,7 @@ def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
         open_catalog(store) as one,
         open_catalog(store) as other,
     ):
-        fill(store)
+        fill_three_sessions(store)
         _after_each_look(one, other.refresh, monkeypatch)
         _agree(store, one)
         store.add_message("cli:default", "user", "allmessages late")
@@ -341,7 +339,7 @@ def test_one_who_was_overtaken_by_an_older_look_looks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "third")
         slow = _slow(catalog)
@@ -353,7 +351,7 @@ def test_one_who_was_overtaken_by_an_older_look_looks_again(
 
 def test_one_who_looked_long_ago_does_not_take_away_what_came_back(tmp_path: Path) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.delete("telegram:1")
         slow = _slow(catalog)
@@ -368,7 +366,7 @@ def test_one_who_comes_late_does_not_read_anew_what_is_newer_than_its_stamp(
     tmp_path: Path,
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "third")
         slow, stamp = _slow(catalog), store.stamps()["cli:default"]
@@ -384,7 +382,7 @@ def test_steps_for_an_index_that_was_thrown_away_are_not_carried_out_in_the_next
     tmp_path: Path,
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "allmessages third")
         slow = _slow(catalog)
@@ -461,7 +459,7 @@ def test_what_was_hidden_beside_an_append_is_known_to_be(store: Store, catalog: 
 def test_an_index_that_is_emptied_before_it_is_looked_at_is_filled_again(
     store: Store, catalog: Catalog
 ) -> None:
-    fill(store)
+    fill_three_sessions(store)
     catalog.refresh()
     database = catalog._active.database
     read, looks = database.read, 0
@@ -505,7 +503,7 @@ def test_who_is_overtaken_every_time_goes_on_in_memory_and_says_so(
         open_catalog(store) as catalog,
         open_catalog(store) as quicker,
     ):
-        fill(store)
+        fill_three_sessions(store)
         store.add_message("k", "user", "allmessages before the call")
 
         def overtake() -> None:
@@ -529,7 +527,7 @@ def test_who_is_overtaken_once_takes_in_only_what_it_missed(tmp_path: Path) -> N
         open_catalog(store) as catalog,
         open_catalog(store) as quicker,
     ):
-        fill(store)
+        fill_three_sessions(store)
         looks: list[int] = []
 
         def overtake() -> None:

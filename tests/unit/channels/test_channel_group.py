@@ -19,9 +19,9 @@ from stenolog.settings.values import (
     WebhookSettings,
 )
 from stenolog.testing.scripted_model import ScriptedModel
-from telegram_server import TOKEN, TelegramServer
-from unit.agent.agents import SPEC, agent_loop
-from unit.channels.bots import ALICE, agent_and_channels, telegram_settings, until
+from support.agents import SPEC, agent_loop
+from support.bots import ALICE, agent_and_channels, telegram_settings, until
+from support.telegram_server import TOKEN, TelegramServer
 
 
 def test_without_channels_nothing_is_opened(tmp_path: Path) -> None:

@@ -21,18 +21,10 @@ from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from telegram_server import TelegramServer
-from unit.agent.agents import agent_loop
-from unit.agent.agents import until as until_it_holds
-from unit.channels.bots import (
-    ALICE,
-    KEY,
-    agent_and_channels,
-    bot,
-    mark,
-    telegram_settings,
-    until,
-)
+from support.agents import agent_loop
+from support.agents import until as until_it_holds
+from support.bots import ALICE, KEY, agent_and_channels, bot, mark, telegram_settings, until
+from support.telegram_server import TelegramServer
 
 ORIGIN: Mapping[str, Any] = {"channel": "telegram", "chat": ALICE}
 

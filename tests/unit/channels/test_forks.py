@@ -23,7 +23,7 @@ from stenolog.gateway.chat_turns import ChatTurnRequest, answered
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import calls, open_agent
+from support.agents import calls, open_agent
 
 KEY = "telegram:7"
 FORK = "telegram:try:7"

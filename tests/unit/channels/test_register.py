@@ -12,7 +12,7 @@ from stenolog.channels.claims import Claims
 from stenolog.channels.inbox import Inbox, Register
 from stenolog.errors import NotStored
 from stenolog.stores.open_store import open_store
-from unit.agent.agents import agent_loop
+from support.agents import agent_loop
 
 OWN: Final = "webhook-ci:alice"
 

@@ -21,10 +21,9 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
 from stenolog.transfer.migration import import_folder
-from telegram_server import TOKEN, USERNAME, TelegramServer
-from unit.agent.agents import agent_loop, bodies
-from unit.agent.agents import until as until_it_holds
-from unit.channels.bots import (
+from support.agents import agent_loop, bodies
+from support.agents import until as until_it_holds
+from support.bots import (
     ALICE,
     KEY,
     agent_and_channels,
@@ -35,6 +34,7 @@ from unit.channels.bots import (
     telegram_settings,
     until,
 )
+from support.telegram_server import TOKEN, USERNAME, TelegramServer
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 pytestmark = pytest.mark.filterwarnings("ignore::telegram.warnings.PTBDeprecationWarning")

@@ -46,8 +46,8 @@ from stenolog.gateway.server import Server, config
 from stenolog.gateway.shared_state import Gateway
 from stenolog.settings.values import WebhookSettings
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import bodies
-from unit.channels.bots import agent_and_channels, mark, webhook_settings
+from support.agents import bodies
+from support.bots import agent_and_channels, mark, webhook_settings
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "howto" / "chat-apps.md"
 SECRET: Final = "0123456789abcdef-both-sides"

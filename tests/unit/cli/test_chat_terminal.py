@@ -20,7 +20,7 @@ from typing import Self
 import pytest
 
 from stenolog.stores.open_store import open_store
-from vt import Terminal
+from support.terminal import Terminal
 
 ROWS, COLUMNS = 30, 90
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"

@@ -11,10 +11,10 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import Result
 
-import needs
 from stenolog.cli import main
 from stenolog.cli.completion import VARIABLE, Bash
 from stenolog.stores.open_store import open_store
+from support import needs
 
 Steno = Callable[..., Result]
 

@@ -24,7 +24,7 @@ from stenolog.cli.chat_terminal import Conversation
 from stenolog.providers.chat_model import Delta
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store
-from vt import Terminal
+from support.terminal import Terminal
 
 KEY = "cli:one:default"
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from postgres_server import Databases, Server
 from stenolog.cli.copy_backup import as_object, in_words
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.copy import CopyTotals, Problem
 from stenolog.transfer.copy_all import CopyReport
-from unit.transfer.carried import digests
-from unit.unreadable import obey_modes
+from support.copied_stores import digests
+from support.file_modes import obey_modes
+from support.postgres_server import Databases, Server
 
 __all__ = ["obey_modes"]
 

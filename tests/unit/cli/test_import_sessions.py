@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from stenolog.cli import main
 from stenolog.stores.open_store import open_store
-from unit.transfer.old_sources import LAYOUTS, adk, langchain, openai_agents, plain, strands, words
+from support.import_sources import LAYOUTS, adk, langchain, openai_agents, plain, strands, words
 
 InTerminal = Callable[..., tuple[int, str]]
 Steno = Callable[..., Result]

@@ -15,11 +15,11 @@ import pytest
 from click.testing import Result
 from starlette.applications import Starlette
 
-from app_server import served
 from stenolog.gateway.access import Access
 from stenolog.gateway.access_token import Token, keep_token
 from stenolog.gateway.hosts import known
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
+from support.app_server import served
 
 Steno = Callable[..., Result]
 

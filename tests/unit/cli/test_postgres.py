@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import stenolog
-from unit.cli.conftest import Steno
+from support.cli import Steno
 
 COMMANDS = [
     ["list"],

@@ -12,7 +12,7 @@ from click.testing import Result
 
 from stenolog.cli.list_sessions import Meter
 from stenolog.stores.open_store import open_store
-from unit.unreadable import obey_modes
+from support.file_modes import obey_modes
 
 __all__ = ["obey_modes"]
 

@@ -21,7 +21,7 @@ from stenolog.sessions.usage import prices
 from stenolog.settings.model_selection import SCRIPTED
 from stenolog.stores.open_store import open_store
 from stenolog.tokens import message_tokens
-from unit.unreadable import obey_modes
+from support.file_modes import obey_modes
 
 __all__ = ["obey_modes"]
 

@@ -15,7 +15,7 @@ from stenolog.context.summarize import SummaryReport
 from stenolog.errors import ContextTooSmall, UsageError
 from stenolog.testing.scripted_model import ScriptedCompletion
 from stenolog.tokens import Tokens
-from unit.context.histories import CHEAP, KEY, assistant, faults, talk, tool, user
+from support.histories import CHEAP, KEY, assistant, faults, talk, tool, user
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 

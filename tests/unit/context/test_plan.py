@@ -11,7 +11,7 @@ from stenolog.context.plan import SummaryPlan, Trigger, plan_summary
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
 from stenolog.context.turn_boundaries import find_turns
 from stenolog.messages import body_of, pair
-from unit.context.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
+from support.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
 
 SMALL = Limits(max_context_tokens=2_000, max_history_messages=10, reserve=100)
 

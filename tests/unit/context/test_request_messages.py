@@ -17,7 +17,7 @@ from stenolog.context.request_messages import (
     prepare_messages,
 )
 from stenolog.stores.in_memory import InMemoryStore
-from unit.context.histories import (
+from support.histories import (
     anything,
     assistant,
     faults,

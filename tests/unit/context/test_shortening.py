@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stenolog.context.request_messages import INTERRUPTED, ProviderRequirements, to_request_messages
 from stenolog.context.shortening import cut_middle, minimum_tokens, shorten_turn
-from unit.context.histories import (
+from support.histories import (
     CHEAP,
     assistant,
     faults,

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import memory_disk
 from stenolog import Store
 from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summarize import SummaryReport
 from stenolog.stores.open_store import open_store
-from unit.context.histories import CHEAP, KEY, assistant, faults, tool, user
+from support import temporary_folders
+from support.histories import CHEAP, KEY, assistant, faults, tool, user
 
 TURNS = 2_000
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=50)
@@ -95,7 +95,7 @@ class Talk:
 
 
 def test_two_thousand_turns_never_overflow_and_lose_no_fact() -> None:
-    with memory_disk.folder() as place, open_store(place) as store:
+    with temporary_folders.folder() as place, open_store(place) as store:
         talk = Talk(store)
         for number in range(TURNS):
             talk.turn(number)

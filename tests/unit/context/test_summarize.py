@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import needs
 from stenolog import Store
 from stenolog.context.budget import Limits
 from stenolog.context.plan import SummaryPlan, Trigger, plan_summary
@@ -18,7 +17,8 @@ from stenolog.providers.chat_model import CompletionFunction
 from stenolog.stores.open_store import open_store
 from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.testing.scripted_model import ScriptedCompletion
-from unit.context.histories import CHEAP, KEY, talk
+from support import needs
+from support.histories import CHEAP, KEY, talk
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 NEW = '{"facts": ["The cat is called Ivo"], "last_state": "on"}'

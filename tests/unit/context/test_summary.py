@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stenolog.context.summary import QUOTED, Summary, bounded, parse, render, update
 from stenolog.testing.strategies import texts, values
-from unit.context.histories import CHEAP
+from support.histories import CHEAP
 
 KNOWN = Summary(
     goals=("Move to Lisbon",),

@@ -16,7 +16,7 @@ from stenolog.context.summary_writer import (
     write_summary,
 )
 from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
-from unit.context.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
+from support.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
 
 LIMITS = Limits(max_context_tokens=2_000)
 NEW = json.dumps({"facts": ["new"], "last_state": "on"})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stenolog.context.turn_boundaries import find_turns
 from stenolog.messages import body_of, pair
-from unit.context.histories import anything, assistant, hands, sessions, tool, user, uses
+from support.histories import anything, assistant, hands, sessions, tool, user, uses
 
 
 def begins(messages: list[dict[str, Any]]) -> list[int]:

@@ -12,17 +12,7 @@ from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Window, build_
 from stenolog.errors import ContextTooSmall
 from stenolog.messages import as_json
 from stenolog.tokens import Tokens
-from unit.context.histories import (
-    CHEAP,
-    anything,
-    assistant,
-    faults,
-    sessions,
-    stored,
-    talk,
-    tool,
-    user,
-)
+from support.histories import CHEAP, anything, assistant, faults, sessions, stored, talk, tool, user
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 LIMITS = st.builds(

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import needs
 from stenolog.cli import main
 from stenolog.errors import DamagedStore, UsageError
 from stenolog.maintenance.log_damage import Finding, Kind
@@ -22,6 +21,7 @@ from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
+from support import needs
 
 KEY = "telegram:123"
 NAME = "telegram%3A123.jsonl"

@@ -25,8 +25,8 @@ from stenolog.messages import (
     unread_fields,
 )
 from stenolog.testing.strategies import messages, values
-from unit.context.histories import assistant, hands, tool, user, uses
-from unit.messages.samples import SAMPLES
+from support.histories import assistant, hands, tool, user, uses
+from support.message_samples import SAMPLES
 
 PNG: Final = "data:image/png;base64,iVBORw0KGgo="
 URL: Final = "https://example.org/cat.png"

@@ -24,7 +24,7 @@ from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.tokens import message_tokens
 from stenolog.transfer.export.message_parts import read_all
-from unit.messages.samples import SAMPLES
+from support.message_samples import SAMPLES
 
 FILE: Final = Path(__file__).with_name("readings.json")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")

@@ -25,7 +25,7 @@ from stenolog.providers.server_quirks import NO_TOOLS
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import OVERFLOWS, Play
 from stenolog.testing.scripted_model import tool_call
-from unit.providers.answering import ask, asked_once, messages, tool
+from support.model_requests import ask, asked_once, messages, tool
 
 SAID = "You said: how tall is the mountain?"
 ASKED = SAID.removeprefix("You said: ")

@@ -8,7 +8,7 @@ from stenolog.providers.request_errors import Failure
 from stenolog.providers.server_quirks import NO_TOOLS, ServerQuirks
 from stenolog.testing.scripted_model import tool_call
 from stenolog.testing.strict_requests import find_fault
-from unit.providers.answering import messages, tool
+from support.model_requests import messages, tool
 
 NOT_9 = Failure(
     "answered 400: Tool call id was call_a but must be a-z, A-Z, 0-9, with a length of 9.", 400

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import pytest
 
-import needs
 from stenolog.errors import ReadOnly, StoreClosed
 from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import MarkedStore, Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
+from support import needs
 
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 

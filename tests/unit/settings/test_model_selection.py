@@ -23,7 +23,7 @@ from stenolog.settings.model_selection import (
 )
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.providers.answering import asked_once, tool
+from support.model_requests import asked_once, tool
 
 KEYS = {"OPENAI_API_KEY": "sk-1", "GROQ_API_KEY": "gsk-2"}
 

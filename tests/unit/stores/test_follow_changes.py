@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import memory_disk
 from stenolog.errors import SessionDeleted
 from stenolog.records import Message
 from stenolog.stores import following
 from stenolog.stores.base import Store
 from stenolog.stores.following import SessionChange, changes_between, follow_changes
 from stenolog.stores.open_store import open_store
+from support import temporary_folders
 
 ENGINES = ("jsonl", "sqlite", "memory", "postgresql")
 
@@ -29,8 +29,8 @@ def _open(engine: str, folder: Path, url: str) -> Store:
 def test_messages_and_changes_come_in_their_order(
     engine: str, own_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "CHECK_SECONDS", 0.05)
-    with memory_disk.folder() as folder, _open(engine, folder, own_url) as store:
+    monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
+    with temporary_folders.folder() as folder, _open(engine, folder, own_url) as store:
         for number in range(4):
             store.add_message("s", "user", f"m{number}")
         found: list[Message | SessionChange] = []

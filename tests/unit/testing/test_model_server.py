@@ -17,7 +17,7 @@ from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import Play, answer_by_rule
 from stenolog.testing.scripted_model import calls_in
-from unit.providers.answering import asked_once, messages, tool
+from support.model_requests import asked_once, messages, tool
 
 
 def post(server: ModelServer, body: Any, *, path: str = "/chat/completions") -> tuple[int, Any]:

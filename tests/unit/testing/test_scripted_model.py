@@ -14,7 +14,7 @@ from stenolog.testing.scripted_model import (
     offline_script,
     tool_call,
 )
-from unit.providers.answering import asked_once, messages, tool
+from support.model_requests import asked_once, messages, tool
 
 
 def test_it_is_a_model_that_can_be_asked() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.testing.strict_requests import find_fault
-from unit.context.histories import sessions
-from unit.providers.answering import tool
+from support.histories import sessions
+from support.model_requests import tool
 
 USER = {"role": "user", "content": "hello"}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}

@@ -11,7 +11,6 @@ from typing import Any, Final, get_args
 
 import pytest
 
-import memory_disk
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
@@ -24,7 +23,8 @@ from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT, Layout
 from stenolog.transfer.migration import ImportReport, import_folder
 from stenolog.transfer.open_sessions import open_sessions
-from unit.transfer.old_sources import LAYOUTS
+from support import temporary_folders
+from support.import_sources import LAYOUTS
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 ORIGIN: Final = {"channel": "telegram", "chat": 666}
@@ -33,7 +33,7 @@ MARK: Final = {"received": {"sender": "telegram:123"}, "origin": ORIGIN, "seen":
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 

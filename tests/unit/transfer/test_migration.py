@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memory_disk
 from stenolog.catalog import open_catalog
 from stenolog.errors import NotStored, StoreUnavailable, UsageError
 from stenolog.records import Message
@@ -29,6 +28,7 @@ from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.merge import TAKEN
 from stenolog.transfer.migration import ImportReport, import_folder, migrate_from_json
 from stenolog.transfer.session_import import CHUNK
+from support import temporary_folders
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 LAYOUTS: Final = ("picoclaw", "picoclaw-legacy", "zeroclaw")
@@ -49,7 +49,7 @@ OPENED: Final[dict[str, Callable[[Path], Store]]] = {
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """In memory: what is asked here is what is stored, not how safely."""
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 
@@ -989,7 +989,8 @@ def test_a_long_session_goes_in_batches(store: Store, place: Path) -> None:
 
 _MIGRATE = """
 import sys
-from stenolog import migrate_from_json, open_store
+from stenolog import open_store
+from stenolog.transfer import migrate_from_json
 
 sys.stdin.readline()
 with open_store(sys.argv[1]) as store:
@@ -1053,7 +1054,7 @@ def test_p4_any_merge_keeps_all_that_is_here_and_all_that_was_there(
     said: list[tuple[str, str | None]],
 ) -> None:
     """`there`: as the reference wrote them; `said`: what a SessionManager added, with tokens."""
-    with memory_disk.folder() as place:
+    with temporary_folders.folder() as place:
         _merge_and_compare(place, here, there, said)
 
 

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import pytest
 
-import memory_disk
-import needs
 import stenolog
 from stenolog.errors import ForeignLog, StoreUnavailable, UsageError
 from stenolog.maintenance.log_damage import Kind
@@ -30,6 +28,7 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.transfer.fallback import FallbackStore
 from stenolog.transfer.open_sessions import open_sessions
+from support import needs, temporary_folders
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
@@ -38,7 +37,7 @@ WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """In memory: what is asked here is what is stored, not how safely."""
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 

@@ -14,13 +14,13 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from gateway.served import Served
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry
 from stenolog.errors import DamagedStore
 from stenolog.gateway.viewer.pages import POLICY
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
 
 _KEY = "a/b?c#d%2F"
 _HOSTILE = "\"'><script>hurt()</script>"

@@ -5,11 +5,11 @@ import threading
 import tracemalloc
 from pathlib import Path
 
-from hanging import hanging_on
 from stenolog import JSONLStore
 from stenolog.stores.jsonl import open_logs
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.write_queue import GATES
+from support.reachable_objects import hanging_on
 
 KEYS = 100_000
 WRITTEN = 9_000

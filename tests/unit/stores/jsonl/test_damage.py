@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore
-from unit.stores.jsonl.logs import (
+from support.jsonl_logs import (
     KEY,
     Account,
     log_path,

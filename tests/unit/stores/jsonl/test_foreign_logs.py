@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import ForeignLog, JSONLStore, open_store
+from stenolog import JSONLStore, open_store
+from stenolog.errors import ForeignLog
 from stenolog.stores.jsonl.log_names import file_name
 
 SAMPLES = Path(__file__).parents[3] / "samples"

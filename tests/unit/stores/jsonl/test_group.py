@@ -16,7 +16,7 @@ from stenolog import JSONLStore, MaybeStored, StoreBusy
 from stenolog.stores.batches import Batch
 from stenolog.stores.jsonl import open_logs, write_queue
 from stenolog.stores.jsonl.write_queue import Gate, Pending
-from striking import Striking
+from support.interrupts import Striking
 
 SECONDS = 20
 

@@ -19,7 +19,7 @@ from stenolog.stores.jsonl import (
     open_logs,
     rewrite,
 )
-from striking import Striking
+from support.interrupts import Striking
 
 KEY = "a"
 _MODULES = (archive, compaction, directory, disk, leases, rewrite, open_logs)

@@ -17,16 +17,8 @@ from typing import Any
 
 import pytest
 
-from stenolog import (
-    DamagedStore,
-    JSONLStore,
-    LeaseLost,
-    NewerFormat,
-    NoSuchSession,
-    StenologError,
-    StoreBusy,
-    StoreClosed,
-)
+from stenolog import DamagedStore, JSONLStore, LeaseLost, NoSuchSession, StenologError, StoreBusy
+from stenolog.errors import NewerFormat, StoreClosed
 from stenolog.stores.base import Append
 from stenolog.stores.jsonl import leases, trash
 from stenolog.stores.jsonl.log import Log

@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 
-from crash.interleaving import Scheduler, TracedLock, traced_engine
-from stenolog import (
-    DamagedStore,
-    ForeignLog,
-    JSONLStore,
-    NewerFormat,
-    SessionExists,
-    StenologError,
-    StoreUnavailable,
-)
+from stenolog import DamagedStore, JSONLStore, StenologError, StoreUnavailable
+from stenolog.errors import ForeignLog, NewerFormat, SessionExists
 from stenolog.stores.base import Append
 from stenolog.stores.jsonl import log as log_module
 from stenolog.stores.jsonl import scan
 from stenolog.stores.jsonl.log import Log
+from support.crash.interleaving import Scheduler, TracedLock, traced_engine
 
 KEY = "a"
 

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-import needs
 from stenolog import (
     DamagedStore,
     JSONLStore,
     NotStored,
-    ReadOnly,
     StenologError,
-    StoreClosed,
     StoreUnavailable,
     UsageError,
 )
+from stenolog.errors import ReadOnly, StoreClosed
+from support import needs
 
 KEY = "a"
 

@@ -14,7 +14,6 @@ import pytest
 
 from stenolog import (
     DamagedStore,
-    ForeignLog,
     JSONLStore,
     MaybeStored,
     NoSuchSession,
@@ -22,6 +21,7 @@ from stenolog import (
     StoreBusy,
     StoreUnavailable,
 )
+from stenolog.errors import ForeignLog
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.repair import repair
 from stenolog.maintenance.workspace_check import examine

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stenolog import JSONLStore, NoSuchSession, SessionDeleted, StoreBusy
+from stenolog import JSONLStore, NoSuchSession, StoreBusy
+from stenolog.errors import SessionDeleted
 from stenolog.memory.consolidation import Consolidation
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope

@@ -19,11 +19,10 @@ from stenolog import (
     MaybeStored,
     NoSuchSession,
     NotStored,
-    ReadOnly,
-    SessionExists,
     StenologError,
     StoreUnavailable,
 )
+from stenolog.errors import ReadOnly, SessionExists
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.repair import repair
 from stenolog.maintenance.workspace_check import examine

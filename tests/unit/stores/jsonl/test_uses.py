@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import JSONLStore, StoreClosed
+from stenolog import JSONLStore
+from stenolog.errors import StoreClosed
 from stenolog.stores import locks
 from stenolog.stores.jsonl import store as store_module
 from stenolog.stores.locks import InUseCounter
-from striking import Striking
+from support.interrupts import Striking
 
 
 def test_nothing_is_released_while_a_call_is_inside() -> None:

@@ -15,7 +15,7 @@ from stenolog.stores.postgres import connections, database, dialect, notificatio
 from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql import leases
 from stenolog.stores.sql import store as sql_store
-from striking import Striking
+from support.interrupts import Striking
 
 PATIENCE: Final = 60.0
 """Seconds after which a call counts as hanging."""

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 import stenolog
-from stenolog import PostgresStore, ReadOnly, StoreClosed, StoreUnavailable, UsageError
-from stenolog.errors import ForeignLog, NewerFormat
+from stenolog import PostgresStore, StoreUnavailable, UsageError
+from stenolog.errors import ForeignLog, NewerFormat, ReadOnly, StoreClosed
 from stenolog.stores.postgres import schema
 
 

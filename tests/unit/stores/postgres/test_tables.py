@@ -13,19 +13,12 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
-from postgres_server import Databases
-from proxy import Exchange, Proxy
-from stenolog import (
-    DamagedStore,
-    MaybeStored,
-    NoSuchSession,
-    NotStored,
-    PostgresStore,
-    SessionExists,
-    StoreBusy,
-)
+from stenolog import DamagedStore, MaybeStored, NoSuchSession, NotStored, PostgresStore, StoreBusy
+from stenolog.errors import SessionExists
 from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Append, SessionView
+from support.postgres_proxy import Exchange, Proxy
+from support.postgres_server import Databases
 
 TABLES = ("session", "message", "token", "change", "lease")
 

@@ -14,10 +14,10 @@ from typing import Any
 import apsw
 import pytest
 
-from hanging import hanging_on
 from stenolog import SQLiteStore, StoreBusy
 from stenolog.stores.sqlite import connections, dialect, readers
 from stenolog.stores.sqlite.transactions import Transaction
+from support.reachable_objects import hanging_on
 
 # --- forks -----------------------------------------------------------------------------------
 

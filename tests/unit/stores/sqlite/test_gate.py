@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy, StoreClosed
+from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy
+from stenolog.errors import StoreClosed
 from stenolog.stores.base import Append
 from stenolog.stores.batches import copy_error
 from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite, WriteQueue

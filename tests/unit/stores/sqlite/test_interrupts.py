@@ -20,7 +20,7 @@ from stenolog.stores.sqlite import (
     readers,
     transactions,
 )
-from striking import Striking
+from support.interrupts import Striking
 
 SECONDS = 20
 _MODULES = (

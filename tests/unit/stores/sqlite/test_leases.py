@@ -14,19 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import (
-    LeaseLost,
-    NoSuchSession,
-    SQLiteStore,
-    StenologError,
-    StoreBusy,
-    StoreClosed,
-)
+from stenolog import LeaseLost, NoSuchSession, SQLiteStore, StenologError, StoreBusy
+from stenolog.errors import StoreClosed
 from stenolog.stores.base import Append
 from stenolog.stores.sql.leases import StoreLeases
 from stenolog.stores.sqlite import processes
-
-from .conftest import in_namespace
+from support.namespaces import in_namespace
 
 
 def _take_over(store: SQLiteStore, key: str) -> None:

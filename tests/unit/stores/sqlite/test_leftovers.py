@@ -8,8 +8,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-import needs
 from stenolog import JSONLBackend, SQLiteStore, StoreBusy
+from support import needs
 
 
 def _left_behind(file: Path, *, key: str = "a") -> None:

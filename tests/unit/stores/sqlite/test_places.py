@@ -14,22 +14,19 @@ from pathlib import Path
 import apsw
 import pytest
 
-import needs
-from crash.disks import tiny_tmpfs
 from stenolog import (
     DamagedStore,
-    ForeignLog,
-    NewerFormat,
     NotStored,
-    ReadOnly,
     SQLiteStore,
     StoreBusy,
-    StoreClosed,
     StoreUnavailable,
     UsageError,
     open_store,
 )
+from stenolog.errors import ForeignLog, NewerFormat, ReadOnly, StoreClosed
 from stenolog.stores.sqlite import schema
+from support import needs
+from support.crash.disks import tiny_tmpfs
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples"
 KEY = "a"

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from stenolog.stores.sqlite import processes
 from stenolog.stores.sqlite.processes import Process, current, has_ended, parse
-
-from .conftest import in_namespace
+from support.namespaces import in_namespace
 
 PATIENCE = 120.0
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import NoSuchSession, NothingToUndo, SQLiteStore
+from stenolog import NoSuchSession, SQLiteStore
+from stenolog.errors import NothingToUndo
 from stenolog.stores.sqlite.database import Database
 
 

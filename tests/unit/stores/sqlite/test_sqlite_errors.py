@@ -9,12 +9,12 @@ import pytest
 from stenolog import (
     DamagedStore,
     MaybeStored,
-    NewerFormat,
     NotStored,
     StenologError,
     StoreBusy,
     StoreUnavailable,
 )
+from stenolog.errors import NewerFormat
 from stenolog.stores.sqlite.sqlite_errors import commit_failure, read_failure, write_failure
 
 

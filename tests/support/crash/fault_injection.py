@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from crash.judge import Judge, Violation, acknowledged, outcomes
-from crash.nursery import Child, Nursery
-from crash.workload import Line
+from support.crash.child_processes import Child, Nursery
+from support.crash.crash_checks import Judge, Violation, acknowledged, outcomes
+from support.crash.workload import Line
 
 CALLS: Final = (
     "write",

@@ -10,7 +10,7 @@ from pathlib import Path
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.stores.base import Store
 
-TEXT = Path(__file__).parent / "recall_set.txt"
+TEXT = Path(__file__).parents[1] / "unit" / "memory" / "recall_set.txt"
 OWNER = "talk:someone"
 ROLES = {"u": "user", "a": "assistant"}
 

@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 import stenolog
-from crash.workload import ENDINGS, FORK, OPEN, Line, Step, label_of, message, perform
 from stenolog import errors
 from stenolog.errors import NoSuchSession, StenologError, UsageError
 from stenolog.maintenance.log_damage import Kind
@@ -24,6 +23,7 @@ from stenolog.maintenance.repair import repair
 from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.stores.in_memory import InMemoryStore
+from support.crash.workload import ENDINGS, FORK, OPEN, Line, Step, label_of, message, perform
 
 Fate = Literal["acked", "refused", "absent", "unknown"]
 Taken = bool | Step

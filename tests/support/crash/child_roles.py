@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any, Final
 
 import stenolog
-from crash.workload import Line, Run, encode_line, message
 from stenolog.errors import MaybeStored, NoSuchSession, NothingToUndo, SessionExists
 from stenolog.stores.base import Store
+from support.crash.workload import Line, Run, encode_line, message
 
 _PATIENCE: Final = 120.0
 """Who waits for a lock so long waits for ever."""

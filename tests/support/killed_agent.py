@@ -1,7 +1,7 @@
 """Work of an agent in a process that kills itself; run by its path.
 
-    python killed.py rewrite FOLDER STORE KILLS
-    python killed.py answer FOLDER STORE
+    python killed_agent.py rewrite FOLDER STORE KILLS
+    python killed_agent.py answer FOLDER STORE
 
 `rewrite` replaces a history while a message arrives, once in each folder `FOLDER/N`, and is killed
 before the N-th of so many evenly spaced lines of our code. `answer` runs a turn whose question
@@ -17,13 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the folder of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the tests
 
 from stenolog.agent.history_changes import replace_history
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.open_store import open_store
-from unit.agent.agents import KEY, agent_loop, say
+from support.agents import KEY, agent_loop, say
 
 _OURS = f"{os.sep}stenolog{os.sep}"
 

@@ -1,4 +1,4 @@
-"""Processes that talk and consolidate, and are killed at the n-th step; see `crash.migrating`."""
+"""Processes that talk and consolidate, and are killed at the n-th step; see migration_worker."""
 
 import json
 import re
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from crash.migrating import serve
 from stenolog.memory.consolidation import Consolidation, ConsolidationReport
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.sessions.keys import person_in
 from stenolog.stores.open_store import open_store
+from support.crash.migration_worker import serve
 
 KEYS: Final = ("telegram:1", "telegram:thread:1", "telegram:2")
 """Two sessions of one user, and one of another."""

@@ -16,7 +16,7 @@ from playwright.sync_api import (
     Response,
 )
 
-from gateway.served import Served
+from support.gateway.served_gateway import Served
 
 
 @contextmanager

@@ -22,11 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from crash import roles
-from crash.workload import Line, Run, decode_lines, encode_line
 from stenolog.stores.sqlite import connections
+from support.crash import child_roles
+from support.crash.workload import Line, Run, decode_lines, encode_line
 
-TESTS: Final = Path(__file__).resolve().parent.parent
+TESTS: Final = Path(__file__).resolve().parents[2]
 _PR_SET_PTRACER: Final = 0x59616D61
 _MESSAGE: Final = 1 << 16
 
@@ -115,7 +115,7 @@ class Nursery:
         path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         with other:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "crash.nursery", str(other.fileno())],
+                [sys.executable, "-m", "support.crash.child_processes", str(other.fileno())],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stderr=self._complaints,
@@ -198,7 +198,7 @@ def _play(line: socket.socket, channel: socket.socket, role: str, options: dict[
             os.fdatasync = _no_sync
             connections.SYNCHRONOUS_LEVELS["full"] = "OFF"
         if channel.recv(1):
-            roles.ROLES[role](channel, **options)
+            child_roles.ROLES[role](channel, **options)
         code = 0
     except BaseException:  # noqa: BLE001 - told, before the child ends here
         channel.sendall(encode_line(Line("BUG", result=traceback.format_exc())))

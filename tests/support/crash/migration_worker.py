@@ -27,7 +27,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.transfer import open_sessions, session_import
 from stenolog.transfer.fallback import FallbackStore
 
-TESTS: Final = Path(__file__).resolve().parent.parent
+TESTS: Final = Path(__file__).resolve().parents[2]
 
 _STEPS: Final = frozenset(
     {
@@ -46,7 +46,7 @@ PURGED: Final = "discord:1001:77"
 class Runner:
     """Runs programs in forked processes. A context manager."""
 
-    def __init__(self, module: str = "crash.migrating") -> None:
+    def __init__(self, module: str = "support.crash.migration_worker") -> None:
         """Those of this module, which serves them when it is run."""
         path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
         self._server = subprocess.Popen(

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Final, TypeVar
 
-from crash.recorder import ROOT, Event, Moved, Resized, Synced, Written
+from support.crash.recorder import ROOT, Event, Moved, Resized, Synced, Written
 
 _BLOCKS: Final = (64, 512, 4096)
 _ALL_SUBSETS_OF: Final = 3

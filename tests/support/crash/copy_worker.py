@@ -1,7 +1,8 @@
-"""Processes that copy a workspace and are killed at the n-th step, and ones that write beside it.
+"""Processes that copy a workspace and are killed at the n-th step, and concurrent writers.
 
-`python -m crash.copying` serves what crash.migrating.Runner asks for; `python -m crash.copying
-WHERE NAME` talks in a few sessions, deletes and restores them, until its stdin is closed.
+`python -m support.crash.copy_worker` serves the requests of `migration_worker.Runner`.
+`python -m support.crash.copy_worker WHERE NAME` writes to a few sessions, deletes and restores
+them, until its standard input is closed.
 """
 
 import os
@@ -12,12 +13,12 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from crash.migrating import serve
 from stenolog import StoreBusy, UsageError
 from stenolog.stores.open_store import open_store
 from stenolog.transfer import backup
 from stenolog.transfer import copy as transfer
 from stenolog.transfer.copy_all import copy_place
+from support.crash.migration_worker import serve
 
 MOST = 1_500
 """So much is done by each of those who write; then they wait."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from postgres_server import USER, Installation, Server, Unavailable, free_port
+from support.postgres_server import USER, Installation, Server, Unavailable, free_port
 
 CONNECTIONS: Final = 4
 """How many of the server's connections all clients of a database share."""

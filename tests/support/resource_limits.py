@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Callable
 
 MB = 1 << 20
-
-
 _MOST_MEMORY = 4096 * MB
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-import needs
-from postgres_server import Installation
+from support import needs
+from support.postgres_server import Installation
 
 PACKAGED: Final = max(
     Path("/usr/lib/postgresql").glob("*/"),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from postgres_server import free_port
+from support.postgres_server import free_port
 
 Moment = Literal["before", "during", "after", "unanswered"]
 """When an exchange is cut: the server has seen nothing of it, a part of it, or has answered.

@@ -9,7 +9,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Final
 
-import needs
+from support import needs
 
 CONTEXT: Final = 8_192
 """How many tokens it sees, its answer included."""

@@ -101,8 +101,6 @@ _CONTENTS: SearchStrategy[Any] = st.one_of(
     ),
 )
 _ARGUMENTS = st.sampled_from(["{}", '{"a": 1}', "", "not json", "[1]", None, {"a": 1}, "{" * 9])
-
-
 _FURTHER: SearchStrategy[dict[str, Any]] = st.dictionaries(
     st.sampled_from(
         ["reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", "cache", "at"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from stenolog.errors import NoSuchSession, NothingToUndo, SessionExists, UsageError
 from stenolog.stores.base import Store
-from unit.catalog.scan import EVERYWHERE
+from support.catalog_scan import EVERYWHERE
 
 KEYS = [f"{channel}:{number}" for channel in ("telegram", "cli") for number in range(4)]
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon"]
@@ -100,3 +100,10 @@ def _carry_out(store: Store, chance: random.Random, operation: str, key: str) ->
             store.purge(key)
         case "purge_before":
             store.purge(key, before=some)
+
+
+def fill_three_sessions(store: Store) -> None:
+    """Three sessions, the last of them changed last."""
+    for key in ("telegram:1", "telegram:2", "cli:default"):
+        store.add_message(key, "user", f"allmessages hello from {key}")
+        store.add_message(key, "assistant", "allmessages hello yourself")

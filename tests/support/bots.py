@@ -20,8 +20,8 @@ from stenolog.settings.values import (
     WebhookSettings,
 )
 from stenolog.testing.scripted_model import ScriptedModel
-from telegram_server import TOKEN, TelegramServer
-from unit.agent.agents import SPEC, open_agent
+from support.agents import SPEC, open_agent
+from support.telegram_server import TOKEN, TelegramServer
 
 KEY: Final = "telegram:1001"
 ALICE: Final = 1001

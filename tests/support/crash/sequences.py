@@ -16,12 +16,12 @@ from typing import Final
 import msgspec
 
 import stenolog
-from crash.judge import Judge, Outcome, Violation, outcomes
-from crash.recorder import Blindness, Killed, Recorder
-from crash.replay_model import Disk, tree_of
-from crash.workload import ENDINGS, OPEN, OPERATIONS, Line, Step, labels, perform, plan
 from stenolog.errors import StenologError
 from stenolog.stores.base import Store
+from support.crash.crash_checks import Judge, Outcome, Violation, outcomes
+from support.crash.recorder import Blindness, Killed, Recorder
+from support.crash.replay_model import Disk, tree_of
+from support.crash.workload import ENDINGS, OPEN, OPERATIONS, Line, Step, labels, perform, plan
 
 Ground = str
 """What is there before a sequence begins: see GROUNDS."""

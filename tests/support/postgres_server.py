@@ -29,8 +29,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import sql
 
-import postgres_keeper
-from postgres_keeper import is_gone
+from support import postgres_keeper
+from support.postgres_keeper import is_gone
 
 USER: Final = "steno"
 PATIENCE: Final = 120.0

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import httpx2
 
-from gateway.process import TOKEN
+from stenolog.stores.open_store import open_store
+from support.gateway.gateway_process import TOKEN
 
 _HEADERS: Final = {"Authorization": f"Bearer {TOKEN}"}
 _SOON: Final = 0.05
@@ -133,3 +134,13 @@ class Listener(threading.Thread):
                     self._last = id
                 if self._enough.is_set():
                     return
+
+
+def wait_for_listeners(where: str, listeners: list[Listener]) -> None:
+    """Until all have heard everything, or a minute has passed."""
+    deadline = time.monotonic() + 60
+    with open_store(where, read_only=True) as store:
+        for number, listener in enumerate(listeners):
+            last = store.info(f"s{number}").last_seq
+            while listener.heard_up_to() < last and time.monotonic() < deadline:
+                time.sleep(0.02)

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from crash import postgres_writer
 from stenolog.stores.base import Store
+from support.crash import postgres_writer
 
 _PATIENCE: Final = 180.0
 

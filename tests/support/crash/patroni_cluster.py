@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import psycopg
 
-import needs
-from packaged_postgres import PACKAGED, check_packaged
-from postgres_server import Installation, Unavailable, attempts, descendants, free_port
+from support import needs
+from support.packaged_postgres import PACKAGED, check_packaged
+from support.postgres_server import Installation, Unavailable, attempts, descendants, free_port
 
 NODES: Final = 3
 _PASSWORD: Final = "patroni-test"
