@@ -107,3 +107,51 @@ def test_an_answer_that_was_cut_off_says_so_once() -> None:
     )
     assert (cut.words, cut.interrupted) == ("<p>Half an</p>\n", "stopped")
     assert "[interrupted]" in plain.words
+
+
+def test_results_of_responses_items_are_shown_at_their_calls() -> None:
+    made = shown(
+        _stored(
+            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+            {"type": "function_call", "call_id": "b", "name": "find", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "rain"},
+            {"type": "function_call_output", "call_id": "b", "output": "wind"},
+            {"type": "function_call_output", "call_id": "c", "output": "<i>alone</i>"},
+        )
+    )
+    assert [one.seq for one in made] == [1, 2, 5]
+    assert [(one.calls[0].name, one.calls[0].result) for one in made[:2]] == [
+        ("look", "rain"),
+        ("find", "wind"),
+    ]
+    assert "&lt;i&gt;alone" in made[2].words
+
+
+def test_tools_that_the_provider_runs_are_shown_with_their_results() -> None:
+    use = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": "found"}
+    image = {"type": "image_generation_call", "id": "i", "result": "iVBORw0KGgo="}
+    said = {"type": "text", "text": "Done."}
+    first, second = shown(_stored({"role": "assistant", "content": [use, found, said]}, image))
+    assert (first.words, first.calls[0].result) == ("<p>Done.</p>\n", "found")
+    assert second.pictures[0].shown
+
+
+def test_parts_that_cannot_be_shown_leave_a_word() -> None:
+    parts = [{"type": "redacted_thinking", "data": "c2VjcmV0"}, {"type": "place", "name": "Porto"}]
+    first, second, third = shown(
+        _stored(
+            {"role": "assistant", "content": parts},
+            {"role": "assistant", "content": None, "refusal": "I cannot."},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]},
+        )
+    )
+    assert first.thoughts == ("<p>[redacted_thinking]</p>\n",)
+    assert first.words == "<p>[place]</p>\n"
+    assert second.words == "<p>I cannot.</p>\n"
+    assert third.words == "<pre></pre>"
+
+
+def test_a_result_of_a_wrong_type_is_shown_once() -> None:
+    [one] = shown(_stored({"role": "tool", "tool_call_id": "x", "content": {"sky": "rain"}}))
+    assert one.words.count("rain") == 1
