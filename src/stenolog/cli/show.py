@@ -17,6 +17,20 @@ from stenolog.cli.completion import complete_key
 from stenolog.cli.output import json_text, moment, one_line, printable
 from stenolog.cli.workspace import Where, open_to_read, shown, where_options
 from stenolog.errors import NoSuchSession
+from stenolog.messages import (
+    UNNAMED,
+    FilePart,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+    read_content,
+    read_message,
+    read_part,
+    unread_fields,
+)
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.stores.base import Store
@@ -29,9 +43,6 @@ _TOOL_LINES: Final = 12
 """Maximum number of lines of a tool result in a terminal."""
 _VALUE: Final = 400
 """Maximum number of characters of any other field."""
-_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-"""Fields in which providers return the model's thinking."""
-_NOT_FOR_READING: Final = ("tool_call_id", "tool_calls", FIELD)
 _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -225,9 +236,10 @@ def _texts(content: Any) -> Iterator[str]:
     """Yield the content in paragraphs: text unchanged, other parts as JSON."""
     if content is None:
         return
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else part
-        yield text if isinstance(text, str) else _as_json(part)
+    for value in content if isinstance(content, list) else [content]:
+        part = read_part(value)
+        text = part.text if isinstance(part, TextPart | UnknownPart) else None
+        yield _as_json(value) if text is None else text
 
 
 def _as_json(value: Any) -> str:
@@ -270,20 +282,43 @@ class _Page:
         fields = message.to_dict()
         why = interruption(fields)
         told = {"model": model_of(fields), "seconds": seconds_of(fields)}
-        role = fields.pop("role", "message")
-        yield from self._head(message, role, told, marked=marked)
-        for name in _THOUGHTS:
-            thought = fields.pop(name, None)
-            if isinstance(thought, str) and thought.strip():
-                yield from self._styled(thought.strip(), "dim italic")
-        for text in _texts(fields.pop("content", None)):
-            words = _in_words(text, why) if why else text
-            yield from self._cut(words) if role == "tool" else self._content(words)
-        yield from self._calls(fields.get("tool_calls"))
-        for name, value in fields.items():
-            if name not in _NOT_FOR_READING:
-                yield from self._styled(f"{name}: {self._short(_as_json(value))}", "dim")
+        yield from self._head(message, fields.get("role", "message"), told, marked=marked)
+        for part in read_message(fields):
+            yield from self._part(part, fields, why)
+        for name, value in unread_fields(fields).items():
+            if name != FIELD:
+                yield from self._field(name, value)
         yield ""
+
+    def _part(self, part: Part, fields: Mapping[str, Any], why: str) -> Iterator[str]:
+        """Yield the lines of a part; parts without readable form are shown as JSON."""
+        match part:
+            case TextPart():
+                yield from self._content(_in_words(part.text, why) if why else part.text)
+            case ThinkingPart() if not part.in_content and not isinstance(part.value, str):
+                yield from self._field(part.field, part.value)
+            case ThinkingPart() if part.text.strip() or not part.in_content:
+                if text := part.text.strip():
+                    yield from self._styled(text, "dim italic")
+            case ToolCall():
+                yield from self._call(part)
+            case ToolResult():
+                yield from self._result(part)
+            case FilePart() if part.value is fields.get("audio"):
+                if isinstance(part.content, str):
+                    yield from self._content(part.content)
+                yield from self._field("audio", part.value)
+            case UnknownPart() if part.field in ("tool_calls", "function_call"):
+                yield from self._styled(f"→ {self._short(_as_json(part.value))}", "yellow")
+            case UnknownPart() if part.field != "content":
+                yield from self._field(part.field, part.value)
+            case UnknownPart() if part.text is not None:
+                yield from self._content(part.text)
+            case _ if part.value is not fields:
+                yield from self._styled(self._short(_as_json(part.value)), "dim")
+
+    def _field(self, name: str, value: Any) -> list[str]:
+        return self._styled(f"{name}: {self._short(_as_json(value))}", "dim")
 
     def _head(
         self, message: Message, role: Any, told: Mapping[str, Any], *, marked: bool
@@ -316,20 +351,29 @@ class _Page:
         budget = ColourBudget()
         return [line for one in blocks for line in painted(one, self._console, budget=budget)]
 
-    def _calls(self, calls: Any) -> Iterator[str]:
-        """Yield one line for each tool call."""
+    def _call(self, call: ToolCall) -> list[str]:
+        """Return a tool call in one line."""
         # Imported late: slow, and only needed for tool calls.
         from stenolog.cli.chat_messages import short_call
 
-        for call in calls if isinstance(calls, list) else ():
-            asked = call.get("function") if isinstance(call, dict) else None
-            if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
-                yield from self._styled(f"→ {self._short(_as_json(call))}", "yellow")
-                continue
-            given = asked.get("arguments", "")
-            given = given if isinstance(given, str) else _as_json(given)
-            words = f"{asked['name']}({given})" if self._tools else short_call(asked["name"], given)
-            yield from self._styled(f"→ {words}", "yellow")
+        if call.name == UNNAMED:
+            return self._styled(f"→ {self._short(_as_json(call.value))}", "yellow")
+        given = call.arguments
+        given = given if isinstance(given, str) else "" if given is None else _as_json(given)
+        words = f"{call.name}({given})" if self._tools else short_call(call.name, given)
+        return self._styled(f"→ {words}", "yellow")
+
+    def _result(self, result: ToolResult) -> Iterator[str]:
+        """Yield the lines of a tool result; text is cut, other parts are JSON."""
+        parts = list(read_content(result.content))
+        if not parts and result.in_content:
+            yield from self._cut(_as_json(result.value))
+        for part in parts:
+            if isinstance(part, ToolResult):
+                yield from self._result(part)
+            else:
+                text = part.text if isinstance(part, TextPart | UnknownPart) else None
+                yield from self._cut(_as_json(part.value) if text is None else text)
 
     def _cut(self, text: str) -> Iterator[str]:
         """Yield the first lines of a tool result."""

@@ -137,6 +137,23 @@ def test_who_answered_and_what_was_thought_stand_there(in_terminal: InTerminal) 
     assert _golden(shown) == "[1] assistant · TIME · deep · 7.5 s\nLet me see.\n42\n\n"
 
 
+def test_blocks_of_anthropic_are_shown_as_calls_and_results(in_terminal: InTerminal) -> None:
+    use = {"type": "tool_use", "id": "1", "name": "find", "input": {"path": "/home"}}
+    said = [{"type": "thinking", "thinking": "Let me see."}, {"type": "text", "text": "Wait."}, use]
+    found = "\n".join(f"file {number}" for number in range(40))
+    results = [
+        {"type": "tool_result", "tool_use_id": "1", "content": found},
+        {"type": "tool_result", "tool_use_id": "2"},
+    ]
+    with open_store("workspace") as store:
+        store.add_full_message("k", {"role": "assistant", "content": said})
+        store.add_full_message("k", {"role": "user", "content": results})
+    _, shown = in_terminal("show", "k", NO_COLOR="1", LINES="100")
+    assert 'Let me see.\nWait.\n→ find(path="/home")\n' in shown
+    assert "file 10\n… 29 more lines" in shown
+    assert '{"type": "tool_result", "tool_use_id": "2"}\n' in shown
+
+
 def test_an_image_does_not_fill_the_screen(in_terminal: InTerminal) -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
     with open_store("workspace") as store:
