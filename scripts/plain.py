@@ -29,7 +29,7 @@ PHRASES = {
     r"reads?|writes?|waits?|asks?|looks?|takes?|calls?|holds?|wants?|gets?|may|must|can)\b": (
         "a reader, the client, a process that …"
     ),
-    r"\b(?:what|which) (?:is|was|are|were|(?:has|had) been|came|comes|goes|went|lies|stands?|"
+    r"\bwhat (?:is|was|are|were|(?:has|had) been|came|comes|goes|went|lies|stands?|"
     r"waits|follows) \w+(?:,| \w)": "the messages that …, the record that …",
     r"\bwhat (?:becomes|became|there is) of\b": "the result of",
     r"\b(?:go|goes|going|gone|went) on (?:with|there|at|from)\b": "resume, continue",
