@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, expect
 
 from stenolog.agent.spec import AgentSpec
 from stenolog.context.budget import Limits
+from stenolog.errors import install_command
 from stenolog.gateway.viewer.formatting import short
 from stenolog.memory.facade import open_memory
 from stenolog.stores.open_store import open_store
@@ -81,7 +82,7 @@ def test_the_turns_show_what_each_took(looking: Looking, monkeypatch: pytest.Mon
     expect(page.locator(".turns tbody tr")).to_have_count(3)
     row = page.locator(".turns tbody tr", has_text="Lugano")
     assert row.locator("td").all_inner_texts()[1:5] == ["2", "1,526", "314", "11.5 s"]
-    assert "pip install 'stenolog[prices]'" in page.locator(".hint").inner_text()
+    assert install_command("prices") in page.locator(".hint").inner_text()
     looking.picture("turns")
     row.locator("a").click()
     expect(page.locator("#m3")).to_be_in_viewport()

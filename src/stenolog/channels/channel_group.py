@@ -16,7 +16,7 @@ from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
 from stenolog.channels.inbox import Inbox, Register
 from stenolog.channels.webhook import Webhook, webhook_routes
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.sessions.folders import CHANNELS
 from stenolog.settings.validation import LEAST_SECRET
 from stenolog.settings.values import Settings
@@ -152,7 +152,7 @@ def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "
         from stenolog.channels.telegram import Telegram
     except ImportError as error:
         raise UsageError(
-            f"a Telegram bot needs `pip install 'stenolog[telegram]'`: {error}"
+            f"a Telegram bot needs `{install_command('telegram')}`: {error}"
         ) from error
     return Telegram(settings.channels.telegram, token, claims=claims, pause=pause)
 

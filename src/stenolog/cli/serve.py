@@ -24,6 +24,7 @@ import click
 from stenolog.cli.config import Options, config_option, settings_of
 from stenolog.cli.output import one_line, printable, sentence
 from stenolog.cli.workspace import WORKSPACE_HELP, shown
+from stenolog.errors import install_command
 from stenolog.gateway.access_token import Token, read_token, token_path
 from stenolog.gateway.hosts import end_of, is_loopback, login_host
 from stenolog.stores import disk
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 _CHANNEL: Final = "gateway"
 _NOT_SAVED: Final = 3
 _DEFAULT_PORT: Final = "8787"
-_MISSING: Final = "The gateway is an extra: pip install 'stenolog[gateway]'."
 _SECONDS: Final = 10
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Address to connect to if the gateway listens on all addresses."""
@@ -94,7 +94,9 @@ async def _serve(settings: "Settings", options: Options) -> int:
         from stenolog.gateway.daemon import Daemon, listen
         from stenolog.gateway.shared_state import Gateway
     except ModuleNotFoundError as error:
-        raise click.ClickException(_MISSING) from error
+        raise click.ClickException(
+            f"The gateway is an extra: {install_command('gateway')}"
+        ) from error
     from stenolog.agent.loop import AgentLoop
     from stenolog.agent.registry import AgentRegistry
     from stenolog.channels.channel_group import Channels

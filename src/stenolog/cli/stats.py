@@ -24,8 +24,8 @@ from stenolog.cli.output import (
 from stenolog.cli.search import Moment
 from stenolog.cli.show import info_of
 from stenolog.cli.workspace import Where, open_to_read, where_options
-from stenolog.errors import ForeignLog, NoSuchSession, StenologError
-from stenolog.sessions.usage import HOW_TO_GET, Cost, Counts, Totals, cost_of, prices
+from stenolog.errors import ForeignLog, NoSuchSession, StenologError, install_command
+from stenolog.sessions.usage import Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl.log_names import key_of
 from stenolog.stores.open_store import address
@@ -157,7 +157,7 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
     if whole.estimated or by_script:
         yield f"Tokens: {', '.join(parts)}."
     if cost is None and whole.answers > script.answers:
-        yield f"To see the cost: {HOW_TO_GET}"
+        yield f"To see the cost: {install_command('prices')}"
     elif cost is not None and set(cost.unknown) - {ESTIMATES_ITSELF}:
         unknown = [name for name in cost.unknown if name != ESTIMATES_ITSELF]
         names = ", ".join(one_line(name) or "unnamed models" for name in unknown)

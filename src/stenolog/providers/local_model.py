@@ -14,7 +14,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Final, Self
 
-from stenolog.errors import ModelRefused, UsageError
+from stenolog.errors import ModelRefused, UsageError, install_command
 from stenolog.providers.chat_model import Delta
 from stenolog.providers.openai_chat import OpenAIChat
 
@@ -158,7 +158,7 @@ class LocalModel:
 
 def _check(path: Path) -> None:
     if not is_installed():
-        raise UsageError("a local model needs the extra: pip install 'stenolog[local]'")
+        raise UsageError(f"a local model needs the extra: {install_command('local')}")
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))

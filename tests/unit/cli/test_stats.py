@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from stenolog.catalog.message_metadata import mark_model
 from stenolog.cli.stats import ESTIMATES_ITSELF
+from stenolog.errors import install_command
 from stenolog.sessions.usage import prices
 from stenolog.settings.model_selection import SCRIPTED
 from stenolog.stores.open_store import open_store
@@ -149,7 +150,7 @@ def test_lines_are_for_other_programs_and_words_for_people(
     )
     assert result.stderr == (
         f"Tokens: 330 reported by providers, {about} estimated from the text.\n"
-        "To see the cost: pip install 'stenolog[prices]'\n"
+        f"To see the cost: {install_command('prices')}\n"
     )
 
 

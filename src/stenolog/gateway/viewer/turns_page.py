@@ -12,6 +12,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import model_of, seconds_of, usage_of
 from stenolog.catalog.searchable_text import tags_from
+from stenolog.errors import install_command
 from stenolog.gateway.api_types import OfAgent
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shared_state import gateway_of
@@ -20,7 +21,7 @@ from stenolog.gateway.viewer.message_views import prompt_line
 from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
 from stenolog.messages import calls_of, has_text
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.usage import HOW_TO_GET, Counts, Price, cost_of, prices
+from stenolog.sessions.usage import Counts, Price, cost_of, prices
 
 MOST: Final = 200
 """Maximum number of turns that are drawn and listed, counted from the end."""
@@ -124,7 +125,7 @@ async def turns(request: Request) -> Response:
         found=found,
         agent=query.agent,
         drawn=drawn(found, query.agent) if found.counted else [],
-        how_to_get=HOW_TO_GET,
+        how_to_get=install_command("prices"),
     )
 
 

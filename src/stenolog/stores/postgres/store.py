@@ -6,7 +6,7 @@ The driver, psycopg, is imported when a store is opened, so `import stenolog` wo
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from stenolog.errors import UsageError
+from stenolog.errors import UsageError, install_command
 from stenolog.stores.arguments import check_namespace, check_optional_int
 from stenolog.stores.postgres.dialect import PostgresDialect
 from stenolog.stores.sql.store import SQLStore
@@ -89,6 +89,6 @@ def _open_database(**settings: Any) -> "Database":
         if not (error.name or "").startswith("psycopg"):
             raise
         raise UsageError(
-            "a PostgreSQL store needs the package psycopg: pip install 'stenolog[postgres]'"
+            f"a PostgreSQL store needs the package psycopg: {install_command('postgres')}"
         ) from error
     return database.open_database(Settings(**settings))

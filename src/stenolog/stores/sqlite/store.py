@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from stenolog.errors import UsageError
+from stenolog.errors import UsageError, install_command
 from stenolog.stores.arguments import check_namespace, check_optional_int
 from stenolog.stores.catalog_file import catalog_path
 from stenolog.stores.sql.store import SQLStore
@@ -87,5 +87,5 @@ def missing_driver(error: ImportError) -> Exception:
         return error
     return UsageError(
         "a SQLite store needs the package apsw, which has a SQLite of its own: "
-        "pip install 'stenolog[sqlite]'"
+        f"{install_command('sqlite')}"
     )

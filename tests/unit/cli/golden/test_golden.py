@@ -15,6 +15,7 @@ from stenolog.cli import main
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
+from support.installations import write_metadata
 
 HERE = Path(__file__).parent
 UPDATE = bool(os.environ.get("STENO_UPDATE"))
@@ -160,6 +161,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         if name.endswith("_API_KEY") or name.startswith(("STENO_", "OLLAMA_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.syspath_prepend(write_metadata(tmp_path / "installed"))  # from an index
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     times = [FIRST + timedelta(minutes=number) for number in range(6)]
