@@ -189,7 +189,7 @@ class SessionReader:
                     continue
             sight = self._visible_spans(info, messages, known)
             return SessionContent(info, messages, sight, known is None, state)
-        raise StoreBusy(f"{key!r} is deleted and made anew all the time")
+        raise StoreBusy(f"{key!r} keeps being deleted and created again")
 
     def _continues(self, info: SessionInfo, known: CatalogRow, tail: Sequence[Message]) -> bool:
         """Whether the last message in the catalog is the one that the store has at its seq.

@@ -234,11 +234,11 @@ def _decode_cursor(after: str) -> _Match:
     try:
         return _Match(min(int(at), MAX_INTEGER), min(int(id_), MAX_INTEGER))
     except ValueError:
-        raise UsageError(f"after={after!r} is not what a page before it gave") from None
+        raise UsageError(f"after={after!r} is not the `after` of a previous page") from None
 
 
 def _decode_offset(after: str) -> int:
     try:
         return min(max(0, int(after)), MAX_INTEGER)
     except ValueError:
-        raise UsageError(f"after={after!r} is not what a page before it gave") from None
+        raise UsageError(f"after={after!r} is not the `after` of a previous page") from None

@@ -296,12 +296,12 @@ class Database:
             )
         except StenologError as error:
             return [str(error)], []
-        errors = ["the server is a standby: it takes no writes"] if recovering else []
+        errors = ["the server is a standby: it accepts no writes"] if recovering else []
         if is_read_only and not recovering:
-            errors = ["the server takes no writes: see its default_transaction_read_only"]
+            errors = ["the server accepts no writes: check its default_transaction_read_only"]
         if fsync != "on":
             return errors, [
-                "the server runs with fsync = off: what it acknowledges may be lost with its power"
+                "the server runs with fsync = off: a power cut may lose acknowledged messages"
             ]
         return errors, []
 

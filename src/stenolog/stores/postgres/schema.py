@@ -58,7 +58,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         if found is None:
             raise EmptyStore(
                 f"there are no sessions of stenolog in this database yet (schema "
-                f"{settings.schema!r}); is the name right? The first write makes the tables"
+                f"{settings.schema!r}); check the name. The first write creates the tables"
             )
         return True
     with connection.maintenance(), connection.transaction():
@@ -97,7 +97,7 @@ def version_of(connection: "Connection", schema: str) -> int | None:
         return None
     if kinds.get("about") != "r int8" or kinds.keys() != {"about", "session", "message"}:
         raise ForeignLog(
-            f"the schema {schema} has tables of another program; name another one: ?schema=NAME"
+            f"the schema {schema} has tables of another program; use another schema: ?schema=NAME"
         )
     rows: list[tuple[Any, ...]] = list(
         connection.execute(f"SELECT version FROM {about}".encode())  # noqa: S608 - quoted
@@ -111,7 +111,7 @@ def check_version(found: int) -> int:
     """Return the version if this code knows it. Raises NewerFormat."""
     if found > newest_version():
         raise NewerFormat(
-            f"the tables are of version {found}, and this stenolog knows up to {newest_version()}: "
-            "upgrade it"
+            f"the tables have version {found}, but this stenolog supports up to "
+            f"{newest_version()}: upgrade stenolog"
         )
     return found

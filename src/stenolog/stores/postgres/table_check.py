@@ -10,7 +10,7 @@ from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 
 _RESTORE_ADVICE: Final = (
-    "Restore the database from a backup, or save what can be read with `steno export`."
+    "Restore the database from a backup, or save the readable messages with `steno export`."
 )
 
 
@@ -18,7 +18,7 @@ def examine(database: Database) -> Report:
     """Examine the server and the tables. Raises StoreUnavailable if they cannot be read."""
     errors, problems = database.problems()
     found = [
-        Finding(kind="server", meaning=meaning, advice="Look at the server's settings.")
+        Finding(kind="server", meaning=meaning, advice="Check the server's settings.")
         for meaning in (*errors, *problems)
     ]
     try:
@@ -49,6 +49,6 @@ def _stray_rows(transaction: Transaction) -> Iterator[Finding]:
             yield Finding(
                 kind="stray row",
                 where=table,
-                meaning=f"{count:,} rows belong to sessions that are not there.",
+                meaning=f"{count:,} rows belong to sessions that do not exist.",
                 advice=_RESTORE_ADVICE,
             )

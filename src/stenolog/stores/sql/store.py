@@ -263,7 +263,7 @@ class SQLStore:
             lambda transaction: lifecycle.purge_trash(transaction, self._namespace, key, entries)
         )
         if removed is None:
-            raise NoSuchSession(key, "the trash has not what is to be purged")
+            raise NoSuchSession(key, "not in the trash; it may have been restored or deleted again")
         self._dialect.notify(self._namespace, key)
         return self._purge_result(removed)
 
@@ -275,7 +275,7 @@ class SQLStore:
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purges of this database; their uids are unknown."""
         if uid or not self._write(lambda transaction: transaction.unfinished_purges()):
-            raise NoSuchSession(uid, "no purge of it was interrupted")
+            raise NoSuchSession(uid, "it has no interrupted purge")
         return self._purge_result(RemovedMessages(0, 0, 0, ()))
 
     def _purge_result(self, removed: RemovedMessages) -> Purged:
@@ -395,7 +395,7 @@ class SQLStore:
         """Return keys in byte order."""
         check_whole(limit=limit)
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+            raise UsageError(f"limit must be 0 or more, not {limit}")
         check_text(prefix=prefix, after=after)
         return self._dialect.run_read(
             lambda transaction: session_rows.list_keys(

@@ -163,7 +163,7 @@ class WriteConnection:
         except apsw.BusyError:
             pass
         except apsw.Error as error:
-            log_reports.warning("%s: its log could not be taken over: %s", self._file, error)
+            log_reports.warning("%s: the log could not be checkpointed: %s", self._file, error)
         self._next_checkpoint = pages + _CHECKPOINT_PAGES
 
     def _connect(self) -> apsw.Connection:

@@ -228,7 +228,7 @@ class Database:
         finally:
             if self._writer.commit_attempted:
                 # Only an interruption leaves callers unfinished, and then the outcome is unknown.
-                _finish_group(group, MaybeStored("the transaction it went into was interrupted"))
+                _finish_group(group, MaybeStored("its transaction was interrupted"))
 
     def _run_transaction(self, group: list[QueuedWrite]) -> bool:
         writer = self._writer
@@ -288,7 +288,7 @@ class Database:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
         problems = [] if reason is None else [reason]
         if free < database_file.LOW_DISK:
-            problems.append(f"only {free:,} bytes are free at {self.file}; make room")
+            problems.append(f"only {free:,} bytes are free at {self.file}; free some space")
         return free, problems
 
     def check_writable(self) -> None:

@@ -63,8 +63,8 @@ class ReadConnection:
         except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
             if _has_log(self._file):
                 raise StoreUnavailable(
-                    f"{self._file} has a log beside it that cannot be read from here; read it "
-                    "where the folder can be written, or close who writes to it"
+                    f"{self._file} has a write-ahead log that cannot be read here; open it "
+                    "where the folder is writable, or close the process that writes to it"
                 ) from error
         # No log exists and none can be created, so the file contains everything that was stored.
         self._opened_state = opened_state
@@ -90,7 +90,7 @@ class ReadConnection:
     def check(self) -> None:
         """Raise StoreUnavailable if the file changed during the read."""
         if self._opened_state is not None and self._has_changed():
-            raise StoreUnavailable(f"{self._file} was written to while it was read; try again")
+            raise StoreUnavailable(f"{self._file} was changed while it was read; try again")
 
     def _has_changed(self) -> bool:
         return _file_state(self._file) != self._opened_state
@@ -172,7 +172,7 @@ class ReadPool:
                 return permit
             permit.release()
             if time.monotonic() >= deadline:
-                raise StoreBusy(f"{self._path.path}: too many others read at once")
+                raise StoreBusy(f"{self._path.path}: too many reads at once")
             time.sleep(_POLL)
 
     def _idle_reader(self) -> ReadConnection | None:

@@ -6,7 +6,7 @@ _Version = tuple[int, int, int]
 
 _WAL_RESET: Final = (
     "SQLite {} can lose committed transactions when a checkpoint meets a writer (the WAL-reset "
-    "bug, mended in 3.51.3, 3.50.7 and 3.44.6); install a newer apsw"
+    "bug, fixed in 3.51.3, 3.50.7 and 3.44.6); install a newer apsw"
 )
 
 
