@@ -51,7 +51,7 @@ from stenolog.stores.disk import Descriptor, open_descriptor
 from stenolog.stores.locks import keep_forever
 
 if TYPE_CHECKING:
-    from stenolog.catalog.fulltext import FullTextDialect
+    from stenolog.catalog.query import FullTextDialect
 
 
 WRITING: Final = b"writing"
@@ -190,7 +190,7 @@ class FileDatabase:
     def fulltext(self) -> "FullTextDialect":
         """The query language of FTS5."""
         # Imported on demand: a list does not need it.
-        from stenolog.catalog.fulltext import FTS5
+        from stenolog.catalog.query import FTS5
 
         return FTS5()
 
@@ -485,7 +485,7 @@ class MemoryDatabase:
     def fulltext(self) -> "FullTextDialect":
         """The query language of FTS5."""
         # Imported on demand: a list does not need it.
-        from stenolog.catalog.fulltext import FTS5
+        from stenolog.catalog.query import FTS5
 
         return FTS5()
 

@@ -29,7 +29,7 @@ from stenolog.catalog.catalog_database import (
 )
 from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
 from stenolog.catalog.entries import Candidates, Entry, Hits, Page, State
-from stenolog.catalog.owners import Ownership
+from stenolog.catalog.message_metadata import Ownership
 from stenolog.errors import StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.base import Store, leased_keys

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stenolog
-from stenolog.catalog import Catalog, catalog_writer, open_catalog, steps
+from stenolog.catalog import Catalog, indexing, open_catalog, steps
 from stenolog.catalog import catalog_database as database
 from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.indexing import Indexer, SessionReader, StampRules
@@ -100,10 +100,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
-    flush = catalog_writer.CatalogWriter.flush
+    flush = indexing.CatalogWriter.flush
     left = 0
 
-    def cut_off(writer: catalog_writer.CatalogWriter) -> None:
+    def cut_off(writer: indexing.CatalogWriter) -> None:
         nonlocal left
         if left == 0:
             raise Cut
@@ -115,10 +115,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
         for length in range(1, 30):
             left = length % 10
             with open_catalog(store) as catalog:
-                monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", cut_off)
+                monkeypatch.setattr(indexing.CatalogWriter, "flush", cut_off)
                 with suppress(Cut):
                     catalog.refresh()
-                monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", flush)
+                monkeypatch.setattr(indexing.CatalogWriter, "flush", flush)
                 if length % 4 == 0:
                     _agree(store, catalog)
             if length % 5 == 0:
@@ -134,9 +134,9 @@ def test_the_first_prompt_is_found_by_whoever_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
-    flush = catalog_writer.CatalogWriter.flush
+    flush = indexing.CatalogWriter.flush
 
-    def cut_off(writer: catalog_writer.CatalogWriter) -> None:
+    def cut_off(writer: indexing.CatalogWriter) -> None:
         nonlocal left
         left -= 1
         if left < 0:
@@ -148,10 +148,10 @@ def test_the_first_prompt_is_found_by_whoever_goes_on(
         with open_catalog(store) as catalog:
             catalog.refresh()
             store.add_messages("k", _said(["user", "assistant", "assistant"]))
-            monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", cut_off)
+            monkeypatch.setattr(indexing.CatalogWriter, "flush", cut_off)
             with suppress(Cut):
                 catalog.refresh()
-            monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", flush)
+            monkeypatch.setattr(indexing.CatalogWriter, "flush", flush)
             _agree(store, catalog)
 
 

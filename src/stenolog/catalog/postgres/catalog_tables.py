@@ -28,10 +28,10 @@ from stenolog.catalog.catalog_database import (
 )
 from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
 from stenolog.stores.postgres.postgres_errors import is_conflict, is_connection_lost
-from stenolog.stores.postgres.queries import quoted
+from stenolog.stores.postgres.schema import quoted
 
 if TYPE_CHECKING:
-    from stenolog.catalog.fulltext import FullTextDialect
+    from stenolog.catalog.query import FullTextDialect
     from stenolog.stores.postgres.database import Database as StoreDatabase
 
 

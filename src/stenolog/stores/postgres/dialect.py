@@ -18,9 +18,8 @@ from stenolog.stores.batches import Batch, token_bytes, twin
 from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.sql.dialect import AppendResult, Row, UniqueConflict
 from stenolog.stores.sql.leases import SQLLease, StoreLeases, holder_name
-from stenolog.stores.sql.message_reading import MissingRows
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.session_rows import create_session
+from stenolog.stores.sql.session_rows import MissingRows, create_session
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:

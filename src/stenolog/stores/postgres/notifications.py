@@ -25,7 +25,7 @@ from stenolog.stores.postgres.connections import (
     Settings,
     close,
 )
-from stenolog.stores.postgres.queries import quoted
+from stenolog.stores.postgres.schema import quoted
 from stenolog.stores.postgres.transactions import Transaction
 
 SLOW_POLL: Final = 2.0

@@ -1,17 +1,36 @@
-"""The tables: created and migrated by the numbered files in schema/, one at a time."""
+"""The tables, migrated by the numbered files in schema/, and the statements of queries.sql."""
 
+import re
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.postgres.queries import quoted
 from stenolog.stores.snapshots import EmptyStore
 
 if TYPE_CHECKING:
     import psycopg
 
     from stenolog.stores.postgres.connections import Connection, Settings
+
+_NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@cache
+def statements(schema: str) -> dict[str, bytes]:
+    """Return every statement as bytes, the form in which the driver sends it."""
+    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME.split(text.replace("{schema}", quoted(schema)))
+    return {
+        name: statement.partition(";")[0].strip().encode()
+        for name, statement in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def quoted(name: str) -> str:
+    """Return a name quoted for use in a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
 
 _MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""

@@ -28,7 +28,7 @@ from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.following import News, arrivals
 from stenolog.stores.operations import Decide, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
-from stenolog.stores.sql import changes, lifecycle, message_reading, session_rows, snapshots
+from stenolog.stores.sql import changes, lifecycle, session_rows, snapshots
 from stenolog.stores.sql.dialect import Dialect, Transaction
 from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease, release_all
 from stenolog.stores.sql.lifecycle import RemovedMessages
@@ -334,10 +334,10 @@ class SQLStore:
             if session is None:
                 return []
             if full:
-                return message_reading.all_messages(
+                return session_rows.all_messages(
                     transaction, session, damage, last=last, after=max(0, after or 0)
                 )
-            return message_reading.visible_messages(
+            return session_rows.visible_messages(
                 transaction, session, damage, last=last, after=after
             )
 
@@ -376,7 +376,7 @@ class SQLStore:
             state = session.state
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
-            messages = message_reading.visible_messages(
+            messages = session_rows.visible_messages(
                 transaction, session, damage, last=last, after=after
             )
             return SessionView(
@@ -463,9 +463,7 @@ class SQLStore:
         session = session_rows.find_session(transaction, self._namespace, key)
         if session is None:
             return None
-        messages = message_reading.all_messages(
-            transaction, session, damage, last=None, after=after
-        )
+        messages = session_rows.all_messages(transaction, session, damage, last=None, after=after)
         return session.state.uid, session.last_seq, messages
 
     # --- snapshots ---------------------------------------------------------------------------

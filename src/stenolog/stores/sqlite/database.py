@@ -1,6 +1,6 @@
 """One database file: turns of writers, read connections, and the outcome of transactions.
 
-One connection writes (connections.py) and a few read (readers.py); none survives a fork. Writers
+One connection writes and a few read (connections.py); none survives a fork. Writers
 queue at the gate (gate.py), so SQLite itself waits only if another program writes. Readers see the
 data that was committed when they started, and never wait for writers.
 """
@@ -29,11 +29,10 @@ from stenolog.stores.batches import twin
 from stenolog.stores.damaged_messages import Damage
 from stenolog.stores.disk import make_private, refusal
 from stenolog.stores.sqlite import database_file, schema
-from stenolog.stores.sqlite.connections import Settings, WriteConnection
+from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
+from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
-from stenolog.stores.sqlite.readers import ReadPool
 from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
-from stenolog.stores.sqlite.sqlite_versions import known_bugs
 from stenolog.stores.sqlite.transactions import Transaction
 
 _FORK_TIMEOUT: Final = 1.0

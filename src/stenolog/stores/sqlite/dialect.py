@@ -26,8 +26,7 @@ from stenolog.stores.sql.leases import (
 from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import create_session
 from stenolog.stores.sqlite import processes
-from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.transactions import Transaction, checksum
+from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:

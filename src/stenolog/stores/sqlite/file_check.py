@@ -14,8 +14,8 @@ from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
+from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.dialect import SQLiteDialect
-from stenolog.stores.sqlite.sqlite_versions import known_bugs
 from stenolog.stores.sqlite.transactions import Transaction
 
 _MAX_COMPLAINTS: Final = 20
