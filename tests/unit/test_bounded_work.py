@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stenolog import InMemoryStore
-from stenolog.catalog import query, searchable_text, snippets, tokenizer
+from stenolog.catalog import message_search, query, searchable_text, tokenizer
 from stenolog.cli.output import printable
 from stenolog.cli.show import painter
 from stenolog.cli.terminal_markdown import Stream
@@ -181,7 +181,7 @@ def _stream(text: str) -> None:
 
 
 def _snippet(text: str) -> None:
-    snippets.make_snippet(text, query.parse("needle a*"))
+    message_search.make_snippet(text, query.parse("needle a*"))
 
 
 READERS: Mapping[str, Callable[[str], object]] = {

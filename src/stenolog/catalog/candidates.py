@@ -20,8 +20,7 @@ from msgspec import Struct
 
 from stenolog.catalog.catalog_database import BLOCK_SIZE, Database, Transaction, from_microseconds
 from stenolog.catalog.entries import Candidate, Candidates
-from stenolog.catalog.fulltext import Values
-from stenolog.catalog.query import owner_mark, session_mark, stem_mark
+from stenolog.catalog.query import Values, owner_mark, session_mark, stem_mark
 from stenolog.records import Span
 from stenolog.stores import spans
 
@@ -46,7 +45,7 @@ class CandidateQuery(Struct, frozen=True, kw_only=True):
     owner: str
     """Key of the session that is searched, or a sender."""
     threads: bool
-    """Whether `owner` is a sender, and all sessions of that sender are searched (owners.py)."""
+    """Whether `owner` is a sender, and all sessions of that sender are searched."""
     stems: Sequence[str]
     """Stems of the words of the question."""
     agent: str | None

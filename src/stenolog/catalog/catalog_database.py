@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from stenolog.catalog.fulltext import FullTextDialect
+    from stenolog.catalog.query import FullTextDialect
 
 
 # --- filters --------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ from stenolog.stores.disk import Descriptor, open_descriptor
 from stenolog.stores.locks import keep_forever
 
 if TYPE_CHECKING:
-    from stenolog.catalog.fulltext import FullTextDialect
+    from stenolog.catalog.query import FullTextDialect
 
 
 WRITING: Final = b"writing"
@@ -78,7 +78,7 @@ class LockFile:
         try:
             lock = self._open()
         except BlockingIOError as error:
-            raise CatalogBusy(f"{self._path}: others write all the time") from error
+            raise CatalogBusy(f"{self._path}: other processes held it for too long") from error
         except OSError as error:
             raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
         try:
@@ -150,7 +150,7 @@ def file_identity(path: Path) -> Identity | None:
     except OSError as error:
         raise CatalogUnusable(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise CatalogUnusable(f"{path}: something else stands in its place")
+        raise CatalogUnusable(f"{path}: it is not a regular file")
     return found.st_dev, found.st_ino
 
 
@@ -190,7 +190,7 @@ class FileDatabase:
     def fulltext(self) -> "FullTextDialect":
         """The query language of FTS5."""
         # Imported on demand: a list does not need it.
-        from stenolog.catalog.fulltext import FTS5
+        from stenolog.catalog.query import FTS5
 
         return FTS5()
 
@@ -218,7 +218,7 @@ class FileDatabase:
                 if self._exclusive.is_current(use) and file_identity(self._path) == opened.identity:
                     set_mark(lock, file_stamp(self._path))
             if file_identity(self._path) != opened.identity:
-                raise CatalogDamaged(f"{self._path} was removed meanwhile")
+                raise CatalogDamaged(f"{self._path} was removed during the write")
 
     def rebuild(self) -> None:
         """Discard the file if it is broken, and create empty tables."""
@@ -243,9 +243,9 @@ class FileDatabase:
             growing.rename(self._path)
             set_mark(lock, file_stamp(self._path))
         except OSError as error:
-            raise CatalogUnusable(f"{self._path} cannot be made anew: {error.strerror}") from error
+            raise CatalogUnusable(f"{self._path} cannot be rebuilt: {error.strerror}") from error
         except sqlite3.Error as error:
-            raise CatalogUnusable(f"{self._path} cannot be made anew: {error}") from error
+            raise CatalogUnusable(f"{self._path} cannot be rebuilt: {error}") from error
         self._broken = None
 
     def _calibrations(self) -> list[Row]:
@@ -314,7 +314,7 @@ class FileDatabase:
             except UnicodeDecodeError as error:
                 self._close_connection("ro")
                 self._broken = file_identity(self._path)
-                raise CatalogDamaged(f"{self._path} holds what nobody wrote: {error}") from error
+                raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
             except sqlite3.Error as error:
                 self._close_connection("ro")
                 if error_code(error) & 0xFF != sqlite3.SQLITE_READONLY:
@@ -324,7 +324,7 @@ class FileDatabase:
                     self._write_connection()
             else:
                 return opened
-        raise CatalogUnusable(f"{self._path}: its writers die all the time")
+        raise CatalogUnusable(f"{self._path} cannot be recovered: its writers keep dying")
 
     def _write_connection(self) -> "_OpenFile":
         """Return a writable connection. The caller holds the lock. Raises Broken, Unusable."""
@@ -341,7 +341,7 @@ class FileDatabase:
         if not has_tables(opened.connection):
             roll_back(opened.connection)
             self._broken = opened.identity
-            raise CatalogDamaged(f"{self._path} is of another version")
+            raise CatalogDamaged(f"{self._path} has another version")
 
     def _opened(self, mode: str) -> "_OpenFile":
         """Return a connection to the current file if it is unchanged since the last write.
@@ -354,7 +354,7 @@ class FileDatabase:
             raise CatalogDamaged(f"{self._path} is missing")
         if not self._is_unchanged():
             self._broken = found
-            raise CatalogDamaged(f"{self._path} is not as its last writer left it")
+            raise CatalogDamaged(f"{self._path} was changed by another program")
         opened = self._connections.get(mode)
         if opened is None or opened.identity != found:
             self._close_connection(mode)
@@ -372,7 +372,7 @@ class FileDatabase:
         except (ValueError, msgspec.MsgspecError) as error:
             # All data here was written by this class: unreadable data is damaged.
             self._broken = opened.identity
-            raise CatalogDamaged(f"{self._path} holds what nobody wrote: {error}") from error
+            raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
         finally:
             if self._exclusive.is_current(use):
                 roll_back(opened.connection)
@@ -403,7 +403,7 @@ class FileDatabase:
     def _locked(self) -> AbstractContextManager[Descriptor]:
         """Lock for writing. Raises Unusable."""
         if not self._writable:
-            raise CatalogUnusable(f"{self._path} is only read")
+            raise CatalogUnusable(f"{self._path} was opened read-only")
         return self._lock.locked()
 
     def _is_unchanged(self) -> bool:
@@ -485,7 +485,7 @@ class MemoryDatabase:
     def fulltext(self) -> "FullTextDialect":
         """The query language of FTS5."""
         # Imported on demand: a list does not need it.
-        from stenolog.catalog.fulltext import FTS5
+        from stenolog.catalog.query import FTS5
 
         return FTS5()
 
@@ -516,19 +516,19 @@ class MemoryDatabase:
 
     def close(self) -> None:
         """Close the database. A thread that still uses it gets Unusable."""
-        with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the index in memory"):
+        with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the catalog in memory"):
             self._closed = True
             self._connection.close()
 
     @contextmanager
     def _use(self) -> Iterator[ExclusiveUse]:
         """Keep other threads out. Raises Busy, and Unusable after `close`."""
-        with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the index in memory") as use:
+        with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the catalog in memory") as use:
             if self._closed:
-                raise CatalogUnusable("the index in memory is closed")
+                raise CatalogUnusable("the catalog in memory is closed")
             try:
                 # A use that Ctrl-C interrupted may have left its transaction open.
                 roll_back(self._connection)
                 yield use
             except sqlite3.Error as error:
-                raise convert_error(error, "the index in memory") from error
+                raise convert_error(error, "the catalog in memory") from error

@@ -29,7 +29,7 @@ from stenolog.catalog.catalog_database import (
 )
 from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
 from stenolog.catalog.entries import Candidates, Entry, Hits, Page, State
-from stenolog.catalog.owners import Ownership
+from stenolog.catalog.message_metadata import Ownership
 from stenolog.errors import StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.base import Store, leased_keys
@@ -299,7 +299,7 @@ class Catalog:
             except CatalogUnusable as error:
                 if not isinstance(error, CatalogBusy) or attempt >= _MAX_WAITS:
                     self._use_memory(current, error)
-        raise StoreUnavailable("the index is damaged again and again; look at the disk")
+        raise StoreUnavailable("the catalog was damaged repeatedly; check the disk")
 
     def _calibrated(self) -> "Calibrations":
         from stenolog.catalog.calibrations import Calibrations
@@ -315,7 +315,7 @@ class Catalog:
             raise UsageError("the catalog is closed")
 
     def _rebuild(self, broken: "_ActiveDatabase", reason: CatalogDamaged) -> None:
-        log_reports.info("the index is made anew: %s", reason)
+        log_reports.info("rebuilding the catalog: %s", reason)
         try:
             broken.database.rebuild()
         except (CatalogDamaged, CatalogBusy):
@@ -333,13 +333,13 @@ class Catalog:
                 # Building it in memory needs the server too, and the server will be back.
                 raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed.database, MemoryDatabase):
-                raise StoreUnavailable(f"the index cannot be made: {reason}") from reason
+                raise StoreUnavailable(f"the catalog cannot be built: {reason}") from reason
             memory = MemoryDatabase(failed.database)
             failed.database.close()
             self._use(memory)
             if not self._keep:
                 return
-            words = f"the index cannot be kept, so it was made in memory: {reason}"
+            words = f"the catalog cannot be stored and was built in memory: {reason}"
             self.problems = (*self.problems, words)
         log_reports.warning("%s", words)
 
@@ -421,7 +421,7 @@ class Refresher:
             if not missed:
                 return catalog_id
             # Another process changed these rows, perhaps with older stamps than ours.
-        raise CatalogBusy("the index is changed by others all the time")
+        raise CatalogBusy("other processes kept changing the catalog")
 
     def is_same_catalog(self, transaction: Transaction, catalog_id: int | None) -> bool:
         """Whether the catalog is still the same: a purge may have emptied it."""
@@ -543,7 +543,7 @@ def _decode_cursor(after: str | None) -> tuple[int | None, str | None]:
     except ValueError:
         colon = ""
     if not colon:
-        raise UsageError(f"after={after!r} is not what a page before it gave")
+        raise UsageError(f"after={after!r} is not the `after` of a previous page")
     return min(number, MAX_INTEGER), replace_surrogates(key)
 
 
@@ -554,15 +554,15 @@ def _hex_key(key: str) -> str:
 
 def _check_limit(limit: int) -> None:
     if type(limit) is not int or not 1 <= limit <= MAX_INTEGER:
-        raise UsageError(f"limit={limit!r}: how many, 1 or more")
+        raise UsageError(f"limit must be 1 or more, not {limit!r}")
 
 
 def _check_state(state: str | None) -> None:
     if state is not None and state not in _STATES:
-        raise UsageError(f"state={state!r}: one of {', '.join(_STATES)} is wanted")
+        raise UsageError(f"state must be one of {', '.join(_STATES)}, not {state!r}")
 
 
 def _check_times(**times: datetime | None) -> None:
     for name, time in times.items():
         if time is not None and time.tzinfo is None:
-            raise UsageError(f"{name}={time.isoformat()}: a time with its zone is wanted")
+            raise UsageError(f"{name} must have a time zone, not {time.isoformat()}")

@@ -81,7 +81,7 @@ class ExclusiveLock:
         deadline = time.monotonic() + timeout
         while not self._take(use):
             if time.monotonic() > deadline:
-                raise CatalogBusy(f"{what} is used by another thread all the time")
+                raise CatalogBusy(f"another thread used {what} for too long")
             with suppress(Empty):
                 use.wakeup.get(timeout=_CHECK_INTERVAL)
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from stenolog.catalog import searchable_text, stemming, tokenizer
 from stenolog.catalog.catalog_database import to_microseconds
 from stenolog.catalog.entries import State
-from stenolog.catalog.owners import Ownership
+from stenolog.catalog.message_metadata import Ownership
 from stenolog.catalog.query import stem_mark
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans

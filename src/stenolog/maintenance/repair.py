@@ -57,10 +57,10 @@ def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
         return []
     with open_store(where) as store:
         # The driver is optional, and installed if a store of this engine was opened.
-        from stenolog.stores.postgres import PostgresStore, table_check
+        from stenolog.stores.postgres import PostgresStore, database
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
-        return _at(table_check.repair(store.database), path=store.database.address)
+        return _at(database.repair(store.database), path=store.database.address)
 
 
 def _at(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:

@@ -104,7 +104,7 @@ def _examine_server(where: str | os.PathLike[str]) -> Report:
     with open_store(where, read_only=True) as store:
         # The driver is optional, and installed if a store of this engine was opened.
         from stenolog.stores.postgres import PostgresStore
-        from stenolog.stores.postgres import table_check as verify
+        from stenolog.stores.postgres import database as verify
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
         found = verify.examine(store.database)

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.catalog.catalog_database import schema
-from stenolog.catalog.fulltext import expression
-from stenolog.catalog.query import parse
+from stenolog.catalog.query import expression, parse
 from stenolog.testing.strategies import texts
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stenolog
-from stenolog.catalog import Catalog, catalog_writer, open_catalog, steps
+from stenolog.catalog import Catalog, indexing, open_catalog, steps
 from stenolog.catalog import catalog_database as database
 from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.indexing import Indexer, SessionReader, StampRules
@@ -98,10 +98,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
-    flush = catalog_writer.CatalogWriter.flush
+    flush = indexing.CatalogWriter.flush
     left = 0
 
-    def cut_off(writer: catalog_writer.CatalogWriter) -> None:
+    def cut_off(writer: indexing.CatalogWriter) -> None:
         nonlocal left
         if left == 0:
             raise Cut
@@ -113,10 +113,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
         for length in range(1, 30):
             left = length % 10
             with open_catalog(store) as catalog:
-                monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", cut_off)
+                monkeypatch.setattr(indexing.CatalogWriter, "flush", cut_off)
                 with suppress(Cut):
                     catalog.refresh()
-                monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", flush)
+                monkeypatch.setattr(indexing.CatalogWriter, "flush", flush)
                 if length % 4 == 0:
                     _agree(store, catalog)
             if length % 5 == 0:
@@ -132,9 +132,9 @@ def test_the_first_prompt_is_found_by_whoever_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
-    flush = catalog_writer.CatalogWriter.flush
+    flush = indexing.CatalogWriter.flush
 
-    def cut_off(writer: catalog_writer.CatalogWriter) -> None:
+    def cut_off(writer: indexing.CatalogWriter) -> None:
         nonlocal left
         left -= 1
         if left < 0:
@@ -146,10 +146,10 @@ def test_the_first_prompt_is_found_by_whoever_goes_on(
         with open_catalog(store) as catalog:
             catalog.refresh()
             store.add_messages("k", _said(["user", "assistant", "assistant"]))
-            monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", cut_off)
+            monkeypatch.setattr(indexing.CatalogWriter, "flush", cut_off)
             with suppress(Cut):
                 catalog.refresh()
-            monkeypatch.setattr(catalog_writer.CatalogWriter, "flush", flush)
+            monkeypatch.setattr(indexing.CatalogWriter, "flush", flush)
             _agree(store, catalog)
 
 
@@ -317,8 +317,8 @@ def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
         store.delete("telegram:1")
         _agree(store, one)
         _agree(store, other)
-        assert [record.message for record in caplog.records if "anew" in record.message] == [
-            f"the index is made anew: {tmp_path}/sessions/catalog.db is missing"
+        assert [record.message for record in caplog.records if "rebuilding" in record.message] == [
+            f"rebuilding the catalog: {tmp_path}/sessions/catalog.db is missing"
         ]
 
 
@@ -514,7 +514,7 @@ def test_who_is_overtaken_every_time_goes_on_in_memory_and_says_so(
         assert "k" in [entry.key for entry in catalog.list().entries]
         assert [hit.seq for hit in catalog.search("before").hits] == [1]
         [problem] = catalog.problems
-        assert "by others all the time" in problem
+        assert "other processes kept changing" in problem
         assert problem in caplog.text
         store.overtake = None
         assert quicker.problems == ()

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.catalog import snippets
+from stenolog.catalog import message_search
+from stenolog.catalog.message_search import WIDTH, make_snippet
 from stenolog.catalog.query import parse
-from stenolog.catalog.snippets import WIDTH, make_snippet
 from stenolog.testing.strategies import texts
 
 
@@ -56,7 +56,10 @@ def test_the_part_with_most_different_words_is_shown() -> None:
 
 def test_no_more_places_are_gathered_than_a_window_is_chosen_from() -> None:
     for text in ("東京" * 30_000, "one " * 30_000, "東京 " * 30_000):
-        assert len(snippets._find_positions(text, parse("東京 one"))) == snippets._MAX_POSITIONS
+        assert (
+            len(message_search._find_positions(text, parse("東京 one")))
+            == message_search._MAX_POSITIONS
+        )
 
 
 @given(st.one_of(texts(), st.text(max_size=600)), st.one_of(texts(), st.text(max_size=20)))

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.fulltext import expression
-from stenolog.catalog.query import parse
+from stenolog.catalog.query import expression, parse
 from stenolog.catalog.tokenizer import MAX_TOKEN_LENGTH, lines
 from stenolog.testing.strategies import texts
 

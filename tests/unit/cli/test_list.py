@@ -182,7 +182,7 @@ def test_list_works_where_no_index_can_be_written(place: Path, steno: Steno) -> 
     (place / "workspace" / "sessions" / "catalog.db").mkdir()
     result = steno("list")
     assert len(_keys(result)) == 3
-    assert result.stderr.startswith("the index cannot be kept, so it was made in memory: ")
+    assert result.stderr.startswith("the catalog cannot be stored and was built in memory: ")
     assert result.stderr.count("\n") == 1
 
 

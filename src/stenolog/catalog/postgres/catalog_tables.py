@@ -28,10 +28,10 @@ from stenolog.catalog.catalog_database import (
 )
 from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
 from stenolog.stores.postgres.postgres_errors import is_conflict, is_connection_lost
-from stenolog.stores.postgres.queries import quoted
+from stenolog.stores.postgres.schema import quoted
 
 if TYPE_CHECKING:
-    from stenolog.catalog.fulltext import FullTextDialect
+    from stenolog.catalog.query import FullTextDialect
     from stenolog.stores.postgres.database import Database as StoreDatabase
 
 
@@ -131,7 +131,7 @@ class SchemaDatabase:
 
     def _check_writable(self) -> None:
         if not self._writable:
-            raise CatalogUnusable("the catalog in this database is only read")
+            raise CatalogUnusable("the catalog in this database was opened read-only")
 
     @contextmanager
     def _locked(self) -> Iterator[Transaction]:
@@ -171,7 +171,7 @@ class SchemaDatabase:
 
     def _check(self, found: Iterable[Row]) -> None:
         if [row[0] for row in found] != [self._version]:
-            raise CatalogDamaged("the index is missing, or of another version")
+            raise CatalogDamaged("the catalog is missing or has another version")
 
     @contextmanager
     def _converted_errors(self) -> Iterator[None]:
@@ -183,7 +183,7 @@ class SchemaDatabase:
         except (ValueError, msgspec.MsgspecError) as error:
             # All data here was written by this class: unreadable data is damaged.
             self._damaged = True
-            raise CatalogDamaged(f"the index holds what nobody wrote: {error}") from error
+            raise CatalogDamaged(f"the catalog contains invalid data: {error}") from error
         except StoreBusy as error:
             raise CatalogBusy(str(error)) from error
         except (StoreUnavailable, ReadOnly) as error:

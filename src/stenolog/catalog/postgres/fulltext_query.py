@@ -11,8 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from stenolog.catalog.catalog_database import BLOCK_SIZE
-from stenolog.catalog.fulltext import MessageTokens, Values
-from stenolog.catalog.query import Query, Term, TokenRun, role_mark, session_mark, term_forms
+from stenolog.catalog.query import (
+    MessageTokens,
+    Query,
+    Term,
+    TokenRun,
+    Values,
+    role_mark,
+    session_mark,
+    term_forms,
+)
 
 _MAX_BYTES: Final = 1_000_000
 """Maximum number of bytes of the tokens of a message; PostgreSQL's limit is a little higher."""

@@ -52,8 +52,7 @@ _SERVER_QUERY: Final = (
 )
 _MIN_VERSION: Final = 140000
 _INVALID_URL: Final = (
-    "postgresql: the URL cannot be read; in user and password write %40 for @, %2F for / and "
-    "%25 for %"
+    "postgresql: the URL is invalid; in user and password write %40 for @, %2F for / and %25 for %"
 )
 
 
@@ -201,7 +200,7 @@ class ConnectionPool:
         if left <= 0:
             raise StoreBusy(
                 f"all {self._settings.connections} connections were in use for too "
-                "long; ?connections=NUMBER allows for more"
+                "long; raise the limit with ?connections=NUMBER"
             )
         self._waiting.append(None)
         try:
@@ -274,11 +273,11 @@ class ConnectionPool:
         [(process, commit, encoding, version)] = connection.execute(_SERVER_QUERY)
         if encoding != "UTF8":
             raise UsageError(
-                f"the database's encoding is {encoding}, and UTF8 is needed; make another one "
-                "with createdb --encoding=UTF8 --template=template0"
+                f"the database has the encoding {encoding}, but UTF8 is required; create another "
+                "one with createdb --encoding=UTF8 --template=template0"
             )
         if version < _MIN_VERSION:
-            raise UsageError(f"the server's version is {version // 10000}; 14 or newer is needed")
+            raise UsageError(f"the server has version {version // 10000}; 14 or newer is required")
         asynchronous_commit = commit == "off"  # guard: postgres-weak-commit-detected
         has_pooler = process != connection.pgconn.backend_pid
         server = ServerProperties(has_pooler=has_pooler, asynchronous_commit=asynchronous_commit)

@@ -16,12 +16,15 @@ from typing import Final, TypeVar
 import psycopg
 
 from stenolog.errors import (
+    DamagedStore,
+    NewerFormat,
     NotStored,
     StenologError,
     StoreClosed,
     StoreUnavailable,
 )
 from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
 from stenolog.stores.postgres.notifications import Notifications
@@ -35,8 +38,9 @@ from stenolog.stores.postgres.postgres_errors import (
     read_only_error,
     write_failure,
 )
-from stenolog.stores.postgres.queries import statements
+from stenolog.stores.postgres.schema import statements
 from stenolog.stores.postgres.transactions import Transaction
+from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 
 T = TypeVar("T")
 
@@ -296,12 +300,12 @@ class Database:
             )
         except StenologError as error:
             return [str(error)], []
-        errors = ["the server is a standby: it takes no writes"] if recovering else []
+        errors = ["the server is a standby: it accepts no writes"] if recovering else []
         if is_read_only and not recovering:
-            errors = ["the server takes no writes: see its default_transaction_read_only"]
+            errors = ["the server accepts no writes: check its default_transaction_read_only"]
         if fsync != "on":
             return errors, [
-                "the server runs with fsync = off: what it acknowledges may be lost with its power"
+                "the server runs with fsync = off: a power cut may lose acknowledged messages"
             ]
         return errors, []
 
@@ -379,3 +383,51 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+# --- doctor ----------------------------------------------------------------------------------
+
+
+_RESTORE_ADVICE: Final = (
+    "Restore the database from a backup, or save the readable messages with `steno export`."
+)
+
+
+def examine(database: Database) -> Report:
+    """Examine the server and the tables. Raises StoreUnavailable if they cannot be read."""
+    errors, problems = database.problems()
+    found = [
+        Finding(kind="server", meaning=meaning, advice="Check the server's settings.")
+        for meaning in (*errors, *problems)
+    ]
+    try:
+        with database.read() as transaction:
+            sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
+            found += damaged
+            found += _stray_rows(transaction)
+    except NewerFormat as error:
+        found.append(Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog."))
+        return Report(sessions=0, findings=tuple(found))
+    except DamagedStore as error:
+        found.append(Finding(kind="damaged database", meaning=str(error), advice=_RESTORE_ADVICE))
+        return Report(sessions=0, findings=tuple(found))
+    return Report(sessions=sessions, findings=tuple(found))
+
+
+def repair(database: Database) -> list[RepairResult]:
+    """Examine the tables, store rebuilt states and remove damaged undo steps.
+
+    Raises StoreUnavailable.
+    """
+    return repair_sessions(database.run_write, examine(database).findings)
+
+
+def _stray_rows(transaction: Transaction) -> Iterator[Finding]:
+    for table, count in transaction.run("stray_rows"):
+        if count:
+            yield Finding(
+                kind="stray row",
+                where=table,
+                meaning=f"{count:,} rows belong to sessions that do not exist.",
+                advice=_RESTORE_ADVICE,
+            )

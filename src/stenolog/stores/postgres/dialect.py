@@ -18,9 +18,8 @@ from stenolog.stores.batches import Batch, copy_error, token_bytes
 from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.sql.dialect import AppendResult, Row, UniqueConflict
 from stenolog.stores.sql.leases import SQLLease, StoreLeases, holder_name
-from stenolog.stores.sql.message_reading import MissingRows
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.session_rows import create_session
+from stenolog.stores.sql.session_rows import MissingRows, create_session
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ class PostgresDialect:
     def lease_holder(self, row: Row) -> str | None:
         """Return a description of the holder of a lease; None if it is free."""
         holder, since, in_force = row
-        return f"{holder}, since {since}," if in_force else None
+        return f"{holder}, since {since}" if in_force else None
 
     def is_lease_held(self, row: Row) -> bool:
         """Return whether the lease of this row is held."""
@@ -267,7 +266,7 @@ class PostgresDialect:
             notices = self.database.vacuum()
         except StenologError as error:
             notices = [str(error)]
-        left = "the pages of the tables have it until their owner vacuums them"
+        left = "the pages of the tables still contain it until their owner vacuums them"
         return (f"{left}: {notices[0]}",) if notices else ()
 
     def health(self) -> Health:
@@ -369,4 +368,4 @@ def _append_new(
         except _SessionMissing:
             # Waits for another writer that is creating it.
             create_session(transaction, namespace, blank(key, os.urandom(8).hex(), 1, now()), 0, 0)
-    raise DamagedStore(f"{key!r}: its row is not of the version of the tables")
+    raise DamagedStore(f"{key!r}: its row has another version than the tables")

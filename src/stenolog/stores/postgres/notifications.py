@@ -25,7 +25,7 @@ from stenolog.stores.postgres.connections import (
     Settings,
     close,
 )
-from stenolog.stores.postgres.queries import quoted
+from stenolog.stores.postgres.schema import quoted
 from stenolog.stores.postgres.transactions import Transaction
 
 SLOW_POLL: Final = 2.0
@@ -113,7 +113,7 @@ class Notifications:
             if not isinstance(error, RuntimeError):
                 raise
             # The messages are committed, so this is not an error for the caller that stored them.
-            log_reports.info("other processes are not told of what is new: %s", error)
+            log_reports.info("other processes are not notified of changes: %s", error)
         self._work.set()
 
     def _register(self, thread: threading.Thread) -> bool:
@@ -150,7 +150,7 @@ class Notifications:
                 self._sender = self._connections.connect(time.monotonic() + _TIMEOUT)
             self._sender.run("notify", self.channel, names)
         except (psycopg.Error, StenologError) as error:
-            log_reports.info("other processes were not told of what is new: %s", error)
+            log_reports.info("other processes were not notified of changes: %s", error)
 
     def _close_sender(self) -> None:
         if self._sender is not None:
@@ -248,7 +248,7 @@ class _Listener:
                 try:
                     self._listen()
                 except (psycopg.Error, OSError, StenologError) as error:
-                    log_reports.info("nothing is heard of other processes: %s", error)
+                    log_reports.info("no notifications from other processes: %s", error)
                 self.is_listening = False
                 # From now on, followers poll more often.
                 self._notifications.wake(None)

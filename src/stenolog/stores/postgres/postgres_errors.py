@@ -18,12 +18,12 @@ from stenolog.errors import (
 RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same once token"
 
 _CONFLICTS: Final = (errors.DeadlockDetected, errors.SerializationFailure)
-_READ_ONLY_SERVER: Final = "the server only takes reads: it is a standby, or was made read-only"
+_READ_ONLY_SERVER: Final = "the server accepts only reads: it is a standby, or read-only"
 
 _ADVICE: Final[dict[str, str]] = {
     "28": "check user and password, and the server's pg_hba.conf",
-    "3D000": "there is no such database; make one with createdb",
-    "42501": "the user may not do that; ask the owner of the database for the rights",
+    "3D000": "there is no such database; create it with createdb",
+    "42501": "the user lacks the privileges; ask the owner of the database for them",
     "53100": "the server's disk is full; free some space there, then try again",
     "53200": "the server is out of memory",
     "53300": "the server has no connection left; raise its max_connections, or use fewer",
@@ -35,10 +35,10 @@ _ADVICE: Final[dict[str, str]] = {
 
 _REFUSALS: Final[dict[str, str]] = {
     "authentication failed": "check user and password",
-    "no password supplied": "give one in the URL, in PGPASSWORD or in ~/.pgpass",
-    "no pg_hba.conf entry": "the server does not let this machine in; see its pg_hba.conf",
+    "no password supplied": "set one in the URL, in PGPASSWORD or in ~/.pgpass",
+    "no pg_hba.conf entry": "the server does not accept this machine; check its pg_hba.conf",
     'FATAL:  role "': "check the user",
-    'FATAL:  database "': "make it with createdb, or check its name",
+    'FATAL:  database "': "create it with createdb, or check its name",
     "does not support SSL": "check sslmode",
     "sslmode": "check sslmode",
     "certificate": "check sslmode, sslrootcert and the server's certificate",
@@ -91,9 +91,9 @@ def read_failure(error: Exception, action: str) -> StenologError:
         case StenologError():
             return error
         case errors.LockNotAvailable():
-            return StoreBusy(f"{action}: another one held the session too long")
+            return StoreBusy(f"{action}: another process held the session too long")
         case errors.DeadlockDetected() | errors.SerializationFailure():
-            return StoreBusy(f"{action}: others were in the way; try again")
+            return StoreBusy(f"{action}: it conflicted with other writers; try again")
         case errors.QueryCanceled():
             return StoreBusy(
                 f"{action}: the server cancelled it ({describe_error(error)}); "
@@ -108,7 +108,7 @@ def read_failure(error: Exception, action: str) -> StenologError:
             | errors.IndexCorrupted()
         ):
             return DamagedStore(
-                f"{action}: the tables are not as they should be ({describe_error(error)})"
+                f"{action}: the tables are damaged or were changed ({describe_error(error)})"
             )
     return StoreUnavailable(f"{action}: {describe_error(error)}")
 
@@ -130,7 +130,7 @@ def commit_failure(error: Exception, action: str) -> StenologError:
 
 def read_only_error(where: str) -> ReadOnly:
     """Return the error for a write to a store that was opened read-only."""
-    return ReadOnly(f"{where} was opened to read only")
+    return ReadOnly(f"{where} was opened read-only")
 
 
 def describe_error(error: Exception) -> str:

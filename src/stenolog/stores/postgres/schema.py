@@ -1,17 +1,36 @@
-"""The tables: created and migrated by the numbered files in schema/, one at a time."""
+"""The tables, migrated by the numbered files in schema/, and the statements of queries.sql."""
 
+import re
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.postgres.queries import quoted
 from stenolog.stores.snapshots import EmptyStore
 
 if TYPE_CHECKING:
     import psycopg
 
     from stenolog.stores.postgres.connections import Connection, Settings
+
+_NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@cache
+def statements(schema: str) -> dict[str, bytes]:
+    """Return every statement as bytes, the form in which the driver sends it."""
+    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME.split(text.replace("{schema}", quoted(schema)))
+    return {
+        name: statement.partition(";")[0].strip().encode()
+        for name, statement in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def quoted(name: str) -> str:
+    """Return a name quoted for use in a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
 
 _MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
@@ -58,7 +77,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         if found is None:
             raise EmptyStore(
                 f"there are no sessions of stenolog in this database yet (schema "
-                f"{settings.schema!r}); is the name right? The first write makes the tables"
+                f"{settings.schema!r}); check the name. The first write creates the tables"
             )
         return True
     with connection.maintenance(), connection.transaction():
@@ -97,7 +116,7 @@ def version_of(connection: "Connection", schema: str) -> int | None:
         return None
     if kinds.get("about") != "r int8" or kinds.keys() != {"about", "session", "message"}:
         raise ForeignLog(
-            f"the schema {schema} has tables of another program; name another one: ?schema=NAME"
+            f"the schema {schema} has tables of another program; use another schema: ?schema=NAME"
         )
     rows: list[tuple[Any, ...]] = list(
         connection.execute(f"SELECT version FROM {about}".encode())  # noqa: S608 - quoted
@@ -111,7 +130,7 @@ def check_version(found: int) -> int:
     """Return the version if this code knows it. Raises NewerFormat."""
     if found > newest_version():
         raise NewerFormat(
-            f"the tables are of version {found}, and this stenolog knows up to {newest_version()}: "
-            "upgrade it"
+            f"the tables have version {found}, but this stenolog supports up to "
+            f"{newest_version()}: upgrade stenolog"
         )
     return found

@@ -50,11 +50,11 @@ class PostgresStore(SQLStore):
         check_namespace(namespace)
         check_optional_int(connections=connections)
         if connections < 1:
-            raise UsageError(f"connections={connections}: 1 or more are wanted")
+            raise UsageError(f"connections must be 1 or more, not {connections}")
         if not answer_timeout > 0:
             raise UsageError(f"answer_timeout must be more than 0 seconds, not {answer_timeout}")
         if not _SCHEMA_NAME.fullmatch(schema):
-            raise UsageError(f"schema={schema!r}: letters, digits and _ are wanted, at most 63")
+            raise UsageError(f"schema must be up to 63 letters, digits and _, not {schema!r}")
         self.database: Database = _open_database(
             conninfo=url,
             schema=schema,

@@ -156,7 +156,7 @@ class Transaction:
         """Commit the transaction. Raises NotStored if it contains an error."""
         cursor = self._cursor.execute(b"COMMIT")
         if cursor.statusmessage != "COMMIT":
-            raise NotStored("an error within the transaction was passed over: nothing was stored")
+            raise NotStored("an error inside the transaction was ignored: nothing was stored")
 
     def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
         """Execute one statement with its values and return its rows, if any."""
@@ -300,8 +300,8 @@ def _conflict_error(error: psycopg.errors.UniqueViolation) -> Exception:
     if error.diag.constraint_name in _RETRYABLE_CONSTRAINTS:
         return UniqueConflict()
     return DamagedStore(
-        f"the tables are not as they should be ({' '.join(str(error).split())}); "
-        "`steno doctor` says what is wrong"
+        f"the tables are damaged or were changed ({' '.join(str(error).split())}); "
+        "run `steno doctor` for details"
     )
 
 

@@ -7,9 +7,13 @@ from stenolog.stores import state as states
 from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.operations import Decide, Decision, T
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.message_reading import visible_messages
 from stenolog.stores.sql.rows import Session, encode, now, undo_step_from
-from stenolog.stores.sql.session_rows import create_session, find_session, to_bytes
+from stenolog.stores.sql.session_rows import (
+    create_session,
+    find_session,
+    to_bytes,
+    visible_messages,
+)
 
 
 class OpenSQLSession:

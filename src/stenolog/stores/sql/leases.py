@@ -110,7 +110,7 @@ def acquire_lease(
                 continue
             left = deadline - time.monotonic()
             if left <= 0:
-                raise StoreBusy(f"{key!r}: {description} has the turn")
+                raise StoreBusy(f"{key!r} is leased by {description}")
             wait_for_change(left)
 
 
@@ -169,7 +169,7 @@ class SQLLease(Generic[S]):
     def check_ownership(self) -> None:
         """Raise LeaseLost in a forked child, and after a release."""
         if self._is_inherited():
-            raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
+            raise LeaseLost(self.key, self.epoch, reason="belongs to the process that acquired it")
         if self._released:
             raise LeaseLost(self.key, self.epoch, reason="was released")
 

@@ -221,7 +221,7 @@ def _decode(body: bytes, kind: type[T], key: str) -> T:
 def damaged_session(key: str, error: Exception) -> DamagedStore:
     """Return the error for a session that cannot be read."""
     return DamagedStore(
-        f"{key!r}: its state cannot be read ({error}); `steno doctor` says what is wrong"
+        f"{key!r}: its state cannot be read ({error}); run `steno doctor` for details"
     )
 
 

@@ -182,9 +182,9 @@ class SQLSnapshotWriter:
     def _check(self, snapshot: Snapshot, old: _SnapshotRow | None, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy if the session cannot be written."""
         if old is None and instead_of:
-            raise StoreBusy(f"{snapshot.key!r}: it is gone; try again")
+            raise StoreBusy(f"{snapshot.key!r}: it was removed meanwhile; try again")
         if old is not None and (not instead_of or old.namespace != self._namespace):
-            raise SessionExists(snapshot.key, f"there is a session with its uid, {snapshot.uid}")
+            raise SessionExists(snapshot.key, f"another session has its uid, {snapshot.uid}")
         if old is not None and old.stamp != instead_of:
             raise StoreBusy(f"{snapshot.key!r}: it has changed; try again")
         if snapshot.deleted is None:

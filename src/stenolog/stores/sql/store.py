@@ -28,7 +28,7 @@ from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.operations import Decide, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
-from stenolog.stores.sql import changes, lifecycle, message_reading, session_rows, snapshots
+from stenolog.stores.sql import changes, lifecycle, session_rows, snapshots
 from stenolog.stores.sql.dialect import Dialect, Transaction
 from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease, release_all
 from stenolog.stores.sql.lifecycle import RemovedMessages
@@ -263,7 +263,7 @@ class SQLStore:
             lambda transaction: lifecycle.purge_trash(transaction, self._namespace, key, entries)
         )
         if removed is None:
-            raise NoSuchSession(key, "the trash has not what is to be purged")
+            raise NoSuchSession(key, "not in the trash; it may have been restored or deleted again")
         self._dialect.notify(self._namespace, key)
         return self._purge_result(removed)
 
@@ -275,7 +275,7 @@ class SQLStore:
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purges of this database; their uids are unknown."""
         if uid or not self._write(lambda transaction: transaction.unfinished_purges()):
-            raise NoSuchSession(uid, "no purge of it was interrupted")
+            raise NoSuchSession(uid, "it has no interrupted purge")
         return self._purge_result(RemovedMessages(0, 0, 0, ()))
 
     def _purge_result(self, removed: RemovedMessages) -> Purged:
@@ -334,10 +334,10 @@ class SQLStore:
             if session is None:
                 return []
             if full:
-                return message_reading.all_messages(
+                return session_rows.all_messages(
                     transaction, session, damage, last=last, after=max(0, after or 0)
                 )
-            return message_reading.visible_messages(
+            return session_rows.visible_messages(
                 transaction, session, damage, last=last, after=after
             )
 
@@ -376,7 +376,7 @@ class SQLStore:
             state = session.state
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
-            messages = message_reading.visible_messages(
+            messages = session_rows.visible_messages(
                 transaction, session, damage, last=last, after=after
             )
             return SessionView(
@@ -395,7 +395,7 @@ class SQLStore:
         """Return keys in byte order."""
         check_optional_int(limit=limit)
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+            raise UsageError(f"limit must be 0 or more, not {limit}")
         check_text(prefix=prefix, after=after)
         return self._dialect.run_read(
             lambda transaction: session_rows.list_keys(
@@ -463,9 +463,7 @@ class SQLStore:
         session = session_rows.find_session(transaction, self._namespace, key)
         if session is None:
             return None
-        messages = message_reading.all_messages(
-            transaction, session, damage, last=None, after=after
-        )
+        messages = session_rows.all_messages(transaction, session, damage, last=None, after=after)
         return session.state.uid, session.last_seq, messages
 
     # --- snapshots ---------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """One database file: turns of writers, read connections, and the outcome of transactions.
 
-One connection writes (connections.py) and a few read (readers.py); none survives a fork. Writers
+One connection writes and a few read (connections.py); none survives a fork. Writers
 queue at the gate (gate.py), so SQLite itself waits only if another program writes. Readers see the
 data that was committed when they started, and never wait for writers.
 """
@@ -29,11 +29,10 @@ from stenolog.stores.batches import copy_error
 from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.disk import make_private, write_problem
 from stenolog.stores.sqlite import database_file, schema
-from stenolog.stores.sqlite.connections import Settings, WriteConnection
+from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
+from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
-from stenolog.stores.sqlite.readers import ReadPool
 from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
-from stenolog.stores.sqlite.sqlite_versions import known_bugs
 from stenolog.stores.sqlite.transactions import Transaction
 
 _FORK_TIMEOUT: Final = 1.0
@@ -228,7 +227,7 @@ class Database:
         finally:
             if self._writer.commit_attempted:
                 # Only an interruption leaves callers unfinished, and then the outcome is unknown.
-                _finish_group(group, MaybeStored("the transaction it went into was interrupted"))
+                _finish_group(group, MaybeStored("its transaction was interrupted"))
 
     def _run_transaction(self, group: list[QueuedWrite]) -> bool:
         writer = self._writer
@@ -288,7 +287,7 @@ class Database:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
         problems = [] if reason is None else [reason]
         if free < database_file.LOW_DISK:
-            problems.append(f"only {free:,} bytes are free at {self.file}; make room")
+            problems.append(f"only {free:,} bytes are free at {self.file}; free some space")
         return free, problems
 
     def check_writable(self) -> None:

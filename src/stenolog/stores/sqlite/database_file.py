@@ -39,8 +39,8 @@ def resolve_path(file: str | os.PathLike[str]) -> Path:
         str(found).encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{os.fspath(file)!r} is not a path in UTF-8, and SQLite takes no other; rename the "
-            "folder, or use the folder itself as a workspace"
+            f"{os.fspath(file)!r} is not valid UTF-8, which SQLite requires; rename the "
+            "folder, or use a folder as the workspace instead of a file"
         ) from None
     except (OSError, RuntimeError) as error:
         raise StoreUnavailable(f"opening {path}: {error}") from error
@@ -52,8 +52,8 @@ def header_version(header: bytes, file: Path, newest: int) -> int:
     # guard: sqlite-foreign-database
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
-            f"{file} was not written by stenolog and is left as it is; name another file, into "
-            "which `steno import` takes them, if that program kept sessions there"
+            f"{file} was not written by stenolog and was not changed; name another file, and run "
+            "`steno import` if that program kept sessions there"
         )
     version = int.from_bytes(header[60:64], "big")
     check_version(version, file, newest)
@@ -64,8 +64,8 @@ def check_version(version: int, file: Path, newest: int) -> None:
     """Raise NewerFormat if this code does not know the schema."""
     if version > newest:
         raise NewerFormat(
-            f"{file} has schema {version}, written by a newer stenolog; this one knows {newest}: "
-            "upgrade it"
+            f"{file} has schema {version}, written by a newer stenolog; this one supports up to "
+            f"{newest}: upgrade stenolog"
         )
 
 
@@ -81,7 +81,7 @@ def read_header(file: Path) -> bytes | None:
     except OSError as error:
         raise read_failure(error, f"opening {file}") from error
     if stat.S_ISLNK(mode):
-        raise DamagedStore(f"opening {file}: it is a symbolic link, and none is followed here")
+        raise DamagedStore(f"opening {file}: it is a symbolic link, which is not followed")
     if stat.S_ISDIR(mode):
         raise UsageError(f"{file} is a folder; name a file in it")
     if not stat.S_ISREG(mode):
@@ -106,7 +106,9 @@ def rename_orphaned_log(file: Path) -> None:
     if log.exists():
         new_name = file.with_name(f"{log.name}.left-{time.time_ns()}")
         log.rename(new_name)
-        log_reports.warning("%s is the log of a database that is not there; see %s", log, new_name)
+        log_reports.warning(
+            "%s belongs to a database that no longer exists; it was renamed to %s", log, new_name
+        )
     file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
 
 
@@ -141,8 +143,8 @@ class DatabasePath:
             self._identity = now.st_dev, now.st_ino
         elif self._identity != (now.st_dev, now.st_ino):
             raise StoreUnavailable(
-                f"{self.path}: another file was put in its place; close the store, remove "
-                f"{self.path.name}-wal and {self.path.name}-shm, and open it anew"
+                f"{self.path}: the file was replaced; close the store, remove "
+                f"{self.path.name}-wal and {self.path.name}-shm, and open it again"
             )
 
 
@@ -163,8 +165,8 @@ def _permission_problems(file: Path) -> list[str]:
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:
                 found.append(
-                    f"{path} has mode {mode:04o}, so others may read your sessions; "
-                    f"chmod 600 {path}"
+                    f"{path} has mode {mode:04o}, so other users can read your sessions; "
+                    f"run: chmod 600 {path}"
                 )
     return found
 
@@ -174,8 +176,8 @@ def _network_problems(file: Path) -> list[str]:
     if not kind:
         return []
     return [
-        f"{file} is on a network file system ({kind}): SQLite's log does not work there; use a "
-        "local disk, or PostgreSQL for many machines"
+        f"{file} is on a network file system ({kind}): SQLite's write-ahead log does "
+        "not work there; use a local disk, or PostgreSQL for many machines"
     ]
 
 
@@ -183,3 +185,27 @@ def free_bytes(file: Path) -> int:
     """Return the free space in bytes. Raises OSError."""
     room = os.statvfs(file.parent)
     return room.f_bavail * room.f_frsize
+
+
+_Version = tuple[int, int, int]
+
+_WAL_RESET: Final = (
+    "SQLite {} can lose committed transactions when a checkpoint meets a writer (the WAL-reset "
+    "bug, fixed in 3.51.3, 3.50.7 and 3.44.6); install a newer apsw"
+)
+
+
+def known_bugs(version: str) -> list[str]:
+    """Return the known bugs of this version of SQLite, as sentences."""
+    number = _number(version)
+    is_fixed = (
+        number >= (3, 51, 3)
+        or (3, 50, 7) <= number < (3, 51, 0)
+        or (3, 44, 6) <= number < (3, 45, 0)
+    )
+    return [] if is_fixed or number < (3, 7, 0) else [_WAL_RESET.format(version)]
+
+
+def _number(version: str) -> _Version:
+    major, minor, patch, *_ = (*map(int, version.split(".")), 0, 0)
+    return major, minor, patch

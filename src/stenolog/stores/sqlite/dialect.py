@@ -26,8 +26,7 @@ from stenolog.stores.sql.leases import (
 from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import create_session
 from stenolog.stores.sqlite import processes
-from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.transactions import Transaction, checksum
+from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ class SQLiteDialect:
         if not _is_held(*lease):
             return None
         since = lease[1]
-        return f"{name.decode(errors='replace')}, since {since.decode(errors='replace')},"
+        return f"{name.decode(errors='replace')}, since {since.decode(errors='replace')}"
 
     def is_lease_held(self, row: Row) -> bool:
         """Return whether the lease of this row is held."""
@@ -241,15 +240,15 @@ class SQLiteDialect:
                 # guard: sqlite-purge-drops-catalog
                 delete_catalogs(database.file, seconds=database.settings.busy_timeout)
             except (OSError, StoreBusy) as error:
-                return (f"the catalog beside {database.file} has it: {error}; purge again",)
+                return (f"the catalog of {database.file} still contains it: {error}; purge again",)
             database.rewrite()
             with database.write() as transaction:
                 # Keep the rows of purges that other processes have started since.
                 transaction.run("end_purge", last_purge)
         except StoreBusy:
-            return (f"the log of {database.file} has it while others read; purge again",)
+            return (f"the log of {database.file}, in use by readers, contains it; purge again",)
         except StenologError as error:
-            return (f"free pages of {database.file} have it: {error}; purge again",)
+            return (f"free pages of {database.file} still contain it: {error}; purge again",)
         return ()
 
     def health(self) -> Health:

@@ -14,13 +14,13 @@ from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
+from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.dialect import SQLiteDialect
-from stenolog.stores.sqlite.sqlite_versions import known_bugs
 from stenolog.stores.sqlite.transactions import Transaction
 
 _MAX_COMPLAINTS: Final = 20
 _RESTORE_ADVICE: Final = (
-    "Put the file back from a backup, or save what can be read with `steno export`."
+    "Restore the file from a backup, or save the readable messages with `steno export`."
 )
 
 
@@ -75,10 +75,14 @@ def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterat
     for meaning in known_bugs(version):
         yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
     for meaning in database_file.problems(file):
-        yield Finding(kind="wide permissions", meaning=meaning, advice="Do as it says.")
+        yield Finding(
+            kind="wide permissions",
+            meaning=meaning,
+            advice="Change its mode, or move it to a local disk.",
+        )
     cannot = write_problem(file)
     if cannot is not None:
-        meaning = "What is there can be read, but every message from now on is lost."
+        meaning = "Stored messages can be read, but new messages cannot be stored."
         yield Finding(kind="not writable", meaning=meaning, advice=f"{cannot}.")
     for (complaint,) in transaction.execute(f"PRAGMA integrity_check({_MAX_COMPLAINTS})"):
         if complaint != "ok":
@@ -87,18 +91,18 @@ def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterat
         yield Finding(
             kind="stray row",
             where=f"{table}, row {row}",
-            meaning=f"It belongs to a row of {parent} that is not there.",
+            meaning=f"It refers to a row of {parent} that does not exist.",
             advice=_RESTORE_ADVICE,
         )
     if transaction.unfinished_purges():
         yield Finding(
             kind="unfinished purge",
-            meaning="A purge was interrupted; bytes of what was purged may still be in the file.",
-            advice="Purge anything again, also what is gone already: it finishes the first.",
+            meaning="A purge was interrupted; purged bytes may still be in the file.",
+            advice="Purge again, even a session that is already gone: that finishes the purge.",
         )
 
 
 def _damage_finding(complaint: str) -> Finding:
     return Finding(
-        kind="damaged database", meaning=f"SQLite says: {complaint}", advice=_RESTORE_ADVICE
+        kind="damaged database", meaning=f"SQLite reports: {complaint}", advice=_RESTORE_ADVICE
     )

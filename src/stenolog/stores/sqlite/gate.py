@@ -210,7 +210,7 @@ class WriteQueue:
         if self.withdraw(mine):
             raise StoreBusy("other writers of this process held the database too long")
         if late > _MAX_COMMIT_WAIT and not mine.done:
-            raise MaybeStored("the transaction it went into is still under way")
+            raise MaybeStored("its transaction has not finished")
 
 
 class ProcessLock:

@@ -89,7 +89,7 @@ def drop_catalog(connection: apsw.Connection, version: int) -> None:
             run_script(connection, statement)
         except (apsw.CorruptError, apsw.SQLError) as error:
             log_reports.warning(
-                "the old catalog is damaged, part of it stays: %s: %s", statement, error
+                "the old catalog is damaged; part of it was not removed: %s: %s", statement, error
             )
 
 

@@ -29,13 +29,13 @@ def read_failure(error: Exception, action: str) -> StenologError:
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
             return StoreBusy(f"{action}: another process held the database too long")
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
-            return DamagedStore(f"{action}: {error}; `steno doctor` says what is wrong")
+            return DamagedStore(f"{action}: {error}; run `steno doctor` for details")
         case UnicodeDecodeError():
-            return DamagedStore(f"{action}: a text is damaged; `steno doctor` says where")
+            return DamagedStore(f"{action}: a text is damaged; run `steno doctor` to find it")
         case apsw.SQLError() | apsw.ConstraintError() | apsw.MismatchError():
             return DamagedStore(
-                f"{action}: the tables are not as they should be ({error}); "
-                "`steno doctor` says what is wrong"
+                f"{action}: the tables are damaged or were changed ({error}); "
+                "run `steno doctor` for details"
             )
     return StoreUnavailable(f"{action}: {_reason(error)}")
 
@@ -76,11 +76,11 @@ def _reason(error: Exception) -> str:
         case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
             return f"{error}; check the permissions of the file and its folder"
         case apsw.CantOpenError():
-            return "the file cannot be opened; check that it is there, and the permissions"
+            return "the file cannot be opened; check that it exists, and its permissions"
         case apsw.IOError() if is_no_space_for_index(error):
             return f"{_FULL} ({_error_code(error)})"
         case apsw.IOError():
-            return f"{error} ({_error_code(error)}); look at the disk and the system's log"
+            return f"{error} ({_error_code(error)}); check the disk and the system log"
         case OSError():
             return _os_reason(error)
     return f"{type(error).__name__}: {error}"
@@ -96,7 +96,7 @@ def _os_reason(error: OSError) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.ELOOP | errno.EMLINK:
-            return "it is a symbolic link, and none is followed here"
+            return "it is a symbolic link, which is not followed"
         case number if number in _NO_SPACE:
             return f"{reason}; free some space, then try again"
         case errno.EROFS:
@@ -106,5 +106,5 @@ def _os_reason(error: OSError) -> str:
         case errno.EMFILE | errno.ENFILE:
             return f"{reason}; raise the limit of open files (ulimit -n)"
         case errno.ENOENT | errno.ENOTDIR | errno.ESTALE:
-            return f"{reason}; the file is gone; put it back or open the store anew"
-    return f"{reason}; look at the disk and the system's log"
+            return f"{reason}; the file is missing; restore it or open the store again"
+    return f"{reason}; check the disk and the system log"

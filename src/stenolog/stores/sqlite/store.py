@@ -43,10 +43,10 @@ class SQLiteStore(SQLStore):
     ) -> None:
         check_namespace(namespace)
         if synchronous not in ("full", "normal"):
-            raise UsageError(f"synchronous={synchronous!r}: full or normal is wanted")
+            raise UsageError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         check_optional_int(cache_kb=cache_kb)
         if not 1 <= cache_kb <= MAX_CACHE_KB:
-            raise UsageError(f"cache_kb: a number from 1 to {MAX_CACHE_KB} is wanted")
+            raise UsageError(f"cache_kb must be from 1 to {MAX_CACHE_KB}, not {cache_kb}")
 
         self.database: Database = _open_database(
             file,
@@ -86,6 +86,5 @@ def missing_driver(error: ImportError) -> Exception:
     if error.name != "apsw":
         return error
     return UsageError(
-        "a SQLite store needs the package apsw, which has a SQLite of its own: "
-        f"{install_command('sqlite')}"
+        f"a SQLite store needs the package apsw, which includes SQLite: {install_command('sqlite')}"
     )

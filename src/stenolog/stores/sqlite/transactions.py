@@ -2,13 +2,18 @@
 
 SQLite checks the structure of its pages, not their content: a byte that changed on the disk would
 be returned as if it had been stored. Therefore each message has a crc.
+
+A name in queries.sql may have several statements: `Transaction.run` executes them in order. Two
+names may share statements: SQLite needs no row locks, so `lock_session` is `find_session`.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.resources import files
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from msgspec import Raw
@@ -16,10 +21,36 @@ from msgspec import Raw
 from stenolog.records import Message, Span, State, decode_object
 from stenolog.stores import spans
 from stenolog.stores.sql.rows import MAX_SEQ, now, parse_iso, parse_time
-from stenolog.stores.sqlite.queries import FURTHER_SQL, PARAMETER_COUNTS, SQL
 
 if TYPE_CHECKING:
     import apsw
+
+_NAMES: Final = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MULTILINE)
+_PARAMETER: Final = re.compile(r"\?(\d+)")
+
+
+def _load() -> dict[str, list[str]]:
+    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
+    _, *parts = _NAMES.split(text)
+    return {
+        name: [statement.strip() for statement in statements.split(";")[:-1]]
+        for names, statements in zip(parts[::2], parts[1::2], strict=True)
+        for name in names.split(", ")
+    }
+
+
+_STATEMENTS: Final = _load()
+SQL: Final = {name: statements[0] for name, statements in _STATEMENTS.items()}
+"""The first statement of each name."""
+FURTHER_SQL: Final = {name: found[1:] for name, found in _STATEMENTS.items() if found[1:]}
+"""The other statements of the names that have several."""
+PARAMETER_COUNTS: Final = {
+    statement: max(map(int, _PARAMETER.findall(statement)), default=0)
+    for statements in _STATEMENTS.values()
+    for statement in statements
+}
+"""Number of values that each statement takes."""
+
 
 Row = tuple[Any, ...]
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
 from stenolog.catalog.catalog_database import BLOCK_SIZE, replace_surrogates
-from stenolog.catalog.fulltext import MessageTokens
 from stenolog.catalog.postgres.fulltext_query import TSQuery
-from stenolog.catalog.query import parse, stem_mark
+from stenolog.catalog.query import MessageTokens, parse, stem_mark
 from stenolog.testing.strategies import texts
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -136,7 +136,7 @@ def test_the_doctor_tells_what_is_wrong_in_the_tables(
         ("stray row", "past"),
     ]
     [stray] = [one for one in found.findings if one.key is None]
-    assert "rows belong to sessions that are not there" in stray.meaning
+    assert "rows belong to sessions that do not exist" in stray.meaning
 
 
 def test_p8_whoever_waits_for_a_locked_session_says_so_in_the_end(

@@ -8,9 +8,8 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append
-from stenolog.stores.sqlite import file_check, readers, schema
-from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.transactions import Transaction, checksum
+from stenolog.stores.sqlite import connections, file_check, schema
+from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_p9_what_is_gone_costs_no_second_look_at_the_rest(
             execute = connection.execute
             self.execute = lambda *call: asked.append(call[0]) or execute(*call)  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(readers, "Transaction", Counting)
+    monkeypatch.setattr(connections, "Transaction", Counting)
     with SQLiteStore(emptied) as store:
         for full in (False, True):
             asked.clear()

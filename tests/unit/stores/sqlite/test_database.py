@@ -15,7 +15,7 @@ import apsw
 import pytest
 
 from stenolog import SQLiteStore, StoreBusy
-from stenolog.stores.sqlite import connections, dialect, readers
+from stenolog.stores.sqlite import connections, dialect
 from stenolog.stores.sqlite.transactions import Transaction
 from support.reachable_objects import hanging_on
 
@@ -222,7 +222,7 @@ def test_p9_reading_costs_what_is_visible(
             found.extend(rows)
             return rows
 
-    monkeypatch.setattr(readers, "Transaction", Counting)
+    monkeypatch.setattr(connections, "Transaction", Counting)
     assert len(store.get_history("a")) == 19
     assert len(found) == 20
 

@@ -448,7 +448,7 @@ def test_p8_more_readers_than_connections_wait_their_turn(file: Path) -> None:
         inside = [store.database.read() for _ in range(8)]
         for one in inside:
             one.__enter__()
-        with pytest.raises(StoreBusy, match="read at once"):
+        with pytest.raises(StoreBusy, match="reads at once"):
             store.get_history("a")
         for one in inside:
             one.__exit__(None, None, None)

@@ -61,7 +61,7 @@ def test_p3_the_log_of_a_database_that_was_taken_away_does_not_get_into_the_next
     connection.close()
     [aside] = file.parent.glob(f"{log.name}.left-*")
     assert aside.read_bytes() == before
-    assert any("the log of a database that is not there" in r.message for r in caplog.records)
+    assert any("belongs to a database that no longer exists" in r.message for r in caplog.records)
 
 
 def test_p8_who_opens_a_store_waits_for_who_holds_the_database(file: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.database_file import APPLICATION_ID
-from stenolog.stores.sqlite.queries import FURTHER_SQL, PARAMETER_COUNTS, SQL
+from stenolog.stores.sqlite.transactions import FURTHER_SQL, PARAMETER_COUNTS, SQL
 
 
 def _tables(connection: apsw.Connection) -> list[tuple[object, ...]]:
