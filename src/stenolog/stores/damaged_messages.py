@@ -31,16 +31,16 @@ class DamageReports:
         for first, last in spans.minus(lost, known):
             seqs = f"message {first}" if first == last else f"messages {first} to {last}"
             log_reports.warning(
-                "%s of session %s cannot be read: left out; `steno doctor` says more", seqs, uid
+                "session %s: skipped %s, damaged; run `steno doctor` for details", uid, seqs
             )
 
-    def report_once(self, what: str, *, done: str = "left out") -> None:
+    def report_once(self, what: str, *, done: str = "skipped") -> None:
         """Report once that something other than a message is damaged, and what was done."""
         with self._mutex:
             known = what in self._reported
             self._reported.add(what)
         if not known:
-            log_reports.warning("%s cannot be read: %s; `steno doctor` says more", what, done)
+            log_reports.warning("%s cannot be read: %s; run `steno doctor` for details", what, done)
 
     def lost_seqs(self, uid: str) -> list[Span]:
         """Return the known damaged or missing seqs of the session with this uid."""

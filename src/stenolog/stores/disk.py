@@ -16,9 +16,7 @@ if sys.platform != "win32":
     import fcntl
 
 LOCK_POLL: Final = 0.0002
-READ_ONLY_DISK: Final = (
-    "the disk is mounted read-only; mount it to be written to, or name a place elsewhere"
-)
+READ_ONLY_DISK: Final = "the disk is mounted read-only; remount it writable, or use another folder"
 
 
 class Descriptor(int):
@@ -116,7 +114,7 @@ def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
         for line in text.splitlines(keepends=True):
             bare = line.rstrip(b"\r\n")
             other = instead(bare)
-            assert len(other) == len(bare), "what stands behind it stays where it is"
+            assert len(other) == len(bare), "the lines after it must keep their offsets"
             if other != bare:
                 os.pwrite(descriptor, other, offset)
                 changed += 1
@@ -159,7 +157,7 @@ def write_problem(path: Path) -> str | None:
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return f"{path}: {READ_ONLY_DISK}"
     if not os.access(path, os.W_OK):
-        return f"{path}: this user may not write there; check the permissions, and whose it is"
+        return f"{path}: no write permission; check its permissions and its owner"
     return None
 
 
@@ -209,7 +207,7 @@ def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = L
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{what} is held by another process; try again") from None
+                raise StoreBusy(f"{what} is locked by another process; try again") from None
             time.sleep(poll)
         else:
             return

@@ -83,7 +83,7 @@ def read_text(directory: Directory, uid: str, named: Archive) -> bytes:
         raise store_error(error, f"reading {path}") from error
     text, complete = decompress(packed) if packed is not None else (b"", False)
     if not complete:
-        raise DamagedStore(f"{path} is missing or damaged; put it back from a backup")
+        raise DamagedStore(f"{path} is missing or damaged; restore it from a backup")
     return text
 
 

@@ -249,11 +249,11 @@ class Log:
         state = self._known_state()
         if not _UID.fullmatch(state.uid):
             raise DamagedStore(
-                f"{self.directory.path / self.name}: the uid of the session is not one of ours"
+                f"{self.directory.path / self.name}: the uid of the session is malformed"
             )
         if state.key != self.key:
             raise DamagedStore(
-                f"{self.directory.path / self.name} holds another session ({state.key!r}), "
+                f"{self.directory.path / self.name} contains another session ({state.key!r}), "
                 f"not {self.key!r}; was it renamed by hand?"
             )
 
@@ -280,8 +280,8 @@ class Log:
             ours = bool(read_records(buffer, offset=0)[0])
             if not ours and not looks_torn(buffer):
                 raise ForeignLog(
-                    f"{self.directory.path / self.name} was not written by stenolog and is left "
-                    f"as it is; {self.directory.how_to_import(self.name)}"
+                    f"{self.directory.path / self.name} was not written by stenolog and is not "
+                    f"changed; {self.directory.how_to_import(self.name)}"
                 )
             # Intact lines of an unfinished first write must not count later.
             left = scan.tail if ours else None
@@ -455,7 +455,7 @@ class Log:
     def _newer(self, what: str) -> NewerFormat:
         return NewerFormat(
             f"{self.directory.path / self.name} was written by a newer stenolog ({what}); "
-            "upgrade this one"
+            "upgrade stenolog"
         )
 
     def read(self, start: int, stop: int) -> bytes:
@@ -472,7 +472,7 @@ class Log:
             self.state.lost = spans.union(self.state.lost, new)
             self._visible = None
             log_reports.warning(
-                "%s: the messages with seq %s are damaged and left out; `steno doctor` says more",
+                "%s: skipped damaged messages, seq %s; run `steno doctor` for details",
                 self.directory.path / self.name,
                 ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in new),
             )
@@ -482,8 +482,8 @@ class Log:
             if not piece.known and (source, piece.offset) not in self._damaged:
                 self._damaged[source, piece.offset] = piece
                 log_reports.warning(
-                    "%s: %d bytes at offset %d are not a record and are left out; "
-                    "`steno doctor` says more",
+                    "%s: skipped %d bytes at offset %d that are not a record; "
+                    "run `steno doctor` for details",
                     self.directory.path / (source or self.name),
                     piece.length,
                     piece.offset,
@@ -547,8 +547,8 @@ class Log:
         self._missing_archived = spans.minus([(found.low, self.first_live() - 1)], held)
         if self._missing_archived:
             log_reports.warning(
-                "%s: %d messages lie in archives that are missing or damaged; `steno doctor` says "
-                "more",
+                "%s: %d messages are in missing or damaged archives; run `steno doctor` for "
+                "details",
                 self.directory.path / self.name,
                 spans.size(self._missing_archived),
             )

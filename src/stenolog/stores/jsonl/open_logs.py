@@ -116,7 +116,7 @@ class OpenLogCache:
                 foreign = other.is_foreign()
             if foreign:
                 raise ForeignLog(
-                    f"{key!r}: another program has kept this session in "
+                    f"{key!r}: another program stores this session in "
                     f"{self.directory.path / name}; {self.directory.how_to_import(name)}"
                 )
 
@@ -276,7 +276,7 @@ class OpenLogCache:
             rewrite_log(log, log.file_size(), now())
         except OSError as error:
             raise store_error(
-                error, f"{log.key!r}: renewing the log after a failed sync"
+                error, f"{log.key!r}: rewriting the log after a failed sync"
             ) from error
         finally:
             self.discard(log)
@@ -325,7 +325,7 @@ def _weight(log: Log) -> int:
 def _check_deadline(deadline: float, key: str) -> None:
     """Raise StoreBusy if the deadline has passed while other processes keep replacing the file."""
     if time.monotonic() > deadline:
-        raise StoreBusy(f"the log of {key!r} is replaced all the time; try again")
+        raise StoreBusy(f"other processes keep replacing the log of {key!r}; try again")
 
 
 def flock(descriptor: int, deadline: float, what: str) -> None:
@@ -338,7 +338,7 @@ def flock(descriptor: int, deadline: float, what: str) -> None:
             fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{what} is held by another process; try again") from None
+                raise StoreBusy(f"{what} is locked by another process; try again") from None
             time.sleep(_LOCK_POLL)
         else:
             return

@@ -72,7 +72,9 @@ class Purger:
             every = [entry for entry, found in trash.keys(self._directory) if found == key]
         meant = [entry for entry in every if (entry.uid, entry.deleted) in entries]
         if not meant or len(meant) != len(set(entries)):
-            raise NoSuchSession(key, "the trash has not what is to be purged")
+            raise NoSuchSession(
+                key, "it is not in the trash; it may have been restored or deleted again"
+            )
         with _partly_done(key):
             hidden = [self._hide_deleted(entry) for entry in meant]
             trash.sync_renames(self._directory)
@@ -96,7 +98,7 @@ class Purger:
         for entry, key in trash.keys(self._directory, purged=True):
             if entry.uid == uid:
                 return self._delete_hidden(key, [entry], alone=False)
-        raise NoSuchSession(uid, "no purge of it was interrupted")
+        raise NoSuchSession(uid, "it has no interrupted purge")
 
     def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
         """Delete hidden sessions; with `alone`, also files that are only known by the key."""
@@ -317,8 +319,8 @@ class Purger:
     def _unknown_entries(self, key: str) -> Iterator[str]:
         for entry in trash.entries_without_key(self._directory):
             yield (
-                f"{trash.FOLDER}/{entry.name} may have been a session of {key!r}: it is too "
-                f"damaged to tell whose it is; look into it, and purge {entry.uid} or remove it"
+                f"{trash.FOLDER}/{entry.name} may be a session of {key!r}: its key cannot be "
+                f"read; inspect it, then purge {entry.uid} or delete the file"
             )
 
     # --- waiting -----------------------------------------------------------------------------
@@ -332,7 +334,7 @@ class Purger:
         while True:
             yield
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+                raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
     def _delete_catalog(self) -> None:
         """Delete the catalog, which quotes purged messages. Raises OSError, StoreBusy."""
@@ -369,9 +371,9 @@ def _partly_done(key: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = store_error(error, f"purging {key!r}")
-        raise MaybeStored(f"{reason}. It is under way: make the call again") from error
+        raise MaybeStored(f"{reason}. The purge is incomplete: call it again") from error
     except StoreUnavailable as error:
-        raise MaybeStored(f"{error}. The purge is under way: make the call again") from error
+        raise MaybeStored(f"{error}. The purge is incomplete: call it again") from error
 
 
 def _present_seqs(log: Log) -> list[Span]:

@@ -87,8 +87,8 @@ def _check_chain(
     if wanted:
         path = directory.path / archive.FOLDER / state.uid / named.name
         raise DamagedStore(
-            f"{path} does not name the archive before it, which holds what is not to be purged; "
-            "put it back from a backup, or purge more"
+            f"{path} does not name the previous archive, which contains messages to keep; "
+            "restore it from a backup, or purge more messages"
         )
 
 

@@ -159,7 +159,7 @@ class JSONLSnapshotWriter:
                 raise _changed_error(snapshot)
         elif snapshot.uid in self._deleted:
             raise SessionExists(
-                snapshot.key, f"the trash has a session with its uid, {snapshot.uid}"
+                snapshot.key, f"the trash has a session with the uid {snapshot.uid}"
             )
         elif any(waiting.key == snapshot.key for waiting, _ in self._waiting):
             raise SessionExists(snapshot.key)
@@ -283,8 +283,8 @@ class JSONLSnapshotWriter:
             note = _note_in((self._directory.path / name).read_bytes())
         except msgspec.DecodeError as error:
             raise DamagedStore(
-                f"{self._directory.path / name} is damaged ({error}); remove it, and look for "
-                "archives that nothing leads to with `steno doctor`"
+                f"{self._directory.path / name} is damaged ({error}); delete it, and find "
+                "unreferenced archives with `steno doctor`"
             ) from error
         until = time.monotonic() + self._busy_timeout
         folder = self._directory.subfolder(archive.FOLDER, note.uid, create=False)
@@ -586,4 +586,4 @@ def _trash_folder(directory: Directory) -> Iterator[int]:
 
 
 def _changed_error(snapshot: Snapshot) -> StoreBusy:
-    return StoreBusy(f"{snapshot.key!r}: what it was to take the place of has changed; try again")
+    return StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")

@@ -250,7 +250,7 @@ def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: 
             raise
         log.close()
         if time.monotonic() > until:
-            raise StoreBusy(f"the log of {mark.key!r} is replaced all the time; try again")
+            raise StoreBusy(f"other processes keep replacing the log of {mark.key!r}; try again")
 
 
 def _sync(log: Log, cache: SnapshotCache) -> None:

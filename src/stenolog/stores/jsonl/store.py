@@ -111,7 +111,7 @@ class JSONLStore:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         if namespace in ("", ".", "..") or "/" in namespace or "\0" in namespace:
-            raise UsageError(f"namespace {namespace!r} is not the name of a folder")
+            raise UsageError(f"namespace {namespace!r} is not a valid folder name")
         self._read_only = read_only
         self._busy_timeout = busy_timeout
         self._cache_bytes = cache_bytes
@@ -354,7 +354,7 @@ class JSONLStore:
                         )
                 if time.monotonic() > deadline:
                     raise StoreBusy(
-                        f"{key!r}: its archive folder is removed all the time; try again"
+                        f"{key!r}: other processes keep removing its archive folder; try again"
                     )
         except OSError as error:
             raise Outcome(0, error).failure(f"archiving {key!r}") from error
@@ -599,7 +599,7 @@ class JSONLStore:
         """Return the keys in byte order."""
         check_optional_int(limit=limit)
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+            raise UsageError(f"limit must be 0 or more, not {limit}")
         with self._in_use.entry:
             return list_keys(self._directory, prefix=prefix, limit=limit, after=after)
 
@@ -694,7 +694,7 @@ class JSONLStore:
     def _health(self) -> Health:
         problems = list(self._directory.problems)
         wrong = [
-            f"{name}: a sync failed and the log could not be renewed yet; look at the disk"
+            f"{name}: a sync failed and the log could not be rewritten yet; check the disk"
             for name in sorted(self._logs.suspects)
         ]
         try:
@@ -706,7 +706,7 @@ class JSONLStore:
             free = None
             wrong.append(str(store_error(error, f"looking at {self._directory.path}")))
         if free is not None and free < LOW_DISK:
-            wrong.append(f"only {free:,} bytes are free at {self._directory.path}; make room")
+            wrong.append(f"only {free:,} bytes are free at {self._directory.path}; free some space")
         return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
 
     def close(self) -> None:

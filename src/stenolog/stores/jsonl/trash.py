@@ -407,5 +407,5 @@ def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:
         raise
     if not same:
         log.close()
-        raise DamagedStore(f"{directory.path / name} holds another session than its name says")
+        raise DamagedStore(f"{directory.path / name} contains another session than its name says")
     return log

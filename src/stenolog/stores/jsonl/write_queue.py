@@ -138,7 +138,9 @@ class Gate:
     def _lead_group(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
         """Lead, unless a leader was interrupted while it wrote `mine`. The lock is held."""
         if mine.begun:  # guard: begun-write-not-repeated
-            mine.finish(error=MaybeStored(f"{mine.key!r}: the write it went into was interrupted"))
+            mine.finish(
+                error=MaybeStored(f"{mine.key!r}: the write that includes it was interrupted")
+            )
             return
         group = self._take_group(mine)
         for pending in group:
@@ -185,9 +187,9 @@ class Gate:
         if mine.done or late < 0:
             return
         if self._withdraw(mine):
-            raise StoreBusy(f"{mine.key!r}: other writers of this process held it too long")
+            raise StoreBusy(f"{mine.key!r}: other threads of this process were writing; try again")
         if late > _MAX_WRITE_SECONDS and not mine.done:
-            raise MaybeStored(f"{mine.key!r}: the write it went into is still under way")
+            raise MaybeStored(f"{mine.key!r}: the write that includes it has not finished")
 
 
 class WriteQueue:
