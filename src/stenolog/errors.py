@@ -29,6 +29,7 @@ StenologError
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -61,6 +62,8 @@ __all__ = [
     "UsageError",
     "WrongSettings",
 ]
+
+E = TypeVar("E", bound=BaseException)
 
 
 class StenologError(Exception):
@@ -254,3 +257,12 @@ class ForeignLog(DamagedStore):
 
 class NewerFormat(DamagedStore):
     """A newer version of stenolog wrote the file. Upgrade to read it."""
+
+
+def copy_error(error: E) -> E:
+    """Return a copy of an error for one more caller: two threads must not raise the same object."""
+    copied = type(error).__new__(type(error))
+    copied.args = error.args
+    copied.__dict__.update(error.__dict__)
+    copied.__cause__ = error.__cause__
+    return copied

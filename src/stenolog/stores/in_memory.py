@@ -34,7 +34,7 @@ from stenolog.records import (
     Undone,
 )
 from stenolog.stores import spans
-from stenolog.stores.arguments import check_int, check_optional_int, encode_messages
+from stenolog.stores.arguments import check_count, check_int, check_optional_int, encode_messages
 from stenolog.stores.base import Deleted, SessionView, conversation_times, forked_meta
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import (
@@ -225,9 +225,8 @@ class InMemoryStore:
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """Return the visible messages by seq; with `full` every message."""
-        check_optional_int(last=last, after=after)
-        if last is not None and last < 0:
-            raise errors.UsageError(f"last must be 0 or more, not {last}")
+        check_count(last=last)
+        check_optional_int(after=after)
         with self._using(key) as session:
             seqs = list(session.messages) if full else session.visible()
             seqs = [seq for seq in seqs if after is None or seq > after]
@@ -532,9 +531,7 @@ class InMemoryStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return the keys in byte order, the same as the order of their code points."""
-        check_optional_int(limit=limit)
-        if limit is not None and limit < 0:
-            raise errors.UsageError(f"limit must be 0 or more, not {limit}")
+        check_count(limit=limit)
         with self._open():
             keys = sorted(key for key in self._sessions if key.startswith(prefix))
             return [key for key in keys if after is None or key > after][:limit]

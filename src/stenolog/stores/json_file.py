@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stenolog.codec import check_once, encode_object
 from stenolog.errors import RefusedMessage, UsageError
 from stenolog.records import timestamp
-from stenolog.stores.file_names import escaped
+from stenolog.stores.file_names import escape_key
 
 SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
@@ -140,7 +140,7 @@ def compose(session: JSONSession) -> bytes:
 
 def file_name(key: str) -> str:
     """Return the name of a session's file, which never ends in `.meta.json`."""
-    stem = escaped(key)
+    stem = escape_key(key)
     return (stem[: -len(".meta")] + "%2Emeta" if stem.endswith(".meta") else stem) + SUFFIX
 
 

@@ -23,7 +23,7 @@ from stenolog.sessions.folders import find_place
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.disk import READ_ONLY_DISK
-from stenolog.stores.file_names import escaped
+from stenolog.stores.file_names import escape_key
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.transfer.fallback import FallbackStore
@@ -146,8 +146,8 @@ def test_a_folder_is_named_in_any_of_the_usual_ways(
         (
             "sqlite:w/steno.db",
             "a" * 500,
-            f"w/steno.db.fallback/agents/{escaped('a' * 500)}",
-            f"w/steno.db.agents/{escaped('a' * 500)}",
+            f"w/steno.db.fallback/agents/{escape_key('a' * 500)}",
+            f"w/steno.db.agents/{escape_key('a' * 500)}",
         ),
         ("memory:", None, "None", "None"),
         ("postgresql://host/x", None, "None", "None"),

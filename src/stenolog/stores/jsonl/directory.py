@@ -20,11 +20,11 @@ from stenolog.stores.disk import (
     Descriptor,
     duplicate,
     make_private,
+    network_kind,
     open_descriptor,
     sync_entries,
     sync_folder,
 )
-from stenolog.stores.filesystems import network_kind
 
 TRASH: Final = "trash"
 """Folder of deleted logs, next to the live logs."""

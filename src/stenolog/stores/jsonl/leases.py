@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from stenolog.errors import DamagedStore, LeaseLost, StoreBusy
 from stenolog.records import timestamp
+from stenolog.stores import file_names
 from stenolog.stores.disk import (
     CLOSED,
     Descriptor,
@@ -35,7 +36,6 @@ from stenolog.stores.disk import (
     sync_folder,
     wait_for_lock,
 )
-from stenolog.stores.jsonl import log_names
 from stenolog.stores.jsonl.directory import Directory, store_error
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def read_holder(descriptor: int) -> Holder | None:
 
 def lock_name(key: str) -> str:
     """Return the name of a session's lock file."""
-    return log_names.file_name(key) + SUFFIX
+    return file_names.log_name(key) + SUFFIX
 
 
 class JSONLLease:

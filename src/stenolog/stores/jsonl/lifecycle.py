@@ -21,10 +21,11 @@ from stenolog.errors import (
 )
 from stenolog.records import Message, Trashed
 from stenolog.stores import spans
+from stenolog.stores.disk import lock_until
 from stenolog.stores.jsonl import trash, writer
 from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.log import Log, LogLookup
-from stenolog.stores.jsonl.open_logs import OpenLogCache, flock
+from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.rewrite import compose_log, replace_log
 from stenolog.stores.jsonl.scan import read_records
 from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
@@ -77,7 +78,7 @@ class Lifecycle:
         if descriptor is None:
             raise _Replaced
         try:
-            flock(descriptor, deadline, f"the log of {source.key!r}")
+            lock_until(descriptor, deadline, f"the log of {source.key!r}")
             if self._version(source.key) != (seen.uid, seen.generation):  # guard: fork-sees-purge
                 raise _Replaced
             replace_log(log, text)

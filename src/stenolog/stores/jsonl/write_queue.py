@@ -32,12 +32,14 @@ from stenolog.errors import (
     StenologError,
     StoreBusy,
     StoreUnavailable,
+    copy_error,
 )
 from stenolog.records import Message
-from stenolog.stores.batches import Batch, copy_error
+from stenolog.stores.arguments import Batch
+from stenolog.stores.disk import EXCLUSIVE_NOWAIT
 from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, LoadPhase, Log
-from stenolog.stores.jsonl.open_logs import EXCLUSIVE_NOWAIT, OpenLogCache
+from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, write_and_sync
 
 GATES: Final = 1024

@@ -21,7 +21,7 @@ from stenolog.errors import (
     StoreClosed,
     StoreUnavailable,
 )
-from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
 from stenolog.stores.postgres.notifications import Notifications

@@ -3,7 +3,7 @@
 import operator
 
 from stenolog.records import State
-from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import (
     MAX_SEQ,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import SQLiteStore
-from stenolog.stores import damaged_messages, locks
+from stenolog.stores import locks, log_reports
 from stenolog.stores.sql import leases
 from stenolog.stores.sqlite import (
     connections,
@@ -31,7 +31,7 @@ _MODULES = (
     leases,
     readers,
     transactions,
-    damaged_messages,
+    log_reports,
     locks,
     threading,
     contextlib,
