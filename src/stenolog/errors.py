@@ -29,6 +29,7 @@ StenologError
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from msgspec import Struct, json
 
@@ -61,6 +62,8 @@ __all__ = [
     "UsageError",
     "WrongSettings",
 ]
+
+E = TypeVar("E", bound=BaseException)
 
 
 class StenologError(Exception):
@@ -278,3 +281,12 @@ def install_command(extra: str) -> str:
         package = url2pathname(urlsplit(origin["url"]).path)
         option = "-e " if origin["dir_info"].get("editable") else ""
     return f"pip install {option}{shlex.quote(f'{package}[{extra}]')}"
+
+
+def copy_error(error: E) -> E:
+    """Return a copy of an error for one more caller: two threads must not raise the same object."""
+    copied = type(error).__new__(type(error))
+    copied.args = error.args
+    copied.__dict__.update(error.__dict__)
+    copied.__cause__ = error.__cause__
+    return copied

@@ -309,7 +309,7 @@ def test_what_is_no_toml_and_no_table_is_told_with_its_line(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("agent.sessions = 'sqllite:x'", "agent.sessions: 'sqllite:' is no engine"),
+        ("agent.sessions = 'sqllite:x'", "agent.sessions: unknown engine 'sqllite:'"),
         ("memory.zone = 'Europe/Zürich'", "memory.zone: must be the name of a time zone"),
         ("memory.zone = '../etc/passwd'", "memory.zone: must be the name of a time zone"),
         ("models.a.base_url = 'localhost:1'", "models.a.base_url: must be the address of a server"),

@@ -30,7 +30,7 @@ from stenolog.cli.show import damage_words
 from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.errors import StoreUnavailable
 from stenolog.sessions.folders import OtherNamespaces, Place, others_in
-from stenolog.stores.jsonl.log_names import SUFFIX
+from stenolog.stores.file_names import LOG_SUFFIX
 from stenolog.stores.open_store import address, open_store
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
     in_folder = address(place.where).engine == "jsonl"
     folder = Path(place.where, place.namespace) if in_folder else place.old
     names = [path.name for path in folder.iterdir()] if folder and folder.is_dir() else []
-    more = sum(name.endswith(SUFFIX) for name in names) - (listed if in_folder else 0)
+    more = sum(name.endswith(LOG_SUFFIX) for name in names) - (listed if in_folder else 0)
     if more <= 0 and not any(name.endswith(_OLD_SUFFIX) for name in names):
         return  # all files are listed sessions; there is no need to read them
     old = [] if where.namespace is not None else _old(place)
@@ -245,7 +245,7 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
             f"{count(len(old), 'file')} of other programs; import with "
             f"`steno import {source} -w {workspace}{agent}`."
         )
-    unreadable = more - sum(one.body == one.name and one.name.endswith(SUFFIX) for one in old)
+    unreadable = more - sum(one.body == one.name and one.name.endswith(LOG_SUFFIX) for one in old)
     if in_folder and unreadable > 0:
         yield (
             f"{count(unreadable, 'session file')} cannot be read. "

@@ -27,7 +27,7 @@ from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError, install_command
 from stenolog.sessions.usage import Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
-from stenolog.stores.jsonl.log_names import key_of
+from stenolog.stores.file_names import key_of_log
 from stenolog.stores.open_store import address
 
 ESTIMATES_ITSELF: Final = "scripted"
@@ -120,7 +120,7 @@ def _all_keys(store: Store, where: Where, prefix: str) -> list[str]:
     listed, others = set(keys), set()
     with suppress(OSError):
         for path in Path(place.where, place.namespace).iterdir():
-            key = key_of(path.name)
+            key = key_of_log(path.name)
             if key is not None and key not in listed and key.startswith(prefix):
                 others.add(key)
     return keys + sorted(others)

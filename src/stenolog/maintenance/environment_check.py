@@ -23,10 +23,10 @@ from stenolog.errors import StenologError
 from stenolog.sessions.folders import NAMESPACE, Place, find_place, others_in
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CatalogFileStore
-from stenolog.stores.filesystems import kind_at, network_kind
+from stenolog.stores.disk import kind_at, network_kind
+from stenolog.stores.file_names import log_name
 from stenolog.stores.findings import Finding
 from stenolog.stores.jsonl.directory import LOW_DISK
-from stenolog.stores.jsonl.log_names import file_name
 from stenolog.stores.open_store import address, open_store
 from stenolog.transfer.fallback import purged_since
 
@@ -135,7 +135,7 @@ def _not_indexed_of(workspace: str, agent: str | None) -> Iterator[Finding]:
 
 
 def _path_of(workspace: str, place: Place, key: str) -> str:
-    log = Path(place.where, place.namespace, file_name(key))
+    log = Path(place.where, place.namespace, log_name(key))
     return str(log.relative_to(address(workspace).path))
 
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from stenolog.codec import parse_line, plain_message, re_sign, salvage
 from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
-from stenolog.stores import spans
+from stenolog.stores import file_names, spans
 from stenolog.stores.findings import Finding as Finding
-from stenolog.stores.jsonl import log_names, scan
+from stenolog.stores.jsonl import scan
 
 ASIDE: Final = "aside"
 """Folder next to the logs that receives the files which a repair moves away."""
@@ -64,7 +64,7 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
     writes to the log.
     """
     path = f"{folder}/{name}"
-    key = None if deleted else log_names.key_of(name)
+    key = None if deleted else file_names.key_of_log(name)
     records, _ = scan.read_records(text, offset=0)
     if not records:
         return _judge_without_records(text, key, path)
@@ -78,7 +78,7 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
 
     state = states[-1] if states else None
     key = state.key if state is not None else key
-    if state is not None and not deleted and log_names.file_name(state.key) != name:
+    if state is not None and not deleted and file_names.log_name(state.key) != name:
         # No process writes to the log, and no repair changes it, until it has its correct name.
         return Judged(key=key, state=state, findings=(_wrong_name(state.key, path),))
     found: list[Finding] = []
@@ -150,7 +150,7 @@ def _wrong_name(key: str, path: str) -> Finding:
         path=path,
         meaning="The file holds a session whose key has another file name: it was renamed or "
         "copied by hand, and neither name leads to it.",
-        advice=f"Rename it to {log_names.file_name(key)}, if there is no such file; "
+        advice=f"Rename it to {file_names.log_name(key)}, if there is no such file; "
         "else move it elsewhere.",
     )
 

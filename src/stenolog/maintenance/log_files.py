@@ -10,10 +10,10 @@ from typing import Final
 from stenolog.errors import StenologError
 from stenolog.maintenance.log_damage import Finding, Judged, Kind, judge, lost_in_words
 from stenolog.records import Span, State
-from stenolog.stores import spans
-from stenolog.stores.jsonl import archive, log_names, trash
+from stenolog.stores import file_names, spans
+from stenolog.stores.disk import lock_until
+from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.jsonl.open_logs import flock
 
 BUSY_TIMEOUT: Final = 5.0
 
@@ -50,7 +50,7 @@ def standing_still(directory: Directory, name: str) -> Iterator[int | None]:
             yield None
             return
         try:
-            flock(descriptor, deadline, f"the log {directory.path / name}")
+            lock_until(descriptor, deadline, f"the log {directory.path / name}")
             found = directory.stat(name)
             # Replaced while waiting: the locked file no longer has this name.
             if found is not None and os.path.samestat(found, os.fstat(descriptor)):
@@ -108,7 +108,7 @@ def archives_standing_still(directory: Directory, uid: str) -> Iterator[int | No
     with folder_below(directory, archive.FOLDER, uid) as folder:
         if folder is not None:
             what = f"the folder {directory.path / archive.FOLDER / uid}"
-            flock(folder, time.monotonic() + BUSY_TIMEOUT, what)
+            lock_until(folder, time.monotonic() + BUSY_TIMEOUT, what)
         try:
             yield folder
         finally:
@@ -188,7 +188,7 @@ def spare_archives(
 
 def _state_of(directory: Directory, uid: str, key: str) -> State | None:
     """Return the state of the session with this uid, live or deleted; None if unreadable."""
-    judged = judge_file(directory, "", log_names.file_name(key))
+    judged = judge_file(directory, "", file_names.log_name(key))
     if judged is not None and judged.state is not None and judged.state.uid == uid:
         return judged.state
     with trash_of(directory) as folder:

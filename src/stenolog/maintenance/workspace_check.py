@@ -33,11 +33,12 @@ from stenolog.maintenance.log_files import (
     trash_of,
 )
 from stenolog.sessions.folders import NAMESPACE, check_is_ours, check_workspace, log_folders
+from stenolog.stores import file_names
 from stenolog.stores.catalog_file import NAME as CATALOG
 from stenolog.stores.catalog_file import journal_name, lock_name
 from stenolog.stores.disk import write_problem
 from stenolog.stores.findings import Finding, Report
-from stenolog.stores.jsonl import archive, leases, log_names, trash
+from stenolog.stores.jsonl import archive, leases, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.open_store import address, open_store
 
@@ -179,14 +180,16 @@ def _look_at_entry(
     leftover = LEFTOVER.fullmatch(name)
     if (stat.S_ISDIR(found.st_mode) and name in _FOLDERS) or name in _CATALOG:
         _look_at_mode(seen, path, found)
-    elif name in _FOLDERS or (name.endswith(log_names.SUFFIX) and not stat.S_ISREG(found.st_mode)):
+    elif name in _FOLDERS or (
+        name.endswith(file_names.LOG_SUFFIX) and not stat.S_ISREG(found.st_mode)
+    ):
         seen.findings.append(_not_a_file(path, name, found))
         seen.obscure = True
     elif leftover is not None:
         with standing_still(directory, leftover[1]):
             if directory.stat(name) is not None:
-                seen.findings.append(_leftover_file(path, log_names.key_of(leftover[1])))
-    elif name.endswith(log_names.SUFFIX):
+                seen.findings.append(_leftover_file(path, file_names.key_of_log(leftover[1])))
+    elif name.endswith(file_names.LOG_SUFFIX):
         _look_at_mode(seen, path, found)
         _look_at_log(directory, namespace, name, seen)
     elif stat.S_ISDIR(found.st_mode) and name != ASIDE:
@@ -201,7 +204,7 @@ def _look_at_log(
         judged = judge_file(directory, namespace, name, deleted=above is not None)
     except (StenologError, OSError) as error:
         seen.obscure = True
-        key = log_names.key_of(name) if above is None else None
+        key = file_names.key_of_log(name) if above is None else None
         seen.findings.append(_unreadable(f"{namespace}/{name}", key, error))
         return
     if judged is None:
@@ -245,7 +248,7 @@ def _look_at_trash(directory: Directory, namespace: str, seen: Seen) -> None:
                 _look_at_mode(seen, path, found)
                 above = f"{namespace}/{trash.FOLDER}"
                 _look_at_log(folder, above, name, seen, above=directory)
-            elif name.endswith(log_names.SUFFIX):
+            elif name.endswith(file_names.LOG_SUFFIX):
                 seen.obscure = True
 
 
@@ -324,7 +327,7 @@ def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
     place = places.get(name, "a log")
     return Finding(
         kind=Kind.NOT_A_FILE,
-        key=log_names.key_of(name),
+        key=file_names.key_of_log(name),
         path=path,
         meaning=f"Where {place} should be stands {what}.",
         advice="Move it elsewhere, and put back what belongs here.",
@@ -402,7 +405,7 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
     """Return the finding for a lease that is held longer than it should be."""
     return Finding(
         kind=Kind.STALLED_LEASE,
-        key=log_names.key_of(name.removesuffix(leases.SUFFIX)),
+        key=file_names.key_of_log(name.removesuffix(leases.SUFFIX)),
         path=path,
         meaning=f"{holder.describe()}, has the turn in this session and should have ended it by "
         f"{holder.until}. Nobody else gets it.".replace("process", "Process", 1),

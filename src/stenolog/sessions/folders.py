@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
-from stenolog.stores.file_names import escaped, unescaped
+from stenolog.stores.file_names import LOG_SUFFIX, escape_key, unescape_key
 from stenolog.stores.jsonl.directory import TRASH, store_error
-from stenolog.stores.jsonl.log_names import SUFFIX
 from stenolog.stores.open_store import address, check_no_file, open_store
 from stenolog.stores.snapshots import NamespacedStore
 
@@ -68,7 +67,7 @@ class OtherNamespaces(Struct, frozen=True, kw_only=True):
 
 def agents_namespace(agent: str) -> str:
     """Return the namespace of an agent's sessions in a database."""
-    return f"{AGENTS}.{escaped(agent)}"
+    return f"{AGENTS}.{escape_key(agent)}"
 
 
 def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
@@ -80,7 +79,7 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
     match found.engine:
         case "jsonl":
             check_no_file(path)
-            workspace = path if agent is None else path / AGENTS / escaped(agent)
+            workspace = path if agent is None else path / AGENTS / escape_key(agent)
             folder = workspace / NAMESPACE
             return Place(
                 where=workspace,
@@ -93,10 +92,10 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
         case "sqlite":
             old: Path | None = _beside_database(path.parent, agent)
             # Other databases and logs may share the folder of the old sessions.
-            apart = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escaped(agent)}"
+            apart = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escape_key(agent)}"
             json_fallback: Path | None = Path(f"{path}{apart}")
             beside = Path(f"{path}{FALLBACK}")  # guard: fallback-folder-per-database
-            fallback: Path | None = beside if agent is None else beside / AGENTS / escaped(agent)
+            fallback: Path | None = beside if agent is None else beside / AGENTS / escape_key(agent)
         case _:
             old = fallback = json_fallback = None
     namespace = NAMESPACE if agent is None else agents_namespace(agent)
@@ -107,7 +106,7 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
 
 def _beside_database(folder: Path, agent: str | None) -> Path:
     if agent is not None:
-        return folder / AGENTS / escaped(agent) / NAMESPACE
+        return folder / AGENTS / escape_key(agent) / NAMESPACE
     # A database may be in the folder of the old sessions itself. A folder of any other name is not
     # searched, because its files may belong to any program.
     return folder if folder.name == NAMESPACE else folder / NAMESPACE
@@ -123,7 +122,7 @@ def check_workspace(place: Path) -> None:
             here = [entry.name for entry in entries]
     except OSError as error:
         raise store_error(error, f"looking into {place}") from error
-    if NAMESPACE not in here and any(name.endswith(SUFFIX) for name in here):
+    if NAMESPACE not in here and any(name.endswith(LOG_SUFFIX) for name in here):
         name = place.resolve().name
         other = "" if name == NAMESPACE else f", with --namespace {name}"
         raise UsageError(
@@ -177,7 +176,7 @@ def _others_in_folder(workspace: Path) -> OtherNamespaces:
     agents, namespaces = [], []
     for folder in log_folders(workspace):
         *above, name = folder.split("/")
-        agent = unescaped(above[-1]) if above else None
+        agent = unescape_key(above[-1]) if above else None
         if not any(True for _ in _logs(workspace / folder)):
             continue
         if agent is not None and name == NAMESPACE:
@@ -191,7 +190,7 @@ def _others_in_database(store: Store) -> OtherNamespaces:
     assert isinstance(store, NamespacedStore), "a database has namespaces"
     agents, namespaces = [], []
     for name in store.namespaces():
-        agent = unescaped(name.removeprefix(f"{AGENTS}."))
+        agent = unescape_key(name.removeprefix(f"{AGENTS}."))
         if agent is not None and agents_namespace(agent) == name:
             agents.append(agent)
         elif name not in _NOT_OTHERS:
@@ -230,5 +229,5 @@ def _logs(folder: Path) -> Iterator[Path]:
     if folder.is_dir() and not folder.is_symlink():
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
+                if entry.name.endswith(LOG_SUFFIX) and entry.is_file(follow_symlinks=False):
                     yield folder / entry.name

@@ -21,7 +21,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from stenolog.codec import check_key
-from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
+from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed, copy_error
 from stenolog.records import Message
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
@@ -241,7 +241,7 @@ class AsyncStore:
         try:
             job = self._submit(partial(self._store_group, key, [one.append for one in group]))
         except StoreClosed as error:
-            self._settle(loop, key, group, [_own(error) for _ in group])
+            self._settle(loop, key, group, [_copy_for_caller(error) for _ in group])
         else:
             job.add_done_callback(partial(self._post_group, loop, key, group))
 
@@ -260,7 +260,7 @@ class AsyncStore:
         job: Future[Sequence[list[int] | BaseException]],
     ) -> None:
         error = job.exception()
-        outcomes = job.result() if error is None else [_own(error) for _ in group]
+        outcomes = job.result() if error is None else [_copy_for_caller(error) for _ in group]
         _post(loop, partial(self._settle, loop, key, group, outcomes))
 
     def _settle(
@@ -476,13 +476,11 @@ def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseExceptio
         return error
 
 
-def _own(error: BaseException) -> BaseException:
+def _copy_for_caller(error: BaseException) -> BaseException:
     """Return a copy of the exception for each caller, because raising one modifies it."""
-    twin = type(error).__new__(type(error))
-    twin.args = error.args
-    twin.__dict__.update(error.__dict__)
-    twin.__cause__ = error
-    return twin
+    copied = copy_error(error)
+    copied.__cause__ = error
+    return copied
 
 
 def _post_outcome(loop: Loop, waiting: _Waiting[T], job: Future[T]) -> None:

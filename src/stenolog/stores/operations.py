@@ -88,7 +88,7 @@ def hide(first: int, last: int) -> Decide[None]:
     """Hide the messages from seq `first` to seq `last`."""
     check_int(first=first, last=last)
     if first > last:
-        raise UsageError(f"hide from {first} to {last}: the first comes after the last")
+        raise UsageError(f"first must not be greater than last, but {first} > {last}")
     return lambda session: Decision(
         states.decide_hide(session.state, session.last_seq, [(first, last)]), None
     )

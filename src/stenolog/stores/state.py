@@ -245,7 +245,7 @@ def decide_checkpoint(
 ) -> Change | None:
     """Move the floor and replace the summary in one change. Raises UsageError, StaleCheckpoint."""
     if upto > end:
-        raise UsageError(f"{key!r}: checkpoint up to seq {upto}, but the last one is {end}")
+        raise UsageError(f"{key!r}: upto must be at most {end}, the last seq, not {upto}")
     if expect_floor is not None and expect_floor != state.floor:
         raise StaleCheckpoint(key, expect_floor, state.floor)
     return decide_hide(  # guard: checkpoint-by-seq
@@ -263,7 +263,7 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
     meta = {name: value for name, value in {**state.meta, **fields}.items() if value is not None}
     payload = encode_object(meta)
     if len(payload) > MAX_META_BYTES:
-        raise UsageError(f"meta of {len(payload):,} bytes; the limit is {MAX_META_BYTES:,}")
+        raise UsageError(f"meta must have at most {MAX_META_BYTES:,} bytes, not {len(payload):,}")
     if payload == encode_object(state.meta):
         return None
     return Change(
@@ -310,11 +310,11 @@ def decide_fork(
     """Fork a session from its visible messages up to `at`. Raises UsageError."""
     upto = end if at is None else at
     if upto > end:
-        raise UsageError(f"{state.key!r}: fork at seq {upto}, but the last one is {end}")
+        raise UsageError(f"{state.key!r}: at must be at most {end}, the last seq, not {upto}")
     if upto < state.floor:
         raise UsageError(
-            f"{state.key!r}: fork at seq {upto}, but the summary tells of all up to {state.floor};"
-            f" fork at {state.floor} or later, or undo the compaction first"
+            f"{state.key!r}: cannot fork at seq {upto}: the summary covers all messages up to seq "
+            f"{state.floor}; fork at {state.floor} or later, or undo the summary first"
         )
     taken = spans.clipped(visible(state, end), 1, upto)
     forked = blank(new_key, uid, 1, now)
@@ -373,7 +373,7 @@ def not_reached(
     """Return sentences about data that a purge keeps and that may describe purged messages."""
     sentences = [f"the fork {fork!r} has messages of {key!r}; purge it too" for fork in forks]
     if summary:
-        sentences.append(f"the summary of {key!r} stays; set another one and purge again")
+        sentences.append(f"the summary of {key!r} is kept; replace it and purge again")
     if trashed:
         sentences.append(
             f"{trashed:,} deleted sessions of {key!r} stay in the trash; purge the key"
@@ -386,7 +386,7 @@ def import_sources(meta: Mapping[str, Any]) -> tuple[str, ...]:
     receipts = meta.get("imported")
     files = [one.get("file") for one in receipts or () if isinstance(one, dict)]
     return tuple(
-        f"it was taken in from {file}, which may still be there, or {file}.migrated; delete it"
+        f"it was imported from {file}; delete that file or {file}.migrated if it still exists"
         for file in files
         if isinstance(file, str)
     )
@@ -396,11 +396,11 @@ def check_lease_times(ttl: float, wait: float | None) -> None:
     """Raise UsageError unless the arguments are valid durations in seconds."""
     for name, seconds in {"ttl": ttl, "wait": 0.0 if wait is None else wait}.items():
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise UsageError(f"{name}={seconds!r}: a number of seconds is wanted")
+            raise UsageError(f"{name} must be a number of seconds, not {seconds!r}")
         if not seconds >= 0:
-            raise UsageError(f"{name}={seconds!r}: a number of seconds, 0 or more, is wanted")
+            raise UsageError(f"{name} must be 0 seconds or more, not {seconds!r}")
     if not 0 < ttl < math.inf:
-        raise UsageError(f"ttl={ttl!r}: a lease lasts for some time, and not for ever")
+        raise UsageError(f"ttl must be greater than 0 and finite, not {ttl!r}")
 
 
 def archived_upto(state: State) -> int:
@@ -460,14 +460,14 @@ def _withdrawn(entry: Undo, answered: Span | None) -> list[Span]:
 def newest_undo(state: State, key: str) -> Undo:
     """Return the entry that `undo` would undo now. Raises NothingToUndo."""
     if not state.undo:
-        raise NothingToUndo(f"{key!r}: nothing is left to take back")
+        raise NothingToUndo(f"{key!r}: there is nothing to undo")
     return state.undo[-1]
 
 
 def check_summary(text: str) -> None:
     """Raise UsageError unless this is text that can be stored."""
     if not isinstance(text, str):
-        raise UsageError(f"a summary is text, not {type(text).__name__}")
+        raise UsageError(f"summary must be text, not {type(text).__name__}")
     try:
         encode_object({"summary": text})
     except RefusedMessage as error:

@@ -24,7 +24,7 @@ from stenolog.sessions.folders import (
 )
 from stenolog.stores.base import Store
 from stenolog.stores.disk import write_problem
-from stenolog.stores.file_names import unescaped
+from stenolog.stores.file_names import unescape_key
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import Address, address, open_store
 from stenolog.stores.snapshots import EmptyStore, NamespacedStore, SharedPlace, SnapshotStore
@@ -196,7 +196,7 @@ def _name_of(where: str, folder: str) -> str:
     *above, name = folder.split("/")
     if not above:
         return name
-    agent = unescaped(above[-1])
+    agent = unescape_key(above[-1])
     if agent is None or name != NAMESPACE:
         raise UsageError(
             f"{where}: {folder} is in no place that a database has; move it to a folder of its own"
@@ -308,7 +308,7 @@ def _open(where: str, namespace: str, *, read_only: bool) -> Store:
 
 
 def _agent(namespace: str) -> str | None:
-    agent = unescaped(namespace.removeprefix(f"{AGENTS}."))
+    agent = unescape_key(namespace.removeprefix(f"{AGENTS}."))
     return agent if agent is not None and agents_namespace(agent) == namespace else None
 
 

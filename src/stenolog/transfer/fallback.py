@@ -33,10 +33,9 @@ from stenolog.records import Health, Message, Purged, SessionInfo, timestamp
 from stenolog.sessions.folders import NAMESPACE, Place, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
 from stenolog.stores.base import FORKED_AT, NOT_FORKED, Deleted, PurgingStore, Store
-from stenolog.stores.file_names import escaped
+from stenolog.stores.file_names import LOG_SUFFIX, escape_key
 from stenolog.stores.json_file import JSONMessage, NotASession, time_of
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.jsonl.log_names import SUFFIX
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
 from stenolog.transfer import merge
 from stenolog.transfer.import_report import ImportedSession, ImportReport, report
@@ -307,7 +306,7 @@ class _FallbackSnapshots:
     def sources(self, *, thorough: bool) -> list[Source]:
         """Return every session that is not in the trash."""
         del thorough
-        self._keys = {escaped(key) + SUFFIX: key for key in self._fallback.list_sessions()}
+        self._keys = {escape_key(key) + LOG_SUFFIX: key for key in self._fallback.list_sessions()}
         return [Source(name=name, body=None) for name in self._keys]
 
     def read(self, source: Source) -> SourceFiles:
@@ -444,7 +443,7 @@ class _Merged(Struct, frozen=True, kw_only=True):
 def _record_of(workspace: Path, uid: str) -> _Merged:
     """Return the record of a session, an empty one if there is none. Raises NotASession."""
     try:
-        text = (workspace / MERGED / f"{escaped(uid)}.json").read_bytes()
+        text = (workspace / MERGED / f"{escape_key(uid)}.json").read_bytes()
         return convert(json.loads(text), _Merged)
     except (FileNotFoundError, NotADirectoryError):
         return _Merged(uid=uid)
@@ -454,7 +453,7 @@ def _record_of(workspace: Path, uid: str) -> _Merged:
 
 def _record(workspace: Path, key: str, record: _Merged) -> None:
     try:
-        _write(workspace / MERGED, f"{escaped(record.uid)}.json", record)
+        _write(workspace / MERGED, f"{escape_key(record.uid)}.json", record)
     except OSError as error:
         words = "the merge of %r cannot be recorded, so the next start repeats it: %s"
         _logger.warning(words, key, error.strerror)
@@ -524,7 +523,7 @@ def _repeat_purges(
                 continue
             left = _repeat(purge, store)
             for uid in purge.uids if purge.before is None else ():
-                (workspace / MERGED / f"{escaped(uid)}.json").unlink(missing_ok=True)
+                (workspace / MERGED / f"{escape_key(uid)}.json").unlink(missing_ok=True)
             if left:
                 _logger.warning("a purge in the fallback is not fully repeated for %r: %s", *left)
                 path.rename(path.with_suffix(".left"))

@@ -30,7 +30,7 @@ from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases, claimed
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Store
-from stenolog.stores.file_names import escaped
+from stenolog.stores.file_names import escape_key
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.transfer import merge as merging
 from stenolog.transfer.import_report import ImportedSession, ImportReport, SkippedFile, report
@@ -523,5 +523,5 @@ def _in_order(jobs: Sequence[_Job]) -> list[_Job]:
 
     Of one key, the log comes before the JSON file.
     """
-    last = {job.key for job in jobs if job.source.name == escaped(job.key) + LOG_SUFFIX}
+    last = {job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX}
     return sorted(jobs, key=lambda job: (job.key in last, job.source.name.endswith(SUFFIX)))

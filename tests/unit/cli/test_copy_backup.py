@@ -153,7 +153,7 @@ def test_a_destination_that_is_a_file_is_told(steno: Steno) -> None:
     Path("other").write_text("a file")
     result = steno("copy", "workspace", "other")
     assert result.exit_code == 1
-    assert "there is a file at other" in result.stderr.casefold()
+    assert "other is a file, not a folder" in result.stderr.casefold()
     assert Path("other").read_text() == "a file"
 
 

@@ -290,8 +290,8 @@ def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("", "The place is empty; name a folder, or sqlite:FILE."),
-        ("sqllite:a.db", "'sqllite:' is no engine (jsonl:, sqlite:, postgresql: and memory: are)"),
+        ("", "The address is empty; give a folder, or sqlite:FILE."),
+        ("sqllite:a.db", "Unknown engine 'sqllite:'; use jsonl:, sqlite:, postgresql: or memory:"),
         ("sqlite://a.db", "sqlite:PATH takes a plain path, without //"),
     ],
 )

@@ -378,9 +378,9 @@ def test_what_it_could_never_work_with_is_refused_and_nothing_stays_open(
 def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(tmp_path: Path) -> None:
     face = open_sessions(tmp_path / "w")
     assert isinstance(face, JSONLBackend)
-    with pytest.raises(UsageError, match=r"sessions= takes a Store.* no JSONLBackend; .*\.store"):
+    with pytest.raises(UsageError, match=r"sessions= needs a Store.* not JSONLBackend; .*\.store"):
         open_memory(tmp_path / "w", sessions=face)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"notes= takes a Store"):
+    with pytest.raises(UsageError, match=r"notes= needs a Store"):
         Memory(face.store, face)  # type: ignore[arg-type]
     with open_memory(tmp_path / "w", sessions=face.store) as memory:
         assert repr(memory) == (f"Memory({face.store!r}, {memory.notes.store!r}, agent='main')")

@@ -1242,5 +1242,5 @@ def test_p8_a_busy_store_is_a_failure_and_not_a_session_less(place: Path) -> Non
 
 
 def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(place: Path) -> None:
-    with pytest.raises(UsageError, match=r"migrate_from_json takes a Store.*\.store"):
+    with pytest.raises(UsageError, match=r"migrate_from_json needs a Store.*\.store"):
         migrate_from_json(place, JSONLBackend(InMemoryStore()))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from stenolog.sessions.folders import find_place
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.disk import READ_ONLY_DISK
-from stenolog.stores.file_names import escaped
+from stenolog.stores.file_names import escape_key
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.transfer.fallback import FallbackStore
@@ -146,8 +146,8 @@ def test_a_folder_is_named_in_any_of_the_usual_ways(
         (
             "sqlite:w/steno.db",
             "a" * 500,
-            f"w/steno.db.fallback/agents/{escaped('a' * 500)}",
-            f"w/steno.db.agents/{escaped('a' * 500)}",
+            f"w/steno.db.fallback/agents/{escape_key('a' * 500)}",
+            f"w/steno.db.agents/{escape_key('a' * 500)}",
         ),
         ("memory:", None, "None", "None"),
         ("postgresql://host/x", None, "None", "None"),
@@ -258,7 +258,7 @@ def test_where_nothing_can_be_saved_that_is_what_is_said(
 def test_what_can_never_be_a_store_is_raised_at_once_without_a_fallback(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     for agent in (None, "ada"):
-        with pytest.raises(UsageError, match=r"there is a file at .*/file, and no folder"):
+        with pytest.raises(UsageError, match=r"/file is a file, not a folder"):
             open_sessions(tmp_path / "file", agent=agent)
 
     theirs = tmp_path / "mine.db"

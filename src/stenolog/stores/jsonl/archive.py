@@ -9,14 +9,21 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore
 from stenolog.records import Archive, Change, ChangeRecord, Message, State, StateRecord
-from stenolog.stores.disk import open_descriptor, read_all, sync_file, sync_folder, write_all
+from stenolog.stores.disk import (
+    lock_until,
+    open_descriptor,
+    read_all,
+    sync_file,
+    sync_folder,
+    write_all,
+)
 from stenolog.stores.jsonl.directory import Directory, create_private_file, store_error
 from stenolog.stores.jsonl.scan import DamagedBytes, read_records
 
@@ -83,7 +90,7 @@ def read_text(directory: Directory, uid: str, named: Archive) -> bytes:
         raise store_error(error, f"reading {path}") from error
     text, complete = decompress(packed) if packed is not None else (b"", False)
     if not complete:
-        raise DamagedStore(f"{path} is missing or damaged; put it back from a backup")
+        raise DamagedStore(f"{path} is missing or damaged; restore it from a backup")
     return text
 
 
@@ -139,3 +146,48 @@ def write(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) ->
     finally:
         descriptor.close()
     sync_folder(folder)
+
+
+@contextmanager
+def locked_folder(
+    directory: Directory, uid: str, deadline: float, *, create: bool
+) -> Iterator[int | None]:
+    """Lock the folder of a session's archives, so that no other process changes it.
+
+    Yields None if it does not exist. A purge removes the folder while it holds this lock, so it may
+    be removed when it is locked. Raises OSError, StoreBusy.
+    """
+    folder = directory.subfolder(FOLDER, uid, create=create)
+    if folder is None:
+        yield None
+        return
+    try:
+        lock_until(folder, deadline, f"the archive folder of the session {uid}")
+        yield folder
+    finally:
+        folder.release()
+
+
+def delete_others(folder: int, keep: frozenset[str]) -> None:
+    """Delete all files except `keep` in a folder of archives.
+
+    The caller holds the lock of the folder. Raises OSError.
+    """
+    with os.scandir(folder) as found:
+        others = [entry.name for entry in found if entry.name not in keep]
+    for name in others:
+        os.unlink(name, dir_fd=folder)
+    if others:
+        sync_folder(folder)
+
+
+def delete_all(directory: Directory, folder: int, uid: str) -> None:
+    """Delete the archives of a purged session, and their folder. Raises OSError."""
+    delete_others(folder, frozenset())
+    above = directory.subfolder(FOLDER, create=False)
+    if above is not None:
+        try:
+            os.rmdir(uid, dir_fd=above)
+            sync_folder(above)
+        finally:
+            above.close()

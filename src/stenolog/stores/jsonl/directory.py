@@ -20,11 +20,11 @@ from stenolog.stores.disk import (
     Descriptor,
     duplicate,
     make_private,
+    network_kind,
     open_descriptor,
     sync_entries,
     sync_folder,
 )
-from stenolog.stores.filesystems import network_kind
 
 TRASH: Final = "trash"
 """Folder of deleted logs, next to the live logs."""
@@ -40,9 +40,9 @@ def store_error(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.ELOOP | errno.EMLINK:
-            return DamagedStore(f"{doing}: it is a symbolic link, and none is followed here")
+            return DamagedStore(f"{doing}: it is a symbolic link, which is not followed here")
         case errno.EISDIR | errno.ENOTDIR | errno.ENXIO:
-            return DamagedStore(f"{doing}: {reason}; something else stands in its place")
+            return DamagedStore(f"{doing}: {reason}; something else is at this path")
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             advice = "free some space, then try again"
         case errno.EROFS:
@@ -52,9 +52,9 @@ def store_error(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
         case errno.EMFILE | errno.ENFILE:
             advice = "raise the limit of open files (ulimit -n)"
         case errno.ENOENT | errno.ESTALE:
-            advice = "the folder is gone; put it back or open the store anew"
+            advice = "the folder is gone; restore it, or open the store again"
         case _:
-            advice = "look at the disk and the system's log"
+            advice = "check the disk and the system log"
     return StoreUnavailable(f"{doing}: {reason}; {advice}")
 
 
@@ -63,7 +63,9 @@ class Directory:
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         if sys.platform == "win32":
-            raise UsageError("JSONL stores need flock and fsync of folders; Windows has neither")
+            raise UsageError(
+                "JSONL stores need flock and fsync of folders, which Windows lacks; use sqlite:FILE"
+            )
         self.path = path
         self.read_only = read_only
         self._parents_synced = False
@@ -78,11 +80,11 @@ class Directory:
                 make_private(path)
                 self.descriptor = open_descriptor(path, folder)
         except FileNotFoundError as error:
-            raise StoreUnavailable(f"opening {path}: there is no such folder") from error
+            raise StoreUnavailable(f"opening {path}: the folder does not exist") from error
         except OSError as error:
             raise store_error(error, f"opening {path}") from error
         except ValueError as error:  # a lone surrogate, or NUL
-            raise UsageError(f"{str(path)!r} is not the name of a folder") from error
+            raise UsageError(f"{str(path)!r} is not a valid folder name") from error
         self.problems = tuple(self._permission_problems())
         for problem in self.problems:
             log_reports.warning("%s", problem)
@@ -157,9 +159,7 @@ class Directory:
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
         it = "it" if name else "them"
         command = f"steno import {log} -w {workspace}"
-        return (
-            f"if another program wrote {it}, `{command}` takes {it} in, where it knows the layout"
-        )
+        return f"if another program wrote {it}, `{command}` imports {it} if it knows the format"
 
     def list_names(self) -> list[str]:
         """Return the names of all entries, unsorted."""

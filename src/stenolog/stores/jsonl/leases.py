@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from stenolog.errors import DamagedStore, LeaseLost, StoreBusy
 from stenolog.records import timestamp
+from stenolog.stores import file_names
 from stenolog.stores.disk import (
     CLOSED,
     Descriptor,
@@ -35,7 +36,6 @@ from stenolog.stores.disk import (
     sync_folder,
     wait_for_lock,
 )
-from stenolog.stores.jsonl import log_names
 from stenolog.stores.jsonl.directory import Directory, store_error
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def read_holder(descriptor: int) -> Holder | None:
 
 def lock_name(key: str) -> str:
     """Return the name of a session's lock file."""
-    return log_names.file_name(key) + SUFFIX
+    return file_names.log_name(key) + SUFFIX
 
 
 class JSONLLease:
@@ -132,13 +132,13 @@ class JSONLLease:
         try:
             held = self._is_held()
         except OSError as error:
-            raise store_error(error, f"looking whose turn it is in {self.key!r}") from error
+            raise store_error(error, f"checking the lease of {self.key!r}") from error
         if not held:
             raise LeaseLost(self.key, self.epoch, reason="was released, or its session purged")
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
+            raise LeaseLost(self.key, self.epoch, reason="belongs to the process that took it")
 
     def start(self) -> None:
         """Set the epoch and write the holder to the lock file. Raises OSError."""
@@ -277,7 +277,7 @@ def acquire(
                     return lease
                 lease.release()
     except OSError as error:
-        raise store_error(error, f"taking the turn in {key!r}") from error
+        raise store_error(error, f"taking the lease of {key!r}") from error
 
 
 def _started(lease: JSONLLease) -> JSONLLease:
@@ -299,7 +299,9 @@ def _open(directory: Directory, key: str) -> Descriptor:
         descriptor = open_descriptor(lock_name(key), _FLAGS, dir_fd=folder)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise DamagedStore(f"{directory.path / FOLDER / lock_name(key)}: it is not a file")
+            raise DamagedStore(
+                f"{directory.path / FOLDER / lock_name(key)}: it is not a regular file"
+            )
         if not found.st_size:
             # Sync the new entry: the epochs must not restart after a power cut.
             sync_folder(folder)
@@ -326,7 +328,7 @@ def _locked(
         if now >= patience or (now >= deadline and not _is_shared(descriptor)):
             holder = read_holder(descriptor)
             who = "another process" if holder is None else holder.describe()
-            raise StoreBusy(f"{key!r}: {who}, has the turn; try again")
+            raise StoreBusy(f"{key!r}: the lease is held by {who}; try again")
         pause(min(patience - now, _POLL))
     return _identity_at(directory, path) == file
 

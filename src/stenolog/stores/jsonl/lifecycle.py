@@ -21,10 +21,11 @@ from stenolog.errors import (
 )
 from stenolog.records import Message, Trashed
 from stenolog.stores import spans
+from stenolog.stores.disk import lock_until
 from stenolog.stores.jsonl import trash, writer
 from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.log import Log, LogLookup
-from stenolog.stores.jsonl.open_logs import OpenLogCache, flock
+from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.rewrite import compose_log, replace_log
 from stenolog.stores.jsonl.scan import read_records
 from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
@@ -64,7 +65,7 @@ class Lifecycle:
                 self.create(new_key, make, f"forking {key!r} to {new_key!r}")
                 return
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+                raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
     def _write_fork(self, log: Log, *, text: bytes, seen: "_ForkSource", deadline: float) -> None:
         """Create the fork while its source is locked. Raises _Replaced.
@@ -77,7 +78,7 @@ class Lifecycle:
         if descriptor is None:
             raise _Replaced
         try:
-            flock(descriptor, deadline, f"the log of {source.key!r}")
+            lock_until(descriptor, deadline, f"the log of {source.key!r}")
             if self._version(source.key) != (seen.uid, seen.generation):  # guard: fork-sees-purge
                 raise _Replaced
             replace_log(log, text)
@@ -162,7 +163,7 @@ class Lifecycle:
         def make(live: Log) -> None:
             with trash.opened(self._directory, entry, until=self._deadline()) as log:
                 if log is None:
-                    raise NoSuchSession(key, "somebody else took it out of the trash")
+                    raise NoSuchSession(key, "another process restored or purged it")
                 trash.move_out(log, entry, target, live)
 
         self.create(target, make, f"restoring {key!r}")
@@ -172,7 +173,7 @@ class Lifecycle:
             if found == key and uid in (None, entry.uid):
                 return entry
         trash.sync_renames(self._directory)
-        raise NoSuchSession(key, "the trash has no such session")
+        raise NoSuchSession(key, "it is not in the trash")
 
     def _deadline(self) -> float:
         return time.monotonic() + self._busy_timeout
@@ -245,7 +246,7 @@ def check_no_session(log: Log) -> None:
     # A single line, or NULs, may be an interrupted first write; damaged lines were a session.
     unread = not read_records(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
     if unread or (tail is not None and tail.lost):
-        raise SessionExists(log.key, "there is a damaged session; `steno doctor` says more")
+        raise SessionExists(log.key, "the key has a damaged session; run `steno doctor`")
 
 
 def rename_error(error: OSError, log: Log, doing: str) -> StoreUnavailable:

@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from datetime import datetime
 from enum import Enum, auto
@@ -50,7 +50,6 @@ from stenolog.stores.base import conversation_times
 from stenolog.stores.disk import CLOSED, Descriptor, read_all
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.jsonl.idempotency_keys import TOKEN_WINDOW, Tokens
 from stenolog.stores.jsonl.scan import (
     DamagedBytes,
     Scan,
@@ -58,6 +57,7 @@ from stenolog.stores.jsonl.scan import (
     can_start_at,
     find_state,
     looks_torn,
+    part_of,
     read_intact,
     read_records,
     scan_log,
@@ -107,6 +107,94 @@ class LogLookup(Struct, frozen=True):
     """Spans of these seqs that are wanted; None: all, with the hidden messages marked."""
     state: State | None = None
     """State that names the archives. A copy: another thread may be loading the log again."""
+
+
+# --- idempotency keys (tokens), for at least the newest thousand messages (P12) ----------------
+#
+# The line of a message contains its token. States carry the tokens of archived messages, so that no
+# archive has to be opened to find one.
+
+TOKEN_WINDOW: Final = 1_000
+"""Minimum number of newest messages whose tokens are known."""
+_BYTES: Final = 400
+"""Approximate bytes per token in memory, with its digest and dictionary entry."""
+
+
+class Tokens:
+    """Tokens of one log, read when the first one is looked up."""
+
+    __slots__ = ("_from_states", "_known")
+
+    def __init__(self) -> None:
+        self._known: dict[str, Token] | None = None
+        self._from_states: dict[str, Token] = {}
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the tokens of the newest messages were read."""
+        return self._known is not None
+
+    @property
+    def weight(self) -> int:
+        """Approximate number of bytes of the tokens in memory."""
+        return _BYTES * len(self._known or ())
+
+    def clear(self) -> None:
+        """Forget the tokens, because the log is being read again."""
+        self._known = None
+
+    def add_from_state(self, tokens: Iterable[Token]) -> None:
+        """Add the tokens of a state; the caller passes the newest state first."""
+        for token in tokens:
+            self._from_states.setdefault(token.token, token)
+
+    def load(self, messages: Sequence[Message]) -> None:
+        """Set the known tokens to those of the states and of these messages."""
+        self._known = {**self._from_states, **_tokens_of(messages)}
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add the tokens of appended records, if the tokens were read before."""
+        if self._known is not None:
+            self._known.update(_tokens_of(records))
+
+    def find(self, once: str) -> Token | None:
+        """Return the messages of an idempotency key, or None."""
+        known = self._known or {}
+        if len(known) > 2 * TOKEN_WINDOW:
+            newest = sorted(known.values(), key=_first)[-TOKEN_WINDOW:]
+            self._known = known = {token.token: token for token in newest}
+        return known.get(once)
+
+    def upto(self, seq: int) -> list[Token]:
+        """Return the newest tokens of messages up to this seq, to keep in a state."""
+        known = [token for token in (self._known or {}).values() if token.first <= seq]
+        return sorted(known, key=_first)[-TOKEN_WINDOW:]
+
+
+def _first(token: Token) -> int:
+    return token.first
+
+
+def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
+    """Return the tokens in these records."""
+    found = {}
+    for index, record in enumerate(records):
+        if isinstance(record, Message) and record._once is not None:
+            count = (part_of(record) or (1, 1))[1]
+            members = [
+                member.to_json()
+                for place, member in enumerate(records[index : index + count], 1)
+                if isinstance(member, Message)
+                and (part_of(member) or (1, 1)) == (place, count)
+                and member.seq == record.seq + place - 1
+            ]
+            # Without the text of a damaged message there is no digest; only the count is compared.
+            content = digest(members) if len(members) == count else ""
+            found[record._once] = Token(record._once, record.seq, count, content)
+    return found
+
+
+# --- the log ---------------------------------------------------------------------------------
 
 
 class Log:
@@ -249,11 +337,11 @@ class Log:
         state = self._known_state()
         if not _UID.fullmatch(state.uid):
             raise DamagedStore(
-                f"{self.directory.path / self.name}: the uid of the session is not one of ours"
+                f"{self.directory.path / self.name}: the uid of the session is malformed"
             )
         if state.key != self.key:
             raise DamagedStore(
-                f"{self.directory.path / self.name} holds another session ({state.key!r}), "
+                f"{self.directory.path / self.name} contains another session ({state.key!r}), "
                 f"not {self.key!r}; was it renamed by hand?"
             )
 
@@ -280,8 +368,8 @@ class Log:
             ours = bool(read_records(buffer, offset=0)[0])
             if not ours and not looks_torn(buffer):
                 raise ForeignLog(
-                    f"{self.directory.path / self.name} was not written by stenolog and is left "
-                    f"as it is; {self.directory.how_to_import(self.name)}"
+                    f"{self.directory.path / self.name} was not written by stenolog and is not "
+                    f"changed; {self.directory.how_to_import(self.name)}"
                 )
             # Intact lines of an unfinished first write must not count later.
             left = scan.tail if ours else None
@@ -455,7 +543,7 @@ class Log:
     def _newer(self, what: str) -> NewerFormat:
         return NewerFormat(
             f"{self.directory.path / self.name} was written by a newer stenolog ({what}); "
-            "upgrade this one"
+            "upgrade stenolog"
         )
 
     def read(self, start: int, stop: int) -> bytes:
@@ -472,7 +560,7 @@ class Log:
             self.state.lost = spans.union(self.state.lost, new)
             self._visible = None
             log_reports.warning(
-                "%s: the messages with seq %s are damaged and left out; `steno doctor` says more",
+                "%s: skipped damaged messages, seq %s; run `steno doctor` for details",
                 self.directory.path / self.name,
                 ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in new),
             )
@@ -482,8 +570,8 @@ class Log:
             if not piece.known and (source, piece.offset) not in self._damaged:
                 self._damaged[source, piece.offset] = piece
                 log_reports.warning(
-                    "%s: %d bytes at offset %d are not a record and are left out; "
-                    "`steno doctor` says more",
+                    "%s: skipped %d bytes at offset %d that are not a record; "
+                    "run `steno doctor` for details",
                     self.directory.path / (source or self.name),
                     piece.length,
                     piece.offset,
@@ -547,8 +635,8 @@ class Log:
         self._missing_archived = spans.minus([(found.low, self.first_live() - 1)], held)
         if self._missing_archived:
             log_reports.warning(
-                "%s: %d messages lie in archives that are missing or damaged; `steno doctor` says "
-                "more",
+                "%s: %d messages are in missing or damaged archives; run `steno doctor` for "
+                "details",
                 self.directory.path / self.name,
                 spans.size(self._missing_archived),
             )

@@ -17,17 +17,13 @@ from typing import Final, TypeVar
 
 from stenolog.errors import ForeignLog, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message
-from stenolog.stores.disk import Descriptor
-from stenolog.stores.jsonl import log_names
+from stenolog.stores import file_names
+from stenolog.stores.disk import LOCK_POLL, Descriptor, lock_until
 from stenolog.stores.jsonl.directory import Directory, store_error
 from stenolog.stores.jsonl.log import LoadPhase, Log, LogLookup
 from stenolog.stores.jsonl.rewrite import rewrite_log
 from stenolog.stores.jsonl.writer import now
 
-EXCLUSIVE_NOWAIT: Final = fcntl.LOCK_EX | fcntl.LOCK_NB  # guard: append-lock
-"""Flags for flock: exclusive and non-blocking, because `flock` below limits the wait itself."""
-
-_LOCK_POLL: Final = 0.0002
 _DESCRIPTOR_WAIT: Final = 0.25
 """Seconds to wait for another thread to release a descriptor when the limit is reached."""
 _MAX_OPEN: Final = 512
@@ -66,7 +62,7 @@ class OpenLogCache:
             if log is not None:
                 self._open.move_to_end(key)
                 return log
-        name = log_names.file_name(key)
+        name = file_names.log_name(key)
         if create and self.directory.stat(name) is None:
             self.check_no_foreign_log(key)
             self.directory.sync_renames()  # guard: free-name-settled
@@ -100,11 +96,11 @@ class OpenLogCache:
                     if self._open:
                         self._open.popitem(last=False)
             if not idle:
-                time.sleep(_LOCK_POLL)
+                time.sleep(LOCK_POLL)
 
     def check_no_foreign_log(self, key: str) -> None:
         """Raise ForeignLog if another program has a log for the key, which ours would shadow."""
-        for name in log_names.reference_names(key):
+        for name in file_names.reference_names(key):
             try:
                 descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
             except (StenologError, ValueError):
@@ -116,7 +112,7 @@ class OpenLogCache:
                 foreign = other.is_foreign()
             if foreign:
                 raise ForeignLog(
-                    f"{key!r}: another program has kept this session in "
+                    f"{key!r}: another program stores this session in "
                     f"{self.directory.path / name}; {self.directory.how_to_import(name)}"
                 )
 
@@ -225,7 +221,7 @@ class OpenLogCache:
                 why = errno.EROFS if disk.f_flag & os.ST_RDONLY else errno.EACCES
                 raise OSError(why, "may only be read", log.name)
             self._locked[key] = log
-            flock(log.descriptor, deadline, f"the log of {key!r}")
+            lock_until(log.descriptor, deadline, f"the log of {key!r}")
             found = self.directory.stat(log.name)
             if found is None or not log.is_same_file(found):  # guard: inode-after-lock
                 # Replaced while waiting: the locked file no longer has the name.
@@ -276,7 +272,7 @@ class OpenLogCache:
             rewrite_log(log, log.file_size(), now())
         except OSError as error:
             raise store_error(
-                error, f"{log.key!r}: renewing the log after a failed sync"
+                error, f"{log.key!r}: rewriting the log after a failed sync"
             ) from error
         finally:
             self.discard(log)
@@ -325,20 +321,4 @@ def _weight(log: Log) -> int:
 def _check_deadline(deadline: float, key: str) -> None:
     """Raise StoreBusy if the deadline has passed while other processes keep replacing the file."""
     if time.monotonic() > deadline:
-        raise StoreBusy(f"the log of {key!r} is replaced all the time; try again")
-
-
-def flock(descriptor: int, deadline: float, what: str) -> None:
-    """Wait for the lock of a file. Raises StoreBusy.
-
-    The interval stays short: with a back-off, this process would starve among faster ones.
-    """
-    while True:
-        try:
-            fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise StoreBusy(f"{what} is held by another process; try again") from None
-            time.sleep(_LOCK_POLL)
-        else:
-            return
+        raise StoreBusy(f"other processes keep replacing the log of {key!r}; try again")

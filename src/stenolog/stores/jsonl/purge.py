@@ -24,15 +24,15 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.records import Purged, Span, Trashed, Undo
-from stenolog.stores import catalog_file, spans
+from stenolog.stores import catalog_file, file_names, spans
 from stenolog.stores.base import Deleted
 from stenolog.stores.catalog_file import delete_catalog
 from stenolog.stores.disk import sync_folder
-from stenolog.stores.jsonl import archive, leases, log_names, purge_rewrite, trash, writer
+from stenolog.stores.jsonl import archive, leases, rewrite, trash, writer
 from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.lifecycle import has_session, lock_session, rename_error
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import OpenLogCache, flock
+from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
 from stenolog.stores.state import copy, not_reached, present
 
@@ -72,7 +72,9 @@ class Purger:
             every = [entry for entry, found in trash.keys(self._directory) if found == key]
         meant = [entry for entry in every if (entry.uid, entry.deleted) in entries]
         if not meant or len(meant) != len(set(entries)):
-            raise NoSuchSession(key, "the trash has not what is to be purged")
+            raise NoSuchSession(
+                key, "it is not in the trash; it may have been restored or deleted again"
+            )
         with _partly_done(key):
             hidden = [self._hide_deleted(entry) for entry in meant]
             trash.sync_renames(self._directory)
@@ -96,7 +98,7 @@ class Purger:
         for entry, key in trash.keys(self._directory, purged=True):
             if entry.uid == uid:
                 return self._delete_hidden(key, [entry], alone=False)
-        raise NoSuchSession(uid, "no purge of it was interrupted")
+        raise NoSuchSession(uid, "it has no interrupted purge")
 
     def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
         """Delete hidden sessions; with `alone`, also files that are only known by the key."""
@@ -150,7 +152,7 @@ class Purger:
         return vacant[0]
 
     def _size(self, key: str) -> int:
-        found = self._directory.stat(log_names.file_name(key))
+        found = self._directory.stat(file_names.log_name(key))
         return 0 if found is None else found.st_size
 
     @contextmanager
@@ -184,15 +186,17 @@ class Purger:
         Return the seqs of its messages; None if another process has deleted it already.
         """
         with (
-            self._archives(entry.uid, create=False) as archives,
+            archive.locked_folder(
+                self._directory, entry.uid, self._deadline(), create=False
+            ) as archives,
             trash.opened(self._directory, entry, until=self._deadline()) as log,
         ):
             if log is None:
                 return None
             found = _present_seqs(log)
             if archives is not None:
-                purge_rewrite.remove_archives(self._directory, archives, entry.uid)
-            name = re.escape(log_names.file_name(key))
+                archive.delete_all(self._directory, archives, entry.uid)
+            name = re.escape(file_names.log_name(key))
             of_key = rf"{name}{_ASIDE_STAMP}|" if alone else ""
             copies = re.compile(rf"{of_key}{entry.uid}[.-].*")
             with trash.opened_folder(self._directory, ASIDE_FOLDER) as aside:
@@ -228,7 +232,11 @@ class Purger:
                 break
             if before <= 1:
                 return [], state.summary
-            with _nothing_done(key), self._archives(state.uid, create=True) as folder:
+            deadline = self._deadline()
+            with (
+                _nothing_done(key),
+                archive.locked_folder(self._directory, state.uid, deadline, create=True) as folder,
+            ):
                 done = self._purge_before_once(key, state.uid, folder, before)
             if done is not None:
                 return done
@@ -242,7 +250,7 @@ class Purger:
         state = self._logs.read(key, lambda log: copy(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
-        prepared = purge_rewrite.prepare(self._directory, folder, state, before)
+        prepared = rewrite.prepare_purge(self._directory, folder, state, before)
         done: list[tuple[list[Span], str]] = []
 
         def work() -> None:
@@ -252,7 +260,7 @@ class Purger:
             if state.uid != uid:
                 return
             try:
-                gone = purge_rewrite.finish(
+                gone = rewrite.finish_purge(
                     log,
                     prepared,
                     before,
@@ -271,7 +279,7 @@ class Purger:
             return None
         # Only after the log is replaced: until then it names the old archives.
         with _partly_done(key):
-            purge_rewrite.delete_others(folder, prepared.names)  # guard: purge-sweeps-archives
+            archive.delete_others(folder, prepared.names)  # guard: purge-sweeps-archives
         return done[0]
 
     def _complete_step(self, log: Log, entry: Undo) -> Undo:
@@ -285,7 +293,7 @@ class Purger:
     # --- copies that a purge does not reach --------------------------------------------------
 
     def _copies(self, key: str) -> Iterator[str]:
-        name = re.escape(log_names.file_name(key))
+        name = re.escape(file_names.log_name(key))
         with trash.opened_folder(self._directory, ASIDE_FOLDER) as folder:
             for found in trash.names_in(folder):
                 if re.fullmatch(rf"{name}{_ASIDE_STAMP}", found):
@@ -304,7 +312,7 @@ class Purger:
                 *((folder, name, f"{trash.FOLDER}/{name}") for name in trash.names_in(folder)),
             ]
             for place, name, path in sorted(logs, key=lambda log: log[2]):
-                if not name.endswith(log_names.SUFFIX):
+                if not name.endswith(file_names.LOG_SUFFIX):
                     continue
                 try:
                     head = trash.head_at(here, place, name, path)
@@ -317,8 +325,8 @@ class Purger:
     def _unknown_entries(self, key: str) -> Iterator[str]:
         for entry in trash.entries_without_key(self._directory):
             yield (
-                f"{trash.FOLDER}/{entry.name} may have been a session of {key!r}: it is too "
-                f"damaged to tell whose it is; look into it, and purge {entry.uid} or remove it"
+                f"{trash.FOLDER}/{entry.name} may be a session of {key!r}: its key cannot be "
+                f"read; inspect it, then purge {entry.uid} or delete the file"
             )
 
     # --- waiting -----------------------------------------------------------------------------
@@ -332,25 +340,12 @@ class Purger:
         while True:
             yield
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+                raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
     def _delete_catalog(self) -> None:
         """Delete the catalog, which quotes purged messages. Raises OSError, StoreBusy."""
         path = self._directory.path / catalog_file.NAME
         delete_catalog(self._directory.descriptor, path, seconds=self._busy_timeout)
-
-    @contextmanager
-    def _archives(self, uid: str, *, create: bool) -> Iterator[int | None]:
-        """Lock the folder of a session's archives, so that no other process changes it."""
-        folder = self._directory.subfolder(archive.FOLDER, uid, create=create)
-        if folder is None:
-            yield None
-            return
-        try:
-            flock(folder, self._deadline(), f"the folder of the archives of {uid}")
-            yield folder
-        finally:
-            folder.release()
 
 
 @contextmanager
@@ -369,9 +364,9 @@ def _partly_done(key: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = store_error(error, f"purging {key!r}")
-        raise MaybeStored(f"{reason}. It is under way: make the call again") from error
+        raise MaybeStored(f"{reason}. The purge is incomplete: call it again") from error
     except StoreUnavailable as error:
-        raise MaybeStored(f"{error}. The purge is under way: make the call again") from error
+        raise MaybeStored(f"{error}. The purge is incomplete: call it again") from error
 
 
 def _present_seqs(log: Log) -> list[Span]:

@@ -28,19 +28,20 @@ from msgspec.structs import replace
 from stenolog.codec import control_line, digest, message_line, plain_line
 from stenolog.errors import DamagedStore, SessionExists, StoreBusy
 from stenolog.records import Archive, Change, Message, State, Token, Void
+from stenolog.stores import file_names
 from stenolog.stores import state as states
 from stenolog.stores.disk import (
+    EXCLUSIVE_NOWAIT,
     replace_file,
     sync_file,
     sync_folder,
     write_all,
 )
-from stenolog.stores.jsonl import archive, log_names, purge_rewrite, snapshots, trash
+from stenolog.stores.jsonl import archive, snapshots, trash
 from stenolog.stores.jsonl.directory import Directory, create_private_file
-from stenolog.stores.jsonl.idempotency_keys import TOKEN_WINDOW
 from stenolog.stores.jsonl.lifecycle import Lifecycle
-from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import EXCLUSIVE_NOWAIT, OpenLogCache, flock
+from stenolog.stores.jsonl.log import TOKEN_WINDOW, Log
+from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.snapshots import Snapshot, state_of, token_of
 
@@ -102,7 +103,10 @@ class JSONLSnapshotWriter:
     ) -> None:
         """Write a session in one step. Raises as SnapshotWriter.write."""
         try:
-            with self._locked_archives(snapshot) as folder:
+            deadline = time.monotonic() + self._busy_timeout
+            with archive.locked_folder(
+                self._directory, snapshot.uid, deadline, create=snapshot.archived > 0
+            ) as folder:
                 self._write(snapshot, messages, instead_of, folder)
         except OSError as error:
             raise Outcome(0, error).failure(f"copying {snapshot.key!r}") from error
@@ -145,7 +149,7 @@ class JSONLSnapshotWriter:
             while self._waiting:
                 snapshot, new = self._waiting[-1]
                 self._place(snapshot, new)
-                self._cache.synced.add(new.stamp(log_names.file_name(snapshot.key)))
+                self._cache.synced.add(new.stamp(file_names.log_name(snapshot.key)))
                 self._waiting.pop()[1].close()
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
@@ -159,7 +163,7 @@ class JSONLSnapshotWriter:
                 raise _changed_error(snapshot)
         elif snapshot.uid in self._deleted:
             raise SessionExists(
-                snapshot.key, f"the trash has a session with its uid, {snapshot.uid}"
+                snapshot.key, f"the trash has a session with the uid {snapshot.uid}"
             )
         elif any(waiting.key == snapshot.key for waiting, _ in self._waiting):
             raise SessionExists(snapshot.key)
@@ -194,7 +198,7 @@ class JSONLSnapshotWriter:
                     new.rename(_deleted_name(snapshot), folder)
                 sync_folder(folder)
             return
-        name = log_names.file_name(snapshot.key)
+        name = file_names.log_name(snapshot.key)
         if self._directory.stat(name) is None:
             self._logs.check_no_foreign_log(snapshot.key)
             if new.link(name, self._directory.descriptor):
@@ -238,7 +242,7 @@ class JSONLSnapshotWriter:
                 new.rename(note.path, self._directory.descriptor)
                 self._sync_folder_of(note.path)
         if folder is not None:
-            purge_rewrite.delete_others(folder, archives)
+            archive.delete_others(folder, archives)
         if noted:
             self._forget(snapshot.uid)
 
@@ -283,49 +287,29 @@ class JSONLSnapshotWriter:
             note = _note_in((self._directory.path / name).read_bytes())
         except msgspec.DecodeError as error:
             raise DamagedStore(
-                f"{self._directory.path / name} is damaged ({error}); remove it, and look for "
-                "archives that nothing leads to with `steno doctor`"
+                f"{self._directory.path / name} is damaged ({error}); delete it, and find "
+                "unreferenced archives with `steno doctor`"
             ) from error
         until = time.monotonic() + self._busy_timeout
-        folder = self._directory.subfolder(archive.FOLDER, note.uid, create=False)
-        try:
-            if folder is not None:
-                flock(folder, until, f"the archive folder of the session {note.uid}")
-            with ExitStack() as stack:
-                paths = [note.path, note.old_path] if note.moves else [note.path]
-                found = [
-                    snapshots.opened_at(self._directory, path, note.uid, until=until, hold=True)
-                    for path in paths
-                ]
-                found_logs = [log for one in found if (log := stack.enter_context(one))]
-                if len(found_logs) > 1 and snapshots.is_untouched(found_logs[1]):
-                    self._remove(note.old_path)
-                if folder is not None and found_logs:
-                    purge_rewrite.delete_others(folder, frozenset(_archives_of(found_logs[0])))
-        finally:
-            if folder is not None:
-                folder.release()
+        with ExitStack() as stack:
+            folder = stack.enter_context(
+                archive.locked_folder(self._directory, note.uid, until, create=False)
+            )
+            paths = [note.path, note.old_path] if note.moves else [note.path]
+            found = [
+                snapshots.opened_at(self._directory, path, note.uid, until=until, hold=True)
+                for path in paths
+            ]
+            found_logs = [log for one in found if (log := stack.enter_context(one))]
+            if len(found_logs) > 1 and snapshots.is_untouched(found_logs[1]):
+                self._remove(note.old_path)
+            if folder is not None and found_logs:
+                archive.delete_others(folder, frozenset(_archives_of(found_logs[0])))
         self._forget(note.uid)
 
     def _forget(self, uid: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(_note_name(uid), dir_fd=self._directory.descriptor)
-
-    @contextmanager
-    def _locked_archives(self, snapshot: Snapshot) -> Iterator[int | None]:
-        """Lock the folder of the session's archives; None if none exists and none is needed."""
-        folder = self._directory.subfolder(
-            archive.FOLDER, snapshot.uid, create=snapshot.archived > 0
-        )
-        if folder is None:
-            yield None
-            return
-        try:
-            until = time.monotonic() + self._busy_timeout
-            flock(folder, until, f"the folder of the archives of {snapshot.key!r}")
-            yield folder
-        finally:
-            folder.release()
 
 
 class _NewFile:
@@ -388,7 +372,7 @@ def _note_in(text: bytes) -> _Note:
     note = msgspec.json.decode(text, type=_Note)
     if not note.path:
         # Earlier versions replaced a copy in place, and left only its archives.
-        path = log_names.file_name(note.key)
+        path = file_names.log_name(note.key)
         return replace(note, old_path=path, path=path)
     return note
 
@@ -564,14 +548,14 @@ def _path_in(stamp: str) -> str:
 def _path_of(snapshot: Snapshot) -> str:
     """Return the path for a session, relative to the folder."""
     if snapshot.deleted is None:
-        return log_names.file_name(snapshot.key)
+        return file_names.log_name(snapshot.key)
     return f"{trash.FOLDER}/{_deleted_name(snapshot)}"
 
 
 def _deleted_name(snapshot: Snapshot) -> str:
     deleted = snapshot.deleted or ""  # guard: copy-keeps-time-of-deletion
     stamp = deleted.replace("-", "").replace(":", "")
-    return f"{snapshot.uid}.{stamp}{log_names.SUFFIX}"
+    return f"{snapshot.uid}.{stamp}{file_names.LOG_SUFFIX}"
 
 
 @contextmanager
@@ -586,4 +570,4 @@ def _trash_folder(directory: Directory) -> Iterator[int]:
 
 
 def _changed_error(snapshot: Snapshot) -> StoreBusy:
-    return StoreBusy(f"{snapshot.key!r}: what it was to take the place of has changed; try again")
+    return StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")

@@ -28,13 +28,12 @@ from stenolog.records import (
     Undo,
     timestamp,
 )
-from stenolog.stores import spans
+from stenolog.stores import file_names, spans
 from stenolog.stores import state as states
-from stenolog.stores.disk import sync_file
-from stenolog.stores.jsonl import archive, log_names, trash
+from stenolog.stores.disk import lock_until, sync_file
+from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory, store_error
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import flock
 from stenolog.stores.jsonl.scan import lines_of, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
@@ -79,7 +78,7 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
             deleted.append(mark)
     found: dict[str, tuple[str, SnapshotMark | None]] = {}
     for name in directory.list_names():
-        stamped = stamp_of(directory, name) if name.endswith(log_names.SUFFIX) else None
+        stamped = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
         if stamped is not None:
             before = cache.marks.get(name)
             # The stamp does not cover the file mode, which may have become readable.
@@ -100,7 +99,7 @@ def _live_session(directory: Directory, name: str) -> SnapshotMark | None:
     """Return the session in a file of this name, or None."""
     with suppress(ForeignLog):
         try:
-            key = log_names.key_of(name) or _long_key(directory, name)
+            key = file_names.key_of_log(name) or _long_key(directory, name)
             descriptor = None if key is None else directory.open(name)
             if key is None or descriptor is None:
                 return None
@@ -113,18 +112,18 @@ def _live_session(directory: Directory, name: str) -> SnapshotMark | None:
         except ForeignLog:
             raise
         except (DamagedStore, OSError):
-            return SnapshotMark(key=log_names.key_of(name) or name, uid="", stamp="")
+            return SnapshotMark(key=file_names.key_of_log(name) or name, uid="", stamp="")
         except StoreUnavailable as error:
-            key = log_names.key_of(name) or name
+            key = file_names.key_of_log(name) or name
             return SnapshotMark(key=key, uid="", stamp="", problem=str(error))
     return None
 
 
 def _long_key(directory: Directory, name: str) -> str | None:
-    if not log_names.is_long(name):
+    if not file_names.has_long_key(name):
         return None
     head = trash.head_at(directory, directory.descriptor, name, name)
-    return head.key if head is not None and log_names.file_name(head.key) == name else None
+    return head.key if head is not None and file_names.log_name(head.key) == name else None
 
 
 def trash_path(entry: trash.Entry) -> str:
@@ -201,7 +200,7 @@ def opened_at(
         if entry is not None:
             log = stack.enter_context(trash.opened(directory, entry, until=until if hold else None))
         else:
-            key = log_names.key_of(path) or _long_key(directory, path)
+            key = file_names.key_of_log(path) or _long_key(directory, path)
             mark = SnapshotMark(key=key or "", uid=uid, stamp="")
             log = _open_live(directory, mark, until=until, hold=hold) if key else None
             if log is not None:
@@ -225,7 +224,7 @@ def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
 
 def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool) -> Log | None:
     """Return the live log of the key if it holds this session, otherwise None."""
-    name = log_names.file_name(mark.key)
+    name = file_names.log_name(mark.key)
     while True:
         descriptor = directory.open(name)
         if descriptor is None:
@@ -233,7 +232,7 @@ def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: 
         log = Log(directory, name, mark.key, descriptor)
         try:
             if hold:
-                flock(descriptor, until, f"the log of {mark.key!r}")
+                lock_until(descriptor, until, f"the log of {mark.key!r}")
             if log.is_same_file(directory.stat(name)):
                 with log.mutex:
                     log.load(log.file_size())
@@ -250,7 +249,7 @@ def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: 
             raise
         log.close()
         if time.monotonic() > until:
-            raise StoreBusy(f"the log of {mark.key!r} is replaced all the time; try again")
+            raise StoreBusy(f"other processes keep replacing the log of {mark.key!r}; try again")
 
 
 def _sync(log: Log, cache: SnapshotCache) -> None:

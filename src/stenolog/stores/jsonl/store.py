@@ -25,7 +25,6 @@ from stenolog.errors import (
     StenologError,
     StoreBusy,
     StoreClosed,
-    UsageError,
 )
 from stenolog.records import (
     Compacted,
@@ -40,10 +39,16 @@ from stenolog.records import (
 )
 from stenolog.stores import catalog_file, operations
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_int, check_last, check_optional_int
+from stenolog.stores.arguments import (
+    Batch,
+    check_count,
+    check_int,
+    check_namespace,
+    check_optional_int,
+    make_batch,
+    make_group,
+)
 from stenolog.stores.base import Append, Deleted, SessionView
-from stenolog.stores.batches import Batch
-from stenolog.stores.batches import make_batch as make_batch
 from stenolog.stores.disk import (
     open_descriptor,
     sync_file,
@@ -52,7 +57,7 @@ from stenolog.stores.disk import (
     write_problem,
 )
 from stenolog.stores.following import NewMessages, poll_messages
-from stenolog.stores.jsonl import compaction, leases, session_list, snapshots, trash, writer
+from stenolog.stores.jsonl import archive, leases, rewrite, session_list, snapshots, trash, writer
 from stenolog.stores.jsonl.directory import LOW_DISK, Directory, store_error
 from stenolog.stores.jsonl.leases import JSONLLease
 from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
@@ -110,8 +115,7 @@ class JSONLStore:
         busy_timeout: float = BUSY_TIMEOUT,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        if namespace in ("", ".", "..") or "/" in namespace or "\0" in namespace:
-            raise UsageError(f"namespace {namespace!r} is not the name of a folder")
+        check_namespace(namespace)
         self._read_only = read_only
         self._busy_timeout = busy_timeout
         self._cache_bytes = cache_bytes
@@ -195,16 +199,7 @@ class JSONLStore:
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """Append messages of several callers in one write; return the seqs or error of each."""
-        results: list[list[int] | StenologError] = [[] for _ in appends]
-        group: list[tuple[int, Batch]] = []
-        for index, one in enumerate(appends):
-            try:
-                batch = make_batch(one.messages, one.once, one.at)
-            except StenologError as error:
-                results[index] = error
-            else:
-                if batch.payloads:
-                    group.append((index, batch))
+        group, results = make_group(appends)
         with self._in_use.entry:
             self._check_write(key)
             found = self._queue.append_group(key, [batch for _, batch in group], self._fence)
@@ -338,36 +333,37 @@ class JSONLStore:
         try:
             while (found := self._read(key, look)) is not None:
                 uid = found[1]
-                with compaction.locked_archives(self._directory, uid, deadline) as folder:
+                with archive.locked_folder(self._directory, uid, deadline, create=True) as folder:
                     # The previous holder of the lock may have replaced or removed the log.
                     found = self._read(key, look)
                     if found is None or found[1] != uid:
                         break
-                    if folder is not None:
-                        prepared = compaction.prepare(found[0], folder)
+                    # A purge may have removed the folder.
+                    if folder is not None and os.fstat(folder).st_nlink:
+                        prepared = rewrite.prepare_archive(found[0], folder)
                         # Drop it: its descriptor keeps the lock if the release failed.
                         found = None
                         return (
-                            compaction.NOTHING_ARCHIVED
+                            rewrite.NOTHING_ARCHIVED
                             if prepared is None
                             else self._finish(key, prepared)
                         )
                 if time.monotonic() > deadline:
                     raise StoreBusy(
-                        f"{key!r}: its archive folder is removed all the time; try again"
+                        f"{key!r}: other processes keep removing its archive folder; try again"
                     )
         except OSError as error:
             raise Outcome(0, error).failure(f"archiving {key!r}") from error
-        return compaction.NOTHING_ARCHIVED
+        return rewrite.NOTHING_ARCHIVED
 
-    def _finish(self, key: str, prepared: compaction.PreparedArchive) -> Compacted:
-        done = [compaction.NOTHING_ARCHIVED]
+    def _finish(self, key: str, prepared: rewrite.PreparedArchive) -> Compacted:
+        done = [rewrite.NOTHING_ARCHIVED]
 
         def work() -> None:
             log = self._logs.lock(key, create=False)
             if log is not None:
                 try:
-                    done[0] = compaction.finish(log, prepared, writer.now())
+                    done[0] = rewrite.finish_compaction(log, prepared, writer.now())
                 finally:
                     self._logs.discard(log)
 
@@ -541,7 +537,7 @@ class JSONLStore:
         full: bool = False,
     ) -> list[Message]:
         """Return the visible messages by seq, or with `full` all messages."""
-        check_last(last)
+        check_count(last=last)
         check_optional_int(after=after)
 
         def look(log: Log) -> tuple[None, LogLookup]:
@@ -575,7 +571,7 @@ class JSONLStore:
         return self._view(view.key, view.last, view)
 
     def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
-        check_last(last)
+        check_count(last=last)
 
         def look(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LogLookup]:
             state = log.known_state()
@@ -597,9 +593,7 @@ class JSONLStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return the keys in byte order."""
-        check_optional_int(limit=limit)
-        if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+        check_count(limit=limit)
         with self._in_use.entry:
             return list_keys(self._directory, prefix=prefix, limit=limit, after=after)
 
@@ -694,7 +688,7 @@ class JSONLStore:
     def _health(self) -> Health:
         problems = list(self._directory.problems)
         wrong = [
-            f"{name}: a sync failed and the log could not be renewed yet; look at the disk"
+            f"{name}: a sync failed and the log could not be rewritten yet; check the disk"
             for name in sorted(self._logs.suspects)
         ]
         try:
@@ -706,7 +700,7 @@ class JSONLStore:
             free = None
             wrong.append(str(store_error(error, f"looking at {self._directory.path}")))
         if free is not None and free < LOW_DISK:
-            wrong.append(f"only {free:,} bytes are free at {self._directory.path}; make room")
+            wrong.append(f"only {free:,} bytes are free at {self._directory.path}; free some space")
         return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
 
     def close(self) -> None:

@@ -21,20 +21,21 @@ from msgspec import Struct
 
 from stenolog.errors import DamagedStore
 from stenolog.records import DeletedAs, State, Trashed
-from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores import file_names
 from stenolog.stores.disk import (
     CLOSED,
     Descriptor,
+    lock_until,
     open_descriptor,
     sync_file,
     sync_folder,
     write_all,
 )
-from stenolog.stores.jsonl import log_names, writer
+from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.directory import TRASH, Directory, create_private_file, store_error
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import flock
 from stenolog.stores.jsonl.rewrite import compose_log, replace_log, replay, states_in
+from stenolog.stores.log_reports import DamageReports
 
 FOLDER: Final = TRASH
 
@@ -107,7 +108,7 @@ def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
         raise FileNotFoundError(os.fspath(directory.path / FOLDER))
     try:
         deleted = _deletion_time(folder, at)
-        name = f"{uid}.{deleted.strftime(_STAMP)}{log_names.SUFFIX}{PURGED if purged else ''}"
+        name = f"{uid}.{deleted.strftime(_STAMP)}{file_names.LOG_SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
         # The target folder first: so the log keeps a name even if the rename is not atomic.
         sync_folder(folder)
@@ -155,7 +156,7 @@ def opened(
         descriptor = _open(directory, folder, entry.name, f"{FOLDER}/{entry.name}")
         try:
             if descriptor is not None and until is not None:
-                flock(descriptor, until, f"the deleted session {entry.uid}")
+                lock_until(descriptor, until, f"the deleted session {entry.uid}")
             if descriptor is not None and _is_at(folder, entry.name, descriptor):
                 given, descriptor = descriptor, None
                 log = _loaded(directory, entry, given)
@@ -407,5 +408,5 @@ def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:
         raise
     if not same:
         log.close()
-        raise DamagedStore(f"{directory.path / name} holds another session than its name says")
+        raise DamagedStore(f"{directory.path / name} contains another session than its name says")
     return log

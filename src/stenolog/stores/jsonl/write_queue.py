@@ -32,12 +32,14 @@ from stenolog.errors import (
     StenologError,
     StoreBusy,
     StoreUnavailable,
+    copy_error,
 )
 from stenolog.records import Message
-from stenolog.stores.batches import Batch, copy_error
+from stenolog.stores.arguments import Batch
+from stenolog.stores.disk import EXCLUSIVE_NOWAIT
 from stenolog.stores.jsonl import writer
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, LoadPhase, Log
-from stenolog.stores.jsonl.open_logs import EXCLUSIVE_NOWAIT, OpenLogCache
+from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, write_and_sync
 
 GATES: Final = 1024
@@ -138,7 +140,9 @@ class Gate:
     def _lead_group(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
         """Lead, unless a leader was interrupted while it wrote `mine`. The lock is held."""
         if mine.begun:  # guard: begun-write-not-repeated
-            mine.finish(error=MaybeStored(f"{mine.key!r}: the write it went into was interrupted"))
+            mine.finish(
+                error=MaybeStored(f"{mine.key!r}: the write that includes it was interrupted")
+            )
             return
         group = self._take_group(mine)
         for pending in group:
@@ -185,9 +189,9 @@ class Gate:
         if mine.done or late < 0:
             return
         if self._withdraw(mine):
-            raise StoreBusy(f"{mine.key!r}: other writers of this process held it too long")
+            raise StoreBusy(f"{mine.key!r}: other threads of this process were writing; try again")
         if late > _MAX_WRITE_SECONDS and not mine.done:
-            raise MaybeStored(f"{mine.key!r}: the write it went into is still under way")
+            raise MaybeStored(f"{mine.key!r}: the write that includes it has not finished")
 
 
 class WriteQueue:

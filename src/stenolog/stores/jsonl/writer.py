@@ -23,7 +23,7 @@ from stenolog.records import (
     timestamp,
 )
 from stenolog.stores import log_reports
-from stenolog.stores.batches import Batch
+from stenolog.stores.arguments import Batch
 from stenolog.stores.disk import sync_file, write_all
 from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.log import STATE_EVERY_LINES, LoadPhase, Log
@@ -86,8 +86,8 @@ def prepare_write(log: Log, at: str) -> WritePrefix:
         # The void record proves that all bytes before it are on the disk, so sync them first.
         sync(log)
         log_reports.warning(
-            "%s: %d bytes of an interrupted write are set aside; they stay in the file and do not "
-            "count",
+            "%s: %d bytes of an interrupted write are marked as void; they stay in the file but "
+            "are ignored",
             log.directory.path / log.name,
             tail.bytes,
         )
@@ -168,7 +168,8 @@ class Outcome(Struct, frozen=True):
         reason = str(store_error(self.error, doing)) if isinstance(self.error, OSError) else doing
         if self.unknown:
             failure: NotStored | MaybeStored = MaybeStored(
-                f"{reason}. Whether it was stored is unknown: retry with the same once token"
+                f"{reason}. Whether it was stored is unknown: retry with the same idempotency key "
+                "(once=)"
             )
         else:
             failure = NotStored(f"{reason}. Nothing of it was stored")

@@ -23,8 +23,8 @@ from stenolog.errors import (
     StoreClosed,
     StoreUnavailable,
 )
-from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.findings import Finding, RepairResult, Report
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
 from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
 from stenolog.stores.postgres.notifications import Notifications

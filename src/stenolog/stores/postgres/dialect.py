@@ -12,11 +12,12 @@ from stenolog.errors import (
     OnceConflict,
     StenologError,
     StoreClosed,
+    copy_error,
 )
 from stenolog.records import Health
-from stenolog.stores.batches import Batch, copy_error, token_bytes
-from stenolog.stores.damaged_messages import DamageReports
-from stenolog.stores.sql.dialect import AppendResult, Row, UniqueConflict
+from stenolog.stores.arguments import AppendResult, Batch, token_bytes
+from stenolog.stores.log_reports import DamageReports
+from stenolog.stores.sql.dialect import Row, UniqueConflict
 from stenolog.stores.sql.leases import SQLLease, StoreLeases, holder_name
 from stenolog.stores.sql.rows import now
 from stenolog.stores.sql.session_rows import MissingRows, create_session

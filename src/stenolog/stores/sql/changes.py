@@ -4,7 +4,7 @@ import os
 
 from stenolog.records import Archive, Change, Message, State, Undo
 from stenolog.stores import state as states
-from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.operations import Decide, Decision, T
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import Session, encode, now, undo_step_from

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stenolog.errors import StenologError
 from stenolog.records import Health, Message, Span, State
-from stenolog.stores.batches import Batch
-from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.arguments import AppendResult, Batch
+from stenolog.stores.log_reports import DamageReports
 
 if TYPE_CHECKING:
     from stenolog.stores.sql.leases import SQLLease, StoreLeases
@@ -91,10 +90,6 @@ class Transaction(Protocol):
     def unfinished_purges(self) -> list[str | bytes]:
         """Return the start times of purges whose bytes are not yet erased."""
         ...
-
-
-AppendResult = list[int] | StenologError
-"""Outcome of one append of a group: its seqs, or an error."""
 
 
 class Dialect(Protocol):

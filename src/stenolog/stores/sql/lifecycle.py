@@ -11,7 +11,7 @@ from stenolog.records import Trashed
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import Deleted
-from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sql.changes import add_change, complete_undo_step, save_state
 from stenolog.stores.sql.dialect import Row, Transaction, UniqueConflict
 from stenolog.stores.sql.rows import (

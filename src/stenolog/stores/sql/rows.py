@@ -15,7 +15,7 @@ from stenolog.records import Change, SessionInfo, Span, State, Undo, timestamp
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import conversation_times
-from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.log_reports import DamageReports
 
 MAX_SEQ: Final = (1 << 63) - 1
 """Greater than every seq."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from stenolog.records import Message, Span, State
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.damaged_messages import DamageReports
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sql.dialect import Transaction
 from stenolog.stores.sql.rows import (
     MAX_SEQ,

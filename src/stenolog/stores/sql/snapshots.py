@@ -11,7 +11,7 @@ from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
 from stenolog.records import Archive, Message, Token
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.batches import token_bytes, token_text
+from stenolog.stores.arguments import token_bytes, token_text
 from stenolog.stores.snapshots import (
     Snapshot,
     SnapshotMark,

@@ -20,12 +20,18 @@ from stenolog.records import (
 )
 from stenolog.stores import operations
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_int, check_last, check_optional_int, check_text
+from stenolog.stores.arguments import (
+    Batch,
+    check_count,
+    check_int,
+    check_optional_int,
+    check_text,
+    make_batch,
+    make_group,
+)
 from stenolog.stores.base import Append, Deleted, SessionView
-from stenolog.stores.batches import Batch
-from stenolog.stores.batches import make_batch as batch_of
-from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.following import NewMessages, poll_messages
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.operations import Decide, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
 from stenolog.stores.sql import changes, lifecycle, session_rows, snapshots
@@ -89,7 +95,7 @@ class SQLStore:
     ) -> list[int]:
         """Append a batch, completely or not at all, and return its seqs."""
         check_key(key)
-        batch = batch_of(messages, once, at)
+        batch = make_batch(messages, once, at)
         if not batch.payloads:
             self._dialect.check_writable()
             return []
@@ -100,16 +106,7 @@ class SQLStore:
         """Append for several callers, in their order; return the seqs of each, or an error."""
         check_key(key)
         self._dialect.check_writable()
-        results: list[list[int] | StenologError] = [[] for _ in appends]
-        group: list[tuple[int, Batch]] = []
-        for index, one in enumerate(appends):
-            try:
-                batch = batch_of(one.messages, one.once, one.at)
-            except StenologError as error:
-                results[index] = error
-            else:
-                if batch.payloads:
-                    group.append((index, batch))
+        group, results = make_group(appends)
         if group:
             self._dialect.append_group(self._namespace, key, group, results, self._lease)
         return results
@@ -326,7 +323,7 @@ class SQLStore:
     ) -> list[Message]:
         """Return the visible messages by seq, or with `full` all of them."""
         check_key(key)
-        check_last(last)
+        check_count(last=last)
         check_optional_int(after=after)
 
         def read(transaction: Transaction, damage: DamageReports | None) -> list[Message]:
@@ -369,7 +366,7 @@ class SQLStore:
 
     def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
         check_key(key)
-        check_last(last)
+        check_count(last=last)
 
         def read(transaction: Transaction, damage: DamageReports | None) -> SessionView:
             session = lifecycle.require_session(transaction, self._namespace, key)

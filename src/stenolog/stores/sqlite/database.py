@@ -23,11 +23,11 @@ from stenolog.errors import (
     StoreBusy,
     StoreClosed,
     StoreUnavailable,
+    copy_error,
 )
 from stenolog.stores import log_reports
-from stenolog.stores.batches import copy_error
-from stenolog.stores.damaged_messages import DamageReports
 from stenolog.stores.disk import make_private, write_problem
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sqlite import database_file, schema
 from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
 from stenolog.stores.sqlite.database_file import known_bugs

@@ -16,8 +16,7 @@ import apsw
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.catalog_file import find_catalogs
-from stenolog.stores.disk import open_descriptor, replace_file
-from stenolog.stores.filesystems import network_kind
+from stenolog.stores.disk import network_kind, open_descriptor, replace_file
 from stenolog.stores.sqlite.sqlite_errors import read_failure
 
 APPLICATION_ID: Final = 0x53544E4F  # "STNO"

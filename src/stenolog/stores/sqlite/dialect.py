@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 
-from stenolog.errors import LeaseLost, OnceConflict, StenologError, StoreBusy
+from stenolog.errors import LeaseLost, OnceConflict, StenologError, StoreBusy, copy_error
 from stenolog.records import Health
-from stenolog.stores.batches import Batch, copy_error, token_bytes
+from stenolog.stores.arguments import AppendResult, Batch, token_bytes
 from stenolog.stores.catalog_file import delete_catalogs
-from stenolog.stores.damaged_messages import DamageReports
-from stenolog.stores.sql.dialect import AppendResult, Row
+from stenolog.stores.log_reports import DamageReports
+from stenolog.stores.sql.dialect import Row
 from stenolog.stores.sql.leases import (
     LEASES_BY_STORE,
     SQLLease,

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 
 from stenolog.codec import parse_line
 from stenolog.sessions import keys
-from stenolog.stores import disk, json_file
+from stenolog.stores import disk, file_names, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
-from stenolog.stores.jsonl import log_names as names
 from stenolog.stores.jsonl.scan import looks_torn
 from stenolog.transfer.importers import langchain, nanobot, picoclaw, plain_messages, zeroclaw
 from stenolog.transfer.importers.legacy_session import (
@@ -146,7 +145,7 @@ class Folder:
     def _is_ours(self, name: str, *, thorough: bool, beside_meta: bool) -> bool:
         """Return whether this is a log of stenolog, or the remains of one."""
         # A file whose name is an escaped key of ours is not opened at every start.
-        spelled = "%" in name and names.key_of(name) is not None
+        spelled = "%" in name and file_names.key_of_log(name) is not None
         if spelled and not thorough and not beside_meta:
             return True
         try:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from stenolog import JSONLStore, MaybeStored, StoreBusy
-from stenolog.stores.batches import Batch
+from stenolog.stores.arguments import Batch
 from stenolog.stores.jsonl import open_logs, write_queue
 from stenolog.stores.jsonl.write_queue import Gate, Pending
 from support.interrupts import Striking

@@ -151,4 +151,4 @@ def test_p3_an_archive_that_nobody_purged_is_told_as_missing(
     just_then(lose)
     assert seqs(reader) == list(range(9, 21))
     assert reader.info(KEY).lost == 8
-    assert "8 messages lie in archives that are missing or damaged" in caplog.text
+    assert "8 messages are in missing or damaged archives" in caplog.text

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import stenolog
-from stenolog.stores.jsonl import JSONLStore, log_names, session_list
-from stenolog.stores.jsonl.folder_watch import FolderWatch
+from stenolog.stores import file_names
+from stenolog.stores.jsonl import JSONLStore, session_list
+from stenolog.stores.jsonl.session_list import FolderWatch
 from stenolog.testing.strategies import hostile_keys
 
 WORKSPACE = "w"
@@ -29,7 +30,9 @@ def _look(store: JSONLStore) -> dict[str, str]:
     """The stamps by a look at every file."""
     found = {}
     for path in store.folder.glob("*.jsonl"):
-        key = log_names.key_of(path.name) or session_list._key_inside(store._directory, path.name)
+        key = file_names.key_of_log(path.name) or session_list._key_inside(
+            store._directory, path.name
+        )
         at = path.lstat()
         if key is not None and at.st_size:
             found[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"

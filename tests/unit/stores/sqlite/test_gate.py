@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy
-from stenolog.errors import StoreClosed
+from stenolog.errors import StoreClosed, copy_error
 from stenolog.stores.base import Append
-from stenolog.stores.batches import copy_error
 from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite, WriteQueue
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import SQLiteStore
-from stenolog.stores import damaged_messages, locks
+from stenolog.stores import locks, log_reports
 from stenolog.stores.sql import leases
 from stenolog.stores.sqlite import connections, database, database_file, dialect, gate, transactions
 from support.interrupts import Striking
@@ -22,7 +22,7 @@ _MODULES = (
     gate,
     leases,
     transactions,
-    damaged_messages,
+    log_reports,
     locks,
     threading,
     contextlib,
