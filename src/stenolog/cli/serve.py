@@ -95,8 +95,8 @@ async def _serve(settings: "Settings", options: Options) -> int:
         from stenolog.gateway.shared_state import Gateway
     except ModuleNotFoundError as error:
         raise click.ClickException(_MISSING) from error
+    from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
-    from stenolog.agent.registry import AgentRegistry
     from stenolog.channels.channel_group import Channels
     from stenolog.cli.agents import Signals, open_agents, words_of_left
 

@@ -6,18 +6,17 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from stenolog.catalog import Catalog
-from stenolog.context.budget import Limits
-from stenolog.context.overflow import Overflow, read_overflow
-from stenolog.context.plan import Trigger, plan_summary
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import (
     SessionState,
     SummaryReport,
+    Trigger,
     apply_plan,
+    plan_summary,
     session_state,
     state_of_view,
 )
-from stenolog.context.window import Window, build_window
+from stenolog.context.window import Limits, Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
 from stenolog.messages import Body
 from stenolog.providers.chat_model import (
@@ -26,6 +25,7 @@ from stenolog.providers.chat_model import (
     check_completion_function,
     check_not_async,
 )
+from stenolog.providers.request_errors import Overflow, read_overflow
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores import log_reports
 from stenolog.stores.base import SessionView, Store
@@ -73,7 +73,9 @@ class Context:
         if ask is not None:
             check_completion_function(ask)
         if not isinstance(model, str):
-            raise UsageError("model is the name of the model; who is asked for summaries is `ask`")
+            raise UsageError(
+                "model must be the name of the model; the function that writes summaries is `ask`"
+            )
         self.store: Store = store.store if isinstance(store, SessionStore) else store
         self.limits = limits or Limits()
         """Current limits. Reduced when a provider reports a smaller context."""
@@ -243,7 +245,7 @@ class Context:
             try:
                 self._on_event(done)
             except Exception as error:  # noqa: BLE001 - stored, so the caller must get the report
-                log_reports.warning("on_event failed after a compaction of %r: %r", key, error)
+                log_reports.warning("on_event failed after a summary of %r: %r", key, error)
         return done
 
     def _fixed(self, memory: str, tokens: Tokens) -> int:
@@ -312,16 +314,16 @@ class Attempt:
             if reported:
                 context.record_usage(estimated=self.window.tokens, reported=reported)
         except Exception as error:  # noqa: BLE001 - the answer matters more
-            log_reports.warning("what the model counted could not be taken in: %r", error)
+            log_reports.warning("the reported token count could not be stored: %r", error)
 
 
 def _retries_exhausted(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:
     """Return the error for a last attempt that was still too long."""
     takes = min(overflow.limit or window.tokens, window.tokens)
     return ContextTooSmall(
-        f"the model found about {window.tokens:,} tokens too long{_stated_limit(overflow)}, after "
-        f"{tries} shorter tries; set max_context_tokens to less than {takes:,}, or give the model "
-        "a larger context",
+        f"the model rejected about {window.tokens:,} tokens as too long{_stated_limit(overflow)}, "
+        f"after {tries} shorter attempts; set max_context_tokens to less than {takes:,}, or give "
+        "the model a larger context",
         needed=window.tokens,
         limit=takes,
     )
@@ -330,16 +332,16 @@ def _retries_exhausted(window: Window, overflow: Overflow, tries: int) -> Contex
 def _cannot_shorten(window: Window, overflow: Overflow, least: ContextTooSmall) -> ContextTooSmall:
     """Return the error for a request that cannot be shortened; a smaller limit would not help."""
     return ContextTooSmall(
-        f"the model found about {window.tokens:,} tokens too long{_stated_limit(overflow)}, "
-        f"and not less can be sent; give the model a context of at least {least.needed:,}, "
-        "or shorten the system prompt, the tools or the newest message",
+        f"the model rejected about {window.tokens:,} tokens as too long{_stated_limit(overflow)}, "
+        f"and the request cannot be shortened; give the model a context of at least "
+        f"{least.needed:,}, or shorten the system prompt, the tools or the newest message",
         needed=least.needed,
         limit=overflow.limit or window.tokens,
     )
 
 
 def _stated_limit(overflow: Overflow) -> str:
-    return "" if overflow.limit is None else f" (it says that it takes {overflow.limit:,})"
+    return "" if overflow.limit is None else f" (its limit is {overflow.limit:,})"
 
 
 def _next_limits(limits: Limits, window: Window, overflow: Overflow) -> Limits:

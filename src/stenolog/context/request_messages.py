@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import seen_by
-from stenolog.context.turn_boundaries import TurnRange, split_turns
+from stenolog.context.turn_state import TurnRange, split_turns
 from stenolog.messages import (
     REASONING_FIELDS,
     TEXT_TYPES,

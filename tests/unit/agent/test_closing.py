@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from stenolog.agent.instance import AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.tools import tool
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import (
@@ -50,7 +50,7 @@ def test_nothing_is_left_of_a_loop_that_was_closed(store: str, tmp_path: Path) -
             await say(loop, "Hi.")
         assert _tasks() == []
         assert model.closed
-        assert str(await loop.close()) == "nothing is left undone"
+        assert str(await loop.close()) == "all turns are finished"
 
     asyncio.run(main())
     assert (_open_files(tmp_path), set(threading.enumerate())) == ([], threads)

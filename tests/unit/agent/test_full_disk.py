@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 import pytest
 from msgspec.structs import replace
 
+from stenolog.agent.instance import AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import CUT_OFF
 from stenolog.agent.turn_events import SaveFailed, SaveRecovered
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import StoreUnavailable
 from stenolog.testing.scripted_model import ScriptedModel
 from support import needs
@@ -131,7 +131,7 @@ def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again
             answer = await say(loop, f"said 2 {LONG}", on_event=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "to 2", False)
             assert heard.of(SaveFailed)[0].count == 1
-            assert "Nothing of it was stored" in heard.of(SaveFailed)[0].words
+            assert "Nothing of it was stored" in heard.of(SaveFailed)[0].text
             # Nothing stands in the log without what was said before it.
             assert _contents(bodies(loop)) == ["said 1", "to 1"]
             assert not (await say(loop, "said 3")).saved
@@ -277,7 +277,7 @@ def test_no_more_waits_than_there_is_memory_for(
         async with _loop(store, disk, ScriptedModel(["to 1", "to 2", "to 3"])) as loop:
             disk.fill()
             assert not (await say(loop, f"said 1 {LONG}")).saved
-            with pytest.raises(StoreUnavailable, match="too much waits"):
+            with pytest.raises(StoreUnavailable, match="too many are waiting"):
                 await say(loop, "said 2", key="cli:another")
             disk.free()
             await loop.resume()

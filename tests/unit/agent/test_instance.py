@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.errors import UsageError
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.testing.scripted_model import ScriptedModel
@@ -47,7 +46,7 @@ def test_what_was_said_in_the_fallback_is_there_when_the_store_is_back(
 
 def test_a_zone_that_is_none_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
     spec = replace(SPEC, sessions=str(tmp_path / "workspace"), zone="Mars/Olympus")
-    with pytest.raises(UsageError, match="no such time zone"):
+    with pytest.raises(UsageError, match="unknown time zone"):
         AgentInstance.open(spec, model=ScriptedModel([]))
     assert not (tmp_path / "workspace").exists()
 
@@ -59,7 +58,7 @@ def test_a_folder_for_notes_that_cannot_be_opened_costs_the_memory_alone(tmp_pat
         spec = replace(SPEC, sessions=str(tmp_path))
         instance = AgentInstance.open(spec, model=ScriptedModel(["Hello."]))
         assert instance.memory is None
-        assert "nothing is remembered" in instance.problems[0]
+        assert "memory is off" in instance.problems[0]
         loop = AgentLoop(AgentRegistry([instance]))
         assert (await say(loop, "Hi.")).text == "Hello."
         await loop.close()
@@ -75,7 +74,7 @@ def test_sessions_in_memory_touch_no_disk(tmp_path: Path, monkeypatch: pytest.Mo
         instance = AgentInstance.open(spec, model=ScriptedModel(["Hello.", "{}"]))
         loop = AgentLoop(AgentRegistry([instance]))
         await say(loop, "Hi.")
-        await loop.quiet()
+        await loop.wait_until_idle()
         await loop.close()
 
     asyncio.run(main())

@@ -17,7 +17,7 @@ from stenolog.agent.turn_events import (
     ToolFinished,
     ToolStarted,
 )
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
@@ -416,7 +416,7 @@ def test_a_long_conversation_is_compacted_behind_the_answer_and_it_is_told(
             heard = Heard()
             for number in range(6):
                 await say(loop, f"message {number}", on_event=heard)
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert heard.of(SummaryCreated)
             sessions = loop.registry.agent().sessions
             assert len(sessions.get_history(KEY)) <= 6

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.agent.turn_events import InboundMessage, Notice, ToolFinished
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
 from stenolog.providers.chat_model import Delta
 from stenolog.records import Message
@@ -242,7 +241,7 @@ def test_what_changes_a_session_waits_for_another_process(store: str, tmp_path: 
         async with agent_loop(store, tmp_path, ["One."]) as loop:
             await say(loop, "Hi.")
             with other.store.lease(KEY, ttl=60):
-                assert "being written" in (await say(loop, "/clear")).text
+                assert "in progress" in (await say(loop, "/clear")).text
                 heard = Heard()
                 waiting = asyncio.create_task(say(loop, "Hello?", on_event=heard))
                 await until(lambda: bool(heard.of(Notice)))
@@ -400,7 +399,7 @@ def test_a_lost_lease_ends_the_turn_and_writes_nothing(tmp_path: Path) -> None:
             answer = await speaking
             assert (answer.outcome, answer.text) == (
                 "failed",
-                "another process has taken this turn over",
+                "Another process has taken over this turn.",
             )
             assert roles(loop) == ["user"]
 
@@ -455,7 +454,7 @@ def test_a_summary_keeps_no_other_session_waiting(tmp_path: Path) -> None:
         model = ScriptedModel(_echo)
         async with agent_loop("jsonl", tmp_path, model) as loop:
             threads = loop._turns.threads
-            waiting = [asyncio.create_task(threads.ask(stuck.wait, 30)) for _ in range(40)]
+            waiting = [asyncio.create_task(threads.run_model(stuck.wait, 30)) for _ in range(40)]
             assert (await say(loop, "Hi.")).text == "to Hi."
             stuck.set()
             await asyncio.gather(*waiting)

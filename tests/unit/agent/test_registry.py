@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import Route
 from stenolog.errors import UsageError
 from stenolog.testing.scripted_model import ScriptedModel
@@ -74,7 +73,7 @@ def test_an_agent_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
     registry = AgentRegistry(agents)
     assert registry.agent() is agents[0]
     assert registry.agent("home") is agents[2]
-    with pytest.raises(UsageError, match=r"no agent 'play'; those with a name: 'work', 'home'"):
+    with pytest.raises(UsageError, match=r"no agent 'play'; known agents: 'work', 'home'"):
         registry.agent("play")
     with pytest.raises(UsageError, match="two agents"):
         AgentRegistry([agents[0], agents[0]])

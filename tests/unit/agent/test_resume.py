@@ -400,7 +400,7 @@ def test_an_answer_whose_question_was_hidden_later_stays_visible(
         async with agent_loop(store, tmp_path, ["to early", "to late"]) as loop:
             await say(loop, "early")
             await say(loop, "late")
-            await loop.quiet()
+            await loop.wait_until_idle()
             changed = loop.registry.agent().store
             match change:
                 case "truncate":

@@ -113,9 +113,9 @@ def _no_schema(a: Callable[[], int]) -> None:
     ("function", "words"),
     [
         (_no_hint, "a has no type hint"),
-        (_anything, "a takes anything"),
-        (_no_schema, "cannot be told"),
-        (lambda: None, "a name of letters"),
+        (_anything, "a accepts any number"),
+        (_no_schema, "has no JSON schema"),
+        (lambda: None, "the name must have"),
     ],
 )
 def test_what_no_model_could_call_is_refused(function: Callable[..., Any], words: str) -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import ABANDONED
-from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
-from stenolog.agent.turn_options import TurnOptions
+from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored, TurnOptions
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
@@ -149,7 +148,7 @@ def test_a_clients_tool_stands_before_the_agents_of_the_same_name(tmp_path: Path
 def test_a_model_that_users_may_not_choose_is_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
-            with pytest.raises(UsageError, match="not among the models"):
+            with pytest.raises(UsageError, match="not a model of this agent"):
                 loop.registry.agent().model_for("other")
             answer = await _ask(loop, "Hello.", TurnOptions(model="other"))
             assert answer.outcome == "failed"
@@ -188,7 +187,7 @@ def test_what_was_said_a_moment_ago_is_left_to_who_is_about_to_answer_it(tmp_pat
             )
             assert await loop.resume(idle_for=60.0) == []
             assert roles(loop) == ["user"]
-            assert turn_state(sessions.get_history(KEY)).unfinished
+            assert turn_state(sessions.get_history(KEY)).is_unfinished
             [answer] = await loop.resume(idle_for=0.0)
             assert answer.text == "Yes."
 

@@ -20,7 +20,7 @@ def test_a_zone_knows_when_the_clocks_are_changed() -> None:
 
 @pytest.mark.parametrize("name", ["Europe/Zürich", "../etc/passwd", "/etc/localtime", "no"])
 def test_a_name_that_is_no_zone_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="there is no such time zone"):
+    with pytest.raises(UsageError, match="unknown time zone"):
         load_zone(name)
 
 

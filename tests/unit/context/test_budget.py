@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import UsageError
 
 
@@ -20,11 +20,14 @@ def test_the_limits_are_those_that_the_docs_name() -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"max_context_tokens": 0}, "max_context_tokens=0"),
-        ({"max_context_tokens": "32000"}, "max_context_tokens='32000'"),
-        ({"max_history_messages": True}, "max_history_messages=True"),
-        ({"reserve": -1}, "reserve=-1"),
-        ({"max_context_tokens": 4_096, "reserve": 4_096}, "reserve=4,096 leaves nothing"),
+        ({"max_context_tokens": 0}, "max_context_tokens must be .* not 0"),
+        ({"max_context_tokens": "32000"}, "max_context_tokens must be .* not '32000'"),
+        ({"max_history_messages": True}, "max_history_messages must be .* not True"),
+        ({"reserve": -1}, "reserve must be .* not -1"),
+        (
+            {"max_context_tokens": 4_096, "reserve": 4_096},
+            r"reserve must be less than max_context_tokens \(4,096\)",
+        ),
     ],
 )
 def test_limits_that_make_no_sense_are_refused_by_name(given: dict[str, Any], named: str) -> None:

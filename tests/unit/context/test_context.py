@@ -8,10 +8,10 @@ import pytest
 
 from stenolog import InMemoryStore, JSONLStore, Store
 from stenolog.catalog import open_catalog
-from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import SummaryReport
+from stenolog.context.window import Limits
 from stenolog.errors import ContextTooSmall, UsageError
 from stenolog.testing.scripted_model import ScriptedCompletion
 from stenolog.tokens import Tokens
@@ -67,7 +67,7 @@ def _returns_coroutine(messages: list[dict[str, Any]]) -> Any:
 @pytest.mark.parametrize("model", [_async_model, _returns_coroutine])
 def test_an_async_model_is_refused(store: Store, model: Any) -> None:
     store.add_message(KEY, "user", "hello")
-    with pytest.raises(UsageError, match="not awaited"):
+    with pytest.raises(UsageError, match="without await"):
         Loop(store).context.call(KEY, model)
 
 
@@ -193,7 +193,7 @@ def test_after_two_more_tries_the_error_says_what_to_do(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
     server = Server(0, SILENT)
-    with pytest.raises(ContextTooSmall, match="after 2 shorter tries; set max_con") as caught:
+    with pytest.raises(ContextTooSmall, match="after 2 shorter attempts; set max_con") as caught:
         loop.context.call(KEY, server)
     assert f"to less than {server.sent[-1]:,}" in str(caught.value)
     assert len(server.sent) == 3
@@ -205,7 +205,7 @@ def test_what_cannot_be_made_shorter_for_a_provider_is_the_same_error(store: Sto
     loop = Loop(store)
     store.add_message(KEY, "user", "q" * 8_000)
     server = Server(100, "prompt is too long: 2004 tokens > 100 maximum")
-    with pytest.raises(ContextTooSmall, match="it says that it takes 100") as caught:
+    with pytest.raises(ContextTooSmall, match="its limit is 100") as caught:
         loop.context.call(KEY, server)
     assert "give the model a context of at least" in str(caught.value)
     assert "tries" not in str(caught.value)  # there were none

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stenolog.context.overflow import is_overflow, read_overflow
+from stenolog.providers.request_errors import is_overflow, read_overflow
 
 TOO_LONG = [
     (

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.budget import Limits
-from stenolog.context.plan import SummaryPlan, Trigger, plan_summary
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
-from stenolog.context.turn_boundaries import find_turns
+from stenolog.context.summarize import SummaryPlan, Trigger, plan_summary
+from stenolog.context.turn_state import find_turns
+from stenolog.context.window import Limits
 from stenolog.messages import body_of, pair
 from support.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stenolog import Store
-from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summarize import SummaryReport
+from stenolog.context.window import Limits
 from stenolog.stores.open_store import open_store
 from support import temporary_folders
 from support.histories import CHEAP, KEY, assistant, faults, tool, user

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from stenolog import Store
-from stenolog.context.budget import Limits
-from stenolog.context.plan import SummaryPlan, Trigger, plan_summary
-from stenolog.context.summarize import COMPACTED, SummaryReport, apply_plan, session_state
+from stenolog.context.summarize import (
+    COMPACTED,
+    SummaryPlan,
+    SummaryReport,
+    Trigger,
+    apply_plan,
+    plan_summary,
+    session_state,
+)
+from stenolog.context.window import Limits
 from stenolog.errors import StoreBusy
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.stores.open_store import open_store
@@ -67,7 +74,7 @@ def test_a_plan_becomes_one_checkpoint_and_an_event_tells_of_it(store: Store) ->
     assert (done.key, done.why, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
     assert done.tokens_after < done.tokens_before
     assert done.fallback == ""
-    assert "12 messages (seq 1–12) are now a summary: about" in str(done)
+    assert "12 messages (seq 1–12) were summarized: about" in str(done)
     assert seqs(store) == [13, 14, 15, 16]
     assert "The cat is called Ivo" in store.get_summary(KEY)
     assert store.info(KEY).undoable == 1
@@ -81,8 +88,8 @@ def test_the_event_tells_how_many_lines_had_no_room(store: Store) -> None:
     )
     assert done is not None
     kept = store.get_summary(KEY).splitlines()
-    assert done.given_up == sum(f"- {line}" not in kept for line in lines) > 0
-    assert f"tokens; {done.given_up} lines had no room in it; undo brings" in str(done)
+    assert done.dropped_lines == sum(f"- {line}" not in kept for line in lines) > 0
+    assert f"tokens; {done.dropped_lines} lines did not fit; undo shows" in str(done)
 
 
 def test_it_is_taken_back_by_one_undo(store: Store) -> None:

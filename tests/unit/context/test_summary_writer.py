@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.budget import Limits
-from stenolog.context.summary import parse
-from stenolog.context.summary_writer import (
+from stenolog.context.summary import (
     MOST_QUESTIONS,
     SummaryResult,
     extract,
+    parse,
     transcript,
     write_summary,
 )
+from stenolog.context.window import Limits
 from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
 from support.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
 
@@ -118,7 +118,7 @@ def test_without_a_model_the_summary_is_the_same_each_time_and_bounded() -> None
     assert first == second
     assert CHEAP.text(first.text) <= 200
     assert "The cat is called Ivo" in first.text
-    assert first.fallback == "there is no model to ask"
+    assert first.fallback == "no model was given"
 
 
 def test_a_model_is_not_asked_for_ever_and_what_is_newest_is_what_it_reads() -> None:
@@ -126,7 +126,7 @@ def test_a_model_is_not_asked_for_ever_and_what_is_newest_is_what_it_reads() -> 
     done, model = made(history, *[NEW] * 1_500)
     assert len(model.asked) <= 2 * MOST_QUESTIONS
     assert "answer 1499 " in model.asked[-1][-1]["content"]
-    assert "were more than the model could be asked about" in done.fallback
+    assert "did not fit into the questions to the model" in done.fallback
     assert "The cat is called Ivo" in done.text
 
 
@@ -161,10 +161,10 @@ def test_lines_that_had_no_room_are_counted() -> None:
     answer = json.dumps({"facts": lines, "last_state": "on"})
     done, _ = made([user("a")], answer)
     kept = parse(done.text).facts
-    assert done.given_up == 61 - len(kept) > 0
+    assert done.dropped_lines == 61 - len(kept) > 0
     assert kept == tuple(lines[-len(kept) :])
     fits, _ = made([user("a")], NEW)
-    assert fits.given_up == 0
+    assert fits.dropped_lines == 0
 
 
 def test_fields_that_no_model_reads_do_not_keep_one_from_being_asked() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.turn_boundaries import find_turns
+from stenolog.context.turn_state import find_turns
 from stenolog.messages import body_of, pair
 from support.histories import anything, assistant, hands, sessions, tool, user, uses
 

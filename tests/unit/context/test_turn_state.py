@@ -64,7 +64,7 @@ def test_where_a_session_stands(
     found = turn_state(_stored(said))
     assert found.unanswered == unanswered
     assert [call.id for call in found.open_calls] == open_calls
-    assert found.unfinished == unfinished
+    assert found.is_unfinished == unfinished
 
 
 def test_an_answer_is_the_first_one_that_had_seen_the_message() -> None:

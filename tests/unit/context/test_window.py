@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
-from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Window, build_window
+from stenolog.context.window import SUMMARY_BEGINS, SUMMARY_ENDS, Limits, Window, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.messages import as_json
 from stenolog.tokens import Tokens

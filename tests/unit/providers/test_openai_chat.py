@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.overflow import read_overflow
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers import openai_chat
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer, Usage
 from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.providers.request_errors import read_overflow
 from stenolog.providers.server_quirks import NO_TOOLS
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import OVERFLOWS, Play
@@ -394,7 +394,7 @@ def test_a_server_that_falls_silent_in_the_middle_is_told(server: ModelServer) -
     # Long enough for a busy machine to pass the first words on.
     reply, error = asked_once(model_of(server, timeout=1.0), ASKED)
     assert isinstance(error, ModelUnavailable)
-    assert "silent for 1 s: the answer is not whole" in str(error)
+    assert "silent for 1 s: the answer is incomplete" in str(error)
     assert reply.text == SAID[:24]
     assert server.asked == 1
 
@@ -730,7 +730,7 @@ def test_events_without_an_end_are_counted_though_they_are_empty(
     monkeypatch.setattr(openai_chat, "_MAX_ANSWER", 1_000_000)
     _, error = asked_hostile("empty")
     assert isinstance(error, ModelRefused)
-    assert "sent more than any answer has" in str(error)
+    assert "sent more data than an answer can have" in str(error)
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.overflow import read_overflow
 from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.providers.request_errors import read_overflow
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import Play, answer_by_rule
 from stenolog.testing.scripted_model import calls_in
@@ -130,7 +130,7 @@ def test_a_request_beyond_its_context_is_refused_as_an_overflow() -> None:
         # Tools are counted too.
         assert asked_once(model, "short", tools=[tool(f"tool_{n}") for n in range(10)])[1]
         assert server.refused == 0
-    with pytest.raises(UsageError, match="no dialect"):
+    with pytest.raises(UsageError, match="unknown dialect"):
         ModelServer(dialect="klingon")
 
 
