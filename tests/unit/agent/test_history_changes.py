@@ -159,7 +159,7 @@ def test_rewrite_changes_nothing_if_a_message_arrives(store: str, tmp_path: Path
 
 
 @with_store
-def test_clear_keeps_a_message_that_is_stored_while_it_looks(
+def test_clear_keeps_a_message_stored_while_it_reads_the_last_seq(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message is sent after the command, but stored before the command reads the last seq."""

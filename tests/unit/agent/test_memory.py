@@ -60,7 +60,7 @@ def _core(loop: AgentLoop) -> list[str]:
 
 
 @with_store
-def test_notes_are_made_behind_the_answer_and_recalled_in_a_new_session(
+def test_notes_are_written_after_the_answer_and_recalled_in_a_new_session(
     store: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -81,7 +81,7 @@ def test_notes_are_made_behind_the_answer_and_recalled_in_a_new_session(
 
 
 @with_store
-def test_the_tool_recall_searches_the_past_of_this_user_alone(store: str, tmp_path: Path) -> None:
+def test_recall_tool_searches_only_this_user(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         search = called("recall", '{"question": "ferry"}')
         model = ScriptedModel(["Ok.", search, "At nine.", search, "Unknown."])
@@ -95,7 +95,7 @@ def test_the_tool_recall_searches_the_past_of_this_user_alone(store: str, tmp_pa
     asyncio.run(main())
 
 
-def test_notes_wait_while_an_answer_is_made(tmp_path: Path) -> None:
+def test_notes_wait_for_the_answer_in_progress(tmp_path: Path) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -121,7 +121,7 @@ def test_notes_wait_while_an_answer_is_made(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_was_not_noted_is_noted_at_the_next_start(tmp_path: Path) -> None:
+def test_missing_notes_are_written_at_the_next_start(tmp_path: Path) -> None:
     async def first() -> None:
         model = Noting(["Ok."])
         model.goes_on.clear()
@@ -181,7 +181,7 @@ class Failing(Noting):
             yield delta
 
 
-def test_an_idle_agent_makes_its_notes_when_the_model_is_back(
+def test_idle_agent_writes_notes_when_the_model_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers = Timers(monkeypatch)
@@ -206,7 +206,7 @@ def test_an_idle_agent_makes_its_notes_when_the_model_is_back(
     asyncio.run(main())
 
 
-def test_an_agent_restarted_within_the_back_off_makes_its_notes_when_it_ends(
+def test_notes_are_written_after_the_back_off_of_a_restarted_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers = Timers(monkeypatch)
@@ -232,7 +232,7 @@ def test_an_agent_restarted_within_the_back_off_makes_its_notes_when_it_ends(
     asyncio.run(second())
 
 
-def test_consolidation_can_be_switched_off(tmp_path: Path) -> None:
+def test_consolidation_can_be_disabled(tmp_path: Path) -> None:
     async def main() -> None:
         model = Noting(["Ok."])
         async with agent_loop("jsonl", tmp_path, model) as loop:
@@ -244,7 +244,7 @@ def test_consolidation_can_be_switched_off(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_without_memory_nothing_is_recalled_and_the_tool_says_so(tmp_path: Path) -> None:
+def test_without_memory_the_recall_tool_finds_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel([called("recall", '{"question": "x"}'), "Nothing."])
         spec = replace(SPEC, memory=False)
@@ -321,7 +321,7 @@ def test_client_that_uses_the_key_of_a_user_does_not_see_that_users_memory(
 
 @with_store
 @pytest.mark.parametrize("moment", ["the search", "a tool"])
-def test_what_is_purged_in_another_session_during_a_turn_is_not_sent(
+def test_messages_purged_during_a_turn_are_not_sent(
     store: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)

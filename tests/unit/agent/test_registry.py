@@ -31,7 +31,7 @@ def _agents(folder: Path) -> list[AgentInstance]:
     ]
 
 
-def test_the_route_that_says_most_of_the_origin_wins(tmp_path: Path) -> None:
+def test_most_specific_route_wins(tmp_path: Path) -> None:
     agents = _agents(tmp_path)
     registry = AgentRegistry(agents)
     found = {
@@ -68,7 +68,7 @@ def test_agents_share_nothing(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_agent_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+def test_unknown_agent_error_lists_the_known_agents(tmp_path: Path) -> None:
     agents = _agents(tmp_path)
     registry = AgentRegistry(agents)
     assert registry.agent() is agents[0]

@@ -85,7 +85,7 @@ def test_turn_without_lease_says_why_and_what_happens_next(
     asyncio.run(main())
 
 
-def test_a_change_without_lease_is_not_made_and_gives_the_error_of_the_store(
+def test_change_without_lease_raises_the_error_of_the_store(
     tmp_path: Path, block_lease: Callable[[], Path]
 ) -> None:
     changed: list[str] = []

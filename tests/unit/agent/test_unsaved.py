@@ -69,7 +69,7 @@ def test_an_answer_is_not_stored_before_its_question() -> None:
     asyncio.run(main())
 
 
-def test_a_message_that_is_delivered_again_is_in_hand_once() -> None:
+def test_redelivered_message_is_unsaved_once() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
@@ -84,7 +84,7 @@ def test_a_message_that_is_delivered_again_is_in_hand_once() -> None:
     asyncio.run(main())
 
 
-def test_what_will_never_be_taken_blocks_nothing_behind_it() -> None:
+def test_unstorable_message_does_not_block_later_ones() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
@@ -107,7 +107,7 @@ def test_what_will_never_be_taken_blocks_nothing_behind_it() -> None:
     asyncio.run(main())
 
 
-def test_an_answer_that_another_process_gave_meanwhile_is_not_given_again() -> None:
+def test_stale_unsaved_answer_is_dropped() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
@@ -131,7 +131,7 @@ def test_an_answer_that_another_process_gave_meanwhile_is_not_given_again() -> N
     asyncio.run(main())
 
 
-def test_a_stale_answer_is_let_go_also_where_something_new_is_unanswered() -> None:
+def test_stale_answer_is_dropped_despite_a_new_unanswered_message() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
@@ -149,7 +149,7 @@ def test_a_stale_answer_is_let_go_also_where_something_new_is_unanswered() -> No
     asyncio.run(main())
 
 
-def test_a_question_that_had_arrived_after_all_is_not_answered_again() -> None:
+def test_question_stored_by_a_failed_write_is_not_answered_again() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)

@@ -20,19 +20,19 @@ def planned(history: list[dict[str, Any]], **given: Any) -> SummaryPlan | None:
     return plan_summary(stored(history), **{"limits": SMALL, "tokens": CHEAP} | given)
 
 
-def test_nothing_is_due_below_both_limits() -> None:
+def test_no_plan_below_both_limits() -> None:
     assert planned(talk(5)) is None
     assert planned([]) is None
 
 
-def test_tokens_alone_are_a_reason() -> None:
+def test_plan_because_of_tokens() -> None:
     plan = planned(talk(4, size=1_000))
     assert plan is not None
     assert plan.why == "tokens"
     assert plan.tokens_after <= SMALL.room // 2
 
 
-def test_the_number_of_messages_alone_is_a_reason() -> None:
+def test_plan_because_of_the_message_count() -> None:
     plan = planned(talk(6))
     assert plan is not None
     assert plan.why == "count"
@@ -40,27 +40,27 @@ def test_the_number_of_messages_alone_is_a_reason() -> None:
     assert (plan.messages[0].seq, plan.upto) == (1, 8)
 
 
-def test_a_person_is_reason_enough_and_half_of_what_there_is_goes() -> None:
+def test_manual_plan_hides_half() -> None:
     plan = planned(talk(4), asked="manual")
     assert plan is not None
     assert (plan.why, plan.kept) == ("manual", 2)
     assert planned(talk(1), asked="manual") is None
 
 
-def test_a_provider_is_reason_enough_and_more_than_half_of_it_goes() -> None:
+def test_overflow_plan_hides_more_than_half() -> None:
     plan = planned(talk(4), asked="overflow")
     assert plan is not None
     assert plan.why == "overflow"
     assert plan.tokens_after <= plan.tokens_before // 2
 
 
-def test_a_window_that_left_something_out_is_a_reason() -> None:
+def test_plan_because_the_window_left_messages_out() -> None:
     plan = planned(talk(4), overfull=True)
     assert plan is not None
     assert plan.why == "tokens"
 
 
-def test_what_is_sent_besides_the_history_counts() -> None:
+def test_fixed_tokens_count_for_the_plan() -> None:
     assert planned(talk(4, size=400)) is None
     plan = planned(talk(4, size=400), fixed=1_600)
     assert plan is not None
@@ -68,14 +68,14 @@ def test_what_is_sent_besides_the_history_counts() -> None:
     assert plan.tokens_before > 1_600
 
 
-def test_after_an_undo_only_tokens_are_a_reason() -> None:
+def test_after_an_undo_only_tokens_cause_a_plan() -> None:
     assert planned(talk(6), undone=True) is None
     plan = planned(talk(6, size=1_000), undone=True)
     assert plan is not None
     assert plan.why == "tokens"
 
 
-def test_one_turn_is_never_cut_however_long() -> None:
+def test_single_turn_is_never_cut() -> None:
     turn = [user("a"), *[message for n in range(30) for message in _step(n)]]
     assert planned(turn) is None
     assert planned([*turn, assistant("done")], asked="overflow") is None
@@ -97,7 +97,7 @@ def _step(number: int) -> list[dict[str, Any]]:
     st.sampled_from(["", "They met. " * 20]),
     st.booleans(),
 )
-def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
+def test_every_plan_hides_messages_and_cuts_at_a_turn(
     history: list[dict[str, Any]],
     asked: Trigger,
     tokens: int,
@@ -146,7 +146,7 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
 
 
 @pytest.mark.parametrize("asked", ["auto", "manual", "overflow"])
-def test_a_plan_carried_out_leaves_no_other_due(asked: Trigger) -> None:
+def test_no_plan_is_needed_after_a_plan(asked: Trigger) -> None:
     history = talk(30, size=200)
     plan = planned(history, asked=asked)
     assert plan is not None
