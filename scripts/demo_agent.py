@@ -83,7 +83,7 @@ def tell(event: Event) -> None:
         case ToolFinished():
             tell_line("result", f"{event.name} says {event.text}")
         case SummaryCreated():
-            tell_line("compacted", f"{event.report.why}: {event.report}")
+            tell_line("compacted", f"{event.report.reason}: {event.report}")
 
 
 def tell_answer(answer: Answer) -> None:

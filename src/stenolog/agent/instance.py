@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stenolog.agent.blocking_model import BlockingModel, ModelPerThread
+from stenolog.agent.blocking_model import BlockingModel
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import BUILT_IN, Tool, ToolContext, ToolRunner, as_tools
 from stenolog.agent.turn_events import DEFAULT_OPTIONS, TurnOptions, tool_name
@@ -72,8 +72,7 @@ class AgentInstance:
         self.tool_runner = ToolRunner(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )
-        self._notes_model = ModelPerThread(model)
-        self.ask = BlockingModel(self._notes_model)
+        self.ask = BlockingModel(model)
         self.memory: Memory | None = None
         self.problems: list[str] = []
         """Features that do not work in this run, as sentences for the user."""
@@ -143,8 +142,8 @@ class AgentInstance:
         elsewhere = fallback_reason(self.store) is not None
         if elsewhere or isinstance(self.sessions, SessionManager):
             return None
-        where = self.spec.sessions
-        return None if address(where).engine == "memory" else where
+        place = self.spec.sessions
+        return None if address(place).engine == "memory" else place
 
     def resolve(self, key: str) -> tuple[str, SessionView | None]:
         """Return the key of the session that this key opens, and a view of it.
@@ -246,8 +245,10 @@ class AgentInstance:
                 self._contexts[model.name] = self._context(
                     model, options=DEFAULT_OPTIONS, limits=limits
                 )
-            usual = self._contexts[model.name]
-        return usual if options.is_default else self._context(model, options, limits=usual.limits)
+            default = self._contexts[model.name]
+        return (
+            default if options.is_default else self._context(model, options, limits=default.limits)
+        )
 
     def _context(self, model: ChatModel, options: TurnOptions, *, limits: Limits) -> Context:
         return Context(
@@ -343,13 +344,16 @@ class AgentInstance:
         """Write some notes about a session, with the model of that session."""
         if self.memory is None:
             return ConsolidationReport()
-        with self._notes_model.using(self.model_of(key)):
+        with self.ask.using(self.model_of(key)):
             return self.memory.consolidate(key, most_calls=1)
 
     def health(self) -> Mapping[str, object]:
         """Return the health of the stores, for monitoring."""
-        told = self.sessions.health()
-        return {"ok": told.ok and not self.problems, "problems": [*told.problems, *self.problems]}
+        health = self.sessions.health()
+        return {
+            "ok": health.ok and not self.problems,
+            "problems": [*health.problems, *self.problems],
+        }
 
     # --- closing -----------------------------------------------------------------------------
 

@@ -105,8 +105,8 @@ class AgentLoop:
         content = message.content
         if allow_commands and isinstance(content, str) and content.startswith("//"):
             content = content[1:]
-        said = {"role": "user", "content": content}
-        body = mark_received(said, sender=message.sender, origin=message.origin)
+        user_message = {"role": "user", "content": content}
+        body = mark_received(user_message, sender=message.sender, origin=message.origin)
         if message.request_digest:
             body = mark_request(body, id=message.id, digest=message.request_digest)
         return await self._turns.answer(
@@ -152,8 +152,8 @@ class AgentLoop:
                 view=view,
             )
         except StenologError as error:
-            told = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
-            if isinstance(error, UsageError) and not told:
+            is_reported = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
+            if isinstance(error, UsageError) and not is_reported:
                 raise
             cause = await self._turns.error_for_client(instance, own, error)
             return Answer(key=own, text=str(cause), outcome="failed", error=cause)

@@ -132,9 +132,9 @@ class Resumer:
     ) -> tuple[Answer | None, Turn | None]:
         key = session.key
         view = await self._turns.threads.run(_view, sessions, key)
-        where = turn_state(view.messages)
+        state = turn_state(view.messages)
         own = is_own_turn(view.messages, after=forked_at(view.info))
-        if not where.is_unfinished or not own:  # guard: resume-own
+        if not state.is_unfinished or not own:  # guard: resume-own
             return None, None
         if _seconds_since(view.messages[-1].at) <= session.instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
@@ -143,7 +143,7 @@ class Resumer:
                 session, sessions, None, on_event, options, view
             )
             if answer.outcome == "answered":
-                messages = count(len(where.unanswered), "unanswered message")
+                messages = count(len(state.unanswered), "unanswered message")
                 _logger.info("Answered %s in %s", messages, key)
             return answer, turn
         turn = self._turns.new_turn(session, sessions, None, on_event, DEFAULT_OPTIONS, view)

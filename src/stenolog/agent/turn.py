@@ -264,9 +264,9 @@ class Turn:
             # A killed turn may have left an answer whose question was hidden.
             hide_late_message(self._sessions, self.view)
         view = self._read_question(unsaved)
-        where = TurnState() if view is None else turn_state(view.messages)
-        self._asked_seqs |= frozenset(where.unanswered)
-        if check and view is not None and (found := self._find_pending(view, where)) is not None:
+        state = TurnState() if view is None else turn_state(view.messages)
+        self._asked_seqs |= frozenset(state.unanswered)
+        if check and view is not None and (found := self._find_pending(view, state)) is not None:
             return found
         model = self._model(view)
         before = self._recalled
@@ -290,8 +290,8 @@ class Turn:
 
     def _is_orphaned(self, view: SessionView) -> bool:
         """Return whether all messages that this turn answers are hidden."""
-        asked = self._asked_seqs
-        return bool(asked) and asked.isdisjoint(message.seq for message in view.messages)
+        questions = self._asked_seqs
+        return bool(questions) and questions.isdisjoint(message.seq for message in view.messages)
 
     def _read(self) -> SessionView | None:
         """Update `view`; return None if the session does not exist because nothing is stored yet.
@@ -314,15 +314,15 @@ class Turn:
         """Return the error for a session that was deleted or purged during the turn."""
         return missing_session_error(self._sessions.store, self._key)
 
-    def _find_pending(self, view: SessionView, where: TurnState) -> TurnState | Answer | None:
+    def _find_pending(self, view: SessionView, state: TurnState) -> TurnState | Answer | None:
         """Return the answer if the log has it, otherwise pending calls; None if there are none."""
         if self._question_seq:
             found = find_answer(self._sessions, self._key, self._question_seq, view.messages)
             if found is not None:
                 return answer_from_log(self._key, found, "elsewhere")
-        if not where.waits_for_client and view.messages and not where.is_unfinished:
+        if not state.waits_for_client and view.messages and not state.is_unfinished:
             return _last_answer(self._key, view.messages)
-        return where if where.open_calls or where.client_calls else None
+        return state if state.open_calls or state.client_calls else None
 
     def _model(self, view: SessionView | None) -> ChatModel:
         """Return the model that the client names, otherwise the session's model."""
@@ -339,9 +339,9 @@ class Turn:
         It searches again if a session that it found was deleted or purged since.
         """
         history = () if view is None else view.messages[-_LOOKED_BACK:]
-        said = [*(message.to_dict() for message in history), *unsaved]
+        bodies = [*(message.to_dict() for message in history), *unsaved]
         question = next(
-            (words for body in reversed(said) if (words := _question(body))), self._recalled[0]
+            (text for body in reversed(bodies) if (text := _question(body))), self._recalled[0]
         )
         if question == self._recalled[0] and self._sources == self._sources_of(self._recalled[1]):
             return self._recalled[1]
@@ -379,10 +379,10 @@ class Turn:
         model, attempt = request.model, request.attempt
         while True:
             window = attempt.window
-            told = 0 if window.memory_left_out else len(request.recalled.found)
+            recalled = 0 if window.memory_left_out else len(request.recalled.found)
             self._emit(
                 ModelCalled(
-                    model=model.name, tokens=window.tokens, budget=window.budget, recalled=told
+                    model=model.name, tokens=window.tokens, budget=window.budget, recalled=recalled
                 )
             )
             self._seen = SeenMessages(upto=window.upto, token=request.token)
@@ -440,36 +440,36 @@ class Turn:
         here = self._instance.tool_context(self._key, sender=self._options.sender)
         await self._instance.tool_runner.run(calls, here, on_event=self._emit, keep=keep)
 
-    async def _finish_calls(self, where: TurnState, *, again: bool) -> None:
+    async def _finish_calls(self, state: TurnState, *, again: bool) -> None:
         """Store results for the calls that a killed process left open.
 
         Repeatable calls run again; the others get a result that says that their effect is unknown.
         """
         repeated = []
-        for call in where.open_calls:
+        for call in state.open_calls:
             tool = self._instance.tool(call.name)
             is_whole = call.id and isinstance(call.arguments, str)
             if again and is_whole and tool is not None and tool.repeatable:
                 repeated.append(_call_body(call))
             else:
-                words = ABANDONED if call.id in where.abandoned else CUT_OFF
-                await self._store({"role": "tool", "tool_call_id": call.id or "", "content": words})
+                text = ABANDONED if call.id in state.abandoned else CUT_OFF
+                await self._store({"role": "tool", "tool_call_id": call.id or "", "content": text})
         if repeated:
             await self._run_calls(repeated)
 
-    def _may_repeat_calls(self, where: TurnState) -> bool:
+    def _may_repeat_calls(self, state: TurnState) -> bool:
         """Return whether open calls may be repeated: only the agent's own, and a few times.
 
         A tool may kill the program each time. Calls that another program stored, or that a fork
         copied, do not run here.
         """
-        if not where.open_calls or self.view is None:
+        if not state.open_calls or self.view is None:
             return True
         info = self.view.info
         if not is_own_call(self.view.messages, after=forked_at(info)):  # guard: repeat-own-calls
             return False
-        kept = info.meta.get(TRIES)
-        seq, tries = kept if isinstance(kept, list) and len(kept) == 2 else (0, 0)
+        stored = info.meta.get(TRIES)
+        seq, tries = stored if isinstance(stored, list) and len(stored) == 2 else (0, 0)
         tries = tries + 1 if seq == info.last_seq else 1
         if tries > _MAX_TRIES:
             return False
@@ -494,11 +494,11 @@ class Turn:
         counted = None if reply.usage is None else asdict(reply.usage)
         return mark_model(reply.message(), model=model, seconds=seconds, usage=counted)
 
-    async def _give_up(self, words: str) -> Answer:
-        self._emit(TextDelta(text=words))
-        body = {"role": "assistant", "content": words}
+    async def _give_up(self, text: str) -> Answer:
+        self._emit(TextDelta(text=text))
+        body = {"role": "assistant", "content": text}
         seen = SeenMessages(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
-        return self._make_answer(words, await self._store(body, seen=seen))
+        return self._make_answer(text, await self._store(body, seen=seen))
 
     async def _interrupt_shielded(self, why: str) -> Answer:
         """Store the text so far, even if this task is cancelled again."""
@@ -517,15 +517,15 @@ class Turn:
             content = getattr(message, "content", None)
             if self._final_text and message.seq > self._seen.upto and content == self._final_text:
                 return self._make_answer(self._final_text, message.seq)  # the stop came too late
-        where = turn_state(history)
-        for call in where.open_calls:
+        state = turn_state(history)
+        for call in state.open_calls:
             await self._store({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
-        said = self._streamed.text.rstrip()
-        text = f"{said} {INTERRUPTED}" if said else INTERRUPTED
+        partial = self._streamed.text.rstrip()
+        text = f"{partial} {INTERRUPTED}" if partial else INTERRUPTED
         upto = max(self._seen.upto, self._question_seq)
         token = self._seen.token
         if all_answered:
-            upto = max((upto, *where.unanswered))
+            upto = max((upto, *state.unanswered))
             token = self._unsaved.newest_once or token
         body = {"role": "assistant", "content": text}
         seq = await self._store(body, seen=SeenMessages(upto=upto, token=token, interrupted=why))
@@ -619,8 +619,8 @@ class Turn:
             return body.get("tool_call_id") in {call.id or "" for call in calls}
         return not self._is_orphaned(view)
 
-    def _emit_from_thread(self, words: str) -> None:
-        self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(text=words))
+    def _emit_from_thread(self, text: str) -> None:
+        self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(text=text))
 
 
 def missing_session_error(store: Store, key: str) -> NoSuchSession:
@@ -678,10 +678,10 @@ def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
     """Return an answer that is in the log, or the notice that its question was hidden."""
     body = message.to_dict()
     if body.get("role") == "assistant":
-        said = text_parts_of(body)
+        text = text_parts_of(body)
     else:
-        said = HIDDEN_UNANSWERED if outcome == "elsewhere" else ""
-    return Answer(key=key, text=said, outcome=outcome, seq=message.seq)
+        text = HIDDEN_UNANSWERED if outcome == "elsewhere" else ""
+    return Answer(key=key, text=text, outcome=outcome, seq=message.seq)
 
 
 def _last_answer(key: str, history: Sequence[Message]) -> Answer:

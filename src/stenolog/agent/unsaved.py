@@ -123,8 +123,8 @@ class UnsavedMessages:
                 seq = await self._write(sessions, one)
             if seq is None:
                 self._waiting.append(one)
-            told = seq is None and not any(waits.of_turn for waits in self._waiting)
-        if told:
+            is_new_failure = seq is None and not any(waits.of_turn for waits in self._waiting)
+        if is_new_failure:
             await self._report_failure(sessions, on_event)
         return seq
 
@@ -223,25 +223,25 @@ class UnsavedMessages:
 
     def _drop_turn_messages(self, on_event: EventHandler | None = None) -> None:
         """Drop unsaved messages of turns: all, or with `on_event` those before a user message."""
-        kept = next(
+        dropped = next(
             (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
         )
         if on_event is None:
             self._waiting = [one for one in self._waiting if not one.of_turn]
             return
-        del self._waiting[:kept]
-        words = "another process has answered in the meantime, so this answer is not stored"
-        on_event(SaveFailed(count=kept, text=words))
+        del self._waiting[:dropped]
+        reason = "another process has answered in the meantime, so this answer is not stored"
+        on_event(SaveFailed(count=dropped, text=reason))
 
     async def _is_stale(self, sessions: SessionStore, one: _Unsaved) -> bool:
         """Return whether another process has continued the turn of this message."""
         history: list[Message] = await self._run(sessions.get_history, self._key)
-        where = turn_state(history)
+        state = turn_state(history)
         if one.seen is None:
-            wanted = {call.id for call in where.open_calls}
+            wanted = {call.id for call in state.open_calls}
             return one.body.get("tool_call_id") not in wanted
         upto = self._upto(one.seen)
-        if not any(seq <= upto for seq in where.unanswered):
+        if not any(seq <= upto for seq in state.unanswered):
             return True
         own = set(self._stored.values())
         return any(
@@ -270,8 +270,8 @@ class UnsavedMessages:
         return seq
 
     async def _report_failure(self, sessions: SessionStore, on_event: EventHandler) -> None:
-        words = await self._run(_failure_reason, sessions)
-        on_event(SaveFailed(count=len(self._waiting), text=words))
+        reason = await self._run(_failure_reason, sessions)
+        on_event(SaveFailed(count=len(self._waiting), text=reason))
 
 
 def new_idempotency_key() -> str:
@@ -311,5 +311,5 @@ def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
 def _failure_reason(sessions: SessionStore) -> str:
     """Return the reason for the failed write, without the prefixes of the facade."""
     health = sessions.health()
-    _, _, told = (health.last_error or "").partition(" failed: ")
-    return told.partition(": ")[2] or "; ".join(health.problems) or "the store gave no reason"
+    _, _, reason = (health.last_error or "").partition(" failed: ")
+    return reason.partition(": ")[2] or "; ".join(health.problems) or "the store gave no reason"

@@ -352,7 +352,7 @@ def _plan_summary(opened: "Opened", key: str) -> "SummaryPlan | None":
         limits=context.limits,
         needs=agent.spec.needs,
         tokens=tokens,
-        asked="manual",
+        trigger="manual",
         undone=seen.undone,
         keep_from=seen.unanswered_from,
     )

@@ -157,8 +157,8 @@ class Context:
 
         `view`: as for `start_request`.
         """
-        seen = None if view is None else state_of_view(view)
-        return self._summarize(key, "auto", self.limits, memory, seen=seen)
+        state = None if view is None else state_of_view(view)
+        return self._summarize(key, "auto", self.limits, memory, state=state)
 
     def summarize(self, key: str) -> SummaryReport | None:
         """Summarize on request, to at most half of the tokens.
@@ -174,8 +174,10 @@ class Context:
             if self._catalog is None:
                 self.calibration = self.calibration.after(estimated=plain, reported=reported)
             else:
-                kept = self._catalog.calibrate(self._model, estimated=plain, reported=reported)
-                self.calibration = kept
+                calibration = self._catalog.calibrate(
+                    self._model, estimated=plain, reported=reported
+                )
+                self.calibration = calibration
             return self.calibration
 
     def _prepared(
@@ -187,22 +189,22 @@ class Context:
         view: SessionView | None,
     ) -> Window:
         """Return the window for a call, after summarizing if that is needed."""
-        seen = session_state(self.store, key) if view is None else state_of_view(view)
-        window = self._window(seen, memory, unsaved, limits)
+        state = session_state(self.store, key) if view is None else state_of_view(view)
+        window = self._window(state, memory, unsaved, limits)
         overfull = bool(window.left_out)
         cramped = overfull or window.elided or window.memory_left_out
-        if not cramped and len(seen.history) <= limits.max_history_messages:
+        if not cramped and len(state.history) <= limits.max_history_messages:
             return window
-        if self._summarize(key, "auto", limits, memory, overfull=overfull, seen=seen) is None:
+        if self._summarize(key, "auto", limits, memory, overfull=overfull, state=state) is None:
             return window
         return self._window(session_state(self.store, key), memory, unsaved, limits)
 
     def _window(
-        self, seen: SessionState, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
+        self, state: SessionState, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
     ) -> Window:
         return build_window(
-            [*seen.history, *unsaved],
-            seen.summary,
+            [*state.history, *unsaved],
+            state.summary,
             system=self._system,
             tools=self._tools,
             memory=memory,
@@ -214,39 +216,39 @@ class Context:
     def _summarize(
         self,
         key: str,
-        asked: Trigger,
+        trigger: Trigger,
         limits: Limits,
         memory: str,
         *,
         overfull: bool = False,
-        seen: SessionState | None = None,
+        state: SessionState | None = None,
     ) -> SummaryReport | None:
-        seen = seen or session_state(self.store, key)
+        state = state or session_state(self.store, key)
         tokens = self.tokens
         plan = plan_summary(
-            seen.history,
-            summary=seen.summary,
-            floor=seen.floor,
-            uid=seen.uid,
+            state.history,
+            summary=state.summary,
+            floor=state.floor,
+            uid=state.uid,
             fixed=self._fixed(memory, tokens),
             limits=limits,
             needs=self._needs,
             tokens=tokens,
-            asked=asked,
-            undone=seen.undone,
+            trigger=trigger,
+            undone=state.undone,
             overfull=overfull,
-            keep_from=seen.unanswered_from,
+            keep_from=state.unanswered_from,
         )
         if plan is None:
             return None
-        takes = self._ask_limits or limits
-        done = apply_plan(self.store, key, plan, ask=self._ask, limits=takes, tokens=tokens)
-        if done is not None and self._on_event is not None:
+        ask_limits = self._ask_limits or limits
+        report = apply_plan(self.store, key, plan, ask=self._ask, limits=ask_limits, tokens=tokens)
+        if report is not None and self._on_event is not None:
             try:
-                self._on_event(done)
+                self._on_event(report)
             except Exception as error:  # noqa: BLE001 - stored, so the caller must get the report
                 log_reports.warning("on_event failed after a summary of %r: %r", key, error)
-        return done
+        return report
 
     def _fixed(self, memory: str, tokens: Tokens) -> int:
         head = {"role": "system", "content": f"{self._system}\n\n{memory}"}
@@ -293,8 +295,8 @@ class Attempt:
         context, limits = self._context, self._limits
         context._summarize(self._key, "overflow", limits, self._memory)
         try:
-            seen = session_state(context.store, self._key)
-            self.window = context._window(seen, self._memory, self._unsaved, limits)
+            state = session_state(context.store, self._key)
+            self.window = context._window(state, self._memory, self._unsaved, limits)
         except ContextTooSmall as least:
             raise _cannot_shorten(self.window, overflow, least) from error
         return True
@@ -319,13 +321,13 @@ class Attempt:
 
 def _retries_exhausted(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:
     """Return the error for a last attempt that was still too long."""
-    takes = min(overflow.limit or window.tokens, window.tokens)
+    limit = min(overflow.limit or window.tokens, window.tokens)
     return ContextTooSmall(
         f"the model rejected about {window.tokens:,} tokens as too long{_stated_limit(overflow)}, "
-        f"after {tries} shorter attempts; set max_context_tokens to less than {takes:,}, or give "
+        f"after {tries} shorter attempts; set max_context_tokens to less than {limit:,}, or give "
         "the model a larger context",
         needed=window.tokens,
-        limit=takes,
+        limit=limit,
     )
 
 

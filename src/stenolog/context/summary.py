@@ -115,9 +115,9 @@ def parse(text: str) -> Summary:
         heading = line.removeprefix("## ").strip() if line.startswith("## ") else None
         if heading in names:
             section = names[heading]
-        elif words := line.strip().removeprefix("- ").strip():
+        elif text := line.strip().removeprefix("- ").strip():
             # Wrapped, not cut: text from another source is kept in full.
-            found[section] += textwrap.wrap(words, LONGEST_LINE)
+            found[section] += textwrap.wrap(text, LONGEST_LINE)
     last_state = _line(" ".join(found.pop("last_state")))
     return Summary(
         last_state=last_state,
@@ -128,13 +128,13 @@ def parse(text: str) -> Summary:
 def update(summary: Summary, answer: Mapping[str, Any]) -> Summary | None:
     """Return the summary with a model's answer merged in, or None if the answer is empty."""
     new = {name: _lines_in(answer.get(name)) for name in SECTIONS}
-    said = answer.get("last_state")
-    last_state = _line(said) if isinstance(said, str) else ""
+    stated = answer.get("last_state")
+    last_state = _line(stated) if isinstance(stated, str) else ""
     if not last_state and not any(new.values()):
         return None
-    gone = _outdated(summary, _lines_in(answer.get("outdated")))
+    outdated = _outdated(summary, _lines_in(answer.get("outdated")))
     merged = {
-        name: _distinct([*(line for line in summary.lines(name) if line not in gone), *lines])
+        name: _distinct([*(line for line in summary.lines(name) if line not in outdated), *lines])
         for name, lines in new.items()
     }
     return Summary(last_state=last_state or summary.last_state, **merged)
@@ -145,17 +145,19 @@ def bounded(summary: Summary, limit: int, tokens: Tokens) -> Summary:
     sections = {name: list(summary.lines(name)) for name in SECTIONS}
     last_state = summary.last_state
     while True:
-        made = _summary_of(sections, last_state)
-        over = tokens.text(render(made)) - limit
+        shorter = _summary_of(sections, last_state)
+        over = tokens.text(render(shorter)) - limit
         if over <= 0:
-            return made
-        gone = 0
-        while gone < over and (line := _drop_line(sections)):
-            gone += tokens.text(line) + 1
-        if gone == 0:
-            most = limit - tokens.text(render(Summary(last_state=" ")))
-            shorter = cut_middle(last_state, max(most, 0), tokens, mark="…").replace("\n", " ")
-            return Summary(last_state=shorter if most > 0 and shorter != last_state else "")
+            return shorter
+        dropped_tokens = 0
+        while dropped_tokens < over and (line := _drop_line(sections)):
+            dropped_tokens += tokens.text(line) + 1
+        if dropped_tokens == 0:
+            limit_of_state = limit - tokens.text(render(Summary(last_state=" ")))
+            state = cut_middle(last_state, max(limit_of_state, 0), tokens, mark="…").replace(
+                "\n", " "
+            )
+            return Summary(last_state=state if limit_of_state > 0 and state != last_state else "")
 
 
 def _summary_of(sections: Mapping[str, Sequence[str]], last_state: str) -> Summary:
@@ -176,8 +178,8 @@ def _drop_line(sections: Mapping[str, list[str]]) -> str:
 def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
     """Return the lines to remove; none if a model asks to remove more than half of them."""
     known = summary.labels()
-    gone = {known[label] for raw in labels if (label := raw.strip("[] ")) in known}
-    return frozenset(gone) if len(gone) <= max(2, len(known) // 2) else frozenset()
+    outdated = {known[label] for raw in labels if (label := raw.strip("[] ")) in known}
+    return frozenset(outdated) if len(outdated) <= max(2, len(known) // 2) else frozenset()
 
 
 def _lines_in(value: Any) -> list[str]:
@@ -188,10 +190,10 @@ def _lines_in(value: Any) -> list[str]:
 
 def _line(text: str) -> str:
     """Return one line of bounded length that is not a heading."""
-    words = " ".join(text.encode("utf-8", "replace").decode().split())
-    if marks := _MARKS.match(words):
-        words = words[marks.end() :]
-    return words if len(words) <= LONGEST_LINE else words[: LONGEST_LINE - 1] + "…"
+    line = " ".join(text.encode("utf-8", "replace").decode().split())
+    if marks := _MARKS.match(line):
+        line = line[marks.end() :]
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 
 def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
@@ -222,7 +224,7 @@ class SummaryResult(Struct, frozen=True, kw_only=True):
     """A summary and how it was made."""
 
     text: str
-    asked: int
+    requests: int
     """Number of model calls."""
     fallback: str
     """Why some of it was made without the model. Empty: the model made all of it."""
@@ -235,25 +237,25 @@ def write_summary(
     previous: str,
     *,
     ask: CompletionFunction | None,
-    most: int,
+    max_tokens: int,
     limits: Limits,
     tokens: Tokens,
 ) -> SummaryResult:
-    """Return the summary of `previous` and these messages in at most `most` tokens. Never fails."""
-    return _SummaryWriter(ask, most, limits, tokens).run(messages, previous)
+    """Return the summary of `previous` and these messages in `max_tokens` tokens. Never fails."""
+    return _SummaryWriter(ask, max_tokens, limits, tokens).run(messages, previous)
 
 
 class _SummaryWriter:
     """A summary in progress."""
 
     def __init__(
-        self, ask: CompletionFunction | None, most: int, limits: Limits, tokens: Tokens
+        self, ask: CompletionFunction | None, max_tokens: int, limits: Limits, tokens: Tokens
     ) -> None:
         self._ask = ask
-        self._most = most
+        self._max_tokens = max_tokens
         self._tokens = tokens
         self._size = limits.room
-        self._asked = 0
+        self._requests = 0
         self._dropped_lines = 0
         self._fallback = "" if ask is not None else "no model was given"
 
@@ -265,7 +267,7 @@ class _SummaryWriter:
             summary = self._extracted(summary, messages[:unread])
         waiting = list(messages[unread:])
         while waiting:
-            taken, question = self._question(waiting, summary)
+            count, question = self._question(waiting, summary)
             answer: Mapping[str, Any] | None = None
             if self._ask is not None:
                 try:
@@ -276,13 +278,13 @@ class _SummaryWriter:
             if updated is None:
                 if self._ask is not None and not self._fallback:
                     self._fallback = "the model's answer could not be used"
-                summary = self._extracted(summary, waiting[:taken])
+                summary = self._extracted(summary, waiting[:count])
             else:
                 summary = self._bounded(updated)
-            del waiting[:taken]
+            del waiting[:count]
         return SummaryResult(
             text=render(summary),
-            asked=self._asked,
+            requests=self._requests,
             fallback=self._fallback,
             dropped_lines=self._dropped_lines,
         )
@@ -291,17 +293,17 @@ class _SummaryWriter:
         return self._bounded(update(summary, extract(messages)) or summary)
 
     def _bounded(self, summary: Summary) -> Summary:
-        short = bounded(summary, self._most, self._tokens)
+        short = bounded(summary, self._max_tokens, self._tokens)
         self._dropped_lines += summary.count - short.count
         return short
 
     def _unread(self, messages: Sequence[Message]) -> int:
         """Return the number of oldest messages that are only quoted; nearly always 0."""
-        left = MOST_QUESTIONS * self._size // 2
+        tokens_left = MOST_QUESTIONS * self._size // 2
         texts = list(transcript(messages, self._size // 4, self._tokens))
         for index in range(len(texts) - 1, -1, -1):
-            left -= self._tokens.text(texts[index])
-            if left < 0:
+            tokens_left -= self._tokens.text(texts[index])
+            if tokens_left < 0:
                 return index + 1
         return 0
 
@@ -311,29 +313,29 @@ class _SummaryWriter:
         """Return how many messages (at least one) fit into a question, and the question."""
         known = render(summary, labelled=True) or "(nothing yet)"
         head = f"Summary so far:\n{known}\n\nNext part of the conversation:\n"
-        left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
-        said: list[str] = []
+        tokens_left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
+        texts: list[str] = []
         # A message takes at least four tokens, so later ones cannot fit.
-        near = waiting[: max(left // 4, 1)]
-        for text in transcript(near, max(left // 4, 32), self._tokens):
-            left -= self._tokens.text(text) + 1
-            if said and left < 0:
+        near = waiting[: max(tokens_left // 4, 1)]
+        for text in transcript(near, max(tokens_left // 4, 32), self._tokens):
+            tokens_left -= self._tokens.text(text) + 1
+            if texts and tokens_left < 0:
                 break
-            said.append(text)
+            texts.append(text)
         question = [
             {"role": "system", "content": INSTRUCTIONS},
-            {"role": "user", "content": head + "\n".join(said)},
+            {"role": "user", "content": head + "\n".join(texts)},
         ]
-        return len(said), question
+        return len(texts), question
 
     def _answer(
         self, ask: CompletionFunction, question: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any] | None:
         """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
-        self._asked += 1
+        self._requests += 1
         try:
-            said = ask(question, schema=SCHEMA, max_tokens=max(256, self._most))
-            said = check_answer(said, COMPLETION_SIGNATURE)
+            answer = ask(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
+            answer = check_answer(answer, COMPLETION_SIGNATURE)
         except Exception as error:
             # Any error of a client must still lead to a summary.
             if read_overflow(error) is not None and self._size > _SMALLEST:
@@ -344,27 +346,27 @@ class _SummaryWriter:
             # Without the error's text: some clients put API keys into it.
             self._fallback = f"the model failed with {type(error).__name__}"
             return None
-        return read_object(said) if isinstance(said, str) else None
+        return read_object(answer) if isinstance(answer, str) else None
 
 
 class _TooLong(Exception):
     """The question must be shortened and asked again."""
 
 
-def transcript(messages: Sequence[Message], most: int, tokens: Tokens) -> Iterator[str]:
-    """Yield a text for each message, at most about `most` tokens, for the model to read."""
+def transcript(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> Iterator[str]:
+    """Yield a text for each message, in about `max_tokens` tokens, for the model to read."""
     bodies = [body_of(message) for message in messages]
     asked_by = _calls_by_result(bodies)
     for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
-        said = []
+        parts = []
         for place, result in enumerate(results_of(body)):
             call = asked_by.get((index, place))
-            said.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
-        said.append(text_parts_of(body))
-        said += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
-        text = "\n".join(filter(None, said))
-        if tokens.text(text) > most:
-            text = cut_middle(text, most, tokens, mark=pointer(text, message.seq, tokens))
+            parts.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
+        parts.append(text_parts_of(body))
+        parts += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
+        text = "\n".join(filter(None, parts))
+        if tokens.text(text) > max_tokens:
+            text = cut_middle(text, max_tokens, tokens, mark=pointer(text, message.seq, tokens))
         yield f"[{message.seq}] {role_of(body) or 'note'}: {text}"
 
 
@@ -378,8 +380,8 @@ def extract(messages: Sequence[Message]) -> dict[str, Any]:
     for index, body in enumerate(bodies):
         for place, result in enumerate(results_of(body)):
             call = asked_by.get((index, place))
-            made = f"{call.name}({_clip(_arguments(call), 80)})" if call else "a tool"
-            outcomes.append(f"{made}: {_clip(text_of(result.content), 120)}")
+            call_text = f"{call.name}({_clip(_arguments(call), 80)})" if call else "a tool"
+            outcomes.append(f"{call_text}: {_clip(text_of(result.content), 120)}")
         text = _clip(text_parts_of(body), _QUOTE)
         if text and role_of(body) == "user":
             facts.append(QUOTED + text)
@@ -400,5 +402,5 @@ def _arguments(call: ToolCall) -> str:
 
 
 def _clip(text: str, longest: int) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= longest else words[: longest - 1] + "…"
+    line = " ".join(text.split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"

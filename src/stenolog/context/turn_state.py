@@ -108,8 +108,8 @@ def turn_state(history: Sequence[Message]) -> TurnState:
     calls = [(index, calls_of(bodies[index])) for index in after]
     without = [
         (index, call)
-        for index, made in calls
-        for place, call in enumerate(made)
+        for index, message_calls in calls
+        for place, call in enumerate(message_calls)
         if (index, place) not in answers
     ]
     # A new user message abandons the client calls before it.
@@ -132,7 +132,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
             for index, call in without
             if call.id and index <= last_said and call.id in client_call_ids(bodies[index])
         ),
-        has_calls=any(made for _, made in calls),
+        has_calls=any(message_calls for _, message_calls in calls),
     )
 
 

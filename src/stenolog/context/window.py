@@ -110,12 +110,12 @@ def context_too_small(parts: RequiredTokens, limits: Limits) -> ContextTooSmall:
         "the rest of its turn": parts.skeleton,
     }
     largest = max(named, key=lambda name: named[name])
-    taken = ", ".join(f"{name} {tokens:,}" for name, tokens in named.items() if tokens)
+    listed = ", ".join(f"{name} {tokens:,}" for name, tokens in named.items() if tokens)
     advice = f"or shorten {largest}"
     if limits.answer > parts.total:
         advice = f"or lower reserve, which keeps {limits.answer:,} free for the answer"
     return ContextTooSmall(
-        f"max_context_tokens={limits.max_context_tokens:,} is too small: {taken}, "
+        f"max_context_tokens={limits.max_context_tokens:,} is too small: {listed}, "
         f"and {limits.answer:,} for the answer; {least}, {advice}",
         needed=needed,
         limit=limits.max_context_tokens,
@@ -202,10 +202,10 @@ class _Request(Struct, frozen=True, kw_only=True):
             # Joined texts may take more tokens than separate ones; then try again with less.
             slack = 0
             for _ in range(_TRIES):
-                made = self._try(entries, summary, memory, budget - slack)
-                if made is None:
+                attempt = self._try(entries, summary, memory, budget - slack)
+                if attempt is None:
                     break
-                messages, chosen = made
+                messages, chosen = attempt
                 cost = sum(self.tokens.message(message) for message in messages)
                 if cost <= budget:
                     return Window(
@@ -222,13 +222,13 @@ class _Request(Struct, frozen=True, kw_only=True):
 
     def _headings(self) -> list[tuple[str, str]]:
         """Return the summary and memory to try, best first. Both give way before messages do."""
-        most = self.limits.summary()
-        whole = self.summary
-        if self.tokens.text(whole) > most:
-            whole = cut_middle(whole, most, self.tokens, mark="[… cut]")
-        short = cut_middle(whole, most // 4, self.tokens, mark="[… cut]") if whole else ""
-        found = [(whole, self.memory), (whole, ""), (short, ""), ("", "")]
-        return list(dict.fromkeys(found))
+        limit = self.limits.summary()
+        summary = self.summary
+        if self.tokens.text(summary) > limit:
+            summary = cut_middle(summary, limit, self.tokens, mark="[… cut]")
+        short = cut_middle(summary, limit // 4, self.tokens, mark="[… cut]") if summary else ""
+        attempts = [(summary, self.memory), (summary, ""), (short, ""), ("", "")]
+        return list(dict.fromkeys(attempts))
 
     def _try(
         self, entries: Sequence[RequestMessage], summary: str, memory: str, budget: int
@@ -260,16 +260,16 @@ class _Request(Struct, frozen=True, kw_only=True):
             turns.setdefault(entry.turn, []).append(entry)
         older = list(turns.values())
         newest = older.pop()
-        left = budget - self._cost((), newest)
-        if left < 0:
+        remaining = budget - self._cost((), newest)
+        if remaining < 0:
             short = shorten_turn(newest, budget, self.tokens)
             if short is None:
                 return None
-            gone = sum(map(len, older)) + len(short.left_out)
-            return _Selection(entries=short.entries, elided=short.elided, left_out=gone)
+            dropped = sum(map(len, older)) + len(short.left_out)
+            return _Selection(entries=short.entries, elided=short.elided, left_out=dropped)
         chosen = [newest]
-        while older and (cost := self._cost((), older[-1])) <= left:
-            left -= cost
+        while older and (cost := self._cost((), older[-1])) <= remaining:
+            remaining -= cost
             chosen.insert(0, older.pop())
         kept = [entry for turn in chosen for entry in turn]
         return _Selection(entries=kept, left_out=sum(map(len, older)))
@@ -283,13 +283,13 @@ class _Request(Struct, frozen=True, kw_only=True):
         texts = [self.system]
         if summary:
             # A summary quotes messages, which must not be able to end it or start another.
-            told = _SUMMARY_MARKER.sub("(", summary)
-            texts.append(f"{SUMMARY_BEGINS}\n{told}\n{SUMMARY_ENDS}")
+            escaped = _SUMMARY_MARKER.sub("(", summary)
+            texts.append(f"{SUMMARY_BEGINS}\n{escaped}\n{SUMMARY_ENDS}")
         if left_out:
             texts.append(f"[{left_out:,} earlier messages are left out here; the log has them]")
         texts.append(memory)
-        said = "\n\n".join(text for text in texts if text.strip())
-        return [{"role": "system", "content": said}] if said else []
+        content = "\n\n".join(text for text in texts if text.strip())
+        return [{"role": "system", "content": content}] if content else []
 
     def _parts(self, entries: Sequence[RequestMessage], tools: int) -> RequiredTokens:
         last = [entry for entry in entries if entry.turn == entries[-1].turn]

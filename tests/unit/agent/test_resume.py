@@ -232,7 +232,7 @@ def test_message_waits_for_the_answer_of_another_process(store: str, tmp_path: P
     asyncio.run(main())
 
 
-def test_resume_within_zero_closes_every_turn(tmp_path: Path) -> None:
+def test_negative_resume_within_closes_every_turn(tmp_path: Path) -> None:
     _left("jsonl", tmp_path, _said("Hello?"))
 
     async def main() -> None:

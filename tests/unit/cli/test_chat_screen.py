@@ -26,7 +26,7 @@ from stenolog.context.summarize import SummaryReport
 from stenolog.providers.chat_model import Usage
 
 COMPACTION = SummaryReport(
-    key="k", why="tokens", first=1, last=8, count=8, tokens_before=900, tokens_after=300
+    key="k", reason="tokens", first=1, last=8, count=8, tokens_before=900, tokens_after=300
 )
 DONE = Answer(key="k", text="Hello.", outcome="answered", seq=2)
 

@@ -37,7 +37,7 @@ class Loop:
 
     @property
     def whys(self) -> list[str]:
-        return [event.why for event in self.told]
+        return [event.reason for event in self.told]
 
 
 class Server:
@@ -163,7 +163,7 @@ def test_errors_of_on_event_are_logged(store: Store, caplog: pytest.LogCaptureFi
     store.add_messages(KEY, talk(6))
     done = loop.context.summarize_if_needed(KEY)
     assert done is not None
-    assert "on_event failed after a compaction of 'cli:default': RuntimeError" in caplog.text
+    assert "on_event failed after a summary of 'cli:default': RuntimeError" in caplog.text
     assert loop.context.call(KEY, lambda _: "paid for", usage=fails) == "paid for"
     assert "could not be taken in: RuntimeError('screen is off')" in caplog.text
 
@@ -253,7 +253,7 @@ def test_missing_results_count_as_they_are_sent(store: Store) -> None:
     store.add_messages(KEY, [*lost, user("q" * 4 * left)])
     done = Loop(store).context.summarize_if_needed(KEY)
     assert done is not None
-    assert done.why == "tokens"
+    assert done.reason == "tokens"
 
 
 def test_fields_that_are_not_sent_trigger_no_summary(store: Store) -> None:

@@ -28,43 +28,43 @@ def test_no_plan_below_both_limits() -> None:
 def test_plan_because_of_tokens() -> None:
     plan = planned(talk(4, size=1_000))
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
     assert plan.tokens_after <= SMALL.room // 2
 
 
 def test_plan_because_of_the_message_count() -> None:
     plan = planned(talk(6))
     assert plan is not None
-    assert plan.why == "count"
+    assert plan.reason == "count"
     assert plan.kept == 4  # whole turns, at most half of ten
     assert (plan.messages[0].seq, plan.upto) == (1, 8)
 
 
 def test_manual_plan_hides_half() -> None:
-    plan = planned(talk(4), asked="manual")
+    plan = planned(talk(4), trigger="manual")
     assert plan is not None
-    assert (plan.why, plan.kept) == ("manual", 2)
-    assert planned(talk(1), asked="manual") is None
+    assert (plan.reason, plan.kept) == ("manual", 2)
+    assert planned(talk(1), trigger="manual") is None
 
 
 def test_overflow_plan_hides_more_than_half() -> None:
-    plan = planned(talk(4), asked="overflow")
+    plan = planned(talk(4), trigger="overflow")
     assert plan is not None
-    assert plan.why == "overflow"
+    assert plan.reason == "overflow"
     assert plan.tokens_after <= plan.tokens_before // 2
 
 
 def test_plan_because_the_window_left_messages_out() -> None:
     plan = planned(talk(4), overfull=True)
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
 
 
 def test_fixed_tokens_count_for_the_plan() -> None:
     assert planned(talk(4, size=400)) is None
     plan = planned(talk(4, size=400), fixed=1_600)
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
     assert plan.tokens_before > 1_600
 
 
@@ -72,13 +72,13 @@ def test_after_an_undo_only_tokens_cause_a_plan() -> None:
     assert planned(talk(6), undone=True) is None
     plan = planned(talk(6, size=1_000), undone=True)
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
 
 
 def test_single_turn_is_never_cut() -> None:
     turn = [user("a"), *[message for n in range(30) for message in _step(n)]]
     assert planned(turn) is None
-    assert planned([*turn, assistant("done")], asked="overflow") is None
+    assert planned([*turn, assistant("done")], trigger="overflow") is None
     plan = planned([*talk(1), *turn])
     assert plan is not None
     assert plan.upto == 2
@@ -99,7 +99,7 @@ def _step(number: int) -> list[dict[str, Any]]:
 )
 def test_every_plan_hides_messages_and_cuts_at_a_turn(
     history: list[dict[str, Any]],
-    asked: Trigger,
+    trigger: Trigger,
     tokens: int,
     count: int,
     fixed: int,
@@ -115,7 +115,7 @@ def test_every_plan_hides_messages_and_cuts_at_a_turn(
         fixed=fixed,
         limits=limits,
         tokens=CHEAP,
-        asked=asked,
+        trigger=trigger,
         undone=undone,
     )
     begins = [turn.first for turn in find_turns(history)]
@@ -129,7 +129,7 @@ def test_every_plan_hides_messages_and_cuts_at_a_turn(
         return sum(CHEAP.message(body) for begin, body in sent if begin >= first)
 
     if plan is None:
-        if asked == "auto" and len(begins) > 1:
+        if trigger == "auto" and len(begins) > 1:
             assert taken(0) + CHEAP.text(summary) <= limits.history(fixed)
             assert undone or len(messages) <= count
         return
@@ -145,10 +145,10 @@ def test_every_plan_hides_messages_and_cuts_at_a_turn(
         assert taken(cut) + plan.summary_tokens <= limits.history(fixed) // 2
 
 
-@pytest.mark.parametrize("asked", ["auto", "manual", "overflow"])
-def test_no_plan_is_needed_after_a_plan(asked: Trigger) -> None:
+@pytest.mark.parametrize("trigger", ["auto", "manual", "overflow"])
+def test_no_plan_is_needed_after_a_plan(trigger: Trigger) -> None:
     history = talk(30, size=200)
-    plan = planned(history, asked=asked)
+    plan = planned(history, trigger=trigger)
     assert plan is not None
     left = stored(history)[len(plan.messages) :]
     summary = "s" * 4 * plan.summary_tokens

@@ -42,7 +42,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def planned(store: Store, asked: Trigger = "auto") -> SummaryPlan | None:
+def planned(store: Store, trigger: Trigger = "auto") -> SummaryPlan | None:
     seen = session_state(store, KEY)
     return plan_summary(
         seen.history,
@@ -51,15 +51,15 @@ def planned(store: Store, asked: Trigger = "auto") -> SummaryPlan | None:
         uid=seen.uid,
         limits=LIMITS,
         tokens=CHEAP,
-        asked=asked,
+        trigger=trigger,
         undone=seen.undone,
     )
 
 
 def carried_out(
-    store: Store, ask: CompletionFunction | None = None, asked: Trigger = "auto"
+    store: Store, ask: CompletionFunction | None = None, trigger: Trigger = "auto"
 ) -> SummaryReport | None:
-    plan = planned(store, asked)
+    plan = planned(store, trigger)
     assert plan is not None
     return apply_plan(store, KEY, plan, ask=ask, limits=LIMITS, tokens=CHEAP)
 
@@ -71,7 +71,7 @@ def seqs(store: Store) -> list[int]:
 def test_plan_becomes_one_checkpoint_and_one_report(store: Store) -> None:
     done = carried_out(store, ScriptedCompletion([NEW]))
     assert done is not None
-    assert (done.key, done.why, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
+    assert (done.key, done.reason, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
     assert done.tokens_after < done.tokens_before
     assert done.fallback == ""
     assert "12 messages (seq 1–12) were summarized: about" in str(done)
@@ -110,13 +110,13 @@ def test_after_an_undo_the_message_count_triggers_no_summary(store: Store) -> No
     store.add_messages(KEY, [*talk(1, size=9_000), *talk(1)])
     plan = planned(store)
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
     assert apply_plan(store, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is not None
     assert not session_state(store, KEY).undone
     store.add_messages(KEY, talk(8))
     plan = planned(store)
     assert plan is not None
-    assert plan.why == "count"
+    assert plan.reason == "count"
 
 
 def test_two_undone_summaries_are_recognized(store: Store) -> None:
@@ -391,7 +391,7 @@ def test_visible_messages_are_no_longer_withdrawn(store: Store) -> None:
     store.undo(KEY)
     store.undo(KEY)
     assert len(seqs(store)) == 16
-    carried_out(store, asked="manual")
+    carried_out(store, trigger="manual")
     assert withdrawn_seqs(store.info(KEY).meta) == []
 
 

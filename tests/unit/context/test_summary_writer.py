@@ -32,7 +32,9 @@ def made(
 ) -> tuple[SummaryResult, ScriptedCompletion]:
     model = ScriptedCompletion(answers)
     ask = model if answers else None
-    done = write_summary(stored(history), previous, ask=ask, most=most, limits=limits, tokens=CHEAP)
+    done = write_summary(
+        stored(history), previous, ask=ask, max_tokens=most, limits=limits, tokens=CHEAP
+    )
     return done, model
 
 
@@ -50,7 +52,7 @@ def test_each_chunk_fits_the_model_and_has_the_summary_so_far() -> None:
     history = talk(30, size=300)
     answers = [json.dumps({"facts": [f"chunk {n}"], "last_state": "on"}) for n in range(20)]
     done, model = made(history, *answers)
-    assert 2 < done.asked == len(model.asked) < 20
+    assert 2 < done.requests == len(model.asked) < 20
     for number, asked in enumerate(model.asked):
         assert sum(map(CHEAP.message, asked)) <= LIMITS.room + 16
         assert "The cat is called Ivo" in asked[-1]["content"]
@@ -58,7 +60,7 @@ def test_each_chunk_fits_the_model_and_has_the_summary_so_far() -> None:
     seen = "".join(asked[-1]["content"] for asked in model.asked)
     assert all(f"question {n} " in seen and f"answer {n} " in seen for n in range(30))
     facts = parse(done.text).facts
-    assert facts == ("The cat is called Ivo", *(f"chunk {n}" for n in range(done.asked)))
+    assert facts == ("The cat is called Ivo", *(f"chunk {n}" for n in range(done.requests)))
 
 
 @pytest.mark.parametrize(
