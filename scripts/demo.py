@@ -65,7 +65,7 @@ class Demo:
             agent.say("What do cake and coffee cost?", id="m2")
         roles = [message.role for message in history(MONDAY)]
         expect(roles.count("user") == 2, "both messages are in the log")
-        expect(not turn_state(history(MONDAY)).unfinished, "and both are answered")
+        expect(not turn_state(history(MONDAY)).is_unfinished, "and both are answered")
         if self._scripted:
             calls = ["user", "assistant", "tool", "tool", "assistant"]
             expect(roles[-5:] == calls, "with the tool calls and their results")
@@ -87,7 +87,7 @@ class Demo:
         tell("  Killed with SIGKILL: nothing could be flushed or closed.")
         left = turn_state(history(MONDAY))
         expect(_times_said(ORDER) == 1, "the message was stored before the model was called")
-        expect(left.unfinished, "the log shows that its turn is not finished")
+        expect(left.is_unfinished, "the log shows that its turn is not finished")
         if self._scripted:
             calls = [call.name for call in left.open_calls]
             expect(len(_orders()) == 1, "the shop has received the order")
@@ -105,7 +105,7 @@ class Demo:
         after = history(MONDAY)
         [asked] = [message for message in after if message.content == ORDER]
         answer = answer_to(after, asked.seq)
-        expect(not turn_state(after).unfinished, "the turn is finished")
+        expect(not turn_state(after).is_unfinished, "the turn is finished")
         expect(outcome == "again", "the message was not answered twice")
         told = answer is not None and _on_one_line(answer.content) == words
         expect(told, "the stored answer was returned again")
@@ -137,7 +137,7 @@ class Demo:
         )
         seqs = [message.seq for message in everything]
         expect(seqs == list(range(1, len(seqs) + 1)), "and none is lost")
-        expect(not turn_state(shown).unfinished, "the page that overflowed is answered")
+        expect(not turn_state(shown).is_unfinished, "the page that overflowed is answered")
         tell("  The summary, and the number of hidden messages:")
         shell(f"steno show {MONDAY}", lines=6)
         shell(f"steno show {MONDAY} --all | grep -c hidden")

@@ -42,15 +42,14 @@ _PUBLIC_MODULES = (
 """Modules with public names that are not in this one."""
 
 if TYPE_CHECKING:
-    from stenolog.agent.instance import AgentInstance
+    from stenolog.agent.instance import AgentInstance, AgentRegistry
     from stenolog.agent.loop import AgentLoop
-    from stenolog.agent.registry import AgentRegistry
     from stenolog.agent.spec import AgentSpec
     from stenolog.agent.tools import tool
     from stenolog.agent.turn_events import InboundMessage
     from stenolog.catalog.index import open_catalog
-    from stenolog.context.budget import Limits
     from stenolog.context.context import Context
+    from stenolog.context.window import Limits
     from stenolog.memory.facade import Memory, open_memory
     from stenolog.sessions.session_manager import SessionManager
     from stenolog.sessions.session_store import JSONLBackend, SessionStore
@@ -69,7 +68,7 @@ else:
         {
             "AgentInstance": "stenolog.agent.instance",
             "AgentLoop": "stenolog.agent.loop",
-            "AgentRegistry": "stenolog.agent.registry",
+            "AgentRegistry": "stenolog.agent.instance",
             "AgentSpec": "stenolog.agent.spec",
             "AsyncStore": "stenolog.stores.async_store",
             "Context": "stenolog.context.context",
@@ -77,7 +76,7 @@ else:
             "InboundMessage": "stenolog.agent.turn_events",
             "JSONLBackend": "stenolog.sessions.session_store",
             "JSONLStore": "stenolog.stores.jsonl",
-            "Limits": "stenolog.context.budget",
+            "Limits": "stenolog.context.window",
             "Memory": "stenolog.memory.facade",
             "PostgresStore": "stenolog.stores.postgres",
             "SQLiteStore": "stenolog.stores.sqlite",

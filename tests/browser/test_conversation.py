@@ -154,7 +154,7 @@ def test_one_talks_to_the_agent(looking: Looking) -> None:
     assert "You said: **Hello there**" in page.evaluate("window.written")
     page.locator("#say textarea").fill("/context")
     page.keyboard.press("Enter")
-    expect(page.locator("#writing")).to_contain_text("tokens are sent to scripted")
+    expect(page.locator("#writing")).to_contain_text("Next request to scripted")
     page.locator("#say textarea").fill("/help")
     page.keyboard.press("Enter")
     expect(page.locator("#writing .words code").first).to_be_visible()

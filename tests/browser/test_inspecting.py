@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from stenolog.agent.spec import AgentSpec
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import install_command
 from stenolog.gateway.viewer.formatting import short
 from stenolog.memory.facade import open_memory

@@ -20,8 +20,8 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from stenolog.agent.instance import AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
 from stenolog.gateway.shared_state import Gateway

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summary import SECTIONS
+from stenolog.context.window import Limits
 from stenolog.memory.facade import Memory, open_memory
 from stenolog.memory.quotes import said
 from stenolog.providers.json_answers import read_object

@@ -20,8 +20,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from talk import SEED, TURNS, Fact, turns  # noqa: E402
 
 from stenolog.catalog import open_catalog  # noqa: E402
-from stenolog.context.budget import Limits  # noqa: E402
 from stenolog.context.context import Context  # noqa: E402
+from stenolog.context.window import Limits  # noqa: E402
 from stenolog.memory.consolidation import Consolidation  # noqa: E402
 from stenolog.memory.notes import Notes  # noqa: E402
 from stenolog.memory.recall import recall  # noqa: E402

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool
 from stenolog.agent.turn_events import Answer, Event, InboundMessage

@@ -13,9 +13,8 @@ from hypothesis.strategies import SearchStrategy
 from stenolog import InMemoryStore
 from stenolog.catalog.indexing import SessionReader, StampRules
 from stenolog.cli.show import message_fields, painter, print_message
-from stenolog.context import summary_writer, turn_state
-from stenolog.context.budget import Limits
-from stenolog.context.window import build_window
+from stenolog.context import summary, turn_state
+from stenolog.context.window import Limits, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.viewer import message_views as viewer
 from stenolog.gateway.viewer.turns_page import turns_of
@@ -103,7 +102,7 @@ def _window(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
         except ContextTooSmall:
             continue
     turn_state.turn_state(history)
-    list(summary_writer.transcript(history, 100, Tokens()))
+    list(summary.transcript(history, 100, Tokens()))
 
 
 def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:

@@ -17,8 +17,8 @@ from msgspec import inspect as types
 
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.workspace import DEFAULT as WORKSPACE
-from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
+from stenolog.context.window import Limits
 from stenolog.errors import UsageError, WrongSettings
 from stenolog.memory.facade import HALF_LIFE_DAYS, RECALL_TOKENS
 from stenolog.providers.openai_chat import OpenAIChat

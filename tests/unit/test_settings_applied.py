@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 import stenolog
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
 from stenolog.agent.turn_events import Answer, InboundMessage
-from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
+from stenolog.context.window import Limits
 from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings import conversion

@@ -9,7 +9,7 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import Channel
 from stenolog.channels.claims import Claims

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from stenolog.agent import turn_lease
+from stenolog.agent.scheduler import acquire_lease, renewed_lease
 from stenolog.agent.threads import Threads
 from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.base import Lease, Store
@@ -52,7 +52,7 @@ class Claims:
         async with lock:
             self._check_open()
             lease = await self._take(self._store, name, wait=wait)
-            async with turn_lease.renewed_lease(self._threads, lease, ttl=self.ttl, lost=lost):
+            async with renewed_lease(self._threads, lease, ttl=self.ttl, lost=lost):
                 yield
 
     async def note(self, name: str, **fields: Any) -> None:
@@ -91,7 +91,7 @@ class Claims:
     async def _take(self, store: Store, name: str, *, wait: bool) -> Lease:
         while True:
             try:
-                return await turn_lease.acquire_lease(self._threads, store, name, ttl=self.ttl)
+                return await acquire_lease(self._threads, store, name, ttl=self.ttl)
             except NoSuchSession:
                 await self._threads.run(store.set_meta, name, title=name)
             except StoreBusy:

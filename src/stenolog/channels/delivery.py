@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import Answer
 from stenolog.agent.turn_ownership import read_forked_at
 from stenolog.catalog.entries import Entry

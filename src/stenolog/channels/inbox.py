@@ -21,7 +21,7 @@ from stenolog.agent import commands
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CLOSING, TAKEN_OVER
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import Answer, Event, InboundMessage, MessageStored, SaveFailed
 from stenolog.channels.channel import Arrival, Place, Taken
 from stenolog.channels.claims import Claims, said_in
@@ -517,7 +517,7 @@ class _Hearing:
             if self._arrival.origin is not None and self._typing is None:
                 self._typing = asyncio.create_task(self._inbox.keep_typing(self._arrival.origin))
         elif isinstance(event, SaveFailed):
-            self.not_saved = event.words
+            self.not_saved = event.text
 
     async def _end(self) -> None:
         await cancel_and_wait(one for one in (self._typing, self._task) if one is not None)

@@ -29,7 +29,7 @@ from telegram.error import (
 )
 from telegram.request import HTTPXRequest
 
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.channels.channel import (
     AllowList,
     Arrival,

@@ -12,9 +12,8 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.config import Options, settings_of

@@ -55,7 +55,7 @@ def first_line(text: str) -> str:
 
 def words_of_compaction(compaction: SummaryReport) -> str:
     """Describe a summary that was made, and how to undo it."""
-    done = str(compaction).removesuffix("; undo brings them back")
+    done = str(compaction).removesuffix("; undo shows them again")
     return f"{done}. Use /undo to restore them."
 
 
@@ -70,10 +70,10 @@ class Unsaved:
     def words(self, event: SaveFailed) -> str:
         """Return the problem, its cause and the remedy; empty if it was already reported."""
         self._count = event.count
-        if event.words == self._why:
+        if event.text == self._why:
             return ""
-        self._why, self._told = event.words, event.count
-        return f"{self._how_many()} {error_sentence(event.words)}"
+        self._why, self._told = event.text, event.count
+        return f"{self._how_many()} {error_sentence(event.text)}"
 
     def saved(self) -> None:
         """Reset, because all messages are saved now."""
@@ -98,7 +98,7 @@ def words_of_saved(event: SaveRecovered) -> str:
 
 def is_break_off(event: Notice) -> bool:
     """Whether the event reports that the answer broke off, so it need not be reported again."""
-    return "what was said is kept" in event.words
+    return "the text so far is kept" in event.text
 
 
 def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) -> str:

@@ -210,7 +210,7 @@ class Screen:
                 self._say(f"✓ {words_of_saved(event)}", "green")
             case Notice():
                 self._broke_off = self._broke_off or is_break_off(event)
-                self._say(f"! {sentence(event.words)}", _WARNING)
+                self._say(f"! {sentence(event.text)}", _WARNING)
             case UsageReported():
                 pass
 

@@ -246,7 +246,7 @@ class Conversation:
         laid_out = self._opened.settings.cli.markdown
         self.line.show(past_lines(history, self._console, markdown=laid_out))
         own_after = read_forked_at(sessions, self.key)
-        if turn_state(history).unfinished and is_own_turn(history, after=own_after):
+        if turn_state(history).is_unfinished and is_own_turn(history, after=own_after):
             self.say("The last turn was interrupted. Resuming it.", "yellow")
             self.line.show([""])
             self._said = True

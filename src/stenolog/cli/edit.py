@@ -36,8 +36,7 @@ from stenolog.stores.open_store import address, open_store
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import Opened
-    from stenolog.context.plan import SummaryPlan
-    from stenolog.context.summarize import SummaryReport
+    from stenolog.context.summarize import SummaryPlan, SummaryReport
 
 
 _OPERATIONS: Final = {
@@ -331,15 +330,14 @@ async def _summarize(
 async def _make_summary(opened: "Opened", key: str) -> "SummaryReport | None":
     async def change(_: object) -> "SummaryReport | None":
         model = await opened.loop.run(opened.agent.model_of, key)
-        return await opened.loop.ask(opened.agent.context(model).summarize, key)
+        return await opened.loop.run_model(opened.agent.context(model).summarize, key)
 
     return await opened.loop.change(key, change, agent=opened.agent.id)
 
 
 def _plan_summary(opened: "Opened", key: str) -> "SummaryPlan | None":
     """Return the plan of a summary made now, or None if there is nothing to summarize."""
-    from stenolog.context.plan import plan_summary
-    from stenolog.context.summarize import session_state
+    from stenolog.context.summarize import plan_summary, session_state
 
     agent = opened.agent
     context = agent.context(agent.model_of(key))
@@ -350,11 +348,11 @@ def _plan_summary(opened: "Opened", key: str) -> "SummaryPlan | None":
         summary=seen.summary,
         floor=seen.floor,
         uid=seen.uid,
-        fixed=tokens.tools(agent.definitions) + tokens.message(system),
+        fixed=tokens.tools(agent.tool_definitions) + tokens.message(system),
         limits=context.limits,
         needs=agent.spec.needs,
         tokens=tokens,
-        asked="manual",
+        trigger="manual",
         undone=seen.undone,
         keep_from=seen.unanswered_from,
     )
@@ -396,7 +394,7 @@ def _summary_report(key: str, done: "SummaryReport | None") -> tuple[dict[str, A
         tokens_after=done.tokens_after,
         fallback=done.fallback or None,
     )
-    words = str(done).removesuffix("; undo brings them back")
+    words = str(done).removesuffix("; undo shows them again")
     why = f" {error_sentence(done.fallback)}" if done.fallback else ""
     undo = one_line(f"`steno undo {shlex.quote(key)}`")
     return fields, f"{words}. {undo} restores them.{why}"

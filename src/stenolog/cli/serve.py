@@ -97,8 +97,8 @@ async def _serve(settings: "Settings", options: Options) -> int:
         raise click.ClickException(
             f"The gateway is an extra: {install_command('gateway')}"
         ) from error
+    from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
-    from stenolog.agent.registry import AgentRegistry
     from stenolog.channels.channel_group import Channels
     from stenolog.cli.agents import Signals, open_agents, words_of_left
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from stenolog.agent.commands import new_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import (
     Answer,
     Event,
@@ -33,9 +33,9 @@ from stenolog.agent.turn_events import (
     Notice,
     TextDelta,
     ThinkingDelta,
+    TurnOptions,
     UsageReported,
 )
-from stenolog.agent.turn_options import TurnOptions
 from stenolog.codec import MAX_TOKEN_BYTES, check_key, encode_object
 from stenolog.context.window import build_window
 from stenolog.errors import ContextTooSmall, ModelRefused, StenologError, UsageError
@@ -106,7 +106,7 @@ async def answered_only(
             async for delta in deltas:
                 reply.add(delta)
                 if delta.notice:
-                    on_event(Notice(words=delta.notice))
+                    on_event(Notice(text=delta.notice))
                 if delta.reasoning:
                     on_event(ThinkingDelta(text=delta.reasoning))
                 if delta.text:

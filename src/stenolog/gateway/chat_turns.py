@@ -12,8 +12,13 @@ from msgspec import Struct
 from stenolog.agent.history_changes import find_view, replace_history
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Answer, EventHandler, InboundMessage
-from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
+from stenolog.agent.turn_events import (
+    DEFAULT_OPTIONS,
+    Answer,
+    EventHandler,
+    InboundMessage,
+    TurnOptions,
+)
 from stenolog.catalog.message_metadata import mark_received, mark_request, request_of
 from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.errors import (
@@ -172,7 +177,7 @@ def _look(
 
 def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
     """Return the new messages without repeated results. Raise UsageError for unknown results."""
-    waiting = {call.id for call in turn_state(shown).of_client}
+    waiting = {call.id for call in turn_state(shown).client_calls}
     given = {
         (result.id, str(result.content))
         for message in shown

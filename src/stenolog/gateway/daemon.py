@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from starlette.routing import BaseRoute
 
 from stenolog.agent.scheduler import CloseReport
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import Answer
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.access_token import Token

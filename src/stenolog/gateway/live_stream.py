@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.errors import NoSuchSession, SessionDeleted, UsageError
 from stenolog.gateway.api_types import MessageShown, OfAgent, encoded, sse_data
 from stenolog.gateway.limits import Held

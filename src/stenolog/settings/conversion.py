@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Final
 
 from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
-from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
+from stenolog.context.window import Limits
 from stenolog.errors import UsageError
 from stenolog.providers.chat_model import ChatModel
 from stenolog.settings.model_selection import (

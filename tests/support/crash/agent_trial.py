@@ -73,7 +73,7 @@ class AgentTrial:
         agent.send(do="resume")
         agent.until("all resumed", 1)
         for key, history in self._histories(full=False).items():
-            assert not turn_state(history).unfinished, (key, turn_state(history))
+            assert not turn_state(history).is_unfinished, (key, turn_state(history))
         for id, (key, text) in self._sent.items():
             agent.send(key=key, id=id, text=text)
         self._heard(agent.end())
@@ -124,7 +124,7 @@ class AgentTrial:
             found = turn_state(history)
             if found.open_calls:
                 self.struck["in a tool"] += 1
-            elif found.in_tools:
+            elif found.has_calls:
                 self.struck["between tools and answer"] += 1
             elif found.unanswered:
                 self.struck["before the answer"] += 1

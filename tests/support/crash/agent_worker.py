@@ -15,9 +15,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool, tool
 from stenolog.agent.turn_events import (
@@ -30,7 +29,7 @@ from stenolog.agent.turn_events import (
     ToolFinished,
     ToolStarted,
 )
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.providers.openai_chat import OpenAIChat
 
 
@@ -47,7 +46,7 @@ def _teller(id: str) -> EventHandler:
         match event:
             case SaveFailed():
                 unsaved = True
-                _say("unsaved", id, event.words)
+                _say("unsaved", id, event.text)
             case ModelCalled():
                 _say("asked" if unsaved or not id else "ack", id)
             case TextDelta():
@@ -133,7 +132,7 @@ async def _main(where: str, url: str, journal: Path, ttl: float, resume_within: 
     )
     _say("open")
     await _Worker(loop).work(lines)
-    await loop.quiet()
+    await loop.wait_until_idle()
     _say("left", str(await loop.close()))
 
 

@@ -11,9 +11,8 @@ import httpx2
 from msgspec.structs import replace
 from starlette.routing import BaseRoute
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import Tool
 from stenolog.agent.turn_events import Answer
@@ -123,7 +122,7 @@ class Served:
 
     def quiet(self) -> None:
         """Wait until everything that follows an answer is done."""
-        asyncio.run_coroutine_threadsafe(self.loop.quiet(), self._event_loop).result(30)
+        asyncio.run_coroutine_threadsafe(self.loop.wait_until_idle(), self._event_loop).result(30)
 
     def client(self, **headers: str) -> httpx2.Client:
         """A client that has the token."""

@@ -10,9 +10,8 @@ from urllib.parse import quote
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.gateway.app import HEALTH
 from stenolog.gateway.error_responses import HANDLERS
 from stenolog.gateway.openapi import VERSION, routes, with_document

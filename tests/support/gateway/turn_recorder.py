@@ -15,7 +15,7 @@ CALLS: Final = tuple(
     for name in (*vars(Store), "mark", "add_group", "purge_trash")
     if not name.startswith("_") and name not in ("close", "follow", "health")
 )
-BACKGROUND: Final = ("_settle", "_renew", "resume", "BackgroundNotes", "Daemon.")
+BACKGROUND: Final = ("_after_answer", "_renew", "resume", "BackgroundNotes", "Daemon.")
 """Parts of the names of coroutines that run beside a turn or after its answer."""
 
 

@@ -69,7 +69,7 @@ def test_clear_does_not_hide_a_message_that_arrives_after_it(
         async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
             await say(loop, "early")
             cleared, late = await _say_at_the_lease(loop, "/clear", monkeypatch)
-            assert "is hidden" in cleared.text
+            assert "are hidden" in cleared.text
             assert (late.outcome, late.text) == ("answered", "to late")
             assert _contents(loop) == ["late", "to late"]
 
@@ -111,7 +111,7 @@ def test_clear_is_refused_while_a_message_is_being_stored(
             await asyncio.to_thread(begun.wait, 30)
             cleared = await say(loop, "/clear")
             go_on.set()
-            assert "An answer is being written" in cleared.text
+            assert "An answer is in progress" in cleared.text
             assert (await asking).text == "to early"
             assert _contents(loop) == ["early", "to early"]
 
@@ -159,7 +159,7 @@ def test_rewrite_changes_nothing_if_a_message_arrives(store: str, tmp_path: Path
 
 
 @with_store
-def test_clear_keeps_a_message_that_is_stored_while_it_looks(
+def test_clear_keeps_a_message_stored_while_it_reads_the_last_seq(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message is sent after the command, but stored before the command reads the last seq."""
@@ -188,7 +188,7 @@ def test_clear_keeps_a_message_that_is_stored_while_it_looks(
             late = await asyncio.wait_for(asking[0], 30)
             assert late.text == "to late"
             # The message may have taken the turn first.
-            hidden = ["late", "to late"] if "is hidden" in cleared.text else None
+            hidden = ["late", "to late"] if "are hidden" in cleared.text else None
             assert _contents(loop) == (hidden or ["early", "to early", "late", "to late"])
 
     asyncio.run(main())

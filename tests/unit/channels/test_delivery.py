@@ -430,7 +430,7 @@ def test_two_gateways_that_deliver_the_same_answer_send_it_once(store: str, tmp_
             agent_loop(store, tmp_path, []) as two,
         ):
             answer = await one.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
-            await one.quiet()
+            await one.wait_until_idle()
             # Both look before either writes, unless one waits for the other.
             barrier = threading.Barrier(2)
             for loop in (one, two):

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.tools import Tool, tool
 from stenolog.agent.turn_events import Answer, ignore_event
 from stenolog.catalog.message_metadata import mark_model, mark_received, origin_of

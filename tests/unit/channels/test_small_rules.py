@@ -169,7 +169,7 @@ def test_only_what_is_on_this_machine_is_reached_without_a_proxy() -> None:
 
 def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:
     assert words_for(Answer(key="k", text=CLOSING, outcome="failed")) == ""
-    taken_over = "another process has taken this turn over"
+    taken_over = "Another process has taken over this turn."
     assert words_for(Answer(key="k", text=taken_over, outcome="failed")) == ""
     told = words_for(Answer(key="k", text="at 10.0.0.7: no", outcome="failed"))
     assert told == "I could not answer: something went wrong. Your message is saved."

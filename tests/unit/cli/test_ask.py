@@ -223,7 +223,7 @@ def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture
         ToolStarted(id="1", name="now", arguments="{}"),
         ToolFinished(id="1", name="now", text="noon\nsharp", failed=False, seconds=0.1),
         TextDelta(text="It is \x1b[2Jnoon."),
-        SaveFailed(count=1, words="the disk is full"),
+        SaveFailed(count=1, text="the disk is full"),
     ):
         teller.tell(event)
     teller.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
@@ -238,11 +238,11 @@ def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture
 
 def test_an_answer_that_broke_off_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     for once, told in (
-        (False, ["gpt-5 broke off; what was said is kept, /retry asks again."]),
-        (True, ["gpt-5 broke off; what was said is kept.", "`steno chat k` goes on."]),
+        (False, ["gpt-5 broke off; the text so far is kept, /retry asks again."]),
+        (True, ["gpt-5 broke off; the text so far is kept.", "`steno chat k` goes on."]),
     ):
         teller = Teller(Meter("m"), talkative=False, once=once)
-        teller.tell(Notice(words="gpt-5 broke off; what was said is kept, /retry asks again"))
+        teller.tell(Notice(text="gpt-5 broke off; the text so far is kept, /retry asks again"))
         teller.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
         assert capsys.readouterr().err.splitlines() == told
 

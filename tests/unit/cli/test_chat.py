@@ -140,7 +140,7 @@ def test_a_turn_that_failed_is_told_and_the_exit_code_says_so(
     assert ended.exit_code == 1
     assert "Your message is saved; use /retry to try again." in ended.stderr
     # It goes on with what is left of the input.
-    assert "tokens are sent to" in ended.stdout
+    assert "Next request to" in ended.stdout
     assert contents("cli:a") == ["hello"]
 
 
@@ -394,8 +394,8 @@ def test_a_session_without_a_model_of_its_own_is_not_begun(chosen: str | None) -
 
 def test_commands_are_answered_in_plain_words_where_nothing_is_laid_out() -> None:
     ended = chat("cli:a", typed="/context\n/help\n")
-    assert "tokens are sent to" in ended.stdout
-    assert "- /undo take back" in ended.stdout
+    assert "Next request to" in ended.stdout
+    assert "- /undo undo the last" in ended.stdout
     assert "`" not in ended.stdout
 
 

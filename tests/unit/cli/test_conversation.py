@@ -13,9 +13,8 @@ from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.input.defaults import create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.agents import Opened, Signals, close_agent
@@ -244,7 +243,7 @@ def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -
     assert sorted(map(str, one.history())) == ["To first: [interrupted]", "first", "second"]
     assert "Not run: /context" in one.shown
     assert "> second\nSaved, not answered yet." in one.shown
-    assert "tokens are sent to" not in one.shown
+    assert "Next request to" not in one.shown
     assert one.talk.code == 0
 
 
@@ -297,12 +296,12 @@ def test_what_changes_the_context_takes_its_size_from_the_status_line(source: Pi
         one.type("hello\r")
         await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
         one.type("/clear\r")
-        await one.until(lambda: "is hidden" in one.shown and not one.talk.busy)
+        await one.until(lambda: "are hidden" in one.shown and not one.talk.busy)
         assert one.talk.status() == "gated"
         one.type("again\r")
         await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
         one.type("/undo\r")
-        await one.until(lambda: "Taken back" in one.shown and not one.talk.busy)
+        await one.until(lambda: "Undid" in one.shown and not one.talk.busy)
         assert one.talk.status() == "gated"
 
     talk(source, act, open_=True)
@@ -381,9 +380,9 @@ def test_what_was_typed_comes_back_with_the_arrow_key(source: PipeInput, here: P
 def test_commands_are_completed(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/con")
-        await one.until(lambda: "what the model sees" in one.shown)
+        await one.until(lambda: "show what is sent" in one.shown)
         one.type("\t\r\r")
-        await one.until(lambda: "tokens are sent to" in one.shown)
+        await one.until(lambda: "Next request to" in one.shown)
 
     talk(source, act, open_=True)
 

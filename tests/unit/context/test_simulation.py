@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stenolog import Store
-from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summarize import SummaryReport
+from stenolog.context.window import Limits
 from stenolog.stores.open_store import open_store
 from support import temporary_folders
 from support.histories import CHEAP, KEY, assistant, faults, tool, user
@@ -103,7 +103,7 @@ def test_two_thousand_turns_never_overflow_and_lose_no_fact() -> None:
                 _all_facts_are_known(store, number)
         _all_facts_are_known(store, TURNS - 1)
         assert talk.calls > TURNS
-        assert {event.why for event in talk.events} == {"tokens", "count"}
+        assert {event.reason for event in talk.events} == {"tokens", "count"}
         assert all(event.count > 0 and not event.fallback for event in talk.events)
         assert len(store.get_history(KEY)) <= LIMITS.max_history_messages
         hidden = [message.seq for message in store.get_history(KEY, full=True) if message.hidden]

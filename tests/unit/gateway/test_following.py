@@ -6,9 +6,8 @@ from contextlib import aclosing
 
 import pytest
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.gateway.shared_state import Following
 from stenolog.testing.scripted_model import ScriptedModel

@@ -357,8 +357,8 @@ def _held() -> list[str]:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"ask": lambda messages: str(messages)}, "add **how"),
-        ({"ask": "gpt-5"}, "str cannot be called"),
+        ({"ask": lambda messages: str(messages)}, "add **options"),
+        ({"ask": "gpt-5"}, "str is not callable"),
         ({"zone": "Europe/Zorich"}, "zone='Europe/Zorich': this system knows no such time zone"),
         ({"zone": "../x"}, "zone='../x': this system"),
         ({"zone": 2}, 'zone=2: a tzinfo is wanted, or a name such as "Europe/Zurich"'),

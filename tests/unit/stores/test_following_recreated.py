@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.errors import SessionDeleted
 from stenolog.gateway.shared_state import Following

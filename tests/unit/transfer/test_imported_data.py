@@ -11,9 +11,8 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog import open_catalog
 from stenolog.catalog.message_metadata import FIELD, mark_received, origin_of

@@ -138,7 +138,7 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
             )
             for body, count in zip(window.messages, counts, strict=True)
         ],
-        tools=pretty(agent.definitions, budget) if agent.definitions else None,
+        tools=pretty(agent.tool_definitions, budget) if agent.tool_definitions else None,
         tools_tokens=parts["tools"],
         recalled=[one.text for one in recalled.found],
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.spec import AgentSpec
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.gateway.viewer.inspector_page import WIDTH, divided, inspect
 from stenolog.testing.scripted_model import ScriptedModel
 

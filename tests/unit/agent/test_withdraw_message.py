@@ -57,7 +57,7 @@ def test_a_session_with_only_the_late_answer_goes_into_the_trash(
 
 
 @pytest.mark.parametrize("call", ["view", "delete"])
-def test_a_message_that_another_process_stores_beside_the_late_answer_stays(
+def test_concurrent_message_of_another_process_stays_after_a_withdrawal(
     stores: tuple[Store, Store], call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = stores
@@ -68,7 +68,7 @@ def test_a_message_that_another_process_stores_beside_the_late_answer_stays(
 
 
 @pytest.mark.parametrize("call", ["view", "delete"])
-def test_a_session_that_another_process_restores_stays(
+def test_session_restored_by_another_process_stays(
     stores: tuple[Store, Store], call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = stores

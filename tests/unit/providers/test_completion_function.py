@@ -36,7 +36,7 @@ class _Client:
         max,  # says nothing of what it takes
     ],
 )
-def test_what_takes_the_keywords_is_a_model(ask: object) -> None:
+def test_function_with_the_keywords_is_accepted(ask: object) -> None:
     check_completion_function(ask)
 
 
@@ -53,11 +53,12 @@ def _more(messages: object, model: str, **how: object) -> str:
 
 
 @pytest.mark.parametrize("ask", [_bare, _half, _more, lambda: "", functools.partial(_bare, [])])
-def test_what_cannot_take_the_keywords_is_refused_with_what_to_add(ask: object) -> None:
+def test_function_without_the_keywords_is_rejected_with_advice(ask: object) -> None:
     with pytest.raises(UsageError) as raised:
         check_completion_function(ask)
     assert str(raised.value) == (
-        "ask is called as ask(messages, schema=…, max_tokens=…); add **how"
+        "ask is called as ask(messages, schema=…, max_tokens=…); "
+        "accept these arguments, or add **options"
     )
 
 
@@ -77,12 +78,12 @@ class _AsyncClient:
 @pytest.mark.parametrize(
     "ask", [_later, _streaming, _AsyncClient(), functools.partial(_later, model="x")]
 )
-def test_what_would_have_to_be_awaited_is_refused(ask: object) -> None:
-    with pytest.raises(UsageError, match="and not awaited"):
+def test_async_function_is_rejected(ask: object) -> None:
+    with pytest.raises(UsageError, match="without await"):
         check_completion_function(ask)
 
 
 @pytest.mark.parametrize("ask", ["gpt-5", 1, {"model": "x"}])
-def test_what_cannot_be_called_is_refused(ask: object) -> None:
-    with pytest.raises(UsageError, match="cannot be called"):
+def test_value_that_is_not_callable_is_rejected(ask: object) -> None:
+    with pytest.raises(UsageError, match="is not callable"):
         check_completion_function(ask)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stenolog.context.overflow import is_overflow, read_overflow
+from stenolog.providers.request_errors import is_overflow, read_overflow
 
 TOO_LONG = [
     (
@@ -83,20 +83,18 @@ SOMETHING_ELSE = [
 
 
 @pytest.mark.parametrize(("text", "limit"), TOO_LONG)
-def test_a_request_that_was_too_long_is_known_and_so_is_the_limit(
-    text: str, limit: int | None
-) -> None:
+def test_overflow_errors_and_their_limits_are_recognized(text: str, limit: int | None) -> None:
     found = read_overflow(RuntimeError(text))
     assert found is not None
     assert found.limit == limit
 
 
 @pytest.mark.parametrize("text", SOMETHING_ELSE)
-def test_what_only_sounds_alike_is_not_taken_for_it(text: str) -> None:
+def test_similar_errors_are_not_overflows(text: str) -> None:
     assert not is_overflow(RuntimeError(text))
 
 
-def test_the_text_is_found_wherever_a_client_puts_it() -> None:
+def test_overflow_text_is_found_in_all_error_fields() -> None:
     error = RuntimeError("Error code: 400")
     error.body = {"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}  # type: ignore[attr-defined]
     assert read_overflow(error) is not None
