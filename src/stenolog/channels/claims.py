@@ -19,7 +19,7 @@ from stenolog.stores.base import Lease, Store
 from stenolog.stores.in_memory import InMemoryStore
 
 _TTL: Final = 20.0
-_OFTEN: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 """Seconds between two checks whether another holder has ended."""
 
 
@@ -60,7 +60,7 @@ class Claims:
         self._check_open()
         await self._threads.run(self._store.set_meta, name, **fields)
 
-    async def noted(self, name: str) -> Mapping[str, Any]:
+    async def read_note(self, name: str) -> Mapping[str, Any]:
         """Return the stored data. Raises errors of the store."""
         self._check_open()
         try:
@@ -68,7 +68,7 @@ class Claims:
         except NoSuchSession:
             return {}
 
-    async def counted(self, name: str, token: str, content: str) -> int:
+    async def number_for(self, name: str, token: str, content: str) -> int:
         """Return the number for an idempotency key: the next one if it is new.
 
         Raises OnceConflict for other content, and errors of the store.
@@ -97,15 +97,15 @@ class Claims:
             except StoreBusy:
                 if not wait:
                     raise
-                await asyncio.sleep(_OFTEN)
+                await asyncio.sleep(_POLL_SECONDS)
 
 
-def conversation(agent: str | None, key: str) -> str:
+def delivery_claim(agent: str | None, key: str) -> str:
     """Return the name of the claim to deliver in a session, of fixed length."""
     return f"delivery-{_place(agent, key)}"
 
 
-def said_in(agent: str | None, key: str) -> str:
+def register_name(agent: str | None, key: str) -> str:
     """Return the name of the session that lists the messages of a chat."""
     return f"said-{_place(agent, key)}"
 

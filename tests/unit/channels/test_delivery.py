@@ -13,8 +13,8 @@ import pytest
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.channels.channel import MaybeSent, NotSent, Place, Undeliverable
-from stenolog.channels.claims import Claims, conversation
+from stenolog.channels.channel import Destination, MaybeSent, NotSent, Undeliverable
+from stenolog.channels.claims import Claims, delivery_claim
 from stenolog.channels.delivery import FIELD, UNSURE, Delivery
 from stenolog.channels.splitting import split
 from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
@@ -92,7 +92,7 @@ def test_what_was_begun_to_be_sent_is_not_sent_again_and_its_reader_is_told_once
 
     asyncio.run(scenario())
     assert _delivery(tmp_path)["mark"] == "unsure"
-    assert sum("nobody knows" in record.getMessage() for record in caplog.records) == 1
+    assert sum("it is unknown whether" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(("minutes", "sent"), [(5, []), (-5, ["The answer."])])
@@ -185,10 +185,10 @@ class _App:
         self.plays = list(plays)
         self.sent: list[str] = []
 
-    async def run(self, inward: object) -> None:
+    async def run(self, receiver: object) -> None:
         """Nothing comes in."""
 
-    async def send(self, origin: Place, text: str) -> None:
+    async def send(self, origin: Destination, text: str) -> None:
         """What happens is played."""
         del origin
         play = self.plays.pop(0) if self.plays else None
@@ -198,7 +198,7 @@ class _App:
             play()
         self.sent.append(text)
 
-    async def typing(self, origin: Place) -> None:
+    async def typing(self, origin: Destination) -> None:
         """Nobody looks."""
 
     async def close(self) -> None:
@@ -313,7 +313,7 @@ def test_cut_off_while_the_app_is_busy_the_answer_is_owed_and_nothing_more_is_be
             answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
             delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
             await until_it_holds(lambda: not app.plays)
-            await delivery.cut()
+            await delivery.stop_sending()
             await asyncio.wait([delivering])
             assert mark(loop)["owed"] == [2]
             answer = await loop.handle(InboundMessage(key=KEY, content="r", origin=ORIGIN))
@@ -414,7 +414,7 @@ def test_closed_claims_are_nobodys(tmp_path: Path) -> None:
             with pytest.raises(StoreClosed):
                 await claims.note("poll", next=1)
             with pytest.raises(StoreClosed):
-                await claims.noted("poll")
+                await claims.read_note("poll")
 
     asyncio.run(scenario())
 
@@ -475,7 +475,7 @@ def test_what_another_gateway_is_sending_is_left_to_it_until_that_has_ended(
         app = _App()
         another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
         async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
-            async with another.held(conversation(None, KEY)):
+            async with another.held(delivery_claim(None, KEY)):
                 recovering = asyncio.create_task(Delivery(loop, app, own).recover())
                 await until_it_holds(lambda: own.looks > 1 or recovering.done())
                 assert mark(loop) == sending
@@ -497,7 +497,7 @@ def test_who_is_to_end_waits_for_no_other_gateway(tmp_path: Path) -> None:
         another, own = _claims(tmp_path, ttl=600.0), _claims(tmp_path, ttl=600.0)
         async with (
             agent_loop("jsonl", tmp_path, []) as loop,
-            another.held(conversation(None, KEY)),
+            another.held(delivery_claim(None, KEY)),
             asyncio.timeout(20),
         ):
             delivery = Delivery(loop, _App(), own)
