@@ -31,6 +31,26 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     assert newest[1] == project["version"] == importlib.metadata.version("stenolog")
 
 
+def test_classifiers_name_the_supported_pythons() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [
+        found[1]
+        for name in project["classifiers"]
+        if (found := re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", name))
+    ]
+    supported = re.search(r"^supported=\((.*)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert supported is not None
+    assert listed == supported[1].split()
+    assert project["requires-python"] == f">={listed[0]}"
+
+
+def test_an_index_page_shows_the_readme_as_soon_as_the_project_has_an_address() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    targets = re.findall(r"\]\(([^)\s]+)\)", (ROOT / project["readme"]).read_text())
+    relative = [target for target in targets if not target.startswith(("https://", "#"))]
+    assert not project.get("urls") or relative == []
+
+
 def test_no_file_names_a_registry_or_a_place_on_the_author_s_machine() -> None:
     # Where this very clone stands is such a place, unless every machine has a folder like it.
     here = [str(place) for place in (ROOT, ROOT.parent) if str(place) not in _SHARED_BY_ALL]
