@@ -142,11 +142,11 @@ class _StampCache:
         directory = self._directory()
         assert directory is not None, "whoever asks holds it"
         with self._mutex:
-            write_time = self._watch.changed() if self._watch is not None else None
+            changed = self._watch.changed() if self._watch is not None else None
             try:
-                if write_time is None:
+                if changed is None:
                     self._stat_all(directory)
-                for name in write_time or ():
+                for name in changed or ():
                     self._stat_one(directory, name)
             except OSError as error:
                 self._end_watch()
@@ -177,9 +177,9 @@ class _StampCache:
         found: dict[str, str] = {}
         here = directory.list_names()
         self._decode_names(here)
-        folder, list_keys, lstat, is_file = directory.descriptor, self._keys, os.lstat, stat.S_ISREG
+        folder, keys, lstat, is_file = directory.descriptor, self._keys, os.lstat, stat.S_ISREG
         for name in here:
-            key = list_keys[name] if name in list_keys else self._key(directory, name)
+            key = keys[name] if name in keys else self._key(directory, name)
             if key is not None:
                 try:
                     at = lstat(name, dir_fd=folder)

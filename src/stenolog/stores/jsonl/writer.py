@@ -295,7 +295,7 @@ def append_change(
     record = ChangeRecord(seq=seq, at=at, joined=opening.joined, part=part, body=decided)
     lines = [
         opening.text,
-        control_line("append_change", seq, at, decided, joined=opening.joined, part=part),
+        control_line("change", seq, at, decided, joined=opening.joined, part=part),
     ]
     records: list[Record] = [record]
     for index, payload in enumerate(payloads):

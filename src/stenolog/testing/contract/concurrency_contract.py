@@ -214,7 +214,7 @@ class Following(Opened):
     @pytest.mark.parametrize("after", [None, 1.5, "1", True])
     def test_after_must_be_a_whole_number(self, store: Store, after: Any) -> None:
         say(store, "a", "1")
-        with pytest.raises(UsageError, match="after="):
+        with pytest.raises(UsageError, match="after must be"):
             store.follow("a", after=after, timeout=0)
 
     def test_hidden_and_archived_messages_are_included(self, store: Store) -> None:

@@ -410,17 +410,17 @@ class Checkpoints(Opened):
             lambda: next(store.follow("a", after=number, timeout=0)),
         )
         for call in calls:
-            with pytest.raises(UsageError, match="whole number"):
+            with pytest.raises(UsageError, match="must be an integer"):
                 call()
         assert shown(store, "a") == ["1", "2", "3"]
 
     def test_p8_a_number_that_is_missing_is_refused(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         nothing: Any = None
-        with pytest.raises(UsageError, match="whole number"):
+        with pytest.raises(UsageError, match="must be an integer"):
             store.truncate_history("a", nothing)
-        with pytest.raises(UsageError, match="whole number"):
+        with pytest.raises(UsageError, match="must be an integer"):
             store.hide("a", nothing, 3)
-        with pytest.raises(UsageError, match="whole number"):
+        with pytest.raises(UsageError, match="must be an integer"):
             store.checkpoint("a", summary="s", upto=nothing)
         assert shown(store, "a") == ["1", "2", "3"]

@@ -57,7 +57,7 @@ class Views(Opened):
     @pytest.mark.parametrize("last", [-1, 1.5, "1", True])
     def test_last_must_be_a_number_of_messages(self, store: Store, last: int) -> None:
         say(store, "a", "1")
-        with pytest.raises(UsageError, match="last="):
+        with pytest.raises(UsageError, match="last must be"):
             store.view("a", last)
 
     def test_view_and_refresh_raise_if_there_is_no_session(self, store: Store) -> None:
