@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore
 from stenolog.catalog.indexing import Reading, SessionReader
-from stenolog.cli.show import message_fields, painter, print_message
+from stenolog.cli.show import message_fields, message_renderer, print_message
 from stenolog.context import summary_writer, turn_state
 from stenolog.context.budget import Limits
 from stenolog.context.window import build_window
@@ -122,7 +122,7 @@ def _viewer(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
 
 
 def _cli(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
-    page = painter(color=False)
+    page = message_renderer(color=False)
     with redirect_stdout(io.StringIO()):
         for message in history:
             list(page.message(message))

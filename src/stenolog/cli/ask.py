@@ -16,9 +16,9 @@ from stenolog.sessions.keys import cli_sender
 
 if TYPE_CHECKING:
     from stenolog.agent.turn_events import Answer, Inbound
-    from stenolog.cli.agents import Opened
-    from stenolog.cli.chat_pipe import Teller
-    from stenolog.cli.chat_screen import Meter
+    from stenolog.cli.agents import OpenAgent
+    from stenolog.cli.chat_pipe import TurnPrinter
+    from stenolog.cli.chat_screen import StatusLine
 
 
 @click.command("ask")
@@ -47,35 +47,35 @@ def ask_command(
     Exit codes: 0 answered, 1 not answered, 2 wrong usage, 3 answered but not saved, 130 stopped
     with Ctrl-C.
     """
-    asked = _question(question)
+    asked = _question_text(question)
     ctx.exit(asyncio.run(_ask(options, asked, key=key, as_json=as_json)))
 
 
-def _question(given: str | None) -> str:
+def _question_text(given: str | None) -> str:
     if given is not None and given != "-":
-        piped = _piped()
+        piped = _read_piped()
         text = f"{given}\n\n{piped}" if piped.strip() else given
     elif sys.stdin is None or (given is None and sys.stdin.isatty()):
         raise click.UsageError("The question is missing. Example: steno ask 'How tall is K2?'")
     else:
-        text = _read()
+        text = _read_stdin()
     if not text.strip():
         raise click.UsageError("The question is empty.")
     return text.strip()
 
 
-def _piped() -> str:
+def _read_piped() -> str:
     """Return piped input that accompanies a question. Never waits for a terminal."""
     if sys.stdin is None:
         return ""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except OSError:
-        return _read()  # stdin was replaced by an object without a file descriptor
-    return _read() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+        return _read_stdin()  # stdin was replaced by an object without a file descriptor
+    return _read_stdin() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
 
 
-def _read() -> str:
+def _read_stdin() -> str:
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     return sys.stdin.read()
@@ -94,8 +94,8 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
         open_agent,
         session_model,
     )
-    from stenolog.cli.chat_pipe import Teller, code_of
-    from stenolog.cli.chat_screen import Meter
+    from stenolog.cli.chat_pipe import TurnPrinter, exit_code_of
+    from stenolog.cli.chat_screen import StatusLine
 
     opened = open_agent(options, model_of_session=key is not None)
     signals = Signals()
@@ -105,18 +105,18 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
     except BaseException:
         await close_agent(opened, signals, _say)
         raise
-    meter = Meter(model.name)
+    status = StatusLine(model.name)
     for problem in opened.agent.problems:
         _say(sentence(problem))
     # A question is never a command, whatever it starts with.
     content = question if parse(question) is None else f"/{question}"
     inbound = Inbound(key=wanted, content=content, sender=cli_sender(wanted))
-    asking = _Asking(opened, inbound)
-    teller = Teller(
-        meter, talkative=sys.stderr.isatty(), quiet=as_json, once=True, unread=asking.stop
+    asking = _Question(opened, inbound)
+    printer = TurnPrinter(
+        status, verbose=sys.stderr.isatty(), quiet=as_json, once=True, on_closed=asking.stop
     )
-    hearing = asyncio.create_task(asking.answered(teller))
-    ending = asyncio.create_task(signals.asked.wait())
+    hearing = asyncio.create_task(asking.answered(printer))
+    ending = asyncio.create_task(signals.received.wait())
     try:
         await asyncio.wait({hearing, ending}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -124,15 +124,15 @@ async def _ask(options: Options, question: str, *, key: str | None, as_json: boo
         ending.cancel()
     answer = await hearing
     if as_json:
-        click.echo(json_text(_fields(answer, teller, meter)))
+        click.echo(json_text(_fields(answer, printer, status)))
     # The outcome of the question takes precedence over NOT_SAVED.
-    return (code_of(answer) or code) if code == NOT_SAVED else (code or code_of(answer))
+    return (exit_code_of(answer) or code) if code == NOT_SAVED else (code or exit_code_of(answer))
 
 
-class _Asking:
+class _Question:
     """A question in progress. Ctrl-C or a closed stdout stops the answer."""
 
-    def __init__(self, opened: "Opened", inbound: "Inbound") -> None:
+    def __init__(self, opened: "OpenAgent", inbound: "Inbound") -> None:
         self._opened = opened
         self._inbound = inbound
         self._stopping: asyncio.Task[bool] | None = None
@@ -141,21 +141,21 @@ class _Asking:
         stopping = self._opened.loop.stop(self._inbound.key, agent=self._opened.agent.id)
         self._stopping = asyncio.create_task(stopping)
 
-    async def answered(self, teller: "Teller") -> "Answer":
+    async def answered(self, printer: "TurnPrinter") -> "Answer":
         """Stream the answer to stdout and return it. Raises UsageError, and OSError of stdout."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.stop)
         try:
             answer = await self._opened.loop.hear(
-                self._inbound, tell=teller.tell, agent=self._opened.agent.id
+                self._inbound, tell=printer.tell, agent=self._opened.agent.id
             )
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-        teller.finish(answer)
+        printer.finish(answer)
         return answer
 
 
-def _fields(answer: "Answer", teller: "Teller", meter: "Meter") -> dict[str, Any]:
+def _fields(answer: "Answer", printer: "TurnPrinter", status: "StatusLine") -> dict[str, Any]:
     failed = answer.outcome == "failed"
     fields = {
         "key": answer.key,
@@ -163,13 +163,13 @@ def _fields(answer: "Answer", teller: "Teller", meter: "Meter") -> dict[str, Any
         "seq": answer.seq,
         "outcome": answer.outcome,
         "saved": answer.saved,
-        "model": meter.model,
+        "model": status.model,
         "usage": {
-            "input_tokens": meter.input_tokens,
-            "output_tokens": meter.output_tokens,
-            "cached_tokens": meter.cached_tokens,
+            "input_tokens": status.input_tokens,
+            "output_tokens": status.output_tokens,
+            "cached_tokens": status.cached_tokens,
         },
-        "tools": teller.tools,
+        "tools": printer.tools,
     }
     return {**fields, "error": answer.text} if failed else fields
 

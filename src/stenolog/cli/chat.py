@@ -10,14 +10,18 @@ from stenolog.cli.config import Options, agent_options
 from stenolog.cli.output import is_interactive, printable, sentence
 
 if TYPE_CHECKING:
-    from stenolog.cli.agents import Opened, Signals
-    from stenolog.cli.chat_start import Start
+    from stenolog.cli.agents import OpenAgent, Signals
+    from stenolog.cli.chat_start import ChatStart
 
 
 @click.command("chat")
 @click.argument("key", required=False)
 @click.option(
-    "-c", "--continue", "go_on", is_flag=True, help="Continue the last session of channel cli."
+    "-c",
+    "--continue",
+    "continue_last",
+    is_flag=True,
+    help="Continue the last session of channel cli.",
 )
 @click.option(
     "-r",
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 @agent_options
 @click.pass_context
 def chat_command(
-    ctx: click.Context, key: str | None, go_on: bool, text: str | None, options: Options
+    ctx: click.Context, key: str | None, continue_last: bool, text: str | None, options: Options
 ) -> None:
     """Talk to an agent, in a new session or in the session KEY.
 
@@ -46,22 +50,22 @@ def chat_command(
     Exit codes: 0 done, 1 failed (without a terminal also if an answer failed), 2 wrong usage,
     3 a message could not be saved, 128 + N ended by signal N.
     """
-    if sum((key is not None, go_on, text is not None)) > 1:
+    if sum((key is not None, continue_last, text is not None)) > 1:
         raise click.UsageError("Select the session only once: with KEY, -c or -r.")
-    ctx.exit(asyncio.run(_chat(options, key=key, go_on=go_on, text=text)))
+    ctx.exit(asyncio.run(_chat(options, key=key, continue_last=continue_last, text=text)))
 
 
-async def _chat(options: Options, *, key: str | None, go_on: bool, text: str | None) -> int:
+async def _chat(options: Options, *, key: str | None, continue_last: bool, text: str | None) -> int:
     # Imported late: slow, and not needed for --help.
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
     from stenolog.cli.chat_start import find_start
 
-    old = key is not None or go_on or text is not None
+    old = key is not None or continue_last or text is not None
     opened = open_agent(options, model_of_session=old)
     signals = Signals()
     try:
-        finding = find_start(opened, key=key, go_on=go_on, text=text)
-        start = await signals.unless_asked(finding)
+        finding = find_start(opened, key=key, continue_last=continue_last, text=text)
+        start = await signals.run_until_signal(finding)
         if start is not None:
             session_model(opened, start.key)
     except BaseException:
@@ -69,15 +73,15 @@ async def _chat(options: Options, *, key: str | None, go_on: bool, text: str | N
         raise
     if start is None:
         return await close_agent(opened, signals, _say)
-    talk = _in_terminal if is_interactive() else _through_pipe
+    talk = _chat_in_terminal if is_interactive() else _chat_through_pipe
     return await talk(opened, signals, start)
 
 
-async def _in_terminal(opened: "Opened", signals: "Signals", start: "Start") -> int:
+async def _chat_in_terminal(opened: "OpenAgent", signals: "Signals", start: "ChatStart") -> int:
     from stenolog.cli.agents import close_agent
-    from stenolog.cli.chat_terminal import Conversation
+    from stenolog.cli.chat_terminal import TerminalChat
 
-    talk = Conversation(opened, start.key)
+    talk = TerminalChat(opened, start.key)
     talk.greet(start)
     try:
         await talk.run(signals)
@@ -87,15 +91,15 @@ async def _in_terminal(opened: "Opened", signals: "Signals", start: "Start") -> 
     return code or talk.code
 
 
-async def _through_pipe(opened: "Opened", signals: "Signals", start: "Start") -> int:
+async def _chat_through_pipe(opened: "OpenAgent", signals: "Signals", start: "ChatStart") -> int:
     from stenolog.cli.agents import close_agent
-    from stenolog.cli.chat_pipe import PipedTalk
+    from stenolog.cli.chat_pipe import PipeChat
 
     for problem in opened.agent.problems:
         _say(sentence(problem))
-    if start.words and sys.stdin is not None and sys.stdin.isatty():
-        _say(start.words)
-    talk = PipedTalk(opened, start.key)
+    if start.description and sys.stdin is not None and sys.stdin.isatty():
+        _say(start.description)
+    talk = PipeChat(opened, start.key)
     try:
         await talk.run(signals)
     finally:

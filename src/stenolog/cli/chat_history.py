@@ -10,7 +10,7 @@ from prompt_toolkit.history import History
 
 from stenolog.stores.disk import make_private, overwrite_lines
 
-_MOST: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 """Maximum size of the file in bytes. Above it, the older half is removed."""
 
 
@@ -21,7 +21,7 @@ def history_file() -> Path:
     return user_state_path("stenolog", appauthor=False) / "chat-history.jsonl"
 
 
-class KeptHistory(History):
+class InputHistory(History):
     """Persistent input history. If the disk fails, the history is lost, but the chat works."""
 
     def __init__(self, file: Path) -> None:
@@ -52,9 +52,9 @@ class KeptHistory(History):
             return
 
     def _shorten(self) -> None:
-        if self._file.stat().st_size <= _MOST:
+        if self._file.stat().st_size <= _MAX_BYTES:
             return
-        kept = self._file.read_bytes()[-_MOST // 2 :].partition(b"\n")[2]
+        kept = self._file.read_bytes()[-_MAX_BYTES // 2 :].partition(b"\n")[2]
         beside = self._file.with_suffix(".new")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -62,18 +62,18 @@ class KeptHistory(History):
         beside.replace(self._file)
 
 
-def forget(file: Path, said: Collection[str]) -> int:
+def remove_entries(file: Path, said: Collection[str]) -> int:
     """Overwrite matching entries with spaces and return their number. Raises OSError."""
 
     def instead(line: bytes) -> bytes:
         entries = _entries(line.decode("utf-8", "replace"))
-        meant = any(words in said for entry in entries for words in _sent(entry))
+        meant = any(words in said for entry in entries for words in _possible_messages(entry))
         return b" " * len(line) if meant else line
 
     return overwrite_lines(file, instead)
 
 
-def _sent(entry: str) -> Iterator[str]:
+def _possible_messages(entry: str) -> Iterator[str]:
     """Yield the messages that an entry may have been sent as."""
     plain = entry.strip()
     yield plain

@@ -54,35 +54,35 @@ _STYLE: Final = {
 }
 # Synchronized output: terminals that support these sequences paint the text between them at once,
 # and others ignore them.
-_HOLD: Final = "\x1b[?2026h"
-_SHOW: Final = "\x1b[?2026l"
-_FRAME: Final = 0.08
+_BEGIN_SYNC: Final = "\x1b[?2026h"
+_END_SYNC: Final = "\x1b[?2026l"
+_FRAME_SECONDS: Final = 0.08
 """Seconds between two repaints."""
-_TWICE: Final = 2.0
+_DOUBLE_PRESS_SECONDS: Final = 2.0
 """Seconds within which a second Ctrl-C leaves the chat."""
-_MENU: Final = 8
-_MOST_LINES: Final = 10
+_MENU_ROWS: Final = 8
+_MAX_INPUT_ROWS: Final = 10
 _HINT: Final = "Press Ctrl-C again to leave, or Ctrl-D. /help lists the commands."
 
 
-class Leave(Struct, frozen=True):
-    """The user's wish to leave the chat."""
+class LeaveRequest(Struct, frozen=True):
+    """The user's request to leave the chat."""
 
 
-class Pick(Struct, frozen=True):
-    """The user's wish to choose another session."""
+class ResumeRequest(Struct, frozen=True):
+    """The user's request to choose another session."""
 
     text: str = ""
 
 
-Wish = Leave | Pick
+ChatRequest = LeaveRequest | ResumeRequest
 
 
-class Behind(Protocol):
+class ChatHandler(Protocol):
     """The chat, as the input line uses it."""
 
-    def send(self, text: str) -> Wish | None:
-        """Handle an entered text. Returning a wish ends `Line.run`."""
+    def send(self, text: str) -> ChatRequest | None:
+        """Handle an entered text. Returning a request ends `Line.run`."""
         ...
 
     def stop(self) -> None:
@@ -112,19 +112,19 @@ class Behind(Protocol):
         ...
 
 
-class Line:
+class InputLine:
     """Input line that reads messages and shows the turn in progress."""
 
     def __init__(
         self,
-        behind: Behind,
+        handler: ChatHandler,
         *,
         history: History | None = None,
         completer: Completer | None = None,
         source: "Input | None" = None,
         output: "Output | None" = None,
     ) -> None:
-        self._behind = behind
+        self._handler = handler
         self._lines: list[str] = []
         self._live: Sequence[str] = ()
         self._changed = asyncio.Event()
@@ -136,8 +136,8 @@ class Line:
             completer=None if completer is None else ThreadedCompleter(completer),
             complete_while_typing=Condition(lambda: self._buffer.text.startswith("/")),
         )
-        self._buffer.on_text_changed += lambda _: self._unhint()
-        self._app: Application[Wish] = Application(
+        self._buffer.on_text_changed += lambda _: self._clear_hint()
+        self._app: Application[ChatRequest] = Application(
             layout=self._layout(),
             key_bindings=self._keys(),
             style=Style.from_dict(_STYLE),
@@ -148,10 +148,10 @@ class Line:
         # Terminals send Alt-Enter as Esc directly followed by Enter.
         self._app.ttimeoutlen = 0.05
 
-    async def run(self) -> Wish:
+    async def run(self) -> ChatRequest:
         """Read input until the user wants to leave or to choose a session."""
         painting = asyncio.get_running_loop().create_task(self._paint())
-        painting.add_done_callback(self._painted_last)
+        painting.add_done_callback(self._painting_ended)
         try:
             return await self._app.run_async(handle_sigint=True)
         finally:
@@ -159,7 +159,7 @@ class Line:
             await asyncio.gather(painting, return_exceptions=True)
             self.flush()
 
-    def _painted_last(self, painting: "asyncio.Task[None]") -> None:
+    def _painting_ended(self, painting: "asyncio.Task[None]") -> None:
         """If painting fails, end the application with that error instead of freezing."""
         error = None if painting.cancelled() else painting.exception()
         if error is not None and self._app.is_running and not self._app.is_done:
@@ -176,17 +176,17 @@ class Line:
 
     async def _paint(self) -> None:
         while True:
-            pause = _FRAME if self._behind.busy else None
+            pause = _FRAME_SECONDS if self._handler.busy else None
             try:
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
             except TimeoutError:
                 pass
             self._changed.clear()
-            self._look()
+            self._update_live()
             self.flush()
             self._app.invalidate()
-            await asyncio.sleep(_FRAME)
+            await asyncio.sleep(_FRAME_SECONDS)
 
     def flush(self) -> None:
         """Print finished lines in place of the input line, and paint it again below them."""
@@ -200,12 +200,12 @@ class Line:
             output.flush()
             return
         # In one step, otherwise the input line would flicker.
-        output.write_raw(_HOLD)
+        output.write_raw(_BEGIN_SYNC)
         renderer.erase()
         output.write_raw(text)
         with set_app(self._app):
             renderer.render(self._app, self._app.layout)
-        output.write_raw(_SHOW)
+        output.write_raw(_END_SYNC)
         output.flush()
 
     # --- layout ------------------------------------------------------------------------------
@@ -222,13 +222,13 @@ class Line:
         return Layout(
             HSplit(
                 [
-                    _shown(self._live_text, lambda: bool(self._live)),
-                    _shown(self._waiting_text, lambda: bool(self._behind.waiting())),
+                    _conditional_window(self._live_text, lambda: bool(self._live)),
+                    _conditional_window(self._waiting_text, lambda: bool(self._handler.waiting())),
                     FloatContainer(
                         entry,
                         [
                             Float(
-                                CompletionsMenu(max_height=_MENU - 1, scroll_offset=1),
+                                CompletionsMenu(max_height=_MENU_ROWS - 1, scroll_offset=1),
                                 xcursor=True,
                                 ycursor=True,
                             )
@@ -243,18 +243,18 @@ class Line:
 
     def _height(self) -> Dimension:
         if self._buffer.complete_state is not None:
-            return Dimension(min=_MENU)
-        return Dimension(min=1, max=_MOST_LINES)
+            return Dimension(min=_MENU_ROWS)
+        return Dimension(min=1, max=_MAX_INPUT_ROWS)
 
     @staticmethod
     def _prefix(line: int, wrapped: int) -> StyleAndTextTuples:
         return [("class:prompt", PROMPT if line == wrapped == 0 else " " * len(PROMPT))]
 
-    def _look(self) -> None:
+    def _update_live(self) -> None:
         """Update the changing text. Done once per repaint, because laying it out is slow."""
-        typed = min(_MOST_LINES, self._buffer.document.line_count)
-        room = self._app.output.get_size().rows - typed - len(self._behind.waiting()) - 4
-        self._live = self._behind.live(max(1, room))
+        typed = min(_MAX_INPUT_ROWS, self._buffer.document.line_count)
+        room = self._app.output.get_size().rows - typed - len(self._handler.waiting()) - 4
+        self._live = self._handler.live(max(1, room))
 
     def _live_text(self) -> AnyFormattedText:
         return ANSI("\n".join([*self._live, ""]))
@@ -262,18 +262,18 @@ class Line:
     def _waiting_text(self) -> StyleAndTextTuples:
         width = self._app.output.get_size().columns - 12
         lines = [
-            f"… waiting: {one_line(printable(text))[:width]}" for text in self._behind.waiting()
+            f"… waiting: {one_line(printable(text))[:width]}" for text in self._handler.waiting()
         ]
         return [("class:dim", "\n".join(lines))]
 
     def _toolbar(self) -> StyleAndTextTuples:
         if self._hint:
             return [("class:full", self._hint)]
-        style = "class:full" if self._behind.nearly_full else "class:toolbar"
-        what = "Ctrl-C to stop" if self._behind.busy else "/help"
-        return [(style, f"{self._behind.status()} · {what}")]
+        style = "class:full" if self._handler.nearly_full else "class:toolbar"
+        what = "Ctrl-C to stop" if self._handler.busy else "/help"
+        return [(style, f"{self._handler.status()} · {what}")]
 
-    def _unhint(self) -> None:
+    def _clear_hint(self) -> None:
         self._hint = ""
 
     # --- keys --------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Line:
 
         @keys.add("c-d", filter=typing & Condition(lambda: not self._buffer.text))
         def _(press: KeyPressEvent) -> None:
-            press.app.exit(result=Leave())
+            press.app.exit(result=LeaveRequest())
 
         keys.add("c-z")(lambda press: press.app.suspend_to_background())
         return keys
@@ -310,31 +310,33 @@ class Line:
             return
         buffer.append_to_history()
         buffer.reset()
-        wish = self._behind.send(text.strip("\n"))
-        if wish is not None:
-            press.app.exit(result=wish)
+        request = self._handler.send(text.strip("\n"))
+        if request is not None:
+            press.app.exit(result=request)
 
     def _interrupt(self, press: KeyPressEvent) -> None:
-        if self._behind.busy:
-            self._behind.stop()
+        if self._handler.busy:
+            self._handler.stop()
         elif self._buffer.text:
             # The arrow-up key brings the text back.
             self._buffer.append_to_history()
             self._buffer.reset()
-        elif time.monotonic() - self._interrupted < _TWICE:
-            press.app.exit(result=Leave())
+        elif time.monotonic() - self._interrupted < _DOUBLE_PRESS_SECONDS:
+            press.app.exit(result=LeaveRequest())
         else:
             self._interrupted = time.monotonic()
             self._hint = _HINT
 
 
-def _shown(text: Callable[[], AnyFormattedText], there: Callable[[], bool]) -> ConditionalContainer:
+def _conditional_window(
+    text: Callable[[], AnyFormattedText], is_visible: Callable[[], bool]
+) -> ConditionalContainer:
     return ConditionalContainer(
-        Window(FormattedTextControl(text), dont_extend_height=True), Condition(there)
+        Window(FormattedTextControl(text), dont_extend_height=True), Condition(is_visible)
     )
 
 
-class Commands(Completer):
+class CommandCompleter(Completer):
     """Completer for commands, and for the sessions of /resume."""
 
     def __init__(

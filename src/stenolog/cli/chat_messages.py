@@ -5,14 +5,14 @@ import shlex
 from typing import Any, Final
 
 from stenolog.agent.turn_events import Answer, Notice, SaveFailed, SaveRecovered
-from stenolog.cli.output import count, error_sentence, one_line, printable
+from stenolog.cli.output import error_sentence, one_line, plural, printable
 from stenolog.context.summarize import Compaction
 from stenolog.errors import NoSuchSession
 
 PROMPT: Final = "> "
 """Text before the user's input."""
-_VALUE: Final = 40
-_CALL: Final = 100
+_MAX_VALUE: Final = 40
+_MAX_CALL: Final = 100
 
 
 def short_call(name: str, arguments: str) -> str:
@@ -22,17 +22,17 @@ def short_call(name: str, arguments: str) -> str:
     except (ValueError, RecursionError):
         given = None
     if isinstance(given, dict):
-        inside = ", ".join(f"{key}={_short(value)}" for key, value in given.items())
+        inside = ", ".join(f"{key}={_short_value(value)}" for key, value in given.items())
     else:
-        inside = _cut(one_line(printable(arguments)), _VALUE)
-    return _cut(one_line(printable(f"{name}({inside})")), _CALL)
+        inside = _shorten(one_line(printable(arguments)), _MAX_VALUE)
+    return _shorten(one_line(printable(f"{name}({inside})")), _MAX_CALL)
 
 
-def _short(value: Any) -> str:
-    return _cut(json.dumps(value, ensure_ascii=False), _VALUE)
+def _short_value(value: Any) -> str:
+    return _shorten(json.dumps(value, ensure_ascii=False), _MAX_VALUE)
 
 
-def _cut(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -50,16 +50,16 @@ def first_line(text: str) -> str:
     if not lines:
         return ""
     more = f" (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
-    return _cut(one_line(lines[0]), 160) + more
+    return _shorten(one_line(lines[0]), 160) + more
 
 
-def words_of_compaction(compaction: Compaction) -> str:
+def compaction_text(compaction: Compaction) -> str:
     """Describe a summary that was made, and how to undo it."""
     done = str(compaction).removesuffix("; undo brings them back")
     return f"{done}. Use /undo to restore them."
 
 
-class Unsaved:
+class UnsavedReport:
     """Reports about unsaved messages: once in full, and a short one at the end of the turn."""
 
     def __init__(self) -> None:
@@ -87,21 +87,21 @@ class Unsaved:
         return self._how_many()
 
     def _how_many(self) -> str:
-        return f"Not saved: {count(self._count, 'message')} in memory only."
+        return f"Not saved: {plural(self._count, 'message')} in memory only."
 
 
-def words_of_saved(event: SaveRecovered) -> str:
+def saved_text(event: SaveRecovered) -> str:
     """Return a sentence that all messages are saved now."""
     what = "the unsaved message" if event.count == 1 else f"all {event.count:,} unsaved messages"
     return f"Saved {what}."
 
 
-def is_break_off(event: Notice) -> bool:
+def is_interruption_notice(event: Notice) -> bool:
     """Whether the event reports that the answer broke off, so it need not be reported again."""
     return "what was said is kept" in event.words
 
 
-def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) -> str:
+def outcome_text(answer: Answer, *, told: bool = False, once: bool = False) -> str:
     """Describe the end of a turn; empty after a success.
 
     `told` means that the broken-off answer was already reported. `once` means that no further input

@@ -25,17 +25,17 @@ from stenolog.agent.turn_events import (
     UsageReported,
 )
 from stenolog.cli.chat_messages import (
-    Unsaved,
+    UnsavedReport,
+    compaction_text,
     first_line,
-    is_break_off,
+    is_interruption_notice,
+    outcome_text,
+    saved_text,
     short_call,
     short_time,
-    words_of_compaction,
-    words_of_outcome,
-    words_of_saved,
 )
 from stenolog.cli.output import one_line, printable, sentence
-from stenolog.cli.terminal_markdown import Block, Stream, painted
+from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
 from stenolog.transfer.export.code_blocks import ColourBudget
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_FRAME: Final = 0.1
-_THOUGHT: Final = "dim italic"
-_WARNING: Final = "yellow"
-_BAD: Final = "bold red"
-_NEARLY_FULL: Final = 80
+_FRAME_SECONDS: Final = 0.1
+_THINKING_STYLE: Final = "dim italic"
+_WARNING_STYLE: Final = "yellow"
+_ERROR_STYLE: Final = "bold red"
+_NEARLY_FULL_PERCENT: Final = 80
 
 
-class Meter:
+class StatusLine:
     """Data of the status line: model, use of the context, token counts."""
 
     def __init__(self, model: str = "") -> None:
@@ -63,16 +63,16 @@ class Meter:
         self.cached_tokens = 0
         self._recalled = 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset everything for another session."""
         self._tokens = self._budget = 0
-        self.begin()
+        self.start_turn()
 
-    def begin(self) -> None:
+    def start_turn(self) -> None:
         """Reset the counts for a new turn."""
         self.input_tokens = self.output_tokens = self.cached_tokens = self._recalled = 0
 
-    def take(self, event: Event) -> None:
+    def count(self, event: Event) -> None:
         """Count an event."""
         match event:
             case ModelCalled():
@@ -96,9 +96,9 @@ class Meter:
     @property
     def nearly_full(self) -> bool:
         """Whether the session will soon be summarized."""
-        return self.percent >= _NEARLY_FULL
+        return self.percent >= _NEARLY_FULL_PERCENT
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the status line."""
         parts = [printable(self.model)]
         if self._budget:
@@ -110,7 +110,7 @@ class Meter:
         return " · ".join(part for part in parts if part)
 
 
-class _Running(Struct, frozen=True, kw_only=True):
+class _RunningTool(Struct, frozen=True, kw_only=True):
     """A tool that is still running."""
 
     call: str
@@ -137,7 +137,7 @@ class _PlainLines:
         return [Block(source=self._line, gap=0)] if self._line else []
 
 
-class Screen:
+class TurnScreen:
     """The lines that one turn shows.
 
     `show` receives finished lines with the console's colour codes. `reasoning` shows the model's
@@ -147,7 +147,7 @@ class Screen:
     def __init__(
         self,
         console: "Console",
-        meter: Meter,
+        status: StatusLine,
         *,
         show: Callable[[Sequence[str]], None],
         reasoning: bool = False,
@@ -155,7 +155,7 @@ class Screen:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
-        self._meter = meter
+        self._status = status
         self._show = show
         self._reasoning = reasoning
         self._clock = clock
@@ -165,12 +165,12 @@ class Screen:
         self._budget = ColourBudget()
         self._thought = ""
         self._thinking = False
-        self._tools: dict[str, _Running] = {}
+        self._tools: dict[str, _RunningTool] = {}
         self._waiting = ""
         self._spoke = False
         self._last = ""
         self._over = False
-        self._unsaved = Unsaved()
+        self._unsaved = UnsavedReport()
         self._compacted = False
         self._broke_off = False
         self._counts = False
@@ -178,10 +178,10 @@ class Screen:
     def tell(self, event: Event) -> None:
         """Show an event."""
         if not self._counts and isinstance(event, ModelCalled):
-            # Not earlier: the meter counts the previous turn until this turn's first request.
+            # Not earlier: the status counts the previous turn until this turn's first request.
             self._counts = True
-            self._meter.begin()
-        self._meter.take(event)
+            self._status.start_turn()
+        self._status.count(event)
         self._waiting = ""
         match event:
             case TextDelta():
@@ -195,22 +195,22 @@ class Screen:
             case ToolStarted():
                 self._end_text()
                 call = short_call(event.name, event.arguments)
-                self._tools[event.id] = _Running(call=call, began=self._clock())
+                self._tools[event.id] = _RunningTool(call=call, began=self._clock())
             case ToolFinished():
                 self._tool_ended(event)
             case SummaryCreated():
                 self._compacted = True
-                self._say(f"⊟ {words_of_compaction(event.compaction)}", "cyan")
+                self._say(f"⊟ {compaction_text(event.compaction)}", "cyan")
             case SaveFailed():
                 words = self._unsaved.words(event)
                 if words:
-                    self._say(f"! {words}", _BAD)
+                    self._say(f"! {words}", _ERROR_STYLE)
             case SaveRecovered():
                 self._unsaved.saved()
-                self._say(f"✓ {words_of_saved(event)}", "green")
+                self._say(f"✓ {saved_text(event)}", "green")
             case Notice():
-                self._broke_off = self._broke_off or is_break_off(event)
-                self._say(f"! {sentence(event.words)}", _WARNING)
+                self._broke_off = self._broke_off or is_interruption_notice(event)
+                self._say(f"! {sentence(event.words)}", _WARNING_STYLE)
             case UsageReported():
                 pass
 
@@ -228,15 +228,15 @@ class Screen:
         if not told and answer.outcome != "failed":
             stream = self._new_stream()
             self._print_blocks([*stream.add(answer.text), *stream.end()])
-        words = words_of_outcome(answer, told=self._broke_off)
+        words = outcome_text(answer, told=self._broke_off)
         if words:
-            self._say(words, _BAD if answer.outcome == "failed" else _WARNING)
+            self._say(words, _ERROR_STYLE if answer.outcome == "failed" else _WARNING_STYLE)
         unsaved = self._unsaved.at_the_end()
         if unsaved:
-            self._say(f"! {unsaved}", _BAD)
+            self._say(f"! {unsaved}", _ERROR_STYLE)
         if answer.outcome in ("answered", "interrupted"):
             took = short_time(self._clock() - self._began)
-            self._out("status", self._lines(f"{self._meter.words()} · {took}", "dim"))
+            self._out("status", self._lines(f"{self._status.text()} · {took}", "dim"))
         self._show([""])
         self._over = True
 
@@ -247,8 +247,8 @@ class Screen:
         for block in self._stream.unfinished:
             lines += self._apart("text") * (not lines) + self._painted(block, budget)
         if self._thinking and self._reasoning and self._thought:
-            lines += self._apart("thought") + self._lines(self._thought, _THOUGHT)
-        spinner = SPINNER[int(self._clock() / _FRAME) % len(SPINNER)]
+            lines += self._apart("thought") + self._lines(self._thought, _THINKING_STYLE)
+        spinner = SPINNER[int(self._clock() / _FRAME_SECONDS) % len(SPINNER)]
         if self._thinking and not self._reasoning:
             lines += self._line(f"{spinner} thinking", "dim")
         for tool in self._tools.values():
@@ -266,11 +266,11 @@ class Screen:
         self._thought += text
         *whole, self._thought = self._thought.split("\n")
         if whole:
-            self._out("thought", self._lines("\n".join(whole), _THOUGHT))
+            self._out("thought", self._lines("\n".join(whole), _THINKING_STYLE))
 
     def _end_thought(self) -> None:
         if self._thought.strip():
-            self._out("thought", self._lines(self._thought, _THOUGHT))
+            self._out("thought", self._lines(self._thought, _THINKING_STYLE))
         self._thinking, self._thought = False, ""
 
     def _end_text(self) -> None:
@@ -300,11 +300,11 @@ class Screen:
 
     def _painted(self, block: Block, budget: ColourBudget) -> list[str]:
         if self._markdown:
-            return painted(block, self._console, budget=budget)
+            return render_block(block, self._console, budget=budget)
         return self._lines(block.source, "")
 
-    def _new_stream(self) -> "Stream | _PlainLines":
-        return Stream() if self._markdown else _PlainLines()
+    def _new_stream(self) -> "MarkdownStream | _PlainLines":
+        return MarkdownStream() if self._markdown else _PlainLines()
 
     def _out(self, kind: str, lines: Sequence[str]) -> None:
         """Show finished lines, separated by an empty line from those of another kind."""

@@ -11,18 +11,18 @@ from msgspec import Struct
 
 from stenolog.catalog.query import parse
 from stenolog.cli.note_output import (
-    notes_meant,
-    notes_to_read,
-    notes_to_write,
+    find_notes,
+    find_scope,
+    find_scopes,
+    note_label,
+    open_notes,
+    open_notes_writable,
+    print_note,
     print_notes,
-    print_whole,
-    quoted,
-    scope_meant,
-    scopes_meant,
-    whose_options,
+    scope_options,
 )
-from stenolog.cli.output import NOT_ALL, json_text, one_line, printable, sentence
-from stenolog.cli.workspace import shown, workspace_option
+from stenolog.cli.output import PARTIAL_FAILURE, json_text, one_line, printable, sentence
+from stenolog.cli.workspace import printable_workspace, workspace_option
 from stenolog.memory.note_files import NoteChanges, export_notes, import_notes
 from stenolog.memory.note_pages import from_markdown
 from stenolog.memory.notes import Draft, Kind, Note, Notes
@@ -33,7 +33,7 @@ _json_option = click.option(
 )
 
 
-_done_option = click.option(
+_result_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as a JSON object."
 )
 
@@ -50,7 +50,7 @@ def memory_command() -> None:
 @click.option("--kind", type=click.Choice(["core", "daily"]), help="Only notes of this kind.")
 @click.option("--all", "full", is_flag=True, help="Include superseded and forgotten notes.")
 @_json_option
-@whose_options
+@scope_options
 @workspace_option
 @click.pass_context
 def list_command(
@@ -69,21 +69,25 @@ def list_command(
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    with notes_to_read(workspace) as store:
+    with open_notes(workspace) as store:
         notes = Notes(store)
-        scopes = scopes_meant(notes, who=who, agent=agent)
+        scopes = find_scopes(notes, who=who, agent=agent)
         found = [note for scope in scopes for note in notes.list(scope, kind=kind, full=full)]
     print_notes(found, as_json=as_json, color=ctx.color is not False)
     if not found:
         whole = kind is None and who is None and agent is None
-        words = f"There are no notes in {shown(workspace)} yet." if whole else "No matching notes."
+        words = (
+            f"There are no notes in {printable_workspace(workspace)} yet."
+            if whole
+            else "No matching notes."
+        )
         click.echo(words, err=True)
 
 
 @memory_command.command("search")
 @click.argument("query", nargs=-1, required=True)
 @_json_option
-@whose_options
+@scope_options
 @workspace_option
 @click.pass_context
 def search_command(
@@ -104,9 +108,9 @@ def search_command(
     asked = " ".join(query)
     if parse(asked).empty:
         raise click.UsageError(f"{one_line(asked)!r} contains no word to search for.")
-    with notes_to_read(workspace) as store:
+    with open_notes(workspace) as store:
         notes = Notes(store)
-        scopes = scopes_meant(notes, who=who, agent=agent)
+        scopes = find_scopes(notes, who=who, agent=agent)
         found = [note for scope in scopes for note in notes.search(asked, scope=scope)]
     print_notes(found, as_json=as_json, color=ctx.color is not False)
     if not found:
@@ -117,7 +121,7 @@ def search_command(
 @memory_command.command("show")
 @click.argument("id")
 @_json_option
-@whose_options
+@scope_options
 @workspace_option
 def show_command(
     id: str, as_json: bool, who: str | None, agent: str | None, workspace: str
@@ -128,12 +132,12 @@ def show_command(
 
     Exit codes: 0 done, 1 there is no such note, 2 wrong usage.
     """
-    with notes_to_read(workspace) as store:
-        [note] = notes_meant(Notes(store), [id], who=who, agent=agent)
+    with open_notes(workspace) as store:
+        [note] = find_notes(Notes(store), [id], who=who, agent=agent)
     if as_json:
         print_notes([note], as_json=True, color=False)
     else:
-        print_whole(note)
+        print_note(note)
 
 
 @memory_command.command("forget")
@@ -142,7 +146,7 @@ def show_command(
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
 @_json_option
-@whose_options
+@scope_options
 @workspace_option
 def forget_command(
     ids: tuple[str, ...],
@@ -162,46 +166,46 @@ def forget_command(
 
     Exit codes: 0 done, 1 not confirmed or there is no such note, 2 wrong usage.
     """
-    with (notes_to_read if dry_run else notes_to_write)(workspace) as store:
+    with (open_notes if dry_run else open_notes_writable)(workspace) as store:
         notes = Notes(store)
-        found = notes_meant(notes, ids, who=who, agent=agent)
+        found = find_notes(notes, ids, who=who, agent=agent)
         done = "Would delete permanently" if purge else "Would forget"
         if not dry_run:
             done = "Deleted permanently" if purge else "Forgotten"
             if purge and not yes:
-                _ask(found)
+                _confirm_purge(found)
         for note in found:
-            told = _Told() if dry_run else _forget(notes, note, purge=purge)
+            told = _ForgetEffect() if dry_run else _forget(notes, note, purge=purge)
             # The output may be logged: purged text must not appear in it.
             gone = purge and not dry_run
-            words = [f"{done}: {note.id if gone else quoted(note)}"]
-            words += [f"In force again: {quoted(one)}" for one in told.again]
+            words = [f"{done}: {note.id if gone else note_label(note)}"]
+            words += [f"In force again: {note_label(one)}" for one in told.again]
             words += [f"Not deleted: {sentence(why)}" for why in told.not_reached]
             click.echo("\n".join(words), err=True)
             if as_json:
-                click.echo(json_text(_forgotten(note, told, purge=purge, dry_run=dry_run)))
+                click.echo(json_text(_forget_fields(note, told, purge=purge, dry_run=dry_run)))
     if not purge and not dry_run:
-        click.echo(f"Undo with {_undo_of(found[-1].scope)}.", err=True)
+        click.echo(f"Undo with {_undo_command_text(found[-1].scope)}.", err=True)
 
 
-def _undo_of(scope: Scope) -> str:
+def _undo_command_text(scope: Scope) -> str:
     agent = "" if scope.agent == "main" else f" --agent {shlex.quote(scope.agent)}"
     return one_line(f"`steno memory undo --who {shlex.quote(scope.name)}{agent}`")
 
 
-def _ask(notes: Sequence[Note]) -> None:
+def _confirm_purge(notes: Sequence[Note]) -> None:
     """Ask for confirmation. Raises Abort, or UsageError if there is no terminal to ask in."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(
             "--purge deletes permanently. Without a terminal to confirm, add --yes."
         )
     for note in notes:
-        click.echo(quoted(note), err=True)
+        click.echo(note_label(note), err=True)
     what = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
     click.confirm(f"Delete {what} permanently?", abort=True, err=True)
 
 
-class _Told(Struct, frozen=True):
+class _ForgetEffect(Struct, frozen=True):
     """The effects of forgetting a note."""
 
     again: tuple[Note, ...] = ()
@@ -209,7 +213,7 @@ class _Told(Struct, frozen=True):
     not_reached: tuple[str, ...] = ()
 
 
-def _forget(notes: Notes, note: Note, *, purge: bool) -> _Told:
+def _forget(notes: Notes, note: Note, *, purge: bool) -> _ForgetEffect:
     before = {one.id for one in notes.list(note.scope)}
     not_reached: tuple[str, ...] = ()
     if purge:
@@ -217,10 +221,12 @@ def _forget(notes: Notes, note: Note, *, purge: bool) -> _Told:
     else:
         notes.forget(note.scope, note.id)
     again = tuple(one for one in notes.list(note.scope) if one.id not in before)
-    return _Told(again, not_reached)
+    return _ForgetEffect(again, not_reached)
 
 
-def _forgotten(note: Note, told: _Told, *, purge: bool, dry_run: bool) -> dict[str, Any]:
+def _forget_fields(
+    note: Note, told: _ForgetEffect, *, purge: bool, dry_run: bool
+) -> dict[str, Any]:
     return {
         "id": note.id,
         "agent": note.scope.agent,
@@ -233,8 +239,8 @@ def _forgotten(note: Note, told: _Told, *, purge: bool, dry_run: bool) -> dict[s
 
 
 @memory_command.command("undo")
-@_done_option
-@whose_options
+@_result_option
+@scope_options
 @workspace_option
 def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: str) -> None:
     """Undo the last forget of a user's notes.
@@ -243,18 +249,18 @@ def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: s
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
-    with notes_to_write(workspace) as store:
+    with open_notes_writable(workspace) as store:
         notes = Notes(store)
-        scope = scope_meant(notes, who=who, agent=agent)
+        scope = find_scope(notes, who=who, agent=agent)
         before = {note.id: note for note in notes.list(scope)}
         notes.undo(scope)
         after = {note.id: note for note in notes.list(scope)}
     again = [note for id, note in after.items() if id not in before]
     superseded = [note for id, note in before.items() if id not in after]
     for note in again:
-        click.echo(f"In force again: {quoted(note)}", err=True)
+        click.echo(f"In force again: {note_label(note)}", err=True)
     for note in superseded:
-        click.echo(f"Superseded again: {quoted(note)}", err=True)
+        click.echo(f"Superseded again: {note_label(note)}", err=True)
     if as_json:
         ids = {
             "in_force_again": [note.id for note in again],
@@ -266,7 +272,7 @@ def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: s
 
 
 @memory_command.command("export")
-@whose_options
+@scope_options
 @workspace_option
 def export_command(who: str | None, agent: str | None, workspace: str) -> None:
     """Print the notes of a user as Markdown.
@@ -277,13 +283,13 @@ def export_command(who: str | None, agent: str | None, workspace: str) -> None:
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    with notes_to_read(workspace) as store:
+    with open_notes(workspace) as store:
         notes = Notes(store)
-        page = export_notes(notes, scope_meant(notes, who=who, agent=agent))
+        page = export_notes(notes, find_scope(notes, who=who, agent=agent))
     click.echo(printable(page) if sys.stdout.isatty() else page.encode(), nl=False)
 
 
-class _Page(click.File):
+class _TextFile(click.File):
     """The type of a text file argument, where `-` is stdin."""
 
     def convert(
@@ -300,10 +306,10 @@ class _Page(click.File):
 
 
 @memory_command.command("import")
-@click.argument("file", type=_Page(encoding="utf-8"))
+@click.argument("file", type=_TextFile(encoding="utf-8"))
 @click.option("--dry-run", is_flag=True, help="Show what would be changed, without changing it.")
-@_done_option
-@whose_options
+@_result_option
+@scope_options
 @workspace_option
 @click.pass_context
 def import_command(
@@ -328,19 +334,21 @@ def import_command(
         text = file.read()
     except UnicodeDecodeError as error:
         raise click.ClickException(f"{file.name} is not UTF-8 text: {error}.") from error
-    scope = _scope_asked(text, who=who, agent=agent)
-    with notes_to_write(workspace, create=not dry_run) as store:
+    scope = _target_scope(text, who=who, agent=agent)
+    with open_notes_writable(workspace, create=not dry_run) as store:
         edits = import_notes(Notes(store), text, scope=scope, dry_run=dry_run)
-    for words in _in_words(edits, dry_run=dry_run):
+    for words in _change_lines(edits, dry_run=dry_run):
         click.echo(words, err=True)
     if as_json:
-        texts = {name: [one.text for one in notes] for name, notes in _done(edits).items()}
+        texts = {
+            name: [one.text for one in notes] for name, notes in _changes_by_kind(edits).items()
+        }
         told = {**texts, "left_out": list(edits.conflicts), "dry_run": dry_run}
         click.echo(json_text(told))
-    ctx.exit(NOT_ALL if edits.conflicts else 0)
+    ctx.exit(PARTIAL_FAILURE if edits.conflicts else 0)
 
 
-def _scope_asked(page: str, *, who: str | None, agent: str | None) -> Scope | None:
+def _target_scope(page: str, *, who: str | None, agent: str | None) -> Scope | None:
     """Return whose notes are meant. With only an agent, the page names the user."""
     if agent is not None and who is None:
         named = from_markdown(page).scope
@@ -348,13 +356,13 @@ def _scope_asked(page: str, *, who: str | None, agent: str | None) -> Scope | No
     return None if who is None else scope_named(who, agent=agent or "main")
 
 
-def _done(edits: NoteChanges) -> dict[str, Sequence[Draft | Note]]:
+def _changes_by_kind(edits: NoteChanges) -> dict[str, Sequence[Draft | Note]]:
     return {"added": edits.added, "changed": edits.changed, "forgotten": edits.forgotten}
 
 
-def _in_words(edits: NoteChanges, *, dry_run: bool) -> Iterator[str]:
+def _change_lines(edits: NoteChanges, *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
-    for done, notes in _done(edits).items():
+    for done, notes in _changes_by_kind(edits).items():
         for one in notes:
             yield f"{f'{would}{done}'.capitalize()}: {one_line(printable(one.text))}"
     for words in edits.conflicts:

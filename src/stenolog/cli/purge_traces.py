@@ -17,7 +17,7 @@ from stenolog.stores.snapshots import Snapshot, SnapshotStore
 from stenolog.transfer.fallback import copies_in_fallback
 
 
-def other_names(store: Store) -> Mapping[str, Collection[str]]:
+def aliases_by_session(store: Store) -> Mapping[str, Collection[str]]:
     """Return the aliases of each session that has any, including deleted sessions."""
     if alias_mark(store) == NO_ALIASES:
         return {}
@@ -52,7 +52,9 @@ def deleted_lives(store: Store) -> Iterator[Snapshot]:
                 yield reading.life
 
 
-def copies_of(workspace: str, agent: str | None, is_meant: Callable[[str], bool]) -> Iterator[str]:
+def fallback_copies(
+    workspace: str, agent: str | None, is_meant: Callable[[str], bool]
+) -> Iterator[str]:
     """Yield a phrase for each session that the fallback folder still contains."""
     place = find_place(workspace, agent)
     for namespace, key in sorted(copies_in_fallback(place)):
@@ -68,7 +70,7 @@ def copies_of(workspace: str, agent: str | None, is_meant: Callable[[str], bool]
 # --- input history ---------------------------------------------------------------------------
 
 
-def typed_history() -> Path | None:
+def input_history_file() -> Path | None:
     """Return the input history of chats, or None if it is missing or empty."""
     # Imported late: slow, and only needed for a purge.
     from stenolog.cli.chat_history import history_file
@@ -80,7 +82,7 @@ def typed_history() -> Path | None:
     return None
 
 
-def said_in(store: Store, key: str, before: int | None) -> Iterator[str]:
+def user_texts(store: Store, key: str, before: int | None) -> Iterator[str]:
     """Yield the readable user messages with this key, below seq `before` if it is given."""
     with suppress(StenologError):
         yield from _texts(store.get_history(key, full=True), before)
@@ -100,12 +102,12 @@ def _texts(messages: Iterable[Message], before: int | None) -> Iterator[str]:
             yield content.strip()
 
 
-def forget_typed(file: Path, said: Collection[str]) -> str:
+def remove_input_history(file: Path, said: Collection[str]) -> str:
     """Remove messages from the input history; return a phrase about the failure, or nothing."""
-    from stenolog.cli.chat_history import forget
+    from stenolog.cli.chat_history import remove_entries
 
     try:
-        forget(file, said)
+        remove_entries(file, said)
     except OSError as error:
         return f"chat input in {one_line(str(file))}: {error.strerror}"
     return ""
@@ -114,7 +116,7 @@ def forget_typed(file: Path, said: Collection[str]) -> str:
 # --- the log of retention --------------------------------------------------------------------
 
 
-def forget_logged(workspace: str, is_meant: Callable[[str, str], bool]) -> str:
+def remove_log_entries(workspace: str, is_meant: Callable[[str, str], bool]) -> str:
     """Remove sessions from the log of retention; return a phrase about what remains, or nothing."""
     if address(workspace).engine != "jsonl":
         return "entries about it that retention wrote to the program's log"

@@ -24,8 +24,8 @@ from stenolog.agent.turn_events import (
 )
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
-from stenolog.cli.chat_pipe import Teller, code_of
-from stenolog.cli.chat_screen import Meter
+from stenolog.cli.chat_pipe import TurnPrinter, exit_code_of
+from stenolog.cli.chat_screen import StatusLine
 from stenolog.cli.config import Options
 from stenolog.stores.open_store import open_store
 
@@ -166,7 +166,7 @@ def test_a_question_that_was_neither_answered_nor_saved_is_not_said_to_be_kept(
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert "is kept" not in ended.stderr
     assert "Your question was not saved; ask again." in ended.stderr
-    assert "Lost: 1 message is in no store" in ended.stderr
+    assert "Lost: 1 message could not be saved" in ended.stderr
     answered = ask("--session", "cli:a", "hello")
     assert answered.exit_code == 3
     assert answered.stdout != ""
@@ -213,11 +213,11 @@ def test_stopped_it_keeps_what_was_said() -> None:
 def test_the_exit_code_tells_what_came_of_it(
     outcome: Outcome, seq: int | None, saved: bool, code: int
 ) -> None:
-    assert code_of(Answer(key="k", text="", outcome=outcome, seq=seq, saved=saved)) == code
+    assert exit_code_of(Answer(key="k", text="", outcome=outcome, seq=seq, saved=saved)) == code
 
 
 def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Teller(Meter("m"), talkative=True)
+    printer = TurnPrinter(StatusLine("m"), verbose=True)
     for event in (
         TextDelta(text="Let me look."),
         ToolStarted(id="1", name="now", arguments="{}"),
@@ -225,13 +225,13 @@ def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture
         TextDelta(text="It is \x1b[2Jnoon."),
         SaveFailed(count=1, words="the disk is full"),
     ):
-        teller.tell(event)
-    teller.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
+        printer.tell(event)
+    printer.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
     said, told = capsys.readouterr()
     assert said == "Let me look.\n\nIt is noon.\n"
     assert told.splitlines() == [
         "✓ now() · 0.1 s · noon (+1 lines)",
-        "Not saved: 1 message is in memory only. The disk is full.",
+        "Not saved: 1 message in memory only. The disk is full.",
         "m",
     ]
 
@@ -239,11 +239,11 @@ def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture
 def test_an_answer_that_broke_off_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     for once, told in (
         (False, ["gpt-5 broke off; what was said is kept, /retry asks again."]),
-        (True, ["gpt-5 broke off; what was said is kept.", "`steno chat k` goes on."]),
+        (True, ["gpt-5 broke off; what was said is kept.", "Continue with `steno chat k`."]),
     ):
-        teller = Teller(Meter("m"), talkative=False, once=once)
-        teller.tell(Notice(words="gpt-5 broke off; what was said is kept, /retry asks again"))
-        teller.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
+        printer = TurnPrinter(StatusLine("m"), verbose=False, once=once)
+        printer.tell(Notice(words="gpt-5 broke off; what was said is kept, /retry asks again"))
+        printer.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
         assert capsys.readouterr().err.splitlines() == told
 
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from stenolog.catalog.message_metadata import received
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
-from stenolog.cli.chat_history import KeptHistory
-from stenolog.cli.chat_pipe import SafeText
+from stenolog.cli.chat_history import InputHistory
+from stenolog.cli.chat_pipe import SafeStream
 from stenolog.cli.chat_start import find_start
 from stenolog.cli.config import Options
 from stenolog.stores.open_store import open_store
@@ -188,7 +188,7 @@ def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
 
 
 def test_an_answer_in_pieces_cannot_drive_the_terminal() -> None:
-    safe = SafeText()
+    safe = SafeStream()
     pieces = ["a\x1b", "[3", "1mb", "\x1b]0;ti", "tle\x07c\nd", "\x9b2", "Je", "\x1b[0"]
     assert "".join([*map(safe.add, pieces), safe.end()]) == "abc\nde0"
     assert safe.add("\x1b]" + 300 * "x") == ""
@@ -196,7 +196,7 @@ def test_an_answer_in_pieces_cannot_drive_the_terminal() -> None:
 
 
 def test_many_lines_with_sequences_come_whole_out_of_one_piece() -> None:
-    safe = SafeText()
+    safe = SafeStream()
     assert safe.add("\x1b[31mred\x1b[0m\n" * 5_000 + "end\x1b[") == "red\n" * 5_000 + "end"
     assert safe.add("1m.") + safe.end() == "."
 
@@ -334,20 +334,20 @@ def test_an_interrupted_turn_is_answered_with_the_next_message() -> None:
 
 def test_what_was_typed_is_kept_privately_the_newest_first(tmp_path: Path) -> None:
     file = tmp_path / "state" / "typed"
-    history = KeptHistory(file)
+    history = InputHistory(file)
     history.store_string("one\ntwo")
     history.store_string("three")
-    assert list(KeptHistory(file).load_history_strings()) == ["three", "one\ntwo"]
+    assert list(InputHistory(file).load_history_strings()) == ["three", "one\ntwo"]
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_of_a_long_history_the_newer_half_stays(tmp_path: Path) -> None:
     file = tmp_path / "typed"
-    history = KeptHistory(file)
+    history = InputHistory(file)
     for number in range(300):
         history.store_string(f"{number} {5_000 * 'x'}")
-    found = list(KeptHistory(file).load_history_strings())
+    found = list(InputHistory(file).load_history_strings())
     assert found[0].startswith("299 ")
     assert len(found) < 150
     assert file.stat().st_mode & 0o777 == 0o600
@@ -355,11 +355,11 @@ def test_of_a_long_history_the_newer_half_stays(tmp_path: Path) -> None:
 
 def test_a_history_that_cannot_be_kept_costs_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    history = KeptHistory(tmp_path / "file" / "typed")
+    history = InputHistory(tmp_path / "file" / "typed")
     history.store_string("x")
     assert list(history.load_history_strings()) == []
     (tmp_path / "damaged").write_bytes(b'\xff\n"one"\nnot json\n3\n')
-    assert list(KeptHistory(tmp_path / "damaged").load_history_strings()) == []
+    assert list(InputHistory(tmp_path / "damaged").load_history_strings()) == []
 
 
 def test_a_session_has_its_own_model_where_no_other_is_found() -> None:
@@ -405,7 +405,7 @@ def test_who_begins_anew_is_told_of_an_answer_that_was_cut_off() -> None:
         finally:
             await opened.loop.close()
         assert start is not None
-        return start.words
+        return start.description
 
     with open_store("workspace") as store:
         store.add_message("cli:a:default", "user", "hello")

@@ -20,8 +20,8 @@ from stenolog.agent.turn_events import (
     ToolStarted,
     UsageReported,
 )
-from stenolog.cli.chat_messages import first_line, short_call, short_time, words_of_outcome
-from stenolog.cli.chat_screen import Meter, Screen
+from stenolog.cli.chat_messages import first_line, outcome_text, short_call, short_time
+from stenolog.cli.chat_screen import StatusLine, TurnScreen
 from stenolog.context.summarize import Compaction
 from stenolog.providers.chat_model import Usage
 
@@ -36,9 +36,9 @@ class Shown:
 
     def __init__(self, **how: Any) -> None:
         self.lines: list[str] = []
-        self.meter = Meter("m")
+        self.status = StatusLine("m")
         console = Console(width=60, color_system=None)
-        self.screen = Screen(console, self.meter, show=self.show, clock=lambda: 5.0, **how)
+        self.screen = TurnScreen(console, self.status, show=self.show, clock=lambda: 5.0, **how)
 
     def show(self, lines: Sequence[str]) -> None:
         self.lines += [line.rstrip() for line in lines]
@@ -117,9 +117,9 @@ def test_the_status_line_counts_a_turn() -> None:
         TextDelta(text="Hello."),
     )
     shown.screen.finish(DONE)
-    words = "big · context 85 % (≈850 of 1,000) · 1,230 tokens in, 30 out · 2 recalled"
-    assert shown.meter.words() == words
-    assert shown.meter.nearly_full
+    words = "big · context 85% (≈850 of 1,000) · 1,230 tokens in, 30 out · 2 recalled"
+    assert shown.status.text() == words
+    assert shown.status.nearly_full
     assert f"{words} · 0.0 s".split() == " ".join(shown.lines[1:]).split()
 
 
@@ -128,9 +128,9 @@ def test_the_status_line_counts_a_turn() -> None:
     [
         (
             SaveFailed(count=2, words="the disk is full; make room"),
-            "! Not saved: 2 messages are in memory only. The disk is full; make room.",
+            "! Not saved: 2 messages in memory only. The disk is full; make room.",
         ),
-        (SaveRecovered(count=2), "✓ Saved: all 2 messages that were in memory only."),
+        (SaveRecovered(count=2), "✓ Saved all 2 unsaved messages."),
         (Notice(words="the answer was cut off"), "! the answer was cut off."),
         (
             SummaryCreated(compaction=COMPACTION),
@@ -149,9 +149,9 @@ def test_what_a_user_must_know_is_told_with_what_to_do(event: Event, words: str)
 def test_a_full_disk_is_told_once_and_at_the_end_how_much_it_has_come_to() -> None:
     shown = Shown()
     shown.tell(*(SaveFailed(count=count, words="the disk is full") for count in (1, 2, 3)))
-    assert " ".join(shown.lines) == ("! Not saved: 1 message is in memory only. The disk is full.")
+    assert " ".join(shown.lines) == ("! Not saved: 1 message in memory only. The disk is full.")
     shown.screen.finish(DONE)
-    assert "! Not saved: 3 messages are in memory only." in shown.lines
+    assert "! Not saved: 3 messages in memory only." in shown.lines
     saved = Shown()
     saved.tell(
         SaveFailed(count=1, words="x"), SaveFailed(count=2, words="x"), SaveRecovered(count=2)
@@ -201,7 +201,7 @@ def test_a_stopped_answer_is_not_said_twice() -> None:
     assert shown.lines[:3] == [
         "Half of",
         "",
-        "Stopped. What was said is kept; /retry asks for another",
+        "Stopped. The answer so far is saved; /retry asks for another",
     ]
 
 
@@ -261,9 +261,9 @@ def test_what_is_entered_meanwhile_does_not_begin_the_count_anew() -> None:
         ModelCalled(model="m", tokens=10, budget=100),
         UsageReported(usage=Usage(prompt=7, answer=1)),
     )
-    Screen(Console(), shown.meter, show=lambda _: None)
+    TurnScreen(Console(), shown.status, show=lambda _: None)
     shown.tell(UsageReported(usage=Usage(prompt=5, answer=2)))
-    assert shown.meter.words() == "m · context 10 % (≈10 of 100) · 12 tokens in, 3 out"
+    assert shown.status.text() == "m · context 10% (≈10 of 100) · 12 tokens in, 3 out"
 
 
 @pytest.mark.parametrize(
@@ -277,4 +277,4 @@ def test_what_is_entered_meanwhile_does_not_begin_the_count_anew() -> None:
 )
 def test_a_name_at_the_beginning_stays_as_it_is(words: str, told: str) -> None:
     failed = Answer(key="k", text=words, outcome="failed")
-    assert words_of_outcome(failed).startswith(f"{told} Your message")
+    assert outcome_text(failed).startswith(f"{told} Your message")

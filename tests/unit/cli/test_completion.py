@@ -13,7 +13,7 @@ from click.testing import Result
 
 import needs
 from stenolog.cli import main
-from stenolog.cli.completion import VARIABLE, Bash
+from stenolog.cli.completion import VARIABLE, BashCompletion
 from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
@@ -112,7 +112,7 @@ def test_a_line_of_bash_is_read_whole_and_answered_behind_the_last_colon(
     def answered(line: str, breaks: str = ":=") -> list[str]:
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_BREAKS", breaks)
-        return Bash(main, {}, "steno", VARIABLE).complete().splitlines()
+        return BashCompletion(main, {}, "steno", VARIABLE).complete().splitlines()
 
     assert answered("steno show tele") == ["plain,telegram:123"]
     assert answered("steno show telegram:1") == ["plain,123"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.cli.chat_history import KeptHistory
+from stenolog.cli.chat_history import InputHistory
 from stenolog.settings.fields import commented_file
 from stenolog.settings.loading import load_settings
 from stenolog.settings.values import Settings
@@ -35,7 +35,7 @@ def _write(file: Path, text: str) -> None:
 def test_init_writes_a_file_that_only_its_owner_reads(steno: Steno, file: Path) -> None:
     result = steno("config", "init")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == f"Written: {file}\n"
+    assert result.stderr == f"Created {file}\n"
     assert file.read_text() == commented_file()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -64,7 +64,7 @@ def test_init_can_write_to_stdout(steno: Steno, file: Path) -> None:
 def test_path_names_the_file_whether_it_is_there_or_not(steno: Steno, file: Path) -> None:
     missing = steno("config", "path")
     assert (missing.exit_code, missing.stdout) == (0, f"{file}\n")
-    assert "There is no such file yet" in missing.stderr
+    assert "The file does not exist." in missing.stderr
     _write(file, "")
     there = steno("config", "path")
     assert (there.stdout, there.stderr) == (f"{file}\n", "")
@@ -103,7 +103,10 @@ def test_show_tells_programs_the_same(steno: Steno, file: Path) -> None:
 def test_show_takes_the_users_own_file_where_none_is_named(steno: Steno) -> None:
     result = steno("config", "show")
     own = Path(os.environ["XDG_CONFIG_HOME"], "stenolog", "config.toml")
-    assert (result.exit_code, result.stderr) == (0, f"There is no {own}.\n")
+    assert (result.exit_code, result.stderr) == (
+        0,
+        f"No config file at {own}; defaults are used.\n",
+    )
 
 
 def test_all_that_is_wrong_is_told_line_by_line(
@@ -148,7 +151,7 @@ def test_p11_folders_above_the_file_are_private_whatever_the_umask(
     before = os.umask(0)
     try:
         assert steno("config", "init").exit_code == 0
-        KeptHistory(file.parents[1] / "state" / "stenolog" / "history").store_string("hello")
+        InputHistory(file.parents[1] / "state" / "stenolog" / "history").store_string("hello")
     finally:
         os.umask(before)
     made = [path for path in file.parents[1].rglob("*") if path.is_dir()]

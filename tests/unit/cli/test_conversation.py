@@ -18,9 +18,9 @@ from stenolog.agent.loop import AgentLoop
 from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog.message_metadata import received
-from stenolog.cli.agents import Opened, Signals, close_agent
-from stenolog.cli.chat_start import Start
-from stenolog.cli.chat_terminal import Conversation
+from stenolog.cli.agents import OpenAgent, Signals, close_agent
+from stenolog.cli.chat_start import ChatStart
+from stenolog.cli.chat_terminal import TerminalChat
 from stenolog.providers.chat_model import Delta
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store
@@ -88,7 +88,7 @@ class Talk:
         self.agent = AgentInstance.open(
             AgentSpec(sessions=place, consolidation=False), model=self.model
         )
-        self.opened = Opened(
+        self.opened = OpenAgent(
             loop=AgentLoop(AgentRegistry([self.agent])), agent=self.agent, settings=Settings()
         )
         self.signals = Signals()
@@ -98,7 +98,7 @@ class Talk:
         size = Size(rows=30, columns=80)
         written = Written(self.terminal)
         output = Vt100_Output(written, lambda: size, term="xterm", enable_cpr=False)
-        self.talk = Conversation(self.opened, KEY, source=source, output=output)
+        self.talk = TerminalChat(self.opened, KEY, source=source, output=output)
 
     def type(self, text: str) -> None:
         self.source.send_text(text)
@@ -135,7 +135,7 @@ def talk(
     source: PipeInput,
     act: Act,
     *,
-    start: Start | None = None,
+    start: ChatStart | None = None,
     open_: bool = False,
     place: str = "workspace",
 ) -> Talk:
@@ -168,7 +168,7 @@ def test_a_message_is_shown_answered_and_counted(source: PipeInput) -> None:
 
     one = talk(source, act, open_=True)
     assert one.history() == ["hello", "To hello: done."]
-    status = "gated · context 1 % (≈196 of 27,904) · 0.0 s"
+    status = "gated · context 1% (≈196 of 27,904) · 0.0 s"
     assert re.sub(r"\d+\.\d s", "0.0 s", one.shown).splitlines() == [
         "> hello",
         "",
@@ -270,13 +270,15 @@ def test_a_message_that_waits_behind_a_command_is_answered_by_who_comes_back(
         one.type("/context\r//second\r")
         await one.until(lambda: "waits: //second" in one.shown)
 
-    async def come_back(one: Talk) -> None:
+    async def show_history(one: Talk) -> None:
         await one.until(lambda: not one.talk.busy)
 
     talk(source, leave)
-    start = Start(key=KEY, words="", goes_on=True)
+    start = ChatStart(key=KEY, description="", resumes=True)
     with create_pipe_input() as again:
-        assert talk(again, come_back, start=start, open_=True).history()[-1] == "To /second: done."
+        assert (
+            talk(again, show_history, start=start, open_=True).history()[-1] == "To /second: done."
+        )
 
 
 def test_what_was_meant_for_another_session_is_told_to_be_unsent(source: PipeInput) -> None:
@@ -416,7 +418,7 @@ def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: Pi
     async def act(one: Talk) -> None:
         await one.until(lambda: not one.talk.busy)
 
-    start = Start(key=KEY, words="About questions (13 messages)", goes_on=True)
+    start = ChatStart(key=KEY, description="About questions (13 messages)", resumes=True)
     one = talk(source, act, start=start, open_=True)
     assert one.history()[-2:] == ["unanswered", "To unanswered: done."]
     shown = one.shown
@@ -437,7 +439,7 @@ def test_a_turn_that_a_fork_copied_is_not_resumed(source: PipeInput) -> None:
         one.type("hello\r")
         await one.until(lambda: "hello: done." in one.shown and not one.talk.busy)
 
-    one = talk(source, act, start=Start(key=KEY, words="", goes_on=True), open_=True)
+    one = talk(source, act, start=ChatStart(key=KEY, description="", resumes=True), open_=True)
     assert "going on with it" not in one.shown
 
 

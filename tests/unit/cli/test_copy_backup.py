@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from postgres_server import Databases, Server
-from stenolog.cli.copy_backup import as_object, in_words
+from stenolog.cli.copy_backup import report_fields, report_lines
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.copy import CopyTotals, Problem
 from stenolog.transfer.copy_all import CopyReport
@@ -285,8 +285,8 @@ def test_a_source_that_was_not_locked_is_told() -> None:
     for unlocked in (False, True):
         found = CopyTotals(carried=(), problems=(problem,), unlocked=unlocked)
         copied = CopyReport(namespaces={"sessions": found}, seconds=1.0)
-        assert as_object(copied)["unlocked"] is unlocked
-        assert ("could not be locked" in " ".join(in_words(copied, "copied"))) is unlocked
+        assert report_fields(copied)["unlocked"] is unlocked
+        assert ("could not be locked" in " ".join(report_lines(copied, "copied"))) is unlocked
 
 
 def test_p3_a_damaged_session_is_not_copied_in_silence(steno: Steno, tmp_path: Path) -> None:

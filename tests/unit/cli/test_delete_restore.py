@@ -227,7 +227,7 @@ def test_a_person_is_removed_everywhere_and_nobody_else(steno: Steno, where: str
     assert [one["messages"] for one in would] == [one["messages"] for one in gone]
     # The fork went too, so that it is no more to be told of.
     assert "the fork" not in done.stderr
-    assert "Not deleted: what telegram:77 said in the sessions of others" in done.stderr
+    assert "Not deleted: messages of telegram:77 in other sessions" in done.stderr
     found = steno("search", NEEDLE, "-w", where).stdout.splitlines()
     assert sorted(line.split("\t")[0] for line in found) == [
         "slack:77",
@@ -267,7 +267,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
     log.write_bytes(log.read_bytes() + b'%b,"crc":"%08x"}\n' % (newer, crc32(newer)))
 
     would = steno("purge", "--scope", "telegram:77", "--dry-run")
-    assert "  telegram:77 in sessions: it cannot be read\n" in would.stderr
+    assert "  telegram:77 in sessions: unreadable\n" in would.stderr
     done = steno("purge", "--scope", "telegram:77", "--yes")
     assert done.exit_code == 3
     assert "newer stenolog" in done.stderr
@@ -330,7 +330,7 @@ def test_where_a_key_cannot_be_seen_the_uid_is_to_be_typed(key: str) -> None:
         uid = store.info(key).uid
     for answer in ("\n", f"{key}\n"):
         code, shown = typed(answer, "purge", key)
-        assert (code, f"Type {uid} to go on" in shown) == (1, True), shown
+        assert (code, f"Type {uid} to confirm" in shown) == (1, True), shown
         assert key in _keys("workspace")
     assert typed("\n", "purge", "--scope", key)[0] == 1
     assert key in _keys("workspace")
@@ -353,7 +353,7 @@ def test_where_one_key_is_wrong_none_is_deleted(steno: Steno, more: list[str]) -
     for command in ("delete", "purge"):
         result = steno(command, KEY, "nobody", "--yes", *more)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "There is no session 'nobody' here" in result.stderr
+        assert "There is no session 'nobody'." in result.stderr
     assert KEY in _keys("workspace")
 
 
@@ -535,7 +535,9 @@ def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> 
     would = steno("purge", KEY, "--dry-run", "--json", "-w", where)
     told = [f"the fork '{fork}' has messages of '{KEY}'; purge it too" for fork in FORKS]
     assert sorted(_rows(would)[0]["not_reached"]) == told
-    assert [f"Would stay: {words}." for words in told] == sorted(would.stderr.splitlines()[2:])
+    assert [f"Would not be deleted: {words}." for words in told] == sorted(
+        would.stderr.splitlines()[2:]
+    )
     with_one = steno("purge", KEY, "cli:fork", "--dry-run", "-w", where)
     assert "the fork 'cli:fork'" not in with_one.stderr
     assert "the fork 'cli:gone'" in with_one.stderr
@@ -588,7 +590,7 @@ def test_what_was_typed_into_a_chat_is_forgotten_with_it(
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
     monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    history = chat_history.KeptHistory(file)
+    history = chat_history.InputHistory(file)
     for text in ("message 1", "of another chat", "in the trash ", "message 3", "/edit message 3"):
         history.store_string(text)
     history.store_string("//in the trash, too")
@@ -617,7 +619,7 @@ def test_a_session_with_a_message_without_role_and_content_can_be_purged(
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
     monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    chat_history.KeptHistory(file).store_string("message 1")
+    chat_history.InputHistory(file).store_string("message 1")
     with open_store("workspace") as store:
         store.add_messages("odd", [{}, {"role": "user"}, {"content": "x"}])
     assert steno("purge", "odd", "--yes").exit_code == 0
@@ -628,7 +630,7 @@ def test_what_was_typed_is_forgotten_before_the_session_is_gone(
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
     monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    chat_history.KeptHistory(file).store_string("message 1")
+    chat_history.InputHistory(file).store_string("message 1")
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

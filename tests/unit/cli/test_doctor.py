@@ -55,7 +55,7 @@ def test_a_finding_is_told_and_ends_with_1(log: Path, steno: Steno) -> None:
         "No byte is removed.\n\n"
     )
     assert result.stderr == (
-        "3 logs examined: 1 finding, of which `steno doctor workspace --repair` settles 1.\n"
+        "Checked 3 logs: 1 problem found, 1 repairable with `steno doctor workspace --repair`.\n"
     )
 
 
@@ -94,9 +94,9 @@ def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> N
     result = steno("doctor", "--repair")
 
     assert result.exit_code == 1
-    assert "torn tail settled" in result.stderr
+    assert "torn tail fixed" in result.stderr
     assert result.stdout.startswith("damaged line · telegram:123\n")
-    assert result.stderr.endswith("3 logs examined: 1 finding.\n")
+    assert result.stderr.endswith("Checked 3 logs: 1 problem found.\n")
 
 
 def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
@@ -108,7 +108,7 @@ def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     result = steno("doctor", "--accept")
 
     assert result.exit_code == 0
-    assert "hand edit settled: taken in; the log as it was is sessions/aside/" in result.stderr
+    assert "hand edit fixed: taken in; the log as it was is sessions/aside/" in result.stderr
     assert "message three" in steno("show", "telegram:123").stdout
     (kept,) = (log.parent / "aside").iterdir()
     assert kept.read_bytes() == edited

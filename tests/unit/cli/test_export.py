@@ -187,7 +187,7 @@ def test_a_secret_is_found_wherever_it_stands(steno: Steno) -> None:
         result = steno("export", "s", "--format", form)
         assert KEY[:24] not in result.stdout, form
         assert KEY[-12:] not in result.stdout, form
-        assert "8 secrets were taken out" in result.stderr
+        assert "Replaced 8 secrets" in result.stderr
 
 
 @pytest.mark.parametrize("said", [f"It is: {'x' * 20} {KEY}", f"{KEY[:9]}\u200e{KEY[9:]} it is"])
@@ -209,7 +209,7 @@ def test_lines_keep_secrets_unless_told_otherwise(steno: Steno) -> None:
         "tool",
         "assistant",
     ]
-    assert "1 secret was taken out" in result.stderr
+    assert "Replaced 1 secret" in result.stderr
 
 
 # --- Markdown --------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_a_file_is_written_whole_private_and_by_what_its_name_says(
     result = steno("export", "k", "-o", "k.html")
     assert result.exit_code == 0
     assert result.stdout == ""
-    assert "k.html: 4 messages written." in result.stderr
+    assert "Wrote 4 messages to k.html." in result.stderr
     assert (told / "k.html").read_text() == steno("export", "k", "--format", "html").stdout
     assert (told / "k.html").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in told.iterdir() if "k.html" in path.name] == ["k.html"]
@@ -347,7 +347,7 @@ def test_lines_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno, form
         "env": {"API_KEY": "[redacted: api key]"},
     }
     assert json.loads(json.loads(lines[2]["content"])["said"]) == arguments
-    assert result.stderr.startswith("12 secrets were taken out")
+    assert result.stderr.startswith("Replaced 12 secrets")
     plain = steno("export", "fields", "--format", form, "--no-redact")
     assert "hunter2" in plain.stdout
 
@@ -361,7 +361,7 @@ def test_documents_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno) 
     for form in ("markdown", "html"):
         result = steno("export", "f", "--format", form)
         assert not [one for one in ("hunter2", "t-1", "k-1") if one in result.stdout]
-        assert result.stderr.startswith("3 secrets were taken out")
+        assert result.stderr.startswith("Replaced 3 secrets")
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_every_form_has_the_same_secrets_taken_out(steno: Steno, text: str) -> N
     for form in ("html", "markdown", "openai", "jsonl"):
         result = steno("export", "s", "--format", form, "--redact")
         assert "hunter2" not in result.stdout, form
-        assert result.stderr.splitlines()[-1].startswith("4 secrets were taken out"), form
+        assert result.stderr.splitlines()[-1].startswith("Replaced 4 secrets"), form
 
 
 def test_what_is_json_looks_in_a_document_as_it_was_said(steno: Steno) -> None:

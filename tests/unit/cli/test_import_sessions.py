@@ -72,7 +72,7 @@ def test_what_another_program_kept_is_told_where_one_was_named(
     source = plain(tmp_path / "old", 2)
     result = steno("import", source, "--from", "langchain")
     assert result.exit_code == 1
-    assert "is left out: it is not what langchain writes.\n" in result.stderr
+    assert "was skipped: it is not what langchain writes.\n" in result.stderr
     result = steno("import", "old", "--from", "strands")
     assert result.exit_code == 1
     assert result.stderr.startswith("There is no session of strands in old;")
@@ -88,7 +88,7 @@ def test_a_file_is_what_is_in_it_whatever_it_is_called(steno: Steno, tmp_path: P
     ):
         write(tmp_path / str(number), 2).rename(tmp_path / name)
         result = steno("import", name)
-        assert (result.exit_code, result.stderr) == (0, "1 session taken in, 2 messages.\n"), name
+        assert (result.exit_code, result.stderr) == (0, "Imported 1 session, 2 messages.\n"), name
     lines = "".join(json.dumps({"role": "user", "content": word}) + "\n" for word in words(2))
     (tmp_path / "lines.json").write_text(lines)
     (tmp_path / "array.jsonl").write_text('[{"role": "user", "content": "x"}]')
@@ -133,7 +133,7 @@ def test_in_place_the_logs_of_others_make_room_too(steno: Steno, tmp_path: Path)
         lines = [*head, {"role": "user", "content": name, "timestamp": "2026-11-15T09:16:12"}]
         (place / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     result = steno("import", "workspace")
-    assert result.stderr == "2 sessions taken in, 2 messages.\n"
+    assert result.stderr == "Imported 2 sessions, 2 messages.\n"
     assert sorted(path.name for path in place.glob("*.migrated")) == [
         "a.jsonl.migrated",
         "b.jsonl.migrated",
@@ -145,7 +145,7 @@ def test_databases_of_ours_in_a_folder_are_no_old_sessions(steno: Steno, tmp_pat
     with open_store(f"sqlite:{source.parent}/steno.db") as store:
         store.add_message("k2", "user", "ours")
     result = steno("import", "old")
-    assert result.stderr == "1 session taken in, 2 messages.\n"
+    assert result.stderr == "Imported 1 session, 2 messages.\n"
 
 
 # --- under which keys ------------------------------------------------------------------------
@@ -252,9 +252,9 @@ def test_a_long_import_shows_how_far_it_is(
     code, said = in_terminal("import", "old")
 
     assert code == 0
-    assert ("Taking in" in said) == shown
+    assert ("Importing" in said) == shown
     assert ("100%" in said) == shown
-    assert f"1 session taken in, {count:,} messages." in said
+    assert f"Imported 1 session, {count:,} messages." in said
     with open_store("workspace") as store:
         assert store.info("k").count == count
 
@@ -273,7 +273,7 @@ def test_in_a_terminal_it_is_a_table(
     head, row, words = (line.rstrip() for line in said.splitlines())
     assert head.split() == ["key", "added", "messages", "layout", "file"]
     assert row.split() == ["k", "1", "1", "picoclaw-legacy", "k.json"]
-    assert words == "1 session taken in, 1 message."
+    assert words == "Imported 1 session, 1 message."
     assert "\t" not in said
 
 

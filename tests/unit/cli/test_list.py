@@ -43,7 +43,7 @@ def test_list_takes_the_workspace_as_an_argument_or_an_option(steno: Steno) -> N
 
     both = steno("list", "elsewhere", "-w", "elsewhere")
     assert both.exit_code == 2
-    assert "Name the workspace once" in both.stderr
+    assert "Name the workspace only once" in both.stderr
 
 
 def test_list_in_a_terminal_is_a_table(in_terminal: InTerminal) -> None:
@@ -90,7 +90,7 @@ def test_list_takes_filters(steno: Steno) -> None:
     assert steno("list", "--state", "asleep").exit_code == 2
     nothing = steno("list", "--tag", "other")
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert nothing.stderr == "No session matches.\n"
+    assert nothing.stderr == "No matching sessions.\n"
 
 
 def test_list_writes_json_for_programs(steno: Steno) -> None:
@@ -166,7 +166,7 @@ def test_old_sessions_beside_a_database_and_of_an_agent_are_named_too(
     with open_store("sqlite:beside/some.db") as store:
         store.add_message("k", "user", "hello")
     told = steno("list", "sqlite:beside/some.db").stderr
-    assert "`steno import beside/sessions -w sqlite:beside/some.db` takes in" in told
+    assert "import with `steno import beside/sessions -w sqlite:beside/some.db`" in told
     told = steno("list", "--agent", "ada").stderr
     assert "`steno import workspace/agents/ada/sessions -w ./workspace --agent ada`" in told
 
@@ -323,4 +323,4 @@ def test_without_a_workspace_the_option_is_named(
     monkeypatch.chdir(tmp_path / "elsewhere")
     for command in (["list"], ["show", "k"], ["search", "x"], ["doctor"]):
         told = steno(*command).stderr
-        assert told == "Error: There is no ./workspace here; name a workspace with -w DIR.\n"
+        assert told == "Error: There is no folder ./workspace here; name a workspace with -w DIR.\n"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.cli.workspace import open_to_read
+from stenolog.cli.workspace import open_read_only
 from stenolog.errors import ReadOnly
 from stenolog.stores.open_store import open_store
 
@@ -44,7 +44,7 @@ def test_p3_list_and_show_point_to_the_doctor_where_something_is_lost(
         result = steno(*command)
         assert result.exit_code == 0
         assert result.stderr.splitlines()[-1] == (
-            "telegram:123 is damaged: 1 message is lost, as far as was read; "
+            "telegram:123 is damaged: at least 1 message is lost; "
             "`steno doctor ./workspace` says more."
         )
 
@@ -61,7 +61,7 @@ def test_p3_show_tells_of_damage_that_only_reading_all_of_it_meets(
 
     result = steno("show", "k")
 
-    assert "k is damaged: 1 message is lost, as far as was read" in result.stderr
+    assert "k is damaged: at least 1 message is lost" in result.stderr
 
 
 def test_damage_is_told_once_and_not_also_by_the_log(place: Path, in_terminal: InTerminal) -> None:
@@ -72,7 +72,7 @@ def test_damage_is_told_once_and_not_also_by_the_log(place: Path, in_terminal: I
 
     assert shown.splitlines() == [
         '{"role":"assistant","content":"message 4"}',
-        "telegram:123 is damaged: 1 message is lost, as far as was read; "
+        "telegram:123 is damaged: at least 1 message is lost; "
         "`steno doctor ./workspace` says more.",
     ]
 
@@ -282,7 +282,7 @@ def test_another_programs_log_is_one_sentence(place: Path, steno: Steno) -> None
 
 
 def test_reading_commands_open_the_store_to_read_only() -> None:
-    with open_to_read("workspace") as store, pytest.raises(ReadOnly):
+    with open_read_only("workspace") as store, pytest.raises(ReadOnly):
         store.add_message("telegram:123", "user", "x")
 
 

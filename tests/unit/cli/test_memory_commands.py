@@ -152,7 +152,7 @@ def test_show_tells_where_a_note_came_from(memory: Steno, ids: Ids) -> None:
     shown = memory("show", ids["old"][:6]).stdout
     for words in (
         "Eats meat.",
-        "learnt in: telegram:1, seq 1",
+        "source: telegram:1, seq 1",
         "quote: I eat meat",
         "superseded: ",
     ):
@@ -183,7 +183,7 @@ def test_forget_hides_and_undo_brings_back(memory: Steno, ids: Ids, workspace: s
         f"Forgotten: {ids['new']} “Eats no meat.”",
         f"In force again: {ids['old']} “Eats meat.”",
         f"Forgotten: {ids['day']} “They talked.\\nLong.”",
-        "`steno memory undo --who telegram:1` takes it back.",
+        "Undo with `steno memory undo --who telegram:1`.",
     ]
     assert _texts(workspace) == ["Eats meat."]
     undo = ("undo", "--who", "telegram:1", "--agent", "main")
@@ -202,7 +202,7 @@ def test_undo_and_export_ask_whose_notes_are_meant(memory: Steno, ids: Ids) -> N
     for command in ("undo", "export"):
         result = memory(command)
         assert result.exit_code == 2
-        assert "slack:C42, telegram:1, telegram:1 (agent tutor); say whose" in result.stderr
+        assert "slack:C42, telegram:1, telegram:1 (agent tutor). Select one" in result.stderr
         assert "with --agent" in memory(command, "--who", "telegram:1").stderr
         nobody = memory(command, "--who", "nobody")
         assert (nobody.exit_code, nobody.stderr) == (
@@ -246,7 +246,7 @@ def test_a_purge_wants_yes_where_nobody_can_be_asked(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [("forget {old} --purge", "add --yes"), ("import -", "there is no stdin")],
+    [("forget {old} --purge", "add --yes"), ("import -", "stdin is closed")],
 )
 def test_without_any_stdin_it_refuses_in_a_sentence(
     ids: Ids, workspace: str, arguments: str, words: str
@@ -277,7 +277,7 @@ def test_a_purge_asks_at_a_terminal(ids: Ids, workspace: str, answer: str, left:
     )
     os.close(master)
     os.close(slave)
-    assert "Delete this note for good? [y/N]" in ended.stderr
+    assert "Delete this note permanently? [y/N]" in ended.stderr
     assert ended.stdout == ""
     assert (ended.returncode == 0) == (left == 1)
     assert ("Eats no meat." in _texts(workspace)) == (left == 2)
@@ -364,7 +364,7 @@ def test_a_page_that_is_not_understood_is_one_sentence(
     own = memory("import", "-", given="## Core facts\n- a\n")
     assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
     (place / "x.md").write_bytes(b"\xff")
-    assert "is no UTF-8 text" in memory("import", str(place / "x.md")).stderr
+    assert "is not UTF-8 text" in memory("import", str(place / "x.md")).stderr
 
 
 def test_a_page_of_ones_own_makes_the_first_notes(steno: Steno, place: Path) -> None:

@@ -121,7 +121,7 @@ def test_where_no_file_can_be_written_the_link_goes_to_stdout(
     with _gateway(token) as port:
         told = steno("open", "--port", str(port))
     assert "/login?code=" in told.stdout
-    assert "open this link" in told.stderr
+    assert "Open this link" in told.stderr
 
 
 def test_with_print_the_link_goes_to_stdout(steno: Steno, token: Token) -> None:
@@ -139,7 +139,7 @@ def test_where_no_browser_opens_the_link_goes_to_stdout(
     with _gateway(token) as port:
         told = steno("open", "--port", str(port))
     assert "/login?code=" in told.stdout
-    assert "open this link" in told.stderr
+    assert "Open this link" in told.stderr
 
 
 @pytest.mark.skipif("sys.platform == 'darwin'", reason="there is always a display")
@@ -151,7 +151,7 @@ def test_without_a_display_no_browser_is_tried(
     with _gateway(token) as port:
         told = steno("open", "--port", str(port))
     assert "/login?code=" in told.stdout
-    assert "open this link" in told.stderr
+    assert "Open this link" in told.stderr
 
 
 def test_what_listens_at_all_addresses_is_asked_at_this_machine(steno: Steno, token: Token) -> None:
@@ -173,7 +173,7 @@ def test_a_token_that_is_not_taken_is_told(steno: Steno, token: Token) -> None:
     with _gateway(Token(token.value[::-1])) as port:
         result = steno("open", "--port", str(port))
     assert result.exit_code == 1
-    assert "does not take this token" in result.stderr
+    assert "rejected the token" in result.stderr
     assert token.value.decode() not in result.output
 
 
@@ -206,7 +206,7 @@ def test_what_does_not_answer_as_a_gateway_is_none(steno: Steno, body: bytes) ->
     with _answering(b"HTTP/1.0 200 OK\r\n\r\n" + body) as (port, _):
         result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "is no gateway of ours" in result.stderr
+    assert "is not your gateway" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_an_impostor_learns_no_token_and_sends_nobody_anywhere(steno: Steno, tok
         with _answering(b"HTTP/1.0 200 OK\r\n\r\n" + body) as (port, asked):
             result = steno("open", "--port", str(port))
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "is no gateway of ours" in result.stderr
+        assert "is not your gateway" in result.stderr
         assert b"POST /v1/login-links" in asked[0]
         assert token.value not in asked[0]
 

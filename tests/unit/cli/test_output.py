@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.cli.output import (
-    age,
     error_sentence,
+    format_age,
     json_text,
     one_line,
+    parse_time,
     printable,
     sentence,
-    spoken_moment,
 )
 from stenolog.errors import UsageError
 
@@ -95,12 +95,12 @@ def test_an_error_ends_with_a_full_stop() -> None:
     ],
 )
 def test_a_time_is_spoken_in_several_ways(words: str, meant: datetime | None) -> None:
-    assert spoken_moment(words, NOW) == meant
+    assert parse_time(words, NOW) == meant
 
 
 @given(st.text())
 def test_any_words_are_a_time_or_none(words: str) -> None:
-    spoken_moment(words, NOW)
+    parse_time(words, NOW)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_any_words_are_a_time_or_none(words: str) -> None:
     ],
 )
 def test_an_age_is_told_in_one_unit(ago: timedelta, shown: str) -> None:
-    assert age(NOW - ago, NOW) == shown
+    assert format_age(NOW - ago, NOW) == shown
 
 
 def test_json_shows_what_a_terminal_would_obey_as_escapes_and_reads_back() -> None:

@@ -123,7 +123,7 @@ def test_it_deletes_only_where_that_is_meant(ruled: Path, steno: Steno) -> None:
     before = _keys()
     result = steno("retention", "run")
     assert result.exit_code == 2
-    assert "nobody can be asked" in result.stderr
+    assert "Without a terminal to confirm" in result.stderr
     assert _keys() == before
 
     result = steno("retention", "run", "--yes", "--json")
@@ -151,7 +151,7 @@ def test_without_any_stdin_it_refuses() -> None:
     command = ["sh", "-c", 'exec "$0" -c "$1" retention run <&-', sys.executable, program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2, result.stderr
-    assert "nobody can be asked" in result.stderr
+    assert "Without a terminal to confirm" in result.stderr
     assert _keys() == before
 
 

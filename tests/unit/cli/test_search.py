@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.cli.list_sessions import Meter
+from stenolog.cli.list_sessions import IndexProgress
 from stenolog.stores.open_store import open_store
 from unit.unreadable import obey_modes
 
@@ -100,7 +100,7 @@ def test_where_nothing_is_found_it_says_what_might_be_wrong(
 def test_a_query_without_a_word_is_wrong_usage(steno: Steno, query: str) -> None:
     result = steno("search", "--", query)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "There is no word to search for" in result.stderr
+    assert "contains no word to search for" in result.stderr
 
 
 def test_search_takes_filters(steno: Steno) -> None:
@@ -213,17 +213,17 @@ def test_a_bar_appears_only_for_who_waits_at_a_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setitem(os.environ, "TTY_COMPATIBLE", "1")
-    quick = Meter()
+    quick = IndexProgress()
     quick(1, 10)
     quick.close()
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("stenolog.cli.list_sessions._SOON", 0)
-    slow = Meter()
+    monkeypatch.setattr("stenolog.cli.list_sessions._DELAY_SECONDS", 0)
+    slow = IndexProgress()
     slow(3, 10)
     slow.close()
     assert "Indexing sessions" in capfd.readouterr().err
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
-    piped = Meter()
+    piped = IndexProgress()
     piped(3, 10)
     piped.close()
     assert capfd.readouterr().err == ""

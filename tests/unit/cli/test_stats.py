@@ -16,7 +16,7 @@ from click.testing import Result
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import made_by
-from stenolog.cli.stats import ESTIMATES_ITSELF
+from stenolog.cli.stats import SCRIPTED_MODEL
 from stenolog.sessions.usage import prices
 from stenolog.settings.model_selection import SCRIPTED
 from stenolog.stores.open_store import open_store
@@ -239,7 +239,7 @@ def test_an_early_year_has_four_figures(steno: Steno) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_what_the_scripted_model_tells_is_no_count_of_a_provider(steno: Steno) -> None:
-    assert ESTIMATES_ITSELF == SCRIPTED
+    assert SCRIPTED_MODEL == SCRIPTED
     with open_store("workspace") as store:
         store.add_messages("cli:a", [ASKED, _answer(7, 3, model="scripted")])
     alone = steno("stats", "cli:a")

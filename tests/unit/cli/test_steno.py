@@ -89,7 +89,7 @@ def test_another_option_before_the_command_is_only_unknown(steno: Steno) -> None
 def test_a_command_that_is_nearly_one_gets_a_suggestion(steno: Steno) -> None:
     result = steno("chatt")
     assert result.exit_code == 2
-    assert "There is no command 'chatt'; did you mean 'chat'?" in result.stderr
+    assert "There is no command 'chatt'. Did you mean 'chat'?" in result.stderr
     assert "No such command 'zzz'" in steno("zzz").stderr
 
 

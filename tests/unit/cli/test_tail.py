@@ -154,7 +154,7 @@ def test_a_session_created_again_while_its_end_is_read_is_shown_from_its_end(
 def test_a_session_that_is_not_there_is_not_waited_for(steno: Steno, more: list[str]) -> None:
     result = steno("tail", "nobody", *more)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "There is no session 'nobody' here" in result.stderr
+    assert "There is no session 'nobody'." in result.stderr
 
 
 def test_in_a_terminal_it_is_laid_out(in_terminal: InTerminal) -> None:
