@@ -27,8 +27,9 @@ from stenolog.agent.turn_events import (
     ToolStarted,
 )
 from stenolog.cli.agents import NOT_SAVED, OpenAgent, Signals
-from stenolog.cli.chat_messages import (
+from stenolog.cli.chat_screen import (
     PROMPT,
+    StatusLine,
     UnsavedReport,
     compaction_text,
     first_line,
@@ -38,7 +39,6 @@ from stenolog.cli.chat_messages import (
     short_call,
     short_time,
 )
-from stenolog.cli.chat_screen import StatusLine
 from stenolog.cli.output import error_sentence, printable, sentence
 from stenolog.errors import StenologError
 from stenolog.sessions.keys import cli_sender

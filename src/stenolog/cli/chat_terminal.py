@@ -12,19 +12,19 @@ from stenolog.agent.turn_events import Answer, Event, Inbound, ModelCalled
 from stenolog.agent.turn_ownership import forked_at_in, is_own_turn
 from stenolog.catalog.message_metadata import received
 from stenolog.cli.agents import CHANNEL, NOT_SAVED, OpenAgent, Signals
-from stenolog.cli.chat_history import InputHistory, history_file
 from stenolog.cli.chat_input import (
     ChatRequest,
     CommandCompleter,
+    InputHistory,
     InputLine,
     LeaveRequest,
     ResumeRequest,
+    history_file,
 )
-from stenolog.cli.chat_messages import PROMPT
-from stenolog.cli.chat_screen import StatusLine, TurnScreen
-from stenolog.cli.chat_start import ChatStart
+from stenolog.cli.chat_pipe import QUIT_COMMANDS
+from stenolog.cli.chat_screen import PROMPT, StatusLine, TurnScreen
 from stenolog.cli.output import error_sentence, one_line, printable, sentence, terminal_console
-from stenolog.cli.picker import find_sessions, pick
+from stenolog.cli.picker import ChatStart, find_sessions, pick
 from stenolog.cli.terminal_markdown import Block, render_block
 from stenolog.context.message_parts import text_parts_of
 from stenolog.context.turn_state import turn_state
@@ -90,7 +90,6 @@ def history_lines(
 # --- conversation ---------------------------------------------------------------------------------
 
 
-QUIT_COMMANDS: Final = ("/quit", "/exit")
 _STORED: Final = "Saved, not answered yet."
 _MAX_COMPLETIONS: Final = 30
 _KEYS_HELP: Final = (

@@ -71,7 +71,7 @@ def _open_store(ctx: click.Context) -> "Store":
     Raises StenologError, ClickException.
     """
     # Imported late: needed only to complete keys.
-    from stenolog.cli.workspace import StoreOptions, open_read_only
+    from stenolog.cli.workspace import Location, open_read_only
 
     agent, namespace = ctx.params.get("agent"), ctx.params.get("namespace")
     workspace = ctx.params.get("workspace")
@@ -81,7 +81,7 @@ def _open_store(ctx: click.Context) -> "Store":
 
         settings = read_settings(None)
         workspace = settings.agents.get(agent or "", settings.agent).sessions
-    return open_read_only(StoreOptions(workspace=workspace, agent=agent, namespace=namespace))
+    return open_read_only(Location(workspace=workspace, agent=agent, namespace=namespace))
 
 
 # --- shells ----------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.output import PARTIAL_FAILURE, json_text, one_line, plural, progress_bar, sentence
-from stenolog.cli.workspace import check_exists, printable_workspace, workspace_option
+from stenolog.cli.output import PARTIAL, json_text, one_line, plural, progress_bar, sentence
+from stenolog.cli.workspace import check_exists, display_name, workspace_option
 from stenolog.stores.open_store import address
 from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
 from stenolog.transfer.copy import Step
@@ -55,7 +55,7 @@ def copy_command(
             click.echo(line)
         for words in report_lines(copied, "Would copy" if dry_run else "Copied"):
             click.echo(words, err=True)
-    ctx.exit(PARTIAL_FAILURE if copied.problems else 0)
+    ctx.exit(PARTIAL if copied.problems else 0)
 
 
 # --- progress --------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
             click.echo(words, err=True)
         if taken.kept:
             click.echo(f"Kept {plural(taken.kept, 'session')} of earlier backups.", err=True)
-    return PARTIAL_FAILURE if taken.problems else 0
+    return PARTIAL if taken.problems else 0
 
 
 def _verify(folder: str, *, as_json: bool) -> int:
@@ -281,9 +281,9 @@ def _restore(folder: str, workspace: str, *, as_json: bool) -> int:
         for words in report_lines(copied, "Restored"):
             click.echo(words, err=True)
         if newer:
-            where = one_line(printable_workspace(workspace))
+            where = one_line(display_name(workspace))
             click.echo(f"Kept {plural(newer, 'newer session')} in {where}.", err=True)
-    return PARTIAL_FAILURE if checked.findings or copied.problems > newer else 0
+    return PARTIAL if checked.findings or copied.problems > newer else 0
 
 
 def _finding_lines(found: BackupCheck) -> list[str]:

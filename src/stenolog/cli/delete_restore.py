@@ -11,7 +11,7 @@ import click
 from stenolog.cli.completion import complete_deleted, complete_key
 from stenolog.cli.edit import dry_run_option, open_writable
 from stenolog.cli.output import (
-    PARTIAL_FAILURE,
+    PARTIAL,
     error_sentence,
     format_age,
     format_time,
@@ -24,7 +24,7 @@ from stenolog.cli.output import (
     table_console,
 )
 from stenolog.cli.show import find_session
-from stenolog.cli.workspace import StoreOptions, open_read_only, store_options
+from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Trashed
 
@@ -51,7 +51,7 @@ def require_confirmation(yes: bool, what: str) -> None:
 @yes_option
 @dry_run_option
 @json_option
-@store_options
+@location_options
 @click.pass_context
 def delete_command(
     ctx: click.Context,
@@ -59,7 +59,7 @@ def delete_command(
     yes: bool,
     dry_run: bool,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Move sessions to the trash.
 
@@ -99,7 +99,7 @@ def delete_command(
             print_result(
                 _deletion_fields(info.key, gone.uid, gone.count, gone), words, as_json=as_json
             )
-    ctx.exit(PARTIAL_FAILURE if failed else 0)
+    ctx.exit(PARTIAL if failed else 0)
 
 
 def _deletion_fields(
@@ -132,7 +132,7 @@ def list_lines(head: str, lines: Sequence[str]) -> None:
 @click.option("--uid", metavar="UID", help="Restore the session with this uid.")
 @click.option("--as", "as_key", metavar="KEY", help="Restore it under this key.")
 @json_option
-@store_options
+@location_options
 @click.pass_context
 def restore_command(
     ctx: click.Context,
@@ -141,7 +141,7 @@ def restore_command(
     uid: str | None,
     as_key: str | None,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Restore the session KEY from the trash.
 
@@ -177,7 +177,7 @@ def restore_command(
     print_result(fields, words, as_json=as_json)
 
 
-def _print_trash(key: str | None, *, as_json: bool, where: StoreOptions, color: bool) -> None:
+def _print_trash(key: str | None, *, as_json: bool, where: Location, color: bool) -> None:
     with open_read_only(where) as store:
         found = [one for one in store.list_trash() if key in (None, one.key)]
     if found and not as_json and sys.stdout.isatty():

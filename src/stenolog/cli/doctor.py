@@ -102,7 +102,8 @@ def doctor_command(
         for finding in report.findings:
             _print_finding(finding, _path_prefix(place))
         for note in notes:
-            _print_note(note)
+            words = one_line(f"{note.meaning} {note.advice}".strip())
+            click.echo(_wrap_line(f"{note.kind}: {words}", sys.stderr), err=True)
         click.echo(_wrap_line(_summary(report, settled), sys.stderr), err=True)
     ctx.exit(1 if report.findings else 0)
 
@@ -152,11 +153,6 @@ def _print_finding(finding: Finding, folder: str) -> None:
     click.echo(f"  {one_line(path)}" + (f", {finding.where}" if finding.where else ""))
     click.echo(_wrap_line(f"  {one_line(finding.meaning)}", sys.stdout))
     click.echo(_wrap_line(f"  What to do: {one_line(finding.advice)}", sys.stdout) + "\n")
-
-
-def _print_note(note: CheckNote) -> None:
-    words = f"{note.meaning} {note.advice}".strip()
-    click.echo(_wrap_line(f"{note.kind}: {one_line(words)}", sys.stderr), err=True)
 
 
 def _wrap_line(line: str, stream: TextIO) -> str:

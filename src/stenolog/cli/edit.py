@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from stenolog.cli.completion import complete_key
 from stenolog.cli.config import Options, agent_options
 from stenolog.cli.output import (
-    PARTIAL_FAILURE,
+    PARTIAL,
     error_sentence,
     json_text,
     one_line,
@@ -25,14 +25,19 @@ from stenolog.cli.output import (
     sentence,
 )
 from stenolog.cli.show import find_session, messages_are
-from stenolog.cli.workspace import StoreOptions, check_exists, open_read_only, store_options
+from stenolog.cli.workspace import (
+    Location,
+    check_exists,
+    location_options,
+    open_existing,
+    open_read_only,
+)
 from stenolog.errors import StenologError, UsageError
 from stenolog.records import SessionInfo, Undone
 from stenolog.sessions.undoing import undo_last
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl.scan import part_of
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.open_store import address
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import OpenAgent
@@ -57,18 +62,13 @@ dry_run_option = click.option(
 key_argument = click.argument("key", shell_complete=complete_key)
 
 
-def open_writable(where: StoreOptions) -> Store:
+def open_writable(where: Location) -> Store:
     """Open an existing store for writing. Raises UsageError, StoreUnavailable.
 
     It never creates a store.
     """
     _check_store_exists(where.workspace)
-    place = where.place
-    in_folder = address(place.where).engine == "jsonl"
-    if in_folder and not Path(place.where, place.namespace).exists():
-        # Nothing was ever stored here: an empty store behaves the same and creates no files.
-        return InMemoryStore()
-    return open_store(place.where, namespace=place.namespace)
+    return open_existing(where, read_only=False)
 
 
 def _check_store_exists(workspace: str) -> None:
@@ -86,8 +86,8 @@ def _check_store_exists(workspace: str) -> None:
 @key_argument
 @click.argument("title")
 @json_option
-@store_options
-def rename_command(key: str, title: str, as_json: bool, where: StoreOptions) -> None:
+@location_options
+def rename_command(key: str, title: str, as_json: bool, where: Location) -> None:
     """Set the title of the session KEY.
 
     The title replaces the first prompt in lists. An empty TITLE removes it. The key does not
@@ -141,8 +141,8 @@ def _is_removal(word: str) -> bool:
 @key_argument
 @click.argument("changes", metavar="[+TAG|-TAG]...", nargs=-1)
 @json_option
-@store_options
-def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: StoreOptions) -> None:
+@location_options
+def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Location) -> None:
     """Add tags to the session KEY, remove them, or list them.
 
     +TAG adds a tag, -TAG removes it. Without changes, prints the tags, one per line. `steno list`
@@ -211,10 +211,8 @@ def tags_of(info: SessionInfo) -> list[str]:
     help="Copy only up to this message, inclusive.",
 )
 @json_option
-@store_options
-def fork_command(
-    key: str, new_key: str, at: int | None, as_json: bool, where: StoreOptions
-) -> None:
+@location_options
+def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: Location) -> None:
     """Copy the visible messages of KEY into a new session NEW_KEY.
 
     Messages keep their seq and time; summary, title and tags are copied. KEY is not changed.
@@ -244,8 +242,8 @@ def fork_command(
 @click.command("undo")
 @key_argument
 @json_option
-@store_options
-def undo_command(key: str, as_json: bool, where: StoreOptions) -> None:
+@location_options
+def undo_command(key: str, as_json: bool, where: Location) -> None:
     """Undo the last operation that hid messages of the session KEY.
 
     That is a summary, /clear, /retry or /edit. Messages added since then are kept. Up to eight
@@ -418,7 +416,7 @@ def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) ->
 @click.option("--all", "every", is_flag=True, help="Archive all sessions.")
 @dry_run_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
-@store_options
+@location_options
 @click.pass_context
 def archive_command(
     ctx: click.Context,
@@ -426,7 +424,7 @@ def archive_command(
     every: bool,
     dry_run: bool,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Move messages that a summary has hidden to the archive of the session KEY.
 
@@ -455,7 +453,7 @@ def archive_command(
             click.echo("\t".join("-" if one is None else one_line(str(one)) for one in row))
     for words in _archive_report(done, dry_run=dry_run):
         print_notice(words)
-    ctx.exit(PARTIAL_FAILURE if any(fields["problem"] for fields in done) else 0)
+    ctx.exit(PARTIAL if any(fields["problem"] for fields in done) else 0)
 
 
 def _archive_session(store: Store, key: str, *, dry_run: bool, alone: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import click
 from stenolog.cli.completion import complete_key
 from stenolog.cli.output import json_text, one_line, plural, printable
 from stenolog.cli.show import damage_lines, find_session, messages_are
-from stenolog.cli.workspace import StoreOptions, open_read_only, store_options
+from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.redaction.redact import SharingRedactor
 from stenolog.transfer.export.formats import FOR_READERS, Form, pieces
 
@@ -58,7 +58,7 @@ class _FormatType(click.Choice[str]):
     help="Replace secrets.  [default: yes, except for jsonl]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object that describes FILE.")
-@store_options
+@location_options
 def export_command(
     key: str,
     full: bool,
@@ -67,7 +67,7 @@ def export_command(
     force: bool,
     redact: bool | None,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Export the messages of the session KEY to stdout or a file.
 

@@ -12,7 +12,7 @@ import click
 from msgspec.structs import replace
 
 from stenolog.cli.output import (
-    PARTIAL_FAILURE,
+    PARTIAL,
     json_text,
     one_line,
     plural,
@@ -20,7 +20,7 @@ from stenolog.cli.output import (
     sentence,
     table_console,
 )
-from stenolog.cli.workspace import StoreOptions, open_read_only, store_options
+from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -93,7 +93,7 @@ class _Source(click.Path):
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
-@store_options
+@location_options
 @click.pass_context
 def import_command(
     ctx: click.Context,
@@ -104,7 +104,7 @@ def import_command(
     aliases: bool | None,
     dry_run: bool,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Import sessions of other programs from SOURCE, a folder or a file.
 
@@ -179,7 +179,7 @@ def import_command(
         click.echo(words, err=True)
     if not migrated.taken and not migrated.migrated:
         ctx.exit(1)
-    ctx.exit(PARTIAL_FAILURE if problems else 0)
+    ctx.exit(PARTIAL if problems else 0)
 
 
 def _confirm_aliases(migrated: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
@@ -308,7 +308,7 @@ def _source_folder(source: Path) -> tuple[Path, str | None]:
     return source.parent, name
 
 
-def _store_exists(where: StoreOptions) -> bool:
+def _store_exists(where: Location) -> bool:
     place = where.place
     found = address(place.where)
     if found.engine == "postgresql":
@@ -317,12 +317,12 @@ def _store_exists(where: StoreOptions) -> bool:
     return (path / place.namespace if found.engine == "jsonl" else path).exists()
 
 
-def _open_writable(where: StoreOptions) -> Store:
+def _open_writable(where: Location) -> Store:
     place = where.place
     return open_store(place.where, namespace=place.namespace)
 
 
-def _open_read_only(where: StoreOptions) -> Store:
+def _open_read_only(where: Location) -> Store:
     """Open the store read-only; return an empty one if it does not exist yet."""
     found = address(where.workspace)
     is_there = found.engine == "postgresql" or Path(found.path).exists()

@@ -27,7 +27,7 @@ from stenolog.cli.output import (
     table_console,
 )
 from stenolog.cli.show import damage_lines
-from stenolog.cli.workspace import StoreOptions, choose_workspace, open_read_only, store_options
+from stenolog.cli.workspace import Location, choose_workspace, location_options, open_read_only
 from stenolog.errors import StoreUnavailable
 from stenolog.sessions.folders import OtherNamespaces, Place, others_in
 from stenolog.stores.jsonl.log_names import SUFFIX
@@ -72,7 +72,7 @@ class IndexProgress:
 
 
 @contextmanager
-def open_workspace_catalog(where: StoreOptions) -> Iterator[tuple[Catalog, IndexProgress]]:
+def open_workspace_catalog(where: Location) -> Iterator[tuple[Catalog, IndexProgress]]:
     """Open the catalog of a workspace. Sessions are only read; the catalog is updated."""
     place = where.place
     with open_read_only(where) as store:
@@ -149,7 +149,7 @@ _MAX_NAMES: Final = 8
     help="Maximum number of sessions.  [default: 50 in a terminal, otherwise all]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
-@store_options
+@location_options
 @click.pass_context
 def list_command(
     ctx: click.Context,
@@ -159,7 +159,7 @@ def list_command(
     state: State | None,
     limit: int | None,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """List sessions, most recently changed first.
 
@@ -191,7 +191,7 @@ def list_command(
     ctx.exit(1 if any(entry.problem is not None for entry in page.entries) else 0)
 
 
-def _remarks(page: Page, where: StoreOptions, *, whole: bool) -> Iterator[str]:
+def _remarks(page: Page, where: Location, *, whole: bool) -> Iterator[str]:
     """Yield remarks about a list: its limits, unreadable sessions, other files and agents."""
     place = where.workspace
     if page.after is not None:
@@ -210,7 +210,7 @@ def _remarks(page: Page, where: StoreOptions, *, whole: bool) -> Iterator[str]:
         yield from _other_namespaces(others_in(place))
 
 
-def _store_name(where: StoreOptions) -> str:
+def _store_name(where: Location) -> str:
     if where.agent is not None:
         return f"of agent {one_line(where.agent)} in {where.shown}"
     if where.namespace is not None:
@@ -229,7 +229,7 @@ def _other_namespaces(others: OtherNamespaces) -> Iterator[str]:
             yield f"{len(names):,} {what}s have their own sessions: {ways}{more}"
 
 
-def _other_files(where: StoreOptions, *, listed: int) -> Iterator[str]:
+def _other_files(where: Location, *, listed: int) -> Iterator[str]:
     """Yield remarks about files in the session folder that were not listed."""
     place = where.place
     in_folder = address(place.where).engine == "jsonl"

@@ -3,30 +3,240 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from typing import IO, Any, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any, TextIO, TypeVar
 
 import click
 from msgspec import Struct
 
 from stenolog.catalog.query import parse
-from stenolog.cli.note_output import (
-    find_notes,
-    find_scope,
-    find_scopes,
-    note_label,
-    open_notes,
-    open_notes_writable,
-    print_note,
-    print_notes,
-    scope_options,
+from stenolog.cli.output import (
+    PARTIAL,
+    format_age,
+    format_time,
+    json_text,
+    one_line,
+    print_table,
+    printable,
+    sentence,
+    table_console,
 )
-from stenolog.cli.output import PARTIAL_FAILURE, json_text, one_line, printable, sentence
-from stenolog.cli.workspace import printable_workspace, workspace_option
+from stenolog.cli.workspace import check_exists, display_name, workspace_option
+from stenolog.errors import UsageError
 from stenolog.memory.note_files import NoteChanges, export_notes, import_notes
 from stenolog.memory.note_pages import from_markdown
 from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import Scope, scope_named
+from stenolog.sessions.folders import NOTES
+from stenolog.stores.base import Store
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.open_store import address, open_store
+
+# --- notes ----------------------------------------------------------------------------------------
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def scope_options(command: _Command) -> _Command:
+    """Add `--who` and `--agent` to a command."""
+    who = click.option("--who", metavar="USER", help="Only notes of this user or group chat.")
+    agent = click.option("--agent", metavar="NAME", help="Only notes of this agent.")
+    return who(agent(command))
+
+
+# --- opening ---------------------------------------------------------------------------------
+
+
+def open_notes(workspace: str) -> Store:
+    """Open the notes read-only; return an empty store if there are none."""
+    if not _has_notes(workspace):
+        return InMemoryStore()
+    return open_store(workspace, namespace=NOTES, read_only=True)
+
+
+def open_notes_writable(workspace: str, *, create: bool = False) -> Store:
+    """Open the notes for writing. Without notes, return an empty store unless `create` is set."""
+    if not _has_notes(workspace) and not create:
+        return InMemoryStore()
+    return open_store(workspace, namespace=NOTES)
+
+
+def _has_notes(workspace: str) -> bool:
+    """Return whether notes were ever stored there. Raises UsageError if there is no workspace.
+
+    Otherwise a typing error would create one.
+    """
+    check_exists(workspace)
+    found = address(workspace)
+    place = Path(found.path)
+    if found.engine == "sqlite" and not place.is_file():
+        raise UsageError(f"there is no database at {place}; is the name right?")
+    return found.engine != "jsonl" or (place / NOTES).exists()
+
+
+# --- selection -------------------------------------------------------------------------------
+
+
+def find_scopes(notes: Notes, *, who: str | None, agent: str | None) -> list[Scope]:
+    """Return the scopes that have notes and match the options."""
+    return [scope for scope in notes.scopes(agent=agent) if who in (None, scope.who, scope.name)]
+
+
+def find_scope(notes: Notes, *, who: str | None, agent: str | None) -> Scope:
+    """Return the one scope that matches.
+
+    Raises UsageError if several match, and ClickException if none does.
+    """
+    found = find_scopes(notes, who=who, agent=agent)
+    if who is not None:
+        found = [scope for scope in found if scope.name == who] or found
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        of = f" of {one_line(who)}" if who is not None else ""
+        raise click.ClickException(f"There are no notes{of} here.")
+    names = ", ".join(map(_scope_name, found[:10])) + (" …" if len(found) > 10 else "")
+    option = "--agent" if len({scope.who for scope in found}) == 1 else "--who"
+    raise click.UsageError(f"There are notes of {names}. Select one with {option}.")
+
+
+def find_notes(
+    notes: Notes, ids: Sequence[str], *, who: str | None, agent: str | None
+) -> list[Note]:
+    """Return the notes with these ids or id prefixes.
+
+    Raises UsageError if an id is ambiguous, and ClickException if there is no such note.
+    """
+    scopes = find_scopes(notes, who=who, agent=agent)
+    everything = [note for scope in scopes for note in notes.list(scope, full=True)]
+    return list({(n.scope, n.id): n for n in (_find_note(everything, id) for id in ids)}.values())
+
+
+def _find_note(notes: Sequence[Note], id: str) -> Note:
+    exact = [note for note in notes if note.id == id]
+    found = exact or [note for note in notes if id and note.id.startswith(id)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise click.ClickException(
+            f"There is no note {one_line(id)!r}. `steno memory list` lists the notes."
+        )
+    if exact:
+        whose = ", ".join(_scope_name(note.scope) for note in found)
+        raise click.UsageError(f"{whose} have a note {id}. Select one with --who or --agent.")
+    names = ", ".join(note.id for note in found[:5]) + (" …" if len(found) > 5 else "")
+    raise click.UsageError(f"Several notes start with {one_line(id)!r}: {names}")
+
+
+def _scope_name(scope: Scope) -> str:
+    name = scope.name
+    return one_line(name if scope.agent == "main" else f"{name} (agent {scope.agent})")
+
+
+# --- showing ---------------------------------------------------------------------------------
+
+
+def state_of(note: Note) -> str:
+    """Return the state of a note in one word."""
+    if note.forgotten:
+        return "forgotten"
+    return "superseded" if note.superseded else "mixed" if note.mixed else "in force"
+
+
+def note_label(note: Note) -> str:
+    """Return the id of a note and the start of its text."""
+    text = one_line(printable(note.text))
+    return f"{note.id} “{text if len(text) <= 60 else text[:59] + '…'}”"
+
+
+def print_notes(notes: Sequence[Note], *, as_json: bool, color: bool) -> None:
+    """Print notes to stdout: as tables in a terminal, otherwise for programs."""
+    if as_json:
+        for note in notes:
+            click.echo(json_text(_fields(note)))
+    elif sys.stdout.isatty() and notes:
+        _print_tables(notes, color=color)
+    else:
+        for note in notes:
+            text = one_line(printable(note.text))
+            row = (note.id, note.kind, format_time(note.at), state_of(note), note.scope.name, text)
+            click.echo("\t".join(map(one_line, row)))
+
+
+def print_note(note: Note) -> None:
+    """Print a note with all its details."""
+    click.secho(note.id, bold=True, nl=False)
+    click.secho(f" · {note.kind} · {format_time(note.at)} · {state_of(note)}", dim=True)
+    click.echo(printable(note.text))
+    click.echo()
+    for name, value in _details(note):
+        click.echo(f"{name}: {one_line(printable(value))}")
+
+
+def _details(note: Note) -> Iterator[tuple[str, str]]:
+    yield "user", f"{note.scope.name} (agent {note.scope.agent})"
+    if note.about:
+        yield "about", note.about
+    if note.superseded is not None:
+        yield "superseded", f"{format_time(note.superseded)} by {note.superseded_by}"
+    if note.supersedes:
+        yield "supersedes", ", ".join(note.supersedes)
+    if note.session:
+        seqs = f", seq {', '.join(map(str, note.seqs))}" if note.seqs else ""
+        yield "source", f"{note.session}{seqs}"
+    else:
+        yield "source", "added manually"
+    if note.quote:
+        yield "quote", note.quote
+    if note.confidence != 1.0:
+        yield "confidence", f"{note.confidence:g}"
+
+
+def _fields(note: Note) -> dict[str, Any]:
+    return {
+        "id": note.id,
+        "agent": note.scope.agent,
+        "who": note.scope.name,
+        "kind": note.kind,
+        "at": format_time(note.at),
+        "state": state_of(note),
+        "about": note.about,
+        "text": note.text,
+        "quote": note.quote,
+        "session": note.session,
+        "uid": note.uid,
+        "seqs": note.seqs,
+        "confidence": note.confidence,
+        "supersedes": note.supersedes,
+        "superseded": format_time(note.superseded) if note.superseded is not None else None,
+        "superseded_by": note.superseded_by,
+    }
+
+
+def _print_tables(notes: Sequence[Note], *, color: bool) -> None:
+    # Imported late: slow, and only needed in a terminal.
+    from rich.text import Text
+
+    console = table_console(color=color)
+    columns: dict[str, dict[str, Any]] = {name: {"no_wrap": True} for name in ("id", "kind", "age")}
+    columns["text"] = {"overflow": "fold", "ratio": 1}
+    now = datetime.now(UTC)
+
+    def row(note: Note) -> Sequence[Any]:
+        said = Text(printable(note.text), style="dim" if not note.in_force else "")
+        if not note.in_force:
+            said.append(f"  ({state_of(note)})", style="yellow")
+        return f"  {note.id}", note.kind, (format_age(note.at, now), "dim"), said
+
+    for scope, own in groupby(notes, lambda note: note.scope):
+        console.print(Text(_scope_name(scope), style="bold cyan"))
+        print_table(console, columns, map(row, own), show_header=False, padding=(0, 2, 0, 0))
+        console.print()
+
 
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per note."
@@ -77,7 +287,7 @@ def list_command(
     if not found:
         whole = kind is None and who is None and agent is None
         words = (
-            f"There are no notes in {printable_workspace(workspace)} yet."
+            f"There are no notes in {display_name(workspace)} yet."
             if whole
             else "No matching notes."
         )
@@ -345,7 +555,7 @@ def import_command(
         }
         told = {**texts, "left_out": list(edits.conflicts), "dry_run": dry_run}
         click.echo(json_text(told))
-    ctx.exit(PARTIAL_FAILURE if edits.conflicts else 0)
+    ctx.exit(PARTIAL if edits.conflicts else 0)
 
 
 def _target_scope(page: str, *, who: str | None, agent: str | None) -> Scope | None:

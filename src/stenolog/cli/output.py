@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-PARTIAL_FAILURE: Final = 3
+PARTIAL: Final = 3
 """Exit code if a part of the task could not be done."""
 
 # Remove whole sequences, otherwise their visible part would remain: "[31m".

@@ -1,8 +1,9 @@
 """`steno purge`: permanently delete sessions, or everything of one person."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import click
@@ -12,7 +13,7 @@ from stenolog.cli.completion import complete_key
 from stenolog.cli.delete_restore import json_option, list_lines, require_confirmation, yes_option
 from stenolog.cli.edit import dry_run_option, open_writable, progress
 from stenolog.cli.output import (
-    PARTIAL_FAILURE,
+    PARTIAL,
     json_text,
     one_line,
     plural,
@@ -20,31 +21,24 @@ from stenolog.cli.output import (
     printable,
     sentence,
 )
-from stenolog.cli.purge_traces import (
-    aliases_by_session,
-    deleted_lives,
-    fallback_copies,
-    forks_of,
-    input_history_file,
-    remove_input_history,
-    remove_log_entries,
-    user_texts,
-)
 from stenolog.cli.show import find_session
-from stenolog.cli.workspace import StoreOptions, check_exists, open_read_only, store_options
+from stenolog.cli.workspace import Location, check_exists, location_options, open_read_only
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
-from stenolog.maintenance.retention_runs import in_log, place_in_log
+from stenolog.maintenance.retention_runs import forget_in_log, in_log, place_in_log
 from stenolog.memory.notes import Notes
 from stenolog.memory.progress import PREFIX as MARKS
 from stenolog.memory.progress import mark_uid
 from stenolog.memory.scopes import Scope, scope_of_key
-from stenolog.records import Trashed
-from stenolog.sessions.aliases import Aliases
-from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, others_in
+from stenolog.records import Message, Trashed
+from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, claimed
+from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, find_place, others_in
 from stenolog.sessions.keys import person_in
 from stenolog.stores.base import PurgingStore, Store
+from stenolog.stores.open_store import address
+from stenolog.stores.snapshots import Snapshot, SnapshotStore
 from stenolog.stores.state import not_reached
 from stenolog.transfer.copy_all import namespaces_of, opened, opened_to_read
+from stenolog.transfer.fallback import copies_in_fallback
 
 MAIN: Final = "main"
 """Name of the default agent in the notes."""
@@ -146,7 +140,7 @@ class _PurgeResult(Struct, frozen=True, kw_only=True):
 @yes_option
 @dry_run_option
 @json_option
-@store_options
+@location_options
 @click.pass_context
 def purge_command(
     ctx: click.Context,
@@ -156,7 +150,7 @@ def purge_command(
     yes: bool,
     dry_run: bool,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Delete sessions permanently, or everything about one person.
 
@@ -212,7 +206,7 @@ def purge_command(
         *_remove_traces(where, results, who, typed, kept),
     ):
         print_notice(f"Not deleted: {sentence(words)}")
-    ctx.exit(PARTIAL_FAILURE if any(one.problem for one in results) else 0)
+    ctx.exit(PARTIAL if any(one.problem for one in results) else 0)
 
 
 def _confirm_names(names: Iterable[str]) -> None:
@@ -230,7 +224,7 @@ def _is_typable(name: str) -> bool:
 
 
 def _targets_of_keys(
-    where: StoreOptions, keys: Sequence[str], before: int | None
+    where: Location, keys: Sequence[str], before: int | None
 ) -> list[_PurgeTarget]:
     """Return the targets of these keys. Raises ClickException if a key has nothing to purge."""
     with open_read_only(where) as store:
@@ -371,7 +365,7 @@ def _belongs_to(key: str, who: str) -> bool:
 
 
 def _purge_all(
-    where: StoreOptions, targets: Sequence[_PurgeTarget], who: str | None
+    where: Location, targets: Sequence[_PurgeTarget], who: str | None
 ) -> Iterator[_PurgeResult]:
     """Delete them permanently, and yield the result of each.
 
@@ -391,7 +385,7 @@ def _purge_all(
                     step()
 
 
-def _purge(where: StoreOptions, target: _PurgeTarget, *, alone: bool) -> _PurgeResult:
+def _purge(where: Location, target: _PurgeTarget, *, alone: bool) -> _PurgeResult:
     try:
         with _open_namespace(where, target.namespace, to_read=False) as store:
             done = store.purge(target.key, before=target.before)
@@ -405,7 +399,7 @@ def _purge(where: StoreOptions, target: _PurgeTarget, *, alone: bool) -> _PurgeR
     return _PurgeResult(target=target, messages=done.messages, not_reached=done.not_reached)
 
 
-def _plan_results(where: StoreOptions, targets: Sequence[_PurgeTarget]) -> Iterator[_PurgeResult]:
+def _plan_results(where: Location, targets: Sequence[_PurgeTarget]) -> Iterator[_PurgeResult]:
     """Yield what a purge would delete, with the forks that it would report."""
     for namespace in dict.fromkeys(target.namespace for target in targets):
         here = [target for target in targets if target.namespace == namespace]
@@ -419,7 +413,7 @@ def _plan_results(where: StoreOptions, targets: Sequence[_PurgeTarget]) -> Itera
 
 @contextmanager
 def _open_namespace(
-    where: StoreOptions, namespace: str | None, *, to_read: bool = True
+    where: Location, namespace: str | None, *, to_read: bool = True
 ) -> Iterator[Store]:
     """Open the store of a namespace, or the one given by the options."""
     if namespace is None:
@@ -431,7 +425,7 @@ def _open_namespace(
         yield whole
 
 
-def _user_messages(where: StoreOptions, targets: Sequence[_PurgeTarget]) -> set[str]:
+def _user_messages(where: Location, targets: Sequence[_PurgeTarget]) -> set[str]:
     """Return the user messages that will be purged, to remove them from the input history too."""
     said = set[str]()
     for target in targets:
@@ -442,7 +436,7 @@ def _user_messages(where: StoreOptions, targets: Sequence[_PurgeTarget]) -> set[
 
 
 def _remove_traces(
-    where: StoreOptions,
+    where: Location,
     results: Sequence[_PurgeResult],
     who: str | None,
     typed: Path | None,
@@ -502,7 +496,7 @@ def _print_results(results: Sequence[_PurgeResult], *, as_json: bool, dry_run: b
 
 
 def _remaining_data(
-    where: StoreOptions, results: Sequence[_PurgeResult], who: str | None
+    where: Location, results: Sequence[_PurgeResult], who: str | None
 ) -> Iterator[str]:
     """Yield a phrase for each place that may still contain purged data, without repetition."""
     purged = {one.target.key for one in results if one.problem is None}
@@ -535,7 +529,7 @@ def _remaining_forks(results: Sequence[_PurgeResult]) -> Iterator[str]:
     yield from (words for words in told if not words.startswith(also))
 
 
-def _count_notes(where: StoreOptions, key: str) -> int:
+def _count_notes(where: Location, key: str) -> int:
     """Return the number of notes about the owner of a session; 0 if they cannot be read."""
     try:
         if NOTES not in namespaces_of(where.workspace):
@@ -551,3 +545,116 @@ def _count_notes(where: StoreOptions, key: str) -> int:
             return sum(len(Notes(store).list(scope, full=True)) for scope in scopes)
     except StenologError:
         return 0
+
+
+# --- other traces ---------------------------------------------------------------------------------
+
+
+def aliases_by_session(store: Store) -> Mapping[str, Collection[str]]:
+    """Return the aliases of each session that has any, including deleted sessions."""
+    if alias_mark(store) == NO_ALIASES:
+        return {}
+    found = {key: set(names) for key, names in Aliases(store).claims().items()}
+    for life in deleted_lives(store):
+        if life.forked_from is None and claimed(life.meta):
+            found.setdefault(life.key, set()).update(claimed(life.meta))
+    return found
+
+
+def forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
+    """Return the forks of these sessions, including deleted ones, if they can be read."""
+    found: dict[str, list[str]] = {}
+    for key in store.list_sessions():
+        with suppress(StenologError):
+            source = store.info(key).forked_from
+            if source in keys and source is not None:
+                found.setdefault(source, []).append(key)
+    for life in deleted_lives(store):
+        if life.forked_from in keys and life.forked_from is not None:
+            found.setdefault(life.forked_from, []).append(life.key)
+    return found
+
+
+def deleted_lives(store: Store) -> Iterator[Snapshot]:
+    """Yield the sessions in the trash that can be read."""
+    if not isinstance(store, SnapshotStore):
+        return
+    for mark in store.lives():
+        if mark.deleted is not None:
+            with suppress(StenologError), store.read_life(mark) as reading:
+                yield reading.life
+
+
+def fallback_copies(
+    workspace: str, agent: str | None, is_meant: Callable[[str], bool]
+) -> Iterator[str]:
+    """Yield a phrase for each session that the fallback folder still contains."""
+    place = find_place(workspace, agent)
+    for namespace, key in sorted(copies_in_fallback(place)):
+        if is_meant(key):
+            other = "" if namespace == NAMESPACE else f" --namespace {quote(namespace)}"
+            command = f"steno purge {quote(key)} -w {quote(str(place.fallback))}{other}"
+            yield one_line(
+                f"messages of {key} in the fallback folder {place.fallback}/{namespace}; delete "
+                f"them with `{command}`"
+            )
+
+
+# --- input history ---------------------------------------------------------------------------
+
+
+def input_history_file() -> Path | None:
+    """Return the input history of chats, or None if it is missing or empty."""
+    # Imported late: slow, and only needed for a purge.
+    from stenolog.cli.chat_input import history_file
+
+    file = history_file()
+    with suppress(OSError):
+        if file.stat().st_size:
+            return file
+    return None
+
+
+def user_texts(store: Store, key: str, before: int | None) -> Iterator[str]:
+    """Yield the readable user messages with this key, below seq `before` if it is given."""
+    with suppress(StenologError):
+        yield from _texts(store.get_history(key, full=True), before)
+    if before is None and isinstance(store, SnapshotStore):
+        for mark in store.lives():
+            if mark.deleted is not None and mark.key == key:
+                with suppress(StenologError), store.read_life(mark) as reading:
+                    yield from _texts(reading.messages, None)
+
+
+def _texts(messages: Iterable[Message], before: int | None) -> Iterator[str]:
+    for message in messages:
+        meant = before is None or message.seq < before
+        body = message.to_dict() if meant else {}
+        content = body.get("content")
+        if body.get("role") == "user" and isinstance(content, str):
+            yield content.strip()
+
+
+def remove_input_history(file: Path, said: Collection[str]) -> str:
+    """Remove messages from the input history; return a phrase about the failure, or nothing."""
+    from stenolog.cli.chat_input import remove_entries
+
+    try:
+        remove_entries(file, said)
+    except OSError as error:
+        return f"chat input in {one_line(str(file))}: {error.strerror}"
+    return ""
+
+
+# --- the log of retention --------------------------------------------------------------------
+
+
+def remove_log_entries(workspace: str, is_meant: Callable[[str, str], bool]) -> str:
+    """Remove sessions from the log of retention; return a phrase about what remains, or nothing."""
+    if address(workspace).engine != "jsonl":
+        return "entries about it that retention wrote to the program's log"
+    try:
+        forget_in_log(workspace, is_meant)
+    except StenologError as error:
+        return f"entries in the retention log: {error}"
+    return ""

@@ -10,8 +10,8 @@ import click
 
 from stenolog.cli.config import config_option, read_settings
 from stenolog.cli.edit import dry_run_option, progress
-from stenolog.cli.output import PARTIAL_FAILURE, format_time, json_text, one_line, plural, sentence
-from stenolog.cli.workspace import StoreOptions, check_exists, store_options
+from stenolog.cli.output import PARTIAL, format_time, json_text, one_line, plural, sentence
+from stenolog.cli.workspace import Location, check_exists, location_options
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
 from stenolog.settings.retention_settings import rules_of
@@ -62,7 +62,7 @@ def list_command(as_json: bool, config: Path | None) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
 @config_option
-@store_options
+@location_options
 @click.pass_context
 def run_command(
     ctx: click.Context,
@@ -70,7 +70,7 @@ def run_command(
     yes: bool,
     as_json: bool,
     config: Path | None,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Apply the rules to the sessions of all agents, or of the one given by --agent.
 
@@ -119,7 +119,7 @@ def run_command(
         click.echo(json_text(_fields(one)) if as_json else "\t".join(_row(one)))
     for words in _remarks(rules, found, dry_run=dry_run):
         click.echo(words, err=True)
-    ctx.exit(PARTIAL_FAILURE if any(one.outcome == "failed" for one in found) else 0)
+    ctx.exit(PARTIAL if any(one.outcome == "failed" for one in found) else 0)
 
 
 def _confirm(planned: Sequence[RetentionResult]) -> None:

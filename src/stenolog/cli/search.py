@@ -12,7 +12,7 @@ from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import parse
 from stenolog.cli.list_sessions import open_workspace_catalog
 from stenolog.cli.output import format_time, json_text, one_line, parse_time, printable, sentence
-from stenolog.cli.workspace import StoreOptions, store_options
+from stenolog.cli.workspace import Location, location_options
 
 _ROLE_SAMPLE: Final = 100
 """Number of messages examined to suggest other roles."""
@@ -59,7 +59,7 @@ class TimeType(click.ParamType[datetime]):
     "--newest", is_flag=True, help="Sort by time, newest first.  [default: best match first]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
-@store_options
+@location_options
 @click.pass_context
 def search_command(
     ctx: click.Context,
@@ -72,7 +72,7 @@ def search_command(
     limit: int,
     newest: bool,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Find messages that contain all words of QUERY, including hidden ones.
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from stenolog.cli.config import Options, config_option, read_settings
-from stenolog.cli.output import one_line, printable, sentence
-from stenolog.cli.workspace import WORKSPACE_HELP, printable_workspace
+from stenolog.cli.output import one_line, print_notice, sentence
+from stenolog.cli.workspace import WORKSPACE_HELP, display_name
 from stenolog.gateway.access_token import Token, read_token, token_path
 from stenolog.gateway.hosts import end_of, is_loopback, login_host
 from stenolog.stores import disk
@@ -123,17 +123,19 @@ async def _serve(settings: "Settings", options: Options) -> int:
     await asyncio.wait({asked, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if not daemon.serving.done():
-        _say("Stopping: answers in progress have a few seconds. A second signal stops at once.")
+        print_notice(
+            "Stopping: answers in progress have a few seconds. A second signal stops at once."
+        )
     hurry = asyncio.Event()
     another = asyncio.create_task(_wait_for_second_signal(signals, hurry))
     left = await daemon.stop(hurry=hurry)
     another.cancel()
     signals.ignore()
     if words := interruption_text(left):
-        _say(words)
+        print_notice(words)
     failure = None if daemon.serving.cancelled() else daemon.serving.exception()
     if failure is not None:
-        _say(f"The server stopped unexpectedly: {failure!r}")
+        print_notice(f"The server stopped unexpectedly: {failure!r}")
         return 1
     if left.hanging:
         sys.stderr.flush()
@@ -170,27 +172,23 @@ def _print_addresses(
     settings: "Settings", agents: "list[AgentInstance]", url: str, file: Path
 ) -> None:
     names = ", ".join(f"{one.id or 'main'} ({one.model.name})" for one in agents)
-    places = ", ".join(dict.fromkeys(printable_workspace(one.spec.sessions) for one in agents))
-    _say(f"Agents: {names}. Sessions: {places}.")
+    places = ", ".join(dict.fromkeys(display_name(one.spec.sessions) for one in agents))
+    print_notice(f"Agents: {names}. Sessions: {places}.")
     for agent in agents:
         for problem in agent.problems:
-            _say(f"Warning: {sentence(problem)}")
+            print_notice(f"Warning: {sentence(problem)}")
     from stenolog.gateway.hosts import is_loopback
 
     if not is_loopback(settings.gateway.host):
-        _say(
+        print_notice(
             "Warning: other machines can reach the gateway, and traffic is not encrypted. Put a "
             "TLS proxy in front of it."
         )
     port = url.rpartition(":")[2]
-    _say(f"Browser:         steno open{'' if port == _DEFAULT_PORT else f' --port {port}'}")
-    _say(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
+    print_notice(f"Browser:         steno open{'' if port == _DEFAULT_PORT else f' --port {port}'}")
+    print_notice(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
     # The only line on stdout, for programs.
     click.echo(f"Listening at {url}")
-
-
-def _say(words: str) -> None:
-    click.echo(printable(words), err=True)
 
 
 @click.command("open")

@@ -15,7 +15,7 @@ from stenolog.catalog.message_metadata import FIELD, interruption, model_of, sec
 from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
 from stenolog.cli.completion import complete_key
 from stenolog.cli.output import format_time, json_text, one_line, printable
-from stenolog.cli.workspace import StoreOptions, open_read_only, printable_workspace, store_options
+from stenolog.cli.workspace import Location, display_name, location_options, open_read_only
 from stenolog.errors import NoSuchSession
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.aliases import Aliases
@@ -47,7 +47,7 @@ _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 @click.option("--tools", is_flag=True, help="Do not shorten tool calls and results.")
 @click.option("--no-pager", is_flag=True, help="Do not use a pager.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@store_options
+@location_options
 @click.pass_context
 def show_command(
     ctx: click.Context,
@@ -57,7 +57,7 @@ def show_command(
     tools: bool,
     no_pager: bool,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Show the messages of the session KEY.
 
@@ -180,7 +180,7 @@ def damage_lines(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
         )
         yield (
             f"{one_line(info.key)} is damaged: {cost}. "
-            f"Run `steno doctor {printable_workspace(workspace)}` for details."
+            f"Run `steno doctor {display_name(workspace)}` for details."
         )
 
 
@@ -319,7 +319,7 @@ class _MessageRenderer:
     def _calls(self, calls: Any) -> Iterator[str]:
         """Yield one line for each tool call."""
         # Imported late: slow, and only needed for tool calls.
-        from stenolog.cli.chat_messages import short_call
+        from stenolog.cli.chat_screen import short_call
 
         for call in calls if isinstance(calls, list) else ():
             asked = call.get("function") if isinstance(call, dict) else None
@@ -394,10 +394,10 @@ _CTRL_C_EXIT: Final = 128 + 2
     help="Number of messages to show first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
-@store_options
+@location_options
 @click.pass_context
 def tail_command(
-    ctx: click.Context, key: str, follow: bool, last: int, as_json: bool, where: StoreOptions
+    ctx: click.Context, key: str, follow: bool, last: int, as_json: bool, where: Location
 ) -> None:
     """Show the last messages of the session KEY, and new ones with -f.
 

@@ -12,7 +12,7 @@ import click
 from stenolog.cli.completion import complete_key
 from stenolog.cli.edit import progress
 from stenolog.cli.output import (
-    PARTIAL_FAILURE,
+    PARTIAL,
     format_time,
     json_text,
     one_line,
@@ -23,7 +23,7 @@ from stenolog.cli.output import (
 )
 from stenolog.cli.search import TimeType
 from stenolog.cli.show import find_session
-from stenolog.cli.workspace import StoreOptions, open_read_only, store_options
+from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError
 from stenolog.sessions.usage import HOW_TO_GET, Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
@@ -54,7 +54,7 @@ _COLUMNS: Final = {
 )
 @click.option("--until", type=TimeType(), help="Only messages before this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@store_options
+@location_options
 @click.pass_context
 def stats_command(
     ctx: click.Context,
@@ -63,7 +63,7 @@ def stats_command(
     since: datetime | None,
     until: datetime | None,
     as_json: bool,
-    where: StoreOptions,
+    where: Location,
 ) -> None:
     """Count messages and tokens by day, model and channel.
 
@@ -105,10 +105,10 @@ def stats_command(
             click.echo("\t".join(row))
     for words in _remarks(totals, cost, problems):
         click.echo(words, err=True)
-    ctx.exit(PARTIAL_FAILURE if problems else 0)
+    ctx.exit(PARTIAL if problems else 0)
 
 
-def _all_keys(store: Store, where: StoreOptions, prefix: str) -> list[str]:
+def _all_keys(store: Store, where: Location, prefix: str) -> list[str]:
     """Return the keys of all sessions, and of files that a store does not list.
 
     A JSONL store leaves out the sessions that it cannot read.

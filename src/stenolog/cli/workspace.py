@@ -26,7 +26,7 @@ WORKSPACE_HELP: Final = (
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def printable_workspace(workspace: str) -> str:
+def display_name(workspace: str) -> str:
     """Return a workspace in printable form, without the password of a URL."""
     if "://" not in workspace and "password" not in workspace:
         return workspace
@@ -36,7 +36,7 @@ def printable_workspace(workspace: str) -> str:
     return without_password(workspace)  # guard: workspace-name-redacted
 
 
-class StoreOptions(Struct, frozen=True, kw_only=True):
+class Location(Struct, frozen=True, kw_only=True):
     """The store that the options select: a workspace, and an agent or namespace in it."""
 
     workspace: str
@@ -46,7 +46,7 @@ class StoreOptions(Struct, frozen=True, kw_only=True):
     @property
     def shown(self) -> str:
         """Return the workspace in printable form."""
-        return printable_workspace(self.workspace)
+        return display_name(self.workspace)
 
     @property
     def place(self) -> Place:
@@ -93,7 +93,7 @@ def _workspace_in_settings(agent: str | None) -> str:
     return settings.agents.get(agent or "", settings.agent).sessions
 
 
-def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--workspace`, `--agent` and `--namespace` to a command, passed as Where."""
 
     @wraps(command)
@@ -102,7 +102,7 @@ def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if agent is not None and namespace is not None:
             raise click.UsageError("Use either --agent or --namespace, not both.")
-        where = StoreOptions(workspace=workspace, agent=agent, namespace=namespace)
+        where = Location(workspace=workspace, agent=agent, namespace=namespace)
         return command(*arguments, where=where, **others)
 
     bundled = click.option(
@@ -133,14 +133,19 @@ def check_exists(workspace: str) -> None:
     check_workspace(Path(found.path))
 
 
-def open_read_only(where: StoreOptions | str) -> Store:
+def open_read_only(where: Location | str) -> Store:
     """Open the store read-only. Raises UsageError, StoreUnavailable."""
     if isinstance(where, str):
-        where = StoreOptions(workspace=where)
+        where = Location(workspace=where)
     check_exists(where.workspace)
+    return open_existing(where, read_only=True)
+
+
+def open_existing(where: Location, *, read_only: bool) -> Store:
+    """Open the store; return an empty one if nothing was ever stored there."""
     place = where.place
     folder = Path(place.where, place.namespace)
     if address(place.where).engine == "jsonl" and not folder.exists():
-        # Nothing was ever stored here: an empty store behaves the same.
+        # An empty store behaves the same and creates no files.
         return InMemoryStore()
-    return open_store(place.where, namespace=place.namespace, read_only=True)
+    return open_store(place.where, namespace=place.namespace, read_only=read_only)

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from stenolog.catalog.message_metadata import received
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
-from stenolog.cli.chat_history import InputHistory
+from stenolog.cli.chat_input import InputHistory
 from stenolog.cli.chat_pipe import SafeStream
-from stenolog.cli.chat_start import find_start
 from stenolog.cli.config import Options
+from stenolog.cli.picker import find_start
 from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
@@ -375,7 +375,7 @@ def test_a_session_has_its_own_model_where_no_other_is_found() -> None:
         assert ended.stdout.startswith("The tool says: ")
     ended = chat("-c", typed="/new\nthe time\n", model=None)
     assert ended.exit_code == 1
-    assert "No model was found; /model NAME takes one for this session." in ended.stderr
+    assert "No model was found; choose one for this session with /model NAME." in ended.stderr
 
 
 @pytest.mark.parametrize("chosen", [None, "opnai/x"])

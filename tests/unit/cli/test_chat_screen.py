@@ -20,8 +20,14 @@ from stenolog.agent.turn_events import (
     ToolStarted,
     UsageReported,
 )
-from stenolog.cli.chat_messages import first_line, outcome_text, short_call, short_time
-from stenolog.cli.chat_screen import StatusLine, TurnScreen
+from stenolog.cli.chat_screen import (
+    StatusLine,
+    TurnScreen,
+    first_line,
+    outcome_text,
+    short_call,
+    short_time,
+)
 from stenolog.context.summarize import Compaction
 from stenolog.providers.chat_model import Usage
 
@@ -134,8 +140,8 @@ def test_the_status_line_counts_a_turn() -> None:
         (Notice(words="the answer was cut off"), "! the answer was cut off."),
         (
             SummaryCreated(compaction=COMPACTION),
-            "⊟ 8 messages (seq 1–8) are now a summary: about 900 → 300 tokens. /undo brings them "
-            "back.",
+            "⊟ 8 messages (seq 1–8) are now a summary: about 900 → 300 tokens. Use /undo to "
+            "restore them.",
         ),
     ],
     ids=lambda value: type(value).__name__,

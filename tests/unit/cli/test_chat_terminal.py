@@ -141,7 +141,7 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
         # While it comes: the beginning is there, the end is not, and the line is there to type in.
         run.see("• a list")
         assert "this page is always the same" not in run.shown
-        assert "Ctrl-C stops" in run.terminal.screen
+        assert "Ctrl-C to stop" in run.terminal.screen
         run.see("this page is always the same")
         run.until(lambda: "/help" in run.terminal.screen.splitlines()[-1], "the end")
         run.type("\x04")
@@ -169,9 +169,9 @@ def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
         run.type("the time\r")
         run.see("The tool says: ")
         run.see("tokens in")  # printed when the turn has ended
-        run.until(lambda: "Ctrl-C stops" not in run.terminal.screen, "the end")
+        run.until(lambda: "Ctrl-C to stop" not in run.terminal.screen, "the end")
         run.type("\x03")
-        run.see("Ctrl-C again leaves")
+        run.see("Press Ctrl-C again to leave")
         run.type("\x03")
         assert run.ended() == 0
 
@@ -229,7 +229,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was() -> None:
     with Run("chat", "-c") as run:
         run.see("The last turn was interrupted. Resuming it.")
         run.see("this page is always the same")
-        run.until(lambda: "Ctrl-C stops" not in run.terminal.screen, "the end")
+        run.until(lambda: "Ctrl-C to stop" not in run.terminal.screen, "the end")
         run.type("\x04")
         assert run.ended() == 0
     assert len(contents("cli:a")) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.cli.chat_history import InputHistory
+from stenolog.cli.chat_input import InputHistory
 from stenolog.settings.fields import commented_file
 from stenolog.settings.loading import load_settings
 from stenolog.settings.values import Settings

@@ -19,8 +19,8 @@ from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog.message_metadata import received
 from stenolog.cli.agents import OpenAgent, Signals, close_agent
-from stenolog.cli.chat_start import ChatStart
 from stenolog.cli.chat_terminal import TerminalChat
+from stenolog.cli.picker import ChatStart
 from stenolog.providers.chat_model import Delta
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store
@@ -186,7 +186,7 @@ def test_what_is_entered_meanwhile_is_stored_at_once_and_answered_next(source: P
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("second\r")
-        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: "waiting: second" in one.shown)
         await one.until(lambda: one.history() == ["first", "second"])
         assert "> second" not in one.shown
         one.model.gate.set()
@@ -211,7 +211,7 @@ def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_tw
         one.type("\x03")
         await one.until(lambda: "> half" not in one.shown)
         one.type("\x03")
-        await one.until(lambda: "Ctrl-C again leaves" in one.shown)
+        await one.until(lambda: "Press Ctrl-C again to leave" in one.shown)
         one.type("\x03")
 
     one = talk(source, act)
@@ -238,7 +238,7 @@ def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("/context\rsecond\r")
-        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: "waiting: second" in one.shown)
 
     one = talk(source, act)
     assert sorted(map(str, one.history())) == ["To first: [interrupted]", "first", "second"]
@@ -268,7 +268,7 @@ def test_a_message_that_waits_behind_a_command_is_answered_by_who_comes_back(
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("/context\r//second\r")
-        await one.until(lambda: "waits: //second" in one.shown)
+        await one.until(lambda: "waiting: //second" in one.shown)
 
     async def show_history(one: Talk) -> None:
         await one.until(lambda: not one.talk.busy)
@@ -286,7 +286,7 @@ def test_what_was_meant_for_another_session_is_told_to_be_unsent(source: PipeInp
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("/new\rsecond\r")
-        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: "waiting: second" in one.shown)
 
     one = talk(source, act)
     assert one.history() == ["first", "To first: [interrupted]"]
@@ -297,12 +297,12 @@ def test_what_was_meant_for_another_session_is_told_to_be_unsent(source: PipeInp
 def test_what_changes_the_context_takes_its_size_from_the_status_line(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("hello\r")
-        await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
+        await one.until(lambda: "context 1%" in one.talk.status() and not one.talk.busy)
         one.type("/clear\r")
         await one.until(lambda: "is hidden" in one.shown and not one.talk.busy)
         assert one.talk.status() == "gated"
         one.type("again\r")
-        await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
+        await one.until(lambda: "context 1%" in one.talk.status() and not one.talk.busy)
         one.type("/undo\r")
         await one.until(lambda: "Taken back" in one.shown and not one.talk.busy)
         assert one.talk.status() == "gated"
@@ -342,7 +342,7 @@ def test_a_command_waits_and_what_follows_it_goes_where_it_leads(source: PipeInp
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("/new\rsecond\r")
-        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: "waiting: second" in one.shown)
         one.model.gate.set()
         await one.until(lambda: not one.talk.busy)
 
@@ -427,7 +427,7 @@ def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: Pi
     assert "answer 5" in shown, "laid out, as it was when it was said"
     assert "question 2" not in shown
     assert "more lines" in shown
-    assert shown.index("going on with it") < shown.index("To unanswered: done.")
+    assert shown.index("Resuming it") < shown.index("To unanswered: done.")
 
 
 def test_a_turn_that_a_fork_copied_is_not_resumed(source: PipeInput) -> None:
@@ -440,7 +440,7 @@ def test_a_turn_that_a_fork_copied_is_not_resumed(source: PipeInput) -> None:
         await one.until(lambda: "hello: done." in one.shown and not one.talk.busy)
 
     one = talk(source, act, start=ChatStart(key=KEY, description="", resumes=True), open_=True)
-    assert "going on with it" not in one.shown
+    assert "Resuming it" not in one.shown
 
 
 def test_another_session_is_chosen_from_the_list(source: PipeInput) -> None:

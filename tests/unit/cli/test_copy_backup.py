@@ -50,7 +50,7 @@ def test_a_copy_is_equal_and_says_so(steno: Steno) -> None:
     assert digest.startswith("Digest ")
     assert _told("sqlite:new.db") == _told("workspace")
     again = steno("copy", "workspace", "sqlite:new.db")
-    assert "0 sessions copied, 0 messages" in again.stderr
+    assert "Copied 0 sessions, 0 messages" in again.stderr
     assert again.stderr.splitlines()[-1] == digest
 
 
@@ -194,10 +194,10 @@ def test_a_backup_is_taken_verified_and_restored(steno: Steno) -> None:
     assert "Verified" not in again
     verified = steno("backup", "kept", "--verify")
     assert (verified.exit_code, verified.stdout) == (0, "")
-    assert "3 sessions verified, 7 messages. The last backup was taken 20" in verified.stderr
+    assert "Verified 3 sessions, 7 messages. The last backup was finished at 20" in verified.stderr
     restored = steno("backup", "--restore", "kept", "-w", "sqlite:back.db")
     assert restored.exit_code == 0
-    assert "3 sessions restored, 7 messages" in restored.stderr
+    assert "Restored 3 sessions, 7 messages" in restored.stderr
     assert _told("sqlite:back.db") == _told("workspace")
 
 
@@ -224,7 +224,7 @@ def test_restoring_says_what_is_newer_and_left(steno: Steno) -> None:
         store.add_message("telegram:123", "user", "newer")
     restored = steno("backup", "--restore", "kept")
     assert (restored.exit_code, restored.stdout) == (0, "")
-    assert "1 session is newer in ./workspace and left so." in restored.stderr
+    assert "Kept 1 newer session in ./workspace." in restored.stderr
     report = json.loads(steno("backup", "--restore", "kept", "--json").stdout)
     assert (report["newer"], report["backup"]["findings"]) == (1, [])
 
@@ -274,7 +274,7 @@ def test_restoring_prints_no_password_either(steno: Steno, postgres: Server) -> 
         with open_store(url) as store:
             store.add_message("telegram:123", "user", "newer")
         result = steno("backup", "kept", "--restore", "-w", url)
-        assert "1 session is newer in postgresql://" in result.stderr
+        assert "Kept 1 newer session in postgresql://" in result.stderr
         assert postgres.password not in result.output
     finally:
         found.close()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.cli import chat_history
+from stenolog.cli import chat_input
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import LOG, apply_rules
 from stenolog.memory.notes import Draft, Notes
@@ -589,8 +589,8 @@ def test_what_was_typed_into_a_chat_is_forgotten_with_it(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
-    monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    history = chat_history.InputHistory(file)
+    monkeypatch.setattr(chat_input, "history_file", lambda: file)
+    history = chat_input.InputHistory(file)
     for text in ("message 1", "of another chat", "in the trash ", "message 3", "/edit message 3"):
         history.store_string(text)
     history.store_string("//in the trash, too")
@@ -618,8 +618,8 @@ def test_a_session_with_a_message_without_role_and_content_can_be_purged(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
-    monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    chat_history.InputHistory(file).store_string("message 1")
+    monkeypatch.setattr(chat_input, "history_file", lambda: file)
+    chat_input.InputHistory(file).store_string("message 1")
     with open_store("workspace") as store:
         store.add_messages("odd", [{}, {"role": "user"}, {"content": "x"}])
     assert steno("purge", "odd", "--yes").exit_code == 0
@@ -629,8 +629,8 @@ def test_what_was_typed_is_forgotten_before_the_session_is_gone(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
-    monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    chat_history.InputHistory(file).store_string("message 1")
+    monkeypatch.setattr(chat_input, "history_file", lambda: file)
+    chat_input.InputHistory(file).store_string("message 1")
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

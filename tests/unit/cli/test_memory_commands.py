@@ -157,7 +157,7 @@ def test_show_tells_where_a_note_came_from(memory: Steno, ids: Ids) -> None:
         "superseded: ",
     ):
         assert words in shown
-    assert "written: by hand" in memory("show", ids["team"]).stdout
+    assert "source: added manually" in memory("show", ids["team"]).stdout
     assert "\x1b" not in memory("show", ids["tutor"]).stdout
 
 

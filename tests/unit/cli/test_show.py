@@ -66,7 +66,7 @@ def test_a_message_that_is_not_there_is_one_sentence(steno: Steno) -> None:
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr == f"Error: There is no message 9 in {KEY}; the last one is 4.\n"
     nobody = steno("show", "nobody:7")
-    assert nobody.stderr.startswith("Error: There is no session 'nobody:7' here;")
+    assert nobody.stderr.startswith("Error: There is no session 'nobody:7'.")
     assert steno("show", KEY, "--at", "0").exit_code == 2
 
 
