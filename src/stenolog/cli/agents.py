@@ -122,10 +122,10 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
 
 def session_model(opened: OpenAgent, key: str) -> ChatModel:
     """Return the model that answers in a session. Raises ClickException if it has none."""
-    told: list[str] = []
-    model = opened.agent.model_of(opened.agent.own_key(key), told.append)
+    problems: list[str] = []
+    model = opened.agent.model_of(opened.agent.own_key(key), problems.append)
     if isinstance(model, _MissingModel):
-        raise click.ClickException("\n".join([*map(error_sentence, told), model.words]))
+        raise click.ClickException("\n".join([*map(error_sentence, problems), model.words]))
     return model
 
 
@@ -213,12 +213,12 @@ def _similar_model(settings: Settings, wanted: str) -> str:
     """Return a similar known name; empty if there is none or if the name is known."""
     first, slash, rest = wanted.strip().partition("/")
     servers = (OLLAMA, *(one.name for one in PROVIDERS))
-    whole = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
-    known = dict.fromkeys(servers) if slash else {**whole, **dict.fromkeys(servers)}
-    if first in (*servers, *whole.values()) or first.startswith((f"{LOCAL}:", "http:", "https:")):
+    exact = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
+    known = dict.fromkeys(servers) if slash else {**exact, **dict.fromkeys(servers)}
+    if first in (*servers, *exact.values()) or first.startswith((f"{LOCAL}:", "http:", "https:")):
         return ""
     found = get_close_matches(first.casefold(), known, 1)
-    return f"{whole.get(found[0], found[0])}{slash}{rest}" if found else ""
+    return f"{exact.get(found[0], found[0])}{slash}{rest}" if found else ""
 
 
 # --- shutdown --------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class TurnPrinter:
             self._print("\n")
         if self._failure is not None:
             raise self._failure
-        self._say(outcome_text(answer, told=self._broke_off, once=self._once))
+        self._say(outcome_text(answer, reported=self._broke_off, once=self._once))
         self._say(self._unsaved.at_the_end())
         if self._verbose and answer.outcome in ("answered", "interrupted"):
             self._say(self._status.text())
@@ -226,8 +226,8 @@ async def _read_lines() -> AsyncIterator[str]:
         await _wait_readable(descriptor)
         read = os.read(descriptor, 65_536)
         text += decoder.decode(read, final=not read)
-        *whole, text = text.split("\n")
-        for line in whole:
+        *complete, text = text.split("\n")
+        for line in complete:
             yield line.removesuffix("\r")
         if not read:
             break

@@ -131,15 +131,15 @@ def is_interruption_notice(event: Notice) -> bool:
     return "what was said is kept" in event.words
 
 
-def outcome_text(answer: Answer, *, told: bool = False, once: bool = False) -> str:
+def outcome_text(answer: Answer, *, reported: bool = False, once: bool = False) -> str:
     """Describe the end of a turn; empty after a success.
 
-    `told` means that the broken-off answer was already reported. `once` means that no further input
+    `reported` means that the interruption was already reported. `once` means that no further input
     is possible, so commands are not suggested.
     """
     chat = f"`steno chat {shlex.quote(one_line(answer.key))}`"
     match answer.outcome:
-        case "interrupted" if told:
+        case "interrupted" if reported:
             return f"Continue with {chat}." if once and answer.saved else ""
         case "interrupted" if not answer.saved:
             return "Stopped." if once else "Stopped. /retry asks for another answer."
@@ -248,8 +248,8 @@ class _PlainLines:
         self._line = ""
 
     def add(self, text: str) -> list[Block]:
-        *whole, self._line = (self._line + text).split("\n")
-        return [Block(source=line, gap=0) for line in whole]
+        *complete, self._line = (self._line + text).split("\n")
+        return [Block(source=line, gap=0) for line in complete]
 
     def end(self) -> list[Block]:
         left = self.unfinished
@@ -348,11 +348,11 @@ class TurnScreen:
         self._end_text()
         self._tools.clear()
         self._waiting = ""
-        told = self._compacted if answer.outcome == "command" else self._spoke
-        if not told and answer.outcome != "failed":
+        reported = self._compacted if answer.outcome == "command" else self._spoke
+        if not reported and answer.outcome != "failed":
             stream = self._new_stream()
             self._print_blocks([*stream.add(answer.text), *stream.end()])
-        words = outcome_text(answer, told=self._broke_off)
+        words = outcome_text(answer, reported=self._broke_off)
         if words:
             self._say(words, _ERROR_STYLE if answer.outcome == "failed" else _WARNING_STYLE)
         unsaved = self._unsaved.at_the_end()
@@ -388,9 +388,9 @@ class TurnScreen:
         if not self._reasoning:
             return
         self._thought += text
-        *whole, self._thought = self._thought.split("\n")
-        if whole:
-            self._out("thought", self._lines("\n".join(whole), _THINKING_STYLE))
+        *complete, self._thought = self._thought.split("\n")
+        if complete:
+            self._out("thought", self._lines("\n".join(complete), _THINKING_STYLE))
 
     def _end_thought(self) -> None:
         if self._thought.strip():

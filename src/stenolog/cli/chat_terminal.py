@@ -63,15 +63,15 @@ def history_lines(
     """Return the last messages of user and agent, dimmed and without tools."""
     from rich.text import Text
 
-    told: list[tuple[str, bool]] = []
+    texts: list[tuple[str, bool]] = []
     for message in history:
         body = message.to_dict()
         words = printable(text_parts_of(body)).strip()
         if words and body.get("role") in ("user", "assistant"):
             of_user = body["role"] == "user"
-            told.append((user_line(words) if of_user else words, markdown and not of_user))
+            texts.append((user_line(words) if of_user else words, markdown and not of_user))
     lines: list[str] = []
-    for words, laid_out in told[-_MESSAGES_SHOWN:]:
+    for words, laid_out in texts[-_MESSAGES_SHOWN:]:
         if laid_out:
             shown = render_block(Block(source=words, gap=0), console, style="dim")
         else:
@@ -314,13 +314,13 @@ class TerminalChat:
     # --- turns -------------------------------------------------------------------------------
 
     def _screen(self) -> TurnScreen:
-        told = self._opened.settings.cli
+        settings = self._opened.settings.cli
         return TurnScreen(
             self._console,
             self._status,
             show=self.line.show,
-            reasoning=told.show_reasoning,
-            markdown=told.markdown,
+            reasoning=settings.show_reasoning,
+            markdown=settings.markdown,
         )
 
     def _enter(self, text: str) -> None:

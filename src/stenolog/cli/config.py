@@ -168,8 +168,8 @@ def show_command(as_json: bool, config: Path | None) -> None:
         shown = {
             name: {"value": each.value, "source": each.source} for name, each in found.shown.items()
         }
-        whole = {"file": str(found.file), "found": found.found, "settings": shown, "keys": keys}
-        click.echo(json_text(whole, indent=2))
+        fields = {"file": str(found.file), "found": found.found, "settings": shown, "keys": keys}
+        click.echo(json_text(fields, indent=2))
         return
     for name, each in found.shown.items():
         click.echo(f"{name} = {literal(_shorten_value(each.value))}  # {one_line(each.source)}")

@@ -87,15 +87,15 @@ def doctor_command(
         report = examine(place)
         more = (*not_indexed(place), *purged_text(place), *low_disk(place))
         report = replace(report, findings=(*report.findings, *more))
-        told = verbose or (sys.stderr.isatty() and not as_json)
-        notes = [*notes_of(place), *_mixed_notes(place)] if told else []
+        with_notes = verbose or (sys.stderr.isatty() and not as_json)
+        notes = [*notes_of(place), *_mixed_notes(place)] if with_notes else []
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 
     if as_json:
-        whole = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(settled)}
-        whole |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
-        click.echo(json_text(whole, indent=2))
+        fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(settled)}
+        fields |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
+        click.echo(json_text(fields, indent=2))
     else:
         for one in settled:
             _print_repair(one)
@@ -135,8 +135,8 @@ def _print_repair(one: RepairResult) -> None:
     name, path = one.finding.key or one.finding.path, one.finding.path
     # Several agents may have a session with the same key.
     where = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
-    told = f"{name}{where}: {one.finding.kind} {done}: {one.words}"
-    click.echo(one_line(told), err=True)
+    line = f"{name}{where}: {one.finding.kind} {done}: {one.words}"
+    click.echo(one_line(line), err=True)
 
 
 def _path_prefix(place: str) -> str:

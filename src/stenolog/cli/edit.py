@@ -404,8 +404,8 @@ def _summary_report(key: str, done: "Compaction | None") -> tuple[dict[str, Any]
 
 def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) -> dict[str, Any]:
     names = ("first", "last", "tokens_before", "tokens_after", "fallback")
-    told = {name: more.get(name) for name in names}
-    return {"key": key, "hidden": hidden, **told, "dry_run": dry_run}
+    values = {name: more.get(name) for name in names}
+    return {"key": key, "hidden": hidden, **values, "dry_run": dry_run}
 
 
 # --- archive ---------------------------------------------------------------------------------

@@ -105,9 +105,9 @@ def export_command(
             done = plural(len(messages), "message")
             click.echo(f"Wrote {done} to {one_line(str(output))}.", err=True)
         if as_json:
-            told: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}
-            told |= {"messages": len(messages), "redacted": sharing.count}
-            click.echo(json_text(told))
+            fields: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}
+            fields |= {"messages": len(messages), "redacted": sharing.count}
+            click.echo(json_text(fields))
         if sharing.wanted and (sharing.count or form in FOR_READERS):
             click.echo(_redaction_text(sharing.count), err=True)
         if form in FOR_READERS and not full and info.count > info.visible:

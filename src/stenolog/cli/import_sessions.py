@@ -239,12 +239,12 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Import
         return keys
     found: list[str] = []
 
-    def told(key: str) -> str:
+    def collect(key: str) -> str:
         found.append(key)
         return key
 
     # Check before anything is written: a typing error would create sessions with wrong names.
-    look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=told)
+    look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=collect)
     for pair in given.unused(found):
         there = ", ".join(map(one_line, found[:MAX_KEYS_LISTED])) + (
             ", …" if len(found) > MAX_KEYS_LISTED else ""

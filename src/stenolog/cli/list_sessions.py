@@ -186,27 +186,29 @@ def list_command(
     else:
         for entry in page.entries:
             click.echo("\t".join(_row(entry)))
-    for words in _remarks(page, where, whole=not (prefix or tag or state)):
+    for words in _remarks(page, where, unfiltered=not (prefix or tag or state)):
         click.echo(words, err=True)
     ctx.exit(1 if any(entry.problem is not None for entry in page.entries) else 0)
 
 
-def _remarks(page: Page, where: Location, *, whole: bool) -> Iterator[str]:
+def _remarks(page: Page, where: Location, *, unfiltered: bool) -> Iterator[str]:
     """Yield remarks about a list: its limits, unreadable sessions, other files and agents."""
     place = where.workspace
     if page.after is not None:
         yield f"Showing the newest {len(page.entries):,}. Use --limit for more."
     elif not page.entries:
         yield (
-            f"There are no sessions {_store_name(where)} yet." if whole else "No matching sessions."
+            f"There are no sessions {_store_name(where)} yet."
+            if unfiltered
+            else "No matching sessions."
         )
     for entry in page.entries:
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
         yield from damage_lines(entry, place)
-    if whole and page.after is None:
+    if unfiltered and page.after is None:
         yield from _other_files(where, listed=len(page.entries))
-    if whole and (not page.entries or (where.agent is None and where.namespace is None)):
+    if unfiltered and (not page.entries or (where.agent is None and where.namespace is None)):
         yield from _other_namespaces(others_in(place))
 
 

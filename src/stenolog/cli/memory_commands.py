@@ -285,10 +285,10 @@ def list_command(
         found = [note for scope in scopes for note in notes.list(scope, kind=kind, full=full)]
     print_notes(found, as_json=as_json, color=ctx.color is not False)
     if not found:
-        whole = kind is None and who is None and agent is None
+        unfiltered = kind is None and who is None and agent is None
         words = (
             f"There are no notes in {display_name(workspace)} yet."
-            if whole
+            if unfiltered
             else "No matching notes."
         )
         click.echo(words, err=True)
@@ -385,15 +385,15 @@ def forget_command(
             if purge and not yes:
                 _confirm_purge(found)
         for note in found:
-            told = _ForgetEffect() if dry_run else _forget(notes, note, purge=purge)
+            effect = _ForgetEffect() if dry_run else _forget(notes, note, purge=purge)
             # The output may be logged: purged text must not appear in it.
             gone = purge and not dry_run
             words = [f"{done}: {note.id if gone else note_label(note)}"]
-            words += [f"In force again: {note_label(one)}" for one in told.again]
-            words += [f"Not deleted: {sentence(why)}" for why in told.not_reached]
+            words += [f"In force again: {note_label(one)}" for one in effect.again]
+            words += [f"Not deleted: {sentence(why)}" for why in effect.not_reached]
             click.echo("\n".join(words), err=True)
             if as_json:
-                click.echo(json_text(_forget_fields(note, told, purge=purge, dry_run=dry_run)))
+                click.echo(json_text(_forget_fields(note, effect, purge=purge, dry_run=dry_run)))
     if not purge and not dry_run:
         click.echo(f"Undo with {_undo_command_text(found[-1].scope)}.", err=True)
 
@@ -435,15 +435,15 @@ def _forget(notes: Notes, note: Note, *, purge: bool) -> _ForgetEffect:
 
 
 def _forget_fields(
-    note: Note, told: _ForgetEffect, *, purge: bool, dry_run: bool
+    note: Note, effect: _ForgetEffect, *, purge: bool, dry_run: bool
 ) -> dict[str, Any]:
     return {
         "id": note.id,
         "agent": note.scope.agent,
         "who": note.scope.name,
         "purged": purge,
-        "in_force_again": [one.id for one in told.again],
-        "not_reached": list(told.not_reached),
+        "in_force_again": [one.id for one in effect.again],
+        "not_reached": list(effect.not_reached),
         "dry_run": dry_run,
     }
 
@@ -553,8 +553,8 @@ def import_command(
         texts = {
             name: [one.text for one in notes] for name, notes in _changes_by_kind(edits).items()
         }
-        told = {**texts, "left_out": list(edits.conflicts), "dry_run": dry_run}
-        click.echo(json_text(told))
+        fields = {**texts, "left_out": list(edits.conflicts), "dry_run": dry_run}
+        click.echo(json_text(fields))
     ctx.exit(PARTIAL if edits.conflicts else 0)
 
 

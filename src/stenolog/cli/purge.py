@@ -301,7 +301,7 @@ def _targets_of_person(workspace: str, who: str) -> list[_PurgeTarget]:
         if namespace in (CHANNELS, NOTES):
             continue  # channels contain no messages; notes are found through the sessions
         with opened_to_read(workspace, namespace) as store:
-            assert isinstance(store, Store), "what is copied is a store"
+            assert isinstance(store, Store), "every namespace is a Store"
             trash, left = store.list_trash(), _unfinished_purges(store)
             unknown = namespace if any(not one.key for one in left) else unknown
             every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
@@ -330,7 +330,7 @@ def _note_targets_of_person(
         return []
     uids = {uid for target in sessions for uid in target.uids}
     with opened_to_read(workspace, NOTES) as store:
-        assert isinstance(store, Store), "what is copied is a store"
+        assert isinstance(store, Store), "every namespace is a Store"
         trash, left = store.list_trash(), _unfinished_purges(store)
         every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
         targets = [
@@ -406,9 +406,9 @@ def _plan_results(where: Location, targets: Sequence[_PurgeTarget]) -> Iterator[
         with _open_namespace(where, namespace) as store:
             forks = forks_of(store, {target.key for target in here})
         for one in here:
-            told = not_reached(one.key, forks=forks.get(one.key, []))
+            remaining = not_reached(one.key, forks=forks.get(one.key, []))
             messages = one.messages + one.in_trash + one.left
-            yield _PurgeResult(target=one, messages=messages, not_reached=told)
+            yield _PurgeResult(target=one, messages=messages, not_reached=remaining)
 
 
 @contextmanager
@@ -420,9 +420,9 @@ def _open_namespace(
         with open_read_only(where) if to_read else open_writable(where) as store:
             yield store
         return
-    with (opened_to_read if to_read else opened)(where.workspace, namespace) as whole:
-        assert isinstance(whole, Store), "what is copied is a store"
-        yield whole
+    with (opened_to_read if to_read else opened)(where.workspace, namespace) as store:
+        assert isinstance(store, Store), "every namespace is a Store"
+        yield store
 
 
 def _user_messages(where: Location, targets: Sequence[_PurgeTarget]) -> set[str]:
@@ -443,7 +443,7 @@ def _remove_traces(
     kept: str,
 ) -> Iterator[str]:
     """Remove other traces of purged sessions; yield a phrase for each one that remains."""
-    whole = {
+    purged_keys = {
         in_log(one.target.key)
         for one in results
         if one.problem is None and one.target.before is None and not one.target.is_notes
@@ -452,10 +452,10 @@ def _remove_traces(
 
     def is_meant(at: str, key: str) -> bool:
         if who is not None:
-            return key in whole or _belongs_to(key, who)
-        return key in whole and at == place
+            return key in purged_keys or _belongs_to(key, who)
+        return key in purged_keys and at == place
 
-    if whole:
+    if purged_keys:
         left = remove_log_entries(where.workspace, is_meant)
         # For a single session, retention may never have logged anything.
         if left and (who is not None or "program's log" not in left):
@@ -525,8 +525,8 @@ def _remaining_forks(results: Sequence[_PurgeResult]) -> Iterator[str]:
     """Yield the places that a purge did not reach, except forks that are purged too."""
     purged = {one.target.key for one in results if one.problem is None}
     also = tuple(f"the fork {key!r} has " for key in purged)
-    told = dict.fromkeys(words for one in results for words in one.not_reached)
-    yield from (words for words in told if not words.startswith(also))
+    places = dict.fromkeys(words for one in results for words in one.not_reached)
+    yield from (words for words in places if not words.startswith(also))
 
 
 def _count_notes(where: Location, key: str) -> int:
@@ -535,7 +535,7 @@ def _count_notes(where: Location, key: str) -> int:
         if NOTES not in namespaces_of(where.workspace):
             return 0
         with opened_to_read(where.workspace, NOTES) as store:
-            assert isinstance(store, Store), "what is copied is a store"
+            assert isinstance(store, Store), "every namespace is a Store"
             agent, person = where.agent or MAIN, person_in(key)
             scopes = {
                 Scope(agent=agent, who=key),

@@ -138,25 +138,25 @@ def _count(
 def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> Iterator[str]:
     for key, problem in problems.items():
         yield f"{one_line(key)}: {sentence(problem)}"
-    whole = totals.whole
-    if not whole.messages:
+    total = totals.whole
+    if not total.messages:
         yield "There are no messages."
         return
     script = totals.models.get(SCRIPTED_MODEL, Counts())
     by_script = script.prompt + script.answer
-    by_providers = whole.prompt + whole.answer - by_script
+    by_providers = total.prompt + total.answer - by_script
     parts = [
         f"{tokens:,} {words}"
         for tokens, words in (
             (by_providers, "reported by providers"),
             (by_script, "estimated by the scripted model"),
-            (whole.estimated, "estimated from the text"),
+            (total.estimated, "estimated from the text"),
         )
         if tokens
     ]
-    if whole.estimated or by_script:
+    if total.estimated or by_script:
         yield f"Tokens: {', '.join(parts)}."
-    if cost is None and whole.answers > script.answers:
+    if cost is None and total.answers > script.answers:
         yield f"To see the cost: {HOW_TO_GET}"
     elif cost is not None and set(cost.unknown) - {SCRIPTED_MODEL}:
         unknown = [name for name in cost.unknown if name != SCRIPTED_MODEL]
@@ -185,17 +185,17 @@ def _rows(totals: Totals) -> Iterator[list[str]]:
 
 
 def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> dict[str, Any]:
-    told: dict[str, list[dict[str, Any]]] = {"day": [], "model": [], "channel": []}
+    tables: dict[str, list[dict[str, Any]]] = {"day": [], "model": [], "channel": []}
     for kind, name, counts in _report_rows(totals):
         if kind != "total":
             shown = name if kind == "day" else name or None
-            told[kind].append({kind: shown, **_count_fields(counts)})
+            tables[kind].append({kind: shown, **_count_fields(counts)})
     return {
         "sessions": totals.sessions,
         **_count_fields(totals.whole),
-        "days": told["day"],
-        "models": told["model"],
-        "channels": told["channel"],
+        "days": tables["day"],
+        "models": tables["model"],
+        "channels": tables["channel"],
         "cost": None
         if cost is None
         else {
@@ -240,16 +240,16 @@ def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
         print_table(console, columns, cells)
         console.print()
 
-    whole = totals.whole
-    parts = ((totals.sessions, "session"), (whole.messages, "message"), (whole.tokens, "token"))
+    total = totals.whole
+    parts = ((totals.sessions, "session"), (total.messages, "message"), (total.tokens, "token"))
     head = ", ".join(plural(number, what) for number, what in parts)
     if cost is not None and cost.models:
         head += f", ${cost.total:,.2f}"
     console.print(Text(head, style="bold"))
     console.print(
         Text(
-            f"{whole.prompt:,} input ({whole.cached:,} cached), {whole.answer:,} output, "
-            f"~{whole.estimated:,} estimated\n",
+            f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
+            f"~{total.estimated:,} estimated\n",
             style="dim",
         )
     )
