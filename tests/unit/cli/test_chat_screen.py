@@ -54,7 +54,7 @@ class Shown:
             self.screen.tell(event)
 
 
-def test_finished_blocks_are_shown_for_good_and_the_last_is_live() -> None:
+def test_finished_blocks_are_final_and_the_last_one_is_live() -> None:
     shown = Shown()
     shown.tell(TextDelta(text="One.\n\nTw"), TextDelta(text="o.\n\nThr"))
     assert shown.lines == ["One."]
@@ -64,7 +64,7 @@ def test_finished_blocks_are_shown_for_good_and_the_last_is_live() -> None:
     assert shown.screen.live(20) == []
 
 
-def test_of_what_is_live_the_newest_lines_are_seen() -> None:
+def test_live_text_shows_the_newest_lines() -> None:
     shown = Shown()
     shown.tell(TextDelta(text=" ".join(f"word{n}" for n in range(200))))
     assert len(shown.screen.live(3)) == 3
@@ -72,7 +72,7 @@ def test_of_what_is_live_the_newest_lines_are_seen() -> None:
     assert shown.screen.live(0) == []
 
 
-def test_a_tool_is_seen_running_and_then_with_its_result() -> None:
+def test_tool_is_shown_running_and_then_with_its_result() -> None:
     shown = Shown()
     shown.tell(
         TextDelta(text="Let me look."),
@@ -93,7 +93,7 @@ def test_a_tool_is_seen_running_and_then_with_its_result() -> None:
     assert shown.screen.live(5) == []
 
 
-def test_reasoning_is_shown_where_it_is_asked_for() -> None:
+def test_reasoning_is_shown_on_request() -> None:
     hidden, seen = Shown(), Shown(reasoning=True)
     for shown in (hidden, seen):
         shown.tell(ThinkingDelta(text="Hm.\nWell"))
@@ -106,7 +106,7 @@ def test_reasoning_is_shown_where_it_is_asked_for() -> None:
     assert seen.lines[:4] == ["Hm.", "Well", "", "Yes."]
 
 
-def test_without_markdown_the_answer_is_shown_as_it_is() -> None:
+def test_answer_is_unformatted_without_markdown() -> None:
     shown = Shown(markdown=False)
     shown.tell(TextDelta(text="# *one*\n\n- tw"))
     assert shown.lines == ["# *one*", ""]
@@ -146,13 +146,13 @@ def test_the_status_line_counts_a_turn() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_user_must_know_is_told_with_what_to_do(event: Event, words: str) -> None:
+def test_notices_say_what_to_do(event: Event, words: str) -> None:
     shown = Shown()
     shown.tell(event)
     assert " ".join(shown.lines) == words
 
 
-def test_a_full_disk_is_told_once_and_at_the_end_how_much_it_has_come_to() -> None:
+def test_full_disk_is_reported_once_with_a_total_at_the_end() -> None:
     shown = Shown()
     shown.tell(*(SaveFailed(count=count, words="the disk is full") for count in (1, 2, 3)))
     assert " ".join(shown.lines) == ("! Not saved: 1 message in memory only. The disk is full.")
@@ -166,7 +166,7 @@ def test_a_full_disk_is_told_once_and_at_the_end_how_much_it_has_come_to() -> No
     assert " ".join(saved.lines).count("Not saved") == 1
 
 
-def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
+def test_summary_after_the_answer_is_reported() -> None:
     shown = Shown()
     shown.tell(TextDelta(text="Hello."))
     shown.screen.finish(DONE)
@@ -193,14 +193,14 @@ def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
     ],
     ids=lambda value: getattr(value, "outcome", ""),
 )
-def test_every_outcome_has_its_words(answer: Answer, said: str) -> None:
+def test_every_outcome_has_a_text(answer: Answer, said: str) -> None:
     shown = Shown()
     shown.screen.finish(answer)
     status = "m · 0.0 s" if answer.outcome == "answered" else ""
     assert " ".join(" ".join(shown.lines).split()) == f"{said} {status}".strip()
 
 
-def test_a_stopped_answer_is_not_said_twice() -> None:
+def test_stopped_answer_is_shown_once() -> None:
     shown = Shown()
     shown.tell(TextDelta(text="Half of"))
     shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
@@ -211,14 +211,14 @@ def test_a_stopped_answer_is_not_said_twice() -> None:
     ]
 
 
-def test_a_compaction_by_hand_is_told_once() -> None:
+def test_manual_summary_is_reported_once() -> None:
     shown = Shown()
     shown.tell(SummaryCreated(compaction=COMPACTION))
     shown.screen.finish(Answer(key="k", text=f"{COMPACTION}.", outcome="command"))
     assert " ".join(shown.lines).count("8 messages") == 1
 
 
-def test_what_tools_are_called_and_say_cannot_drive_the_terminal() -> None:
+def test_tool_names_and_results_cannot_control_the_terminal() -> None:
     shown = Shown()
     evil = "\x1b[2J\x1b]0;x\x07\r"
     shown.tell(
@@ -245,13 +245,13 @@ def test_what_tools_are_called_and_say_cannot_drive_the_terminal() -> None:
         (short_time, 185, "3 min 5 s"),
     ],
 )
-def test_what_is_long_is_told_shortly(
+def test_long_values_are_shortened(
     function: Callable[[Any], str], given: object, short: str
 ) -> None:
     assert function(given) == short
 
 
-def test_an_answer_that_broke_off_is_told_once() -> None:
+def test_interrupted_answer_is_reported_once() -> None:
     shown = Shown()
     shown.tell(
         TextDelta(text="Half of"), Notice(words="x; what was said is kept, /retry asks again")
@@ -261,7 +261,7 @@ def test_an_answer_that_broke_off_is_told_once() -> None:
     assert "Stopped" not in " ".join(shown.lines)
 
 
-def test_what_is_entered_meanwhile_does_not_begin_the_count_anew() -> None:
+def test_waiting_input_does_not_reset_the_token_count() -> None:
     shown = Shown()
     shown.tell(
         ModelCalled(model="m", tokens=10, budget=100),
@@ -281,6 +281,6 @@ def test_what_is_entered_meanwhile_does_not_begin_the_count_anew() -> None:
         ("the server is down", "The server is down."),
     ],
 )
-def test_a_name_at_the_beginning_stays_as_it_is(words: str, told: str) -> None:
+def test_error_starting_with_a_name_is_not_capitalized(words: str, told: str) -> None:
     failed = Answer(key="k", text=words, outcome="failed")
     assert outcome_text(failed).startswith(f"{told} Your message")

@@ -158,7 +158,7 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
+def test_ctrl_c_stops_the_answer_but_not_the_program() -> None:
     with Run("chat", "cli:a") as run:
         run.see("New session with this key.")
         run.type("long\r")
@@ -176,7 +176,7 @@ def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
         assert run.ended() == 0
 
 
-def test_what_is_typed_while_it_answers_is_not_lost() -> None:
+def test_input_during_an_answer_is_not_lost() -> None:
     with Run("chat", "cli:a") as run:
         run.see("/help")
         run.type("long\r")
@@ -191,7 +191,7 @@ def test_what_is_typed_while_it_answers_is_not_lost() -> None:
         assert run.ended() == 0
 
 
-def test_a_session_is_picked_from_a_list_that_filters() -> None:
+def test_session_is_chosen_from_a_filtered_list() -> None:
     with open_store("workspace") as store:
         for number in range(40):
             store.add_message(f"cli:{number:02}:default", "user", f"talk number {number}")
@@ -218,7 +218,7 @@ def test_a_session_is_picked_from_a_list_that_filters() -> None:
     assert run.shown == ""
 
 
-def test_killed_in_the_middle_it_goes_on_where_it_was() -> None:
+def test_chat_resumes_after_a_kill() -> None:
     with Run("chat", "cli:a") as run:
         run.see("/help")
         run.type("markdown\r")
@@ -236,7 +236,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_asked_to_end_it_finishes_the_answer_and_gives_the_terminal_back() -> None:
+def test_sigterm_finishes_the_answer_and_restores_the_terminal() -> None:
     with Run("chat", "cli:a") as run:
         run.see("/help")
         run.type("markdown\r")
@@ -257,7 +257,7 @@ def test_no_color_is_honoured() -> None:
     assert COLOUR.search(run.raw) is None
 
 
-def test_a_dumb_terminal_gets_lines_and_nothing_else() -> None:
+def test_dumb_terminal_gets_plain_lines() -> None:
     with Run("chat", TERM="dumb") as run:
         run.see(">")
         run.type("the time\n")

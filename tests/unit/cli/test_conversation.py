@@ -181,7 +181,7 @@ def test_a_message_is_shown_answered_and_counted(source: PipeInput) -> None:
     assert one.told == []
 
 
-def test_what_is_entered_meanwhile_is_stored_at_once_and_answered_next(source: PipeInput) -> None:
+def test_input_during_an_answer_is_stored_at_once_and_answered_next(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -198,7 +198,7 @@ def test_what_is_entered_meanwhile_is_stored_at_once_and_answered_next(source: P
     assert done < one.shown.index("\n> second\n") < one.shown.index("To second: done.")
 
 
-def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_twice(
+def test_ctrl_c_stops_the_answer_and_leaves_if_pressed_twice(
     source: PipeInput,
 ) -> None:
     async def act(one: Talk) -> None:
@@ -219,7 +219,7 @@ def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_tw
     assert "Stopped. The answer so far is saved; /retry asks for another answer." in one.shown
 
 
-def test_what_waited_for_a_stopped_answer_is_answered_next(source: PipeInput) -> None:
+def test_waiting_message_is_answered_after_a_stop(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -233,7 +233,7 @@ def test_what_waited_for_a_stopped_answer_is_answered_next(source: PipeInput) ->
     assert talk(source, act).history()[-1] == "To second: done."
 
 
-def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -> None:
+def test_waiting_messages_are_stored_when_the_user_leaves(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -248,7 +248,7 @@ def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -
     assert one.talk.code == 0
 
 
-def test_what_waits_for_its_answer_is_not_waited_for_by_who_leaves(source: PipeInput) -> None:
+def test_leaving_does_not_wait_for_an_answer(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -261,7 +261,7 @@ def test_what_waits_for_its_answer_is_not_waited_for_by_who_leaves(source: PipeI
     assert one.told == []
 
 
-def test_a_message_that_waits_behind_a_command_is_answered_by_who_comes_back(
+def test_message_waiting_behind_a_command_is_answered_on_resume(
     source: PipeInput,
 ) -> None:
     async def leave(one: Talk) -> None:
@@ -281,7 +281,7 @@ def test_a_message_that_waits_behind_a_command_is_answered_by_who_comes_back(
         )
 
 
-def test_what_was_meant_for_another_session_is_told_to_be_unsent(source: PipeInput) -> None:
+def test_message_for_another_session_is_reported_as_not_sent(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -294,7 +294,7 @@ def test_what_was_meant_for_another_session_is_told_to_be_unsent(source: PipeInp
     assert one.talk.code == 3
 
 
-def test_what_changes_the_context_takes_its_size_from_the_status_line(source: PipeInput) -> None:
+def test_commands_that_change_the_context_reset_the_status_line(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("hello\r")
         await one.until(lambda: "context 1%" in one.talk.status() and not one.talk.busy)
@@ -310,7 +310,7 @@ def test_what_changes_the_context_takes_its_size_from_the_status_line(source: Pi
     talk(source, act, open_=True)
 
 
-def test_a_stop_with_nothing_to_stop_says_so(source: PipeInput) -> None:
+def test_stop_without_an_answer_says_so(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/stop\r")
         await one.until(lambda: "No answer is being written." in one.shown)
@@ -318,7 +318,7 @@ def test_a_stop_with_nothing_to_stop_says_so(source: PipeInput) -> None:
     talk(source, act)
 
 
-def test_a_command_that_is_nearly_one_gets_a_suggestion(source: PipeInput) -> None:
+def test_misspelt_command_gets_a_suggestion(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/frok\r")
         await one.until(lambda: "Did you mean /fork?" in one.shown)
@@ -326,7 +326,7 @@ def test_a_command_that_is_nearly_one_gets_a_suggestion(source: PipeInput) -> No
     talk(source, act)
 
 
-def test_what_is_searched_for_is_seen_while_it_is_typed(source: PipeInput) -> None:
+def test_history_search_shows_the_query(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("remember\r")
         await one.until(lambda: one.history()[1:] and not one.talk.busy)
@@ -337,7 +337,7 @@ def test_what_is_searched_for_is_seen_while_it_is_typed(source: PipeInput) -> No
     talk(source, act, open_=True)
 
 
-def test_a_command_waits_and_what_follows_it_goes_where_it_leads(source: PipeInput) -> None:
+def test_message_after_a_command_goes_to_the_new_session(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -352,7 +352,7 @@ def test_a_command_waits_and_what_follows_it_goes_where_it_leads(source: PipeInp
     assert one.history(one.talk.key)[0] == "second"
 
 
-def test_a_line_goes_on_behind_a_backslash_and_after_alt_enter(source: PipeInput) -> None:
+def test_backslash_and_alt_enter_start_a_new_line(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("one\\\rtwo\x1b\rthree\nfour\r")
         await one.until(lambda: one.history()[1:])
@@ -368,7 +368,7 @@ def test_pasted_lines_are_one_message(source: PipeInput) -> None:
     assert talk(source, act, open_=True).history()[0] == "one\ntwo"
 
 
-def test_what_was_typed_comes_back_with_the_arrow_key(source: PipeInput, here: Path) -> None:
+def test_arrow_key_recalls_earlier_input(source: PipeInput, here: Path) -> None:
     async def act(one: Talk) -> None:
         one.type("remember\r")
         await one.until(lambda: one.history()[1:] and not one.talk.busy)
@@ -390,7 +390,7 @@ def test_commands_are_completed(source: PipeInput) -> None:
     talk(source, act, open_=True)
 
 
-def test_help_tells_of_the_keys_too(source: PipeInput) -> None:
+def test_help_lists_the_keys(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/help\r")
         await one.until(lambda: "Alt-Enter" in one.shown)
@@ -399,7 +399,7 @@ def test_help_tells_of_the_keys_too(source: PipeInput) -> None:
 
 
 @pytest.mark.parametrize("words", ["/quit", "/exit"])
-def test_it_can_be_left_by_a_word_also_in_an_answer(source: PipeInput, words: str) -> None:
+def test_quit_leaves_during_an_answer(source: PipeInput, words: str) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -408,7 +408,9 @@ def test_it_can_be_left_by_a_word_also_in_an_answer(source: PipeInput, words: st
     assert talk(source, act).history() == ["first", "To first: [interrupted]"]
 
 
-def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: PipeInput) -> None:
+def test_resumed_session_shows_last_turns_and_resumes_an_interrupted_turn(
+    source: PipeInput,
+) -> None:
     with open_store("workspace") as store:
         for number in range(6):
             store.add_message(KEY, "user", f"question {number}")
@@ -461,7 +463,7 @@ def test_another_session_is_chosen_from_the_list(source: PipeInput) -> None:
     assert "Yes, mountain lakes." in one.shown
 
 
-def test_the_one_session_that_fits_is_taken_at_once(source: PipeInput) -> None:
+def test_only_matching_session_is_resumed_at_once(source: PipeInput) -> None:
     with open_store("workspace") as store:
         store.add_message("cli:a:default", "user", "mountains")
         store.add_message("cli:a:default", "assistant", "Yes.")
@@ -473,7 +475,7 @@ def test_the_one_session_that_fits_is_taken_at_once(source: PipeInput) -> None:
     assert "Resume a session" not in talk(source, act, open_=True).shown
 
 
-def test_sessions_that_are_kept_nowhere_leave_no_history(source: PipeInput, here: Path) -> None:
+def test_in_memory_sessions_write_no_input_history(source: PipeInput, here: Path) -> None:
     async def act(one: Talk) -> None:
         one.type("secret\r")
         await one.until(lambda: "To secret: done." in one.shown)

@@ -89,7 +89,7 @@ def typed(text: str, *arguments: str) -> tuple[int, str]:
 # --- on every engine -------------------------------------------------------------------------
 
 
-def test_what_is_deleted_is_in_the_trash_and_comes_back_whole(steno: Steno, where: str) -> None:
+def test_deleted_session_is_restored_completely(steno: Steno, where: str) -> None:
     with open_store(where, read_only=True) as store:
         before = [message.to_dict() for message in store.get_history(KEY, full=True)]
     [gone] = _rows(steno("delete", KEY, "--yes", "--json", "-w", where))
@@ -110,7 +110,9 @@ def test_what_is_deleted_is_in_the_trash_and_comes_back_whole(steno: Steno, wher
     assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "The trash is empty.\n")
 
 
-def test_one_of_several_lives_comes_back_under_another_key(steno: Steno, where: str) -> None:
+def test_one_of_several_deleted_sessions_is_restored_under_another_key(
+    steno: Steno, where: str
+) -> None:
     [first] = _rows(steno("delete", KEY, "--yes", "--json", "-w", where))
     with open_store(where) as store:
         store.add_message(KEY, "user", "the second life")
@@ -125,7 +127,7 @@ def test_one_of_several_lives_comes_back_under_another_key(steno: Steno, where: 
     assert back == {"key": "old", "uid": first["uid"], "was": KEY, "messages": 4}
 
 
-def test_a_purge_leaves_nothing_of_a_key(steno: Steno, where: str) -> None:
+def test_purge_deletes_everything_of_a_key(steno: Steno, where: str) -> None:
     assert steno("delete", KEY, "--yes", "-w", where).exit_code == 0
     with open_store(where) as store:
         store.add_message(KEY, "user", "again")
@@ -146,7 +148,7 @@ def test_a_purge_leaves_nothing_of_a_key(steno: Steno, where: str) -> None:
 
 @pytest.mark.parametrize("scoped", [True, False])
 @pytest.mark.parametrize("there", ["workspace", "sqlite:some.db"])
-def test_a_purge_names_what_a_fallback_folder_still_has(
+def test_purge_reports_messages_in_the_fallback_folder(
     steno: Steno, there: str, scoped: bool
 ) -> None:
     fallback = find_place(there, None).fallback
@@ -173,7 +175,7 @@ def test_a_purge_names_what_a_fallback_folder_still_has(
     assert "fallback" not in steno("purge", KEY, "--yes", "-w", there).stderr
 
 
-def test_a_purge_of_the_beginning_leaves_the_rest(steno: Steno, where: str) -> None:
+def test_purge_before_seq_keeps_the_rest(steno: Steno, where: str) -> None:
     would = steno("purge", KEY, "--before", "3", "--dry-run", "-w", where)
     assert would.stderr.splitlines()[1] == f"  {KEY}: 2 messages before seq 3"
     done = steno("purge", KEY, "--before", "3", "--yes", "-w", where)
@@ -206,7 +208,7 @@ def _person(where: str) -> None:
                 Notes(store).add(Scope(agent=agent, who=one), [draft])
 
 
-def test_a_person_is_removed_everywhere_and_nobody_else(steno: Steno, where: str) -> None:
+def test_purge_scope_deletes_one_person_everywhere(steno: Steno, where: str) -> None:
     _person(where)
     assert NEEDLE in steno("search", NEEDLE, "--prefix", "telegram:77", "-w", where).stdout
 
@@ -240,7 +242,7 @@ def test_a_person_is_removed_everywhere_and_nobody_else(steno: Steno, where: str
     assert again.stderr == "Error: There is no data about telegram:77 here.\n"
 
 
-def test_no_file_has_a_word_of_who_was_removed(place: Path, steno: Steno) -> None:
+def test_no_file_contains_text_of_a_purged_person(place: Path, steno: Steno) -> None:
     for where in ("./workspace", "sqlite:some.db"):
         with open_store(where) as store:
             store.add_message("telegram:77", "user", f"I love {NEEDLE}")
@@ -255,7 +257,7 @@ def test_no_file_has_a_word_of_who_was_removed(place: Path, steno: Steno) -> Non
             assert NEEDLE.encode() not in path.read_bytes(), path
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
+def test_purge_scope_reports_unreadable_sessions_and_deletes_the_rest(
     place: Path, steno: Steno
 ) -> None:
     with open_store("workspace") as store:
@@ -282,14 +284,14 @@ def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
 @pytest.mark.parametrize(
     "command", [["delete", KEY], ["purge", KEY], ["purge", "--scope", KEY]], ids=" ".join
 )
-def test_where_nobody_can_be_asked_nothing_happens(steno: Steno, command: list[str]) -> None:
+def test_nothing_is_deleted_without_confirmation(steno: Steno, command: list[str]) -> None:
     result = steno(*command)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Without a terminal to confirm, add --yes" in result.stderr
     assert KEY in _keys("workspace")
 
 
-def test_in_a_terminal_it_says_what_will_happen_and_asks() -> None:
+def test_delete_lists_sessions_and_asks_in_a_terminal() -> None:
     code, shown = typed("n\n", "delete", KEY, "cli:default")
     assert code == 1
     assert "To be moved to the trash (`steno restore` brings them back):\n" in shown
@@ -304,7 +306,7 @@ def test_in_a_terminal_it_says_what_will_happen_and_asks() -> None:
 
 
 @pytest.mark.parametrize("answer", ["\n", "y\n", "yes\n", "telegram:12\n"])
-def test_a_purge_wants_the_key_typed(answer: str) -> None:
+def test_purge_requires_typing_the_key(answer: str) -> None:
     code, shown = typed(answer, "purge", KEY)
     assert code == 1
     assert f"To be deleted permanently:\n  {KEY}: 4 messages\nThis cannot be undone.\n" in shown
@@ -313,7 +315,7 @@ def test_a_purge_wants_the_key_typed(answer: str) -> None:
     assert KEY in _keys("workspace")
 
 
-def test_a_purge_goes_on_when_each_key_was_typed() -> None:
+def test_purge_runs_after_each_key_was_typed() -> None:
     code, _ = typed(f"{KEY}\nno\n", "purge", KEY, "cli:default")
     assert code == 1
     assert KEY in _keys("workspace")
@@ -324,7 +326,7 @@ def test_a_purge_goes_on_when_each_key_was_typed() -> None:
 
 
 @pytest.mark.parametrize("key", [" ", "\u3000", "\u200b", "a\u202eb"])
-def test_where_a_key_cannot_be_seen_the_uid_is_to_be_typed(key: str) -> None:
+def test_invisible_key_is_confirmed_by_uid(key: str) -> None:
     with open_store("workspace") as store:
         store.add_message(key, "user", "hello")
         uid = store.info(key).uid
@@ -338,7 +340,7 @@ def test_where_a_key_cannot_be_seen_the_uid_is_to_be_typed(key: str) -> None:
     assert key not in _keys("workspace")
 
 
-def test_a_purge_of_a_person_wants_their_name_typed() -> None:
+def test_purge_scope_requires_typing_the_name() -> None:
     assert typed("no\n", "purge", "--scope", KEY)[0] == 1
     assert KEY in _keys("workspace")
     assert typed(f"{KEY}\n", "purge", "--scope", KEY)[0] == 0
@@ -349,7 +351,7 @@ def test_a_purge_of_a_person_wants_their_name_typed() -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_where_one_key_is_wrong_none_is_deleted(steno: Steno, more: list[str]) -> None:
+def test_one_unknown_key_prevents_all_deletions(steno: Steno, more: list[str]) -> None:
     for command in ("delete", "purge"):
         result = steno(command, KEY, "nobody", "--yes", *more)
         assert (result.exit_code, result.stdout) == (1, "")
@@ -390,13 +392,13 @@ def test_a_key_that_is_only_in_the_trash_can_be_purged(steno: Steno) -> None:
     ],
     ids=" ".join,
 )
-def test_what_makes_no_sense_is_wrong_usage(steno: Steno, arguments: list[str]) -> None:
+def test_conflicting_options_are_wrong_usage(steno: Steno, arguments: list[str]) -> None:
     result = steno(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert KEY in _keys("workspace")
 
 
-def test_a_purge_tells_what_it_did_not_reach(steno: Steno) -> None:
+def test_purge_reports_what_remains(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.fork(KEY, "cli:fork")
     with open_store("workspace", namespace="notes") as store:
@@ -410,7 +412,7 @@ def test_a_purge_tells_what_it_did_not_reach(steno: Steno) -> None:
     ]
 
 
-def test_many_sessions_are_not_all_named_before_it_asks(steno: Steno) -> None:
+def test_long_list_before_the_question_is_shortened(steno: Steno) -> None:
     keys = [f"many:{number:02}" for number in range(25)]
     with open_store("workspace") as store:
         for key in keys:
@@ -439,7 +441,7 @@ def _interrupt(where: str, key: str) -> None:
 
 @pytest.mark.parametrize("where", ["./workspace", "sqlite:some.db"], indirect=True)
 @pytest.mark.parametrize("named", [[KEY], ["--scope", KEY]], ids=["key", "scope"])
-def test_a_purge_that_was_interrupted_is_found_and_ended(
+def test_interrupted_purge_is_found_and_completed(
     steno: Steno, where: str, named: list[str]
 ) -> None:
     _interrupt(where, KEY)
@@ -455,7 +457,7 @@ def test_a_purge_that_was_interrupted_is_found_and_ended(
     assert _keys(where) == [key for key in _keys(where) if key != KEY]
 
 
-def test_what_an_interrupted_purge_left_goes_with_a_new_session_of_the_key(steno: Steno) -> None:
+def test_rest_of_an_interrupted_purge_is_deleted_with_a_new_session(steno: Steno) -> None:
     _interrupt("./workspace", KEY)
     with open_store("workspace") as store:
         store.add_message(KEY, "user", "again")
@@ -469,7 +471,7 @@ def test_what_an_interrupted_purge_left_goes_with_a_new_session_of_the_key(steno
 # --- other names, forks, and what else tells of it -------------------------------------------
 
 
-def test_a_person_is_known_by_the_other_names_of_sessions_too(steno: Steno, where: str) -> None:
+def test_purge_scope_follows_aliases(steno: Steno, where: str) -> None:
     with open_store(where) as store:
         for key, names in (
             ("agent:main:direct:1", ["telegram:77"]),
@@ -488,7 +490,7 @@ def test_a_person_is_known_by_the_other_names_of_sessions_too(steno: Steno, wher
     assert steno("restore", "--list", "-w", where).stdout == ""
 
 
-def test_marks_that_name_a_session_of_the_person_are_purged(steno: Steno, where: str) -> None:
+def test_progress_records_of_a_person_are_purged(steno: Steno, where: str) -> None:
     """Earlier versions wrote the key of the session into the mark."""
     with open_store(where, namespace="notes") as store:
         store.set_meta(":mark:main:01", session="telegram:77", seq=3)
@@ -502,7 +504,7 @@ def test_marks_that_name_a_session_of_the_person_are_purged(steno: Steno, where:
         assert store.list_trash() == []
 
 
-def test_marks_of_purged_sessions_are_purged_and_not_named(steno: Steno, where: str) -> None:
+def test_progress_records_are_purged_but_not_listed(steno: Steno, where: str) -> None:
     with open_store(where) as store:
         uids = [store.info(key).uid for key in (KEY, "cli:default")]
     with open_store(where, namespace="notes") as store:
@@ -527,7 +529,7 @@ def test_notes_of_a_session_and_of_a_sender_have_different_names(steno: Steno) -
     assert "Deleted permanently: notes of @telegram:77, 1 note." in done.stderr
 
 
-def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> None:
+def test_purge_dry_run_lists_remaining_forks(steno: Steno, where: str) -> None:
     with open_store(where) as store:
         store.fork(KEY, "cli:fork")
         store.fork(KEY, "cli:gone")
@@ -548,7 +550,7 @@ def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> 
 FORKS = ("cli:fork", "cli:gone")
 
 
-def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: Steno) -> None:
+def test_purge_removes_entries_from_the_retention_log(place: Path, steno: Steno) -> None:
     with open_store("workspace") as store:
         for key in ("telegram:77", "telegram:topic:77", "telegram:777", "cli:plans"):
             store.add_message(key, "user", "hello")
@@ -570,7 +572,7 @@ def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: S
     assert log.read_text().count("telegram:777\t") == 2
 
 
-def test_a_log_of_retention_that_cannot_be_changed_is_named(place: Path, steno: Steno) -> None:
+def test_unwritable_retention_log_is_reported(place: Path, steno: Steno) -> None:
     (place / "workspace" / LOG).symlink_to(place / "elsewhere")
     done = steno("purge", KEY, "--yes")
     assert done.exit_code == 0
@@ -585,7 +587,7 @@ def test_a_log_of_retention_that_cannot_be_changed_is_named(place: Path, steno: 
     )
 
 
-def test_what_was_typed_into_a_chat_is_forgotten_with_it(
+def test_purge_removes_messages_from_the_input_history(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
@@ -625,7 +627,7 @@ def test_a_session_with_a_message_without_role_and_content_can_be_purged(
     assert steno("purge", "odd", "--yes").exit_code == 0
 
 
-def test_what_was_typed_is_forgotten_before_the_session_is_gone(
+def test_input_history_is_cleaned_before_the_session_is_purged(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "state" / "chat-history.jsonl"

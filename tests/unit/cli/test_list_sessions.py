@@ -64,7 +64,7 @@ def test_p3_show_tells_of_damage_that_only_reading_all_of_it_meets(
     assert "k is damaged: at least 1 message is lost" in result.stderr
 
 
-def test_damage_is_told_once_and_not_also_by_the_log(place: Path, in_terminal: InTerminal) -> None:
+def test_damage_is_reported_once(place: Path, in_terminal: InTerminal) -> None:
     log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
 
@@ -136,7 +136,7 @@ def test_show_takes_any_key_and_any_message(steno: Steno) -> None:
     )
 
 
-def test_show_leaves_out_what_a_terminal_would_obey(steno: Steno, in_terminal: InTerminal) -> None:
+def test_show_removes_control_sequences(steno: Steno, in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_full_message(
             "k", {"role": "us\x1b[2Jer", "content": "a\x1b[31mb\x07", "\x1bcx": "\u202ey"}
@@ -299,7 +299,7 @@ def test_reading_commands_write_nothing(place: Path, steno: Steno) -> None:
     assert {path: after[path] for path in after if "catalog.db" not in path.name} == before
 
 
-def test_what_an_answer_says_of_itself_is_shown_in_words(steno: Steno) -> None:
+def test_metadata_of_an_answer_is_shown_as_text(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message("k", "user", "hello")
         for why in ("stopped", "broken off"):

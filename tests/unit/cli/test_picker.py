@@ -87,7 +87,7 @@ def test_all_words_must_be_in_title_key_or_prompt(catalog: Catalog) -> None:
     assert (keys(choices), choices.selection) == ([], None)
 
 
-def test_what_was_said_is_found_too_and_stands_behind(catalog: Catalog) -> None:
+def test_message_hits_follow_title_matches(catalog: Catalog) -> None:
     choices = loaded(catalog)
     choices.set_query("bik")
     assert keys(choices) == [BIKE, CHAT]
@@ -104,11 +104,11 @@ def test_hits_that_come_too_late_are_dropped(catalog: Catalog) -> None:
     assert keys(choices) == [CAKE]
 
 
-def test_only_the_word_being_typed_may_go_on() -> None:
+def test_only_the_last_word_is_a_prefix() -> None:
     assert [search_words(typed) for typed in ("bik", "bik ", 'a "b"')] == ["bik*", "bik ", 'a "b"']
 
 
-def test_other_channels_are_a_key_away(catalog: Catalog) -> None:
+def test_tab_shows_other_channels(catalog: Catalog) -> None:
     choices = loaded(catalog, channel="cli")
     choices.set_query("lamps")
     assert (keys(choices), choices.other_matches) == ([], 1)
@@ -116,7 +116,7 @@ def test_other_channels_are_a_key_away(catalog: Catalog) -> None:
     assert keys(choices) == [CHAT]
 
 
-def test_the_chosen_one_stays_chosen_when_more_is_found(catalog: Catalog) -> None:
+def test_selection_is_kept_when_matches_arrive(catalog: Catalog) -> None:
     choices = loaded(catalog)
     choices.set_query("bik")
     choices.move(1)

@@ -59,7 +59,7 @@ def test_p11_password_that_is_not_encoded_is_not_printed(
     assert "password" in result.stderr or "postgresql://" in result.stderr
 
 
-def test_an_answer_is_kept_and_the_talk_goes_on(postgres_url: str, steno: Steno) -> None:
+def test_answers_are_stored_in_postgresql(postgres_url: str, steno: Steno) -> None:
     for question in ("first", "second"):
         asked = steno("ask", "--model", "scripted", "--session", "k", "-w", postgres_url, question)
         assert asked.exit_code == 0, asked.stderr

@@ -119,7 +119,7 @@ def test_a_dry_run_tells_everything_and_does_nothing(steno: Steno) -> None:
     assert _keys() == before
 
 
-def test_it_deletes_only_where_that_is_meant(ruled: Path, steno: Steno) -> None:
+def test_retention_deletes_only_after_confirmation(ruled: Path, steno: Steno) -> None:
     before = _keys()
     result = steno("retention", "run")
     assert result.exit_code == 2
@@ -175,12 +175,12 @@ def test_a_session_with_the_tag_keep_stays(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("ruled")
-def test_the_doctor_has_nothing_against_the_log(steno: Steno) -> None:
+def test_doctor_accepts_the_retention_log(steno: Steno) -> None:
     assert steno("retention", "run", "--yes").exit_code == 0
     assert steno("doctor").exit_code == 0
 
 
-def test_a_rule_that_is_wrong_is_refused(ruled: Path, steno: Steno) -> None:
+def test_invalid_rule_is_rejected(ruled: Path, steno: Steno) -> None:
     (ruled / "steno.toml").write_text('[retention.old]\naction = "burn"\nolder_than_days = -1\n')
     result = steno("retention", "run", "--yes")
     assert result.exit_code == 1

@@ -89,9 +89,7 @@ def test_nothing_found_is_exit_code_1_like_grep(steno: Steno) -> None:
         (["nowhere", "--role", "usr"], "No matching messages."),
     ],
 )
-def test_where_nothing_is_found_it_says_what_might_be_wrong(
-    steno: Steno, asked: list[str], words: str
-) -> None:
+def test_empty_result_explains_the_query(steno: Steno, asked: list[str], words: str) -> None:
     result = steno("search", *asked)
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"{words}\n")
 
@@ -169,7 +167,7 @@ def test_a_key_is_folded_and_never_cut(in_terminal: InTerminal) -> None:
     assert shown.startswith(f"{key}  needle in a…\n")
 
 
-def test_the_ways_to_say_a_time_are_told(steno: Steno) -> None:
+def test_invalid_time_lists_the_formats(steno: Steno) -> None:
     assert "an age: 90s, 15m, 2h, 3d, 1w" in " ".join(steno("search", "--help").stdout.split())
     result = steno("search", "x", "--since", "3d ago")
     assert result.exit_code == 2
@@ -208,7 +206,7 @@ def test_search_in_a_workspace_that_is_not_there_is_one_sentence(steno: Steno) -
     assert result.stderr == "Error: There is no workspace at nowhere; is the name right?\n"
 
 
-def test_a_bar_appears_only_for_who_waits_at_a_terminal(
+def test_index_progress_is_shown_only_in_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)

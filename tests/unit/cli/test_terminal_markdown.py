@@ -57,7 +57,7 @@ def in_pieces(text: str, *, seed: int) -> list[Block]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_text_looks_the_same_however_it_was_cut(seed: int) -> None:
+def test_rendering_does_not_depend_on_chunks(seed: int) -> None:
     assert shown(in_pieces(PAGE, seed=seed)) == shown(in_pieces(PAGE, seed=100))
 
 
