@@ -73,7 +73,7 @@ def test_file_of_another_program_than_named_is_skipped(steno: Steno, tmp_path: P
     assert "was skipped: it is not what langchain writes.\n" in result.stderr
     result = steno("import", "old", "--from", "strands")
     assert result.exit_code == 1
-    assert result.stderr.startswith("There is no session of strands in old;")
+    assert result.stderr.startswith("No sessions of strands in old.")
     result = steno("import", adk(tmp_path / "db", 2), "--from", "openai-agents")
     assert result.exit_code == 1
     assert "without tables of sessions that are known here" in result.stderr

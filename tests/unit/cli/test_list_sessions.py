@@ -44,8 +44,8 @@ def test_p3_list_and_show_point_to_the_doctor_where_something_is_lost(
         result = steno(*command)
         assert result.exit_code == 0
         assert result.stderr.splitlines()[-1] == (
-            "telegram:123 is damaged: at least 1 message is lost; "
-            "`steno doctor ./workspace` says more."
+            "telegram:123 is damaged: at least 1 message is lost. "
+            "Run `steno doctor ./workspace` for details."
         )
 
 
@@ -72,8 +72,8 @@ def test_damage_is_reported_once(place: Path, in_terminal: InTerminal) -> None:
 
     assert shown.splitlines() == [
         '{"role":"assistant","content":"message 4"}',
-        "telegram:123 is damaged: at least 1 message is lost; "
-        "`steno doctor ./workspace` says more.",
+        "telegram:123 is damaged: at least 1 message is lost. "
+        "Run `steno doctor ./workspace` for details.",
     ]
 
 

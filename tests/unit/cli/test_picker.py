@@ -224,6 +224,6 @@ def test_it_begins_with_the_text_that_was_given_and_shows_its_keys(catalog: Cata
 def test_more_sessions_than_a_page_are_all_found(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picker, "_FIRST", 2)
-    monkeypatch.setattr(picker, "MANY", 1)
+    monkeypatch.setattr(picker, "_FIRST_PAGE", 2)
+    monkeypatch.setattr(picker, "PAGE_SIZE", 1)
     assert Drawn(catalog).choose("lamps\r") == CHAT

@@ -72,7 +72,7 @@ def test_a_store_is_not_imported_and_its_password_not_repeated(
 ) -> None:
     result = steno("import", postgres_url)
     assert result.exit_code == 2
-    assert "`steno copy SRC DST` copies it" in result.stderr
+    assert "copy it with `steno copy SRC DST`" in result.stderr
     assert str(urlsplit(postgres_url).password) not in result.stderr
 
 
@@ -83,7 +83,7 @@ def test_a_database_is_no_folder_for_a_backup(
     for place in (postgres_url, "sqlite:x.db"):
         result = steno("backup", place)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "the store to back up is named with -w" in result.stderr
+        assert "Name the store to back up with -w" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

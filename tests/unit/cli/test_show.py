@@ -64,7 +64,7 @@ def test_a_message_that_is_not_there_is_one_sentence(steno: Steno) -> None:
     for arguments in ([KEY, "--at", "9"], [f"{KEY}:9"]):
         result = steno("show", *arguments)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert result.stderr == f"Error: There is no message 9 in {KEY}; the last one is 4.\n"
+        assert result.stderr == f"Error: There is no message 9 in {KEY}. The last one is 4.\n"
     nobody = steno("show", "nobody:7")
     assert nobody.stderr.startswith("Error: There is no session 'nobody:7'.")
     assert steno("show", KEY, "--at", "0").exit_code == 2
