@@ -14,8 +14,8 @@ import pytest
 from stenolog import InMemoryStore
 from stenolog.catalog import message_search, query, searchable_text, tokenizer
 from stenolog.cli.output import printable
-from stenolog.cli.show import painter
-from stenolog.cli.terminal_markdown import Stream
+from stenolog.cli.show import message_renderer
+from stenolog.cli.terminal_markdown import MarkdownStream
 from stenolog.gateway.error_responses import without_secrets
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
 from stenolog.gateway.viewer.message_views import message_views, one_line, pretty
@@ -165,7 +165,7 @@ def _show_in_terminal(text: str) -> None:
     with InMemoryStore() as store:
         store.add_message("k", "assistant", text)
         for message in store.get_history("k"):
-            list(painter(color=True).message(message))
+            list(message_renderer(color=True).message(message))
 
 
 def _show_in_viewer(text: str) -> None:
@@ -175,7 +175,7 @@ def _show_in_viewer(text: str) -> None:
 
 
 def _stream(text: str) -> None:
-    stream = Stream()
+    stream = MarkdownStream()
     stream.add(text)
     stream.end()
 

@@ -10,8 +10,8 @@ from pygments.lexers import get_lexer_by_name
 from rich.console import Console
 
 from stenolog import InMemoryStore
-from stenolog.cli.show import painter
-from stenolog.cli.terminal_markdown import Block, Stream, painted
+from stenolog.cli.show import message_renderer
+from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
 from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE, coloured, to_html
 from stenolog.gateway.viewer.message_views import message_views
 from stenolog.transfer.export.code_blocks import (
@@ -98,7 +98,7 @@ def test_code_in_one_message_is_coloured_up_to_a_total_length(
     assert "<span" in to_html(block)
 
     monkeypatch.setenv("TERM", "xterm-256color")
-    page = painter(color=True)
+    page = message_renderer(color=True)
     with InMemoryStore() as store:
         store.add_message("k", "assistant", text)
         [said] = store.get_history("k")
@@ -133,8 +133,8 @@ def test_an_answer_in_the_chat_is_coloured_up_to_a_total_length() -> None:
     console = Console(width=80, force_terminal=True, color_system="standard")
     budget = ColourBudget()
     block = Block(source=f"```python\n{'x = 1;' * 300}\n```")
-    shown = [painted(block, console, budget=budget) for _ in range(40)]
-    plain = painted(block, console, budget=ColourBudget(0))
+    shown = [render_block(block, console, budget=budget) for _ in range(40)]
+    plain = render_block(block, console, budget=ColourBudget(0))
     assert shown[0] != plain
     assert shown[-1] == plain
 
@@ -156,7 +156,7 @@ def test_the_first_word_after_the_fence_names_the_language() -> None:
 
 def _in_terminal(text: str) -> list[str]:
     console = Console(width=80, force_terminal=True, color_system="standard")
-    stream = Stream()
+    stream = MarkdownStream()
     blocks = [*stream.add(text), *stream.end()]
-    lines = [line for block in blocks for line in painted(block, console)]
+    lines = [line for block in blocks for line in render_block(block, console)]
     return [re.sub(r"\x1b\[(?:0|40|49)?m", "", line) for line in lines]

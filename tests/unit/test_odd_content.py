@@ -12,7 +12,7 @@ from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore
 from stenolog.catalog.indexing import SessionReader, StampRules
-from stenolog.cli.show import message_fields, painter, print_message
+from stenolog.cli.show import message_fields, message_renderer, print_message
 from stenolog.context import summary, turn_state
 from stenolog.context.window import Limits, build_window
 from stenolog.errors import ContextTooSmall
@@ -121,7 +121,7 @@ def _viewer(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
 
 
 def _cli(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
-    page = painter(color=False)
+    page = message_renderer(color=False)
     with redirect_stdout(io.StringIO()):
         for message in history:
             list(page.message(message))

@@ -16,8 +16,8 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.spec import AgentSpec
-from stenolog.cli.config import Options, settings_of
-from stenolog.cli.output import count, error_sentence, one_line
+from stenolog.cli.config import Options, read_settings
+from stenolog.cli.output import error_sentence, one_line, plural
 from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
 from stenolog.sessions.folders import find_place, others_in
@@ -31,16 +31,16 @@ T = TypeVar("T")
 
 CHANNEL: Final = CLI
 SENDER: Final = "default"
-PATIENCE: Final = 10.0
+SHUTDOWN_SECONDS: Final = 10.0
 """Seconds that a running turn may take to finish when the program ends."""
-_SOON: Final = 0.7
-_AT_ONCE: Final = 3.0
+_NOTICE_SECONDS: Final = 0.7
+_CANCEL_SECONDS: Final = 3.0
 """Maximum seconds to wait after all running turns were cancelled."""
 NOT_SAVED: Final = 3
 """Exit code if messages could not be saved in any store."""
 
 
-class Opened(Struct, frozen=True, kw_only=True):
+class OpenAgent(Struct, frozen=True, kw_only=True):
     """An open agent with its loop and settings."""
 
     loop: AgentLoop
@@ -48,7 +48,7 @@ class Opened(Struct, frozen=True, kw_only=True):
     settings: Settings
 
 
-class _NoModelYet:
+class _MissingModel:
     """Placeholder if no model was found, for sessions that choose a model themselves."""
 
     name = "no model"
@@ -74,29 +74,29 @@ class _NoModelYet:
 
 def open_agent(
     options: Options, *, model_of_session: bool = False, only_look: bool = False
-) -> Opened:
+) -> OpenAgent:
     """Open the agent of these options, inside an event loop. Raises ClickException, StenologError.
 
     With `model_of_session` no model needs to be found now; `session_model` checks later whether the
     session has one. With `only_look` nothing is written and no old sessions are imported.
     """
-    settings = settings_of(options.config)
-    spec = _spec(settings, options)
+    settings = read_settings(options.config)
+    spec = _agent_spec(settings, options)
     found = _model(settings, spec.model)
     model: ChatModel
     if isinstance(found, NoModel):
         if not model_of_session:
             raise click.ClickException(found.text)
-        model = _NoModelYet(found.text)
+        model = _MissingModel(found.text)
     else:
         model = found
-    agent = (_looking if only_look else _opened)(settings, spec, model)
+    agent = (_open_read_only if only_look else _open_instance)(settings, spec, model)
     try:
         loop = AgentLoop(AgentRegistry([agent]))
     except BaseException:
         agent.close_stores()
         raise
-    return Opened(loop=loop, agent=agent, settings=settings)
+    return OpenAgent(loop=loop, agent=agent, settings=settings)
 
 
 def open_agents(options: Options, settings: Settings, *, channel: str) -> list[AgentInstance]:
@@ -108,10 +108,10 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
     opened: list[AgentInstance] = []
     try:
         for spec in specs:
-            model = _some_model(settings, options.model or spec.model)
+            model = _require_model(settings, options.model or spec.model)
             if options.workspace is not None and spec.sessions != NO_STORE:
                 spec = replace(spec, sessions=options.workspace)
-            opened.append(_opened(settings, spec, model))
+            opened.append(_open_instance(settings, spec, model))
     except BaseException:
         for agent in opened:
             agent.close_stores()
@@ -119,16 +119,16 @@ def open_agents(options: Options, settings: Settings, *, channel: str) -> list[A
     return opened
 
 
-def session_model(opened: Opened, key: str) -> ChatModel:
+def session_model(opened: OpenAgent, key: str) -> ChatModel:
     """Return the model that answers in a session. Raises ClickException if it has none."""
-    told: list[str] = []
-    model = opened.agent.model_of(opened.agent.own_key(key), told.append)
-    if isinstance(model, _NoModelYet):
-        raise click.ClickException("\n".join([*map(error_sentence, told), model.words]))
+    problems: list[str] = []
+    model = opened.agent.model_of(opened.agent.own_key(key), problems.append)
+    if isinstance(model, _MissingModel):
+        raise click.ClickException("\n".join([*map(error_sentence, problems), model.words]))
     return model
 
 
-def _opened(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
+def _open_instance(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
     if model.name == SCRIPTED:
         # Answers of the scripted model are only for trying out and must not become notes.
         spec = replace(spec, consolidation=False)
@@ -137,7 +137,7 @@ def _opened(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInsta
     )
 
 
-def _looking(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
+def _open_read_only(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
     """Open the agent's sessions read-only."""
     place = find_place(spec.sessions, spec.id)
     return AgentInstance(
@@ -148,7 +148,7 @@ def _looking(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInst
     )
 
 
-def _spec(settings: Settings, options: Options) -> AgentSpec:
+def _agent_spec(settings: Settings, options: Options) -> AgentSpec:
     name = None if options.agent == MAIN else options.agent
     # An agent with sessions but without settings uses those of [agent].
     spec = spec_of(settings, name if name in settings.agents else None, channel=CHANNEL)
@@ -175,7 +175,7 @@ def _agents_in(sessions: str) -> Sequence[str]:
         return ()
 
 
-def _some_model(settings: Settings, wanted: str) -> ChatModel:
+def _require_model(settings: Settings, wanted: str) -> ChatModel:
     """Return the model of this name; without a name, one that is found.
 
     Raises ClickException, UsageError.
@@ -202,22 +202,22 @@ def _model(settings: Settings, wanted: str) -> ChatModel | NoModel:
     try:
         return model_of(settings, wanted)
     except UsageError as error:
-        near = _near(settings, wanted)
+        near = _similar_model(settings, wanted)
         if not near:
             raise
         raise UsageError(f"there is no model {wanted!r}; did you mean {near!r}?") from error
 
 
-def _near(settings: Settings, wanted: str) -> str:
+def _similar_model(settings: Settings, wanted: str) -> str:
     """Return a similar known name; empty if there is none or if the name is known."""
     first, slash, rest = wanted.strip().partition("/")
     servers = (OLLAMA, *(one.name for one in PROVIDERS))
-    whole = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
-    known = dict.fromkeys(servers) if slash else {**whole, **dict.fromkeys(servers)}
-    if first in (*servers, *whole.values()) or first.startswith((f"{LOCAL}:", "http:", "https:")):
+    exact = {name.casefold(): name for name in (SCRIPTED, LOCAL, *settings.models)}
+    known = dict.fromkeys(servers) if slash else {**exact, **dict.fromkeys(servers)}
+    if first in (*servers, *exact.values()) or first.startswith((f"{LOCAL}:", "http:", "https:")):
         return ""
     found = get_close_matches(first.casefold(), known, 1)
-    return f"{whole.get(found[0], found[0])}{slash}{rest}" if found else ""
+    return f"{exact.get(found[0], found[0])}{slash}{rest}" if found else ""
 
 
 # --- shutdown --------------------------------------------------------------------------------
@@ -227,19 +227,19 @@ class Signals:
     """Signals that ask the program to end."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.received = asyncio.Event()
         """Set when the first signal arrives."""
         self.number = 0
         """Number of the last signal, or 0."""
         self._loop = asyncio.get_running_loop()
         self._numbers: list[int] = []
-        self._again = asyncio.Event()
+        self._repeated = asyncio.Event()
         self.watch(signal.SIGTERM, signal.SIGHUP)
 
     def watch(self, *numbers: int) -> None:
         """Handle these signals too."""
         for number in numbers:
-            self._loop.add_signal_handler(number, self._came, number)
+            self._loop.add_signal_handler(number, self._on_signal, number)
             self._numbers.append(number)
 
     def ignore(self) -> None:
@@ -247,10 +247,10 @@ class Signals:
         while self._numbers:
             self._loop.remove_signal_handler(self._numbers.pop())
 
-    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
+    async def run_until_signal(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of `work`, or None if a signal cancelled it."""
         task = asyncio.create_task(work)
-        asked = asyncio.create_task(self.asked.wait())
+        asked = asyncio.create_task(self.received.wait())
         tasks: set[asyncio.Task[Any]] = {task, asked}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -262,18 +262,18 @@ class Signals:
             await asyncio.wait(tasks)
         return None
 
-    async def another(self) -> None:
+    async def next_signal(self) -> None:
         """Wait for the next signal."""
-        self._again.clear()
-        await self._again.wait()
+        self._repeated.clear()
+        await self._repeated.wait()
 
-    def _came(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         self.number = number
-        self.asked.set()
-        self._again.set()
+        self.received.set()
+        self._repeated.set()
 
 
-async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any]) -> int:
+async def close_agent(opened: OpenAgent, signals: Signals, say: Callable[[str], Any]) -> int:
     """Let running turns finish, close everything and return the exit code.
 
     `say` reports unfinished turns and unsaved messages. Another signal cancels the turns at once. A
@@ -281,45 +281,48 @@ async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any
     """
     loop = opened.loop
     signals.watch(signal.SIGINT)
-    closings = [asyncio.create_task(loop.close(patience=PATIENCE))]
-    another = asyncio.create_task(signals.another())
+    closings = [asyncio.create_task(loop.close(patience=SHUTDOWN_SECONDS))]
+    another = asyncio.create_task(signals.next_signal())
     tasks: set[asyncio.Task[Any]] = {*closings, another}
-    done, _ = await asyncio.wait(tasks, timeout=_SOON, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(
+        tasks, timeout=_NOTICE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+    )
     if not done:
         what = "the answer" if loop.busy else "a summary"
-        say(f"Waiting up to {PATIENCE:.0f} s for {what} to finish. Press Ctrl-C to stop now.")
+        limit = f"{SHUTDOWN_SECONDS:.0f} s"
+        say(f"Waiting up to {limit} for {what} to finish. Press Ctrl-C to stop now.")
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if not closings[0].done():
         unfinished = tuple(sorted(loop.busy))
         closings.append(asyncio.create_task(loop.close(patience=0)))
-        done, _ = await asyncio.wait(closings, timeout=_AT_ONCE)
+        done, _ = await asyncio.wait(closings, timeout=_CANCEL_SECONDS)
         if len(done) < len(closings):
             say(
-                words_of_left(CloseReport(turns=unfinished))
+                interruption_text(CloseReport(turns=unfinished))
                 or "Stopped before everything was closed."
             )
-            os._exit(_ended_by(signals))
+            os._exit(_signal_exit_code(signals))
     another.cancel()
     signals.ignore()
     left = [await one for one in closings][-1]
-    words = words_of_left(left)
+    words = interruption_text(left)
     if words:
         say(words)
     if left.not_saved:
         return NOT_SAVED
-    return _ended_by(signals) if left.turns else 0
+    return _signal_exit_code(signals) if left.turns else 0
 
 
-def _ended_by(signals: Signals) -> int:
+def _signal_exit_code(signals: Signals) -> int:
     return 128 + (signals.number or signal.SIGTERM)
 
 
-def words_of_left(left: CloseReport) -> str:
+def interruption_text(left: CloseReport) -> str:
     """Describe unfinished turns and unsaved messages; empty if there are none."""
     words = []
     if left.turns:
         ways = ", ".join(f"`steno chat {shlex.quote(one_line(key))}`" for key in left.turns)
         words.append(f"The answer is not finished. All messages are stored; resume with {ways}.")
     if left.not_saved:
-        words.append(f"Lost: {count(left.not_saved, 'message')} could not be saved.")
+        words.append(f"Lost: {plural(left.not_saved, 'message')} could not be saved.")
     return "\n".join(words)

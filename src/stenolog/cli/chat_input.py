@@ -5,8 +5,11 @@ the input line. It never uses the alternate screen, so the terminal keeps the co
 """
 
 import asyncio
+import json
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct
@@ -35,12 +38,14 @@ from prompt_toolkit.layout.menus import CompletionsMenu
 from prompt_toolkit.styles import Style
 from prompt_toolkit.widgets import SearchToolbar
 
-from stenolog.cli.chat_messages import PROMPT
+from stenolog.cli.chat_screen import PROMPT
 from stenolog.cli.output import inline_output, one_line, printable
+from stenolog.stores.disk import make_private, overwrite_lines
 
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input
     from prompt_toolkit.output import Output
+
 
 _STYLE: Final = {
     "prompt": "bold ansicyan",
@@ -54,35 +59,35 @@ _STYLE: Final = {
 }
 # Synchronized output: terminals that support these sequences paint the text between them at once,
 # and others ignore them.
-_HOLD: Final = "\x1b[?2026h"
-_SHOW: Final = "\x1b[?2026l"
-_FRAME: Final = 0.08
+_BEGIN_SYNC: Final = "\x1b[?2026h"
+_END_SYNC: Final = "\x1b[?2026l"
+_FRAME_SECONDS: Final = 0.08
 """Seconds between two repaints."""
-_TWICE: Final = 2.0
+_DOUBLE_PRESS_SECONDS: Final = 2.0
 """Seconds within which a second Ctrl-C leaves the chat."""
-_MENU: Final = 8
-_MOST_LINES: Final = 10
+_MENU_ROWS: Final = 8
+_MAX_INPUT_ROWS: Final = 10
 _HINT: Final = "Press Ctrl-C again to leave, or Ctrl-D. /help lists the commands."
 
 
-class Leave(Struct, frozen=True):
-    """The user's wish to leave the chat."""
+class LeaveRequest(Struct, frozen=True):
+    """The user's request to leave the chat."""
 
 
-class Pick(Struct, frozen=True):
-    """The user's wish to choose another session."""
+class ResumeRequest(Struct, frozen=True):
+    """The user's request to choose another session."""
 
     text: str = ""
 
 
-Wish = Leave | Pick
+ChatRequest = LeaveRequest | ResumeRequest
 
 
-class Behind(Protocol):
+class ChatHandler(Protocol):
     """The chat, as the input line uses it."""
 
-    def send(self, text: str) -> Wish | None:
-        """Handle an entered text. Returning a wish ends `Line.run`."""
+    def send(self, text: str) -> ChatRequest | None:
+        """Handle an entered text. Returning a request ends `Line.run`."""
         ...
 
     def stop(self) -> None:
@@ -112,19 +117,19 @@ class Behind(Protocol):
         ...
 
 
-class Line:
+class InputLine:
     """Input line that reads messages and shows the turn in progress."""
 
     def __init__(
         self,
-        behind: Behind,
+        handler: ChatHandler,
         *,
         history: History | None = None,
         completer: Completer | None = None,
         source: "Input | None" = None,
         output: "Output | None" = None,
     ) -> None:
-        self._behind = behind
+        self._handler = handler
         self._lines: list[str] = []
         self._live: Sequence[str] = ()
         self._changed = asyncio.Event()
@@ -136,8 +141,8 @@ class Line:
             completer=None if completer is None else ThreadedCompleter(completer),
             complete_while_typing=Condition(lambda: self._buffer.text.startswith("/")),
         )
-        self._buffer.on_text_changed += lambda _: self._unhint()
-        self._app: Application[Wish] = Application(
+        self._buffer.on_text_changed += lambda _: self._clear_hint()
+        self._app: Application[ChatRequest] = Application(
             layout=self._layout(),
             key_bindings=self._keys(),
             style=Style.from_dict(_STYLE),
@@ -148,10 +153,10 @@ class Line:
         # Terminals send Alt-Enter as Esc directly followed by Enter.
         self._app.ttimeoutlen = 0.05
 
-    async def run(self) -> Wish:
+    async def run(self) -> ChatRequest:
         """Read input until the user wants to leave or to choose a session."""
         painting = asyncio.get_running_loop().create_task(self._paint())
-        painting.add_done_callback(self._painted_last)
+        painting.add_done_callback(self._painting_ended)
         try:
             return await self._app.run_async(handle_sigint=True)
         finally:
@@ -159,7 +164,7 @@ class Line:
             await asyncio.gather(painting, return_exceptions=True)
             self.flush()
 
-    def _painted_last(self, painting: "asyncio.Task[None]") -> None:
+    def _painting_ended(self, painting: "asyncio.Task[None]") -> None:
         """If painting fails, end the application with that error instead of freezing."""
         error = None if painting.cancelled() else painting.exception()
         if error is not None and self._app.is_running and not self._app.is_done:
@@ -176,17 +181,17 @@ class Line:
 
     async def _paint(self) -> None:
         while True:
-            pause = _FRAME if self._behind.busy else None
+            pause = _FRAME_SECONDS if self._handler.busy else None
             try:
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
             except TimeoutError:
                 pass
             self._changed.clear()
-            self._look()
+            self._update_live()
             self.flush()
             self._app.invalidate()
-            await asyncio.sleep(_FRAME)
+            await asyncio.sleep(_FRAME_SECONDS)
 
     def flush(self) -> None:
         """Print finished lines in place of the input line, and paint it again below them."""
@@ -200,12 +205,12 @@ class Line:
             output.flush()
             return
         # In one step, otherwise the input line would flicker.
-        output.write_raw(_HOLD)
+        output.write_raw(_BEGIN_SYNC)
         renderer.erase()
         output.write_raw(text)
         with set_app(self._app):
             renderer.render(self._app, self._app.layout)
-        output.write_raw(_SHOW)
+        output.write_raw(_END_SYNC)
         output.flush()
 
     # --- layout ------------------------------------------------------------------------------
@@ -222,13 +227,13 @@ class Line:
         return Layout(
             HSplit(
                 [
-                    _shown(self._live_text, lambda: bool(self._live)),
-                    _shown(self._waiting_text, lambda: bool(self._behind.waiting())),
+                    _conditional_window(self._live_text, lambda: bool(self._live)),
+                    _conditional_window(self._waiting_text, lambda: bool(self._handler.waiting())),
                     FloatContainer(
                         entry,
                         [
                             Float(
-                                CompletionsMenu(max_height=_MENU - 1, scroll_offset=1),
+                                CompletionsMenu(max_height=_MENU_ROWS - 1, scroll_offset=1),
                                 xcursor=True,
                                 ycursor=True,
                             )
@@ -243,18 +248,18 @@ class Line:
 
     def _height(self) -> Dimension:
         if self._buffer.complete_state is not None:
-            return Dimension(min=_MENU)
-        return Dimension(min=1, max=_MOST_LINES)
+            return Dimension(min=_MENU_ROWS)
+        return Dimension(min=1, max=_MAX_INPUT_ROWS)
 
     @staticmethod
     def _prefix(line: int, wrapped: int) -> StyleAndTextTuples:
         return [("class:prompt", PROMPT if line == wrapped == 0 else " " * len(PROMPT))]
 
-    def _look(self) -> None:
+    def _update_live(self) -> None:
         """Update the changing text. Done once per repaint, because laying it out is slow."""
-        typed = min(_MOST_LINES, self._buffer.document.line_count)
-        room = self._app.output.get_size().rows - typed - len(self._behind.waiting()) - 4
-        self._live = self._behind.live(max(1, room))
+        typed = min(_MAX_INPUT_ROWS, self._buffer.document.line_count)
+        room = self._app.output.get_size().rows - typed - len(self._handler.waiting()) - 4
+        self._live = self._handler.live(max(1, room))
 
     def _live_text(self) -> AnyFormattedText:
         return ANSI("\n".join([*self._live, ""]))
@@ -262,18 +267,18 @@ class Line:
     def _waiting_text(self) -> StyleAndTextTuples:
         width = self._app.output.get_size().columns - 12
         lines = [
-            f"… waiting: {one_line(printable(text))[:width]}" for text in self._behind.waiting()
+            f"… waiting: {one_line(printable(text))[:width]}" for text in self._handler.waiting()
         ]
         return [("class:dim", "\n".join(lines))]
 
     def _toolbar(self) -> StyleAndTextTuples:
         if self._hint:
             return [("class:full", self._hint)]
-        style = "class:full" if self._behind.nearly_full else "class:toolbar"
-        what = "Ctrl-C to stop" if self._behind.busy else "/help"
-        return [(style, f"{self._behind.status()} · {what}")]
+        style = "class:full" if self._handler.nearly_full else "class:toolbar"
+        what = "Ctrl-C to stop" if self._handler.busy else "/help"
+        return [(style, f"{self._handler.status()} · {what}")]
 
-    def _unhint(self) -> None:
+    def _clear_hint(self) -> None:
         self._hint = ""
 
     # --- keys --------------------------------------------------------------------------------
@@ -290,7 +295,7 @@ class Line:
 
         @keys.add("c-d", filter=typing & Condition(lambda: not self._buffer.text))
         def _(press: KeyPressEvent) -> None:
-            press.app.exit(result=Leave())
+            press.app.exit(result=LeaveRequest())
 
         keys.add("c-z")(lambda press: press.app.suspend_to_background())
         return keys
@@ -310,31 +315,33 @@ class Line:
             return
         buffer.append_to_history()
         buffer.reset()
-        wish = self._behind.send(text.strip("\n"))
-        if wish is not None:
-            press.app.exit(result=wish)
+        request = self._handler.send(text.strip("\n"))
+        if request is not None:
+            press.app.exit(result=request)
 
     def _interrupt(self, press: KeyPressEvent) -> None:
-        if self._behind.busy:
-            self._behind.stop()
+        if self._handler.busy:
+            self._handler.stop()
         elif self._buffer.text:
             # The arrow-up key brings the text back.
             self._buffer.append_to_history()
             self._buffer.reset()
-        elif time.monotonic() - self._interrupted < _TWICE:
-            press.app.exit(result=Leave())
+        elif time.monotonic() - self._interrupted < _DOUBLE_PRESS_SECONDS:
+            press.app.exit(result=LeaveRequest())
         else:
             self._interrupted = time.monotonic()
             self._hint = _HINT
 
 
-def _shown(text: Callable[[], AnyFormattedText], there: Callable[[], bool]) -> ConditionalContainer:
+def _conditional_window(
+    text: Callable[[], AnyFormattedText], is_visible: Callable[[], bool]
+) -> ConditionalContainer:
     return ConditionalContainer(
-        Window(FormattedTextControl(text), dont_extend_height=True), Condition(there)
+        Window(FormattedTextControl(text), dont_extend_height=True), Condition(is_visible)
     )
 
 
-class Commands(Completer):
+class CommandCompleter(Completer):
     """Completer for commands, and for the sessions of /resume."""
 
     def __init__(
@@ -369,3 +376,88 @@ class Commands(Completer):
                 yield Completion(
                     key, -len(rest), display=one_line(key), display_meta=one_line(title)
                 )
+
+
+# --- input history --------------------------------------------------------------------------------
+
+
+_MAX_BYTES: Final = 1 << 20
+"""Maximum size of the file in bytes. Above it, the older half is removed."""
+
+
+def history_file() -> Path:
+    """Return the path of the history in the user's state folder, outside any workspace."""
+    from platformdirs import user_state_path
+
+    return user_state_path("stenolog", appauthor=False) / "chat-history.jsonl"
+
+
+class InputHistory(History):
+    """Persistent input history. If the disk fails, the history is lost, but the chat works."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def load_history_strings(self) -> Iterable[str]:
+        """Return the entries, newest first."""
+        try:
+            self._shorten()
+            text = self._file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return []
+        return list(_entries(text))[::-1]
+
+    def store_string(self, string: str) -> None:
+        """Append an entry."""
+        line = f"{json.dumps(string)}\n".encode()
+        try:
+            make_private(self._file.parent)
+            # guard: chat-history-mode
+            descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return
+
+    def _shorten(self) -> None:
+        if self._file.stat().st_size <= _MAX_BYTES:
+            return
+        kept = self._file.read_bytes()[-_MAX_BYTES // 2 :].partition(b"\n")[2]
+        beside = self._file.with_suffix(".new")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(kept)
+        beside.replace(self._file)
+
+
+def remove_entries(file: Path, said: Collection[str]) -> int:
+    """Overwrite matching entries with spaces and return their number. Raises OSError."""
+
+    def instead(line: bytes) -> bytes:
+        entries = _entries(line.decode("utf-8", "replace"))
+        meant = any(words in said for entry in entries for words in _possible_messages(entry))
+        return b" " * len(line) if meant else line
+
+    return overwrite_lines(file, instead)
+
+
+def _possible_messages(entry: str) -> Iterator[str]:
+    """Yield the messages that an entry may have been sent as."""
+    plain = entry.strip()
+    yield plain
+    yield plain.removeprefix("/edit").strip()
+    # A second slash turns a command into a message.
+    yield plain.removeprefix("/")
+
+
+def _entries(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, str):
+            yield entry

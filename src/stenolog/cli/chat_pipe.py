@@ -26,30 +26,30 @@ from stenolog.agent.turn_events import (
     ToolFinished,
     ToolStarted,
 )
-from stenolog.cli.agents import NOT_SAVED, Opened, Signals
-from stenolog.cli.chat_messages import (
+from stenolog.cli.agents import NOT_SAVED, OpenAgent, Signals
+from stenolog.cli.chat_screen import (
     PROMPT,
-    Unsaved,
+    StatusLine,
+    UnsavedReport,
+    compaction_text,
     first_line,
-    is_break_off,
+    is_interruption_notice,
+    outcome_text,
+    saved_text,
     short_call,
     short_time,
-    words_of_compaction,
-    words_of_outcome,
-    words_of_saved,
 )
-from stenolog.cli.chat_screen import Meter
 from stenolog.cli.output import error_sentence, printable, sentence
 from stenolog.errors import StenologError
 from stenolog.sessions.keys import cli_sender
 
 _INTRODUCER: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
-_HELD: Final = 256
+_MAX_HELD: Final = 256
 _RETRY: Final = ", /retry asks again"
 _QUOTED: Final = re.compile(r"`([^`\n]+)`")
 
 
-class SafeText:
+class SafeStream:
     """Filter for streamed text that removes terminal control sequences."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class SafeText:
             start = found.start()
             line_end = text.find("\n", start)
             if line_end < 0:
-                if len(text) - start < _HELD:
+                if len(text) - start < _MAX_HELD:
                     text, self._held = text[:start], text[start:]
                 break
             done.append(printable(text[at : line_end + 1]))
@@ -80,45 +80,45 @@ class SafeText:
         return left
 
 
-class Teller:
+class TurnPrinter:
     """Printer of one turn: streams the answer to stdout, everything else to stderr.
 
-    `talkative` also prints tool calls and the status line, for a person who watches.
+    `verbose` also prints tool calls and the status line, for a person who watches.
     """
 
     def __init__(
         self,
-        meter: Meter,
+        status: StatusLine,
         *,
-        talkative: bool,
+        verbose: bool,
         quiet: bool = False,
         once: bool = False,
-        unread: Callable[[], None] = lambda: None,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Print a turn and update `meter`.
+        """Print a turn and update `status`.
 
-        `quiet` suppresses the answer. `once` means that no further message can be sent. `unread` is
-        called when stdout no longer accepts data.
+        `quiet` suppresses the answer. `once` means that no further message can be sent.
+        `on_closed` is called when stdout no longer accepts data.
         """
-        self._meter = meter
-        self._unread = unread
+        self._status = status
+        self._on_closed = on_closed
         self._failure: OSError | None = None
-        self._talkative = talkative
+        self._verbose = verbose
         self._quiet = quiet
         self._once = once
         self._broke_off = False
-        self._safe = SafeText()
-        self._unsaved = Unsaved()
+        self._safe = SafeStream()
+        self._unsaved = UnsavedReport()
         self._calls: dict[str, str] = {}
         self._wrote = ""
         self._apart = False
         self.tools: list[dict[str, Any]] = []
         """The tools that ran: name, arguments, seconds, and whether they failed."""
-        meter.begin()
+        status.start_turn()
 
     def tell(self, event: Event) -> None:
         """Print an event."""
-        self._meter.take(event)
+        self._status.count(event)
         match event:
             case TextDelta():
                 self._print(self._safe.add(event.text))
@@ -128,14 +128,14 @@ class Teller:
             case ToolFinished():
                 self._tool(event)
             case SummaryCreated():
-                self._say(words_of_compaction(event.report))
+                self._say(compaction_text(event.report))
             case SaveFailed():
                 self._say(self._unsaved.words(event))
             case SaveRecovered():
                 self._unsaved.saved()
-                self._say(words_of_saved(event))
+                self._say(saved_text(event))
             case Notice():
-                self._broke_off = self._broke_off or is_break_off(event)
+                self._broke_off = self._broke_off or is_interruption_notice(event)
                 # Without further input there are no commands to suggest.
                 words = event.text.removesuffix(_RETRY) if self._once else event.text
                 self._say(sentence(words))
@@ -152,10 +152,10 @@ class Teller:
             self._print("\n")
         if self._failure is not None:
             raise self._failure
-        self._say(words_of_outcome(answer, told=self._broke_off, once=self._once))
+        self._say(outcome_text(answer, reported=self._broke_off, once=self._once))
         self._say(self._unsaved.at_the_end())
-        if self._talkative and answer.outcome in ("answered", "interrupted"):
-            self._say(self._meter.words())
+        if self._verbose and answer.outcome in ("answered", "interrupted"):
+            self._say(self._status.text())
 
     def _tool(self, event: ToolFinished) -> None:
         given = self._calls.pop(event.id, "")
@@ -167,7 +167,7 @@ class Teller:
                 "failed": event.failed,
             }
         )
-        if self._talkative:
+        if self._verbose:
             mark = "✗" if event.failed else "✓"
             took = short_time(event.seconds)
             call = short_call(event.name, given)
@@ -185,20 +185,20 @@ class Teller:
         except OSError as error:
             # Do not raise in the middle of a turn: the answer is finished and stored first.
             self._failure = error
-            self._unread()
+            self._on_closed()
 
     def _say(self, words: str) -> None:
         if not words:
             return
-        if self._talkative and sys.stdout.isatty() and self._wrote[-1:] not in ("", "\n"):
+        if self._verbose and sys.stdout.isatty() and self._wrote[-1:] not in ("", "\n"):
             click.echo(err=True)
         click.echo(printable(words), err=True)
 
 
-async def lines_of_stdin() -> AsyncIterator[str]:
+async def read_messages() -> AsyncIterator[str]:
     """Yield the messages on stdin, one per line. A backslash at the end of a line continues it."""
     text = ""
-    async for line in _read():
+    async for line in _read_lines():
         text += line
         if text.endswith("\\"):
             text = f"{text[:-1]}\n"
@@ -209,7 +209,7 @@ async def lines_of_stdin() -> AsyncIterator[str]:
         yield text
 
 
-async def _read() -> AsyncIterator[str]:
+async def _read_lines() -> AsyncIterator[str]:
     if sys.stdin is None:
         return
     try:
@@ -223,11 +223,11 @@ async def _read() -> AsyncIterator[str]:
     text = ""
     while True:
         # Not in a thread: a thread that waits for input cannot be cancelled.
-        await _readable(descriptor)
+        await _wait_readable(descriptor)
         read = os.read(descriptor, 65_536)
         text += decoder.decode(read, final=not read)
-        *whole, text = text.split("\n")
-        for line in whole:
+        *complete, text = text.split("\n")
+        for line in complete:
             yield line.removesuffix("\r")
         if not read:
             break
@@ -235,7 +235,7 @@ async def _read() -> AsyncIterator[str]:
         yield text
 
 
-async def _readable(descriptor: int) -> None:
+async def _wait_readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
@@ -252,38 +252,38 @@ async def _readable(descriptor: int) -> None:
 # The loop that answers lines of stdin.
 
 
-LEAVING: Final = ("/quit", "/exit")
+QUIT_COMMANDS: Final = ("/quit", "/exit")
 _INTERRUPTED: Final = 128 + signal.SIGINT
 
 
-class PipedTalk:
+class PipeChat:
     """Chat that answers the lines of stdin in order."""
 
-    def __init__(self, opened: Opened, key: str) -> None:
+    def __init__(self, opened: OpenAgent, key: str) -> None:
         self.key = key
         self.code = 0
         """Exit code of the first message that failed, otherwise 0."""
         self._opened = opened
-        self._meter = Meter(opened.agent.model_of(key).name)
+        self._status = StatusLine(opened.agent.model_of(key).name)
         self._task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[bool] | None = None
-        self._lines = lines_of_stdin()
+        self._lines = read_messages()
 
     async def run(self, signals: Signals) -> None:
         """Run until the input ends or a signal arrives. Raises OSError of stdout."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt, signals)
         try:
-            while not signals.asked.is_set():
+            while not signals.received.is_set():
                 self._prompt()
-                line = await signals.unless_asked(self._next_line())
+                line = await signals.run_until_signal(self._next_line())
                 if line is None and sys.stdin is not None and sys.stdin.isatty():
                     click.echo(err=True)  # Ctrl-D leaves the cursor after the prompt
-                if line is None or line.strip() in LEAVING:
+                if line is None or line.strip() in QUIT_COMMANDS:
                     return
                 if line.strip():
                     self._task = asyncio.create_task(self._hear(line))
-                    await signals.unless_asked(self.ended())
+                    await signals.run_until_signal(self.ended())
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
@@ -297,11 +297,11 @@ class PipedTalk:
             self._task.result()
 
     async def _hear(self, text: str) -> None:
-        teller = Teller(self._meter, talkative=sys.stderr.isatty(), unread=self._stop)
+        printer = TurnPrinter(self._status, verbose=sys.stderr.isatty(), on_closed=self._stop)
         try:
             answer = await self._opened.loop.handle(
                 InboundMessage(key=self.key, content=text, sender=cli_sender(self.key)),
-                on_event=teller.tell,
+                on_event=printer.tell,
                 agent=self._opened.agent.id,
                 all_sessions=True,
             )
@@ -309,16 +309,16 @@ class PipedTalk:
             click.echo(error_sentence(error), err=True)
             self.code = self.code or 1
             return
-        teller.finish(answer)
+        printer.finish(answer)
         self.key = answer.key
-        self.code = self.code or code_of(answer)
+        self.code = self.code or exit_code_of(answer)
 
     def _interrupt(self, signals: Signals) -> None:
         if self._task is not None and not self._task.done():
             self._stop()
         else:
             self.code = _INTERRUPTED
-            signals.asked.set()
+            signals.received.set()
 
     def _stop(self) -> None:
         stopping = self._opened.loop.stop(self.key, agent=self._opened.agent.id)
@@ -329,7 +329,7 @@ class PipedTalk:
             click.echo(PROMPT, nl=False, err=True)
 
 
-def code_of(answer: Answer) -> int:
+def exit_code_of(answer: Answer) -> int:
     """Return the exit code for the outcome of a message."""
     if answer.outcome == "interrupted":
         return _INTERRUPTED

@@ -4,6 +4,8 @@ Finished lines are passed on once and scroll away like any output; changing line
 each repaint. This module does not write to the terminal.
 """
 
+import json
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -24,33 +26,155 @@ from stenolog.agent.turn_events import (
     ToolStarted,
     UsageReported,
 )
-from stenolog.cli.chat_messages import (
-    Unsaved,
-    first_line,
-    is_break_off,
-    short_call,
-    short_time,
-    words_of_compaction,
-    words_of_outcome,
-    words_of_saved,
-)
-from stenolog.cli.output import one_line, printable, sentence
-from stenolog.cli.terminal_markdown import Block, Stream, painted
+from stenolog.cli.output import error_sentence, one_line, plural, printable, sentence
+from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
+from stenolog.context.summarize import SummaryReport
+from stenolog.errors import NoSuchSession
 from stenolog.transfer.export.code_blocks import ColourBudget
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+PROMPT: Final = "> "
+"""Text before the user's input."""
+_MAX_VALUE: Final = 40
+_MAX_CALL: Final = 100
+
+
+def short_call(name: str, arguments: str) -> str:
+    """Return a tool call in one line: `recall(question="the bike")`."""
+    try:
+        given = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        given = None
+    if isinstance(given, dict):
+        inside = ", ".join(
+            f"{key}={_shorten(json.dumps(value, ensure_ascii=False), _MAX_VALUE)}"
+            for key, value in given.items()
+        )
+    else:
+        inside = _shorten(one_line(printable(arguments)), _MAX_VALUE)
+    return _shorten(one_line(printable(f"{name}({inside})")), _MAX_CALL)
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short_time(seconds: float) -> str:
+    """Return a duration: `0.3 s`, `12 s`, `3 min 5 s`."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def first_line(text: str) -> str:
+    """Return the first non-empty line of a text, and the number of further ones."""
+    lines = [line.strip() for line in printable(text).split("\n") if line.strip()]
+    if not lines:
+        return ""
+    more = f" (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+    return _shorten(one_line(lines[0]), 160) + more
+
+
+def compaction_text(compaction: SummaryReport) -> str:
+    """Describe a summary that was made, and how to undo it."""
+    done = str(compaction).removesuffix("; undo brings them back")
+    return f"{done}. Use /undo to restore them."
+
+
+class UnsavedReport:
+    """Reports about unsaved messages: once in full, and a short one at the end of the turn."""
+
+    def __init__(self) -> None:
+        self._why = ""
+        self._told = 0
+        self._count = 0
+
+    def words(self, event: SaveFailed) -> str:
+        """Return the problem, its cause and the remedy; empty if it was already reported."""
+        self._count = event.count
+        if event.text == self._why:
+            return ""
+        self._why, self._told = event.text, event.count
+        return f"{self._how_many()} {error_sentence(event.text)}"
+
+    def saved(self) -> None:
+        """Reset, because all messages are saved now."""
+        self._why, self._told, self._count = "", 0, 0
+
+    def at_the_end(self) -> str:
+        """Return the number of unsaved messages, unless it was already reported."""
+        if self._count == self._told:
+            return ""
+        self._told = self._count
+        return self._how_many()
+
+    def _how_many(self) -> str:
+        return f"Not saved: {plural(self._count, 'message')} in memory only."
+
+
+def saved_text(event: SaveRecovered) -> str:
+    """Return a sentence that all messages are saved now."""
+    what = "the unsaved message" if event.count == 1 else f"all {event.count:,} unsaved messages"
+    return f"Saved {what}."
+
+
+def is_interruption_notice(event: Notice) -> bool:
+    """Whether the event reports that the answer broke off, so it need not be reported again."""
+    return "what was said is kept" in event.text
+
+
+def outcome_text(answer: Answer, *, reported: bool = False, once: bool = False) -> str:
+    """Describe the end of a turn; empty after a success.
+
+    `reported` means that the interruption was already reported. `once` means that no further input
+    is possible, so commands are not suggested.
+    """
+    chat = f"`steno chat {shlex.quote(one_line(answer.key))}`"
+    match answer.outcome:
+        case "interrupted" if reported:
+            return f"Continue with {chat}." if once and answer.saved else ""
+        case "interrupted" if not answer.saved:
+            return "Stopped." if once else "Stopped. /retry asks for another answer."
+        case "interrupted" if once:
+            return f"Stopped. The answer so far is saved; continue with {chat}."
+        case "interrupted":
+            return "Stopped. The answer so far is saved; /retry asks for another answer."
+        case "failed" if isinstance(answer.error, NoSuchSession):
+            return "This session was deleted by another process, and your message with it."
+        case "failed" if not answer.saved:
+            again = (
+                "Your question was not saved; ask again." if once else "Use /retry to try again."
+            )
+            return f"{error_sentence(answer.text)} {again}"
+        case "failed" if once:
+            return f"{error_sentence(answer.text)} Your question is saved; try again with {chat}."
+        case "failed":
+            return f"{error_sentence(answer.text)} Your message is saved; use /retry to try again."
+        case "again":
+            return "This message was already answered."
+        case "elsewhere" if not answer.text:
+            return "Another process is answering in this session; the answer appears there."
+        case _:
+            return ""
+
+
 SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_FRAME: Final = 0.1
-_THOUGHT: Final = "dim italic"
-_WARNING: Final = "yellow"
-_BAD: Final = "bold red"
-_NEARLY_FULL: Final = 80
+_FRAME_SECONDS: Final = 0.1
+_THINKING_STYLE: Final = "dim italic"
+_WARNING_STYLE: Final = "yellow"
+_ERROR_STYLE: Final = "bold red"
+_NEARLY_FULL_PERCENT: Final = 80
 
 
-class Meter:
+class StatusLine:
     """Data of the status line: model, use of the context, token counts."""
 
     def __init__(self, model: str = "") -> None:
@@ -63,16 +187,16 @@ class Meter:
         self.cached_tokens = 0
         self._recalled = 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Reset everything for another session."""
         self._tokens = self._budget = 0
-        self.begin()
+        self.start_turn()
 
-    def begin(self) -> None:
+    def start_turn(self) -> None:
         """Reset the counts for a new turn."""
         self.input_tokens = self.output_tokens = self.cached_tokens = self._recalled = 0
 
-    def take(self, event: Event) -> None:
+    def count(self, event: Event) -> None:
         """Count an event."""
         match event:
             case ModelCalled():
@@ -96,9 +220,9 @@ class Meter:
     @property
     def nearly_full(self) -> bool:
         """Whether the session will soon be summarized."""
-        return self.percent >= _NEARLY_FULL
+        return self.percent >= _NEARLY_FULL_PERCENT
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Return the status line."""
         parts = [printable(self.model)]
         if self._budget:
@@ -110,7 +234,7 @@ class Meter:
         return " · ".join(part for part in parts if part)
 
 
-class _Running(Struct, frozen=True, kw_only=True):
+class _RunningTool(Struct, frozen=True, kw_only=True):
     """A tool that is still running."""
 
     call: str
@@ -124,8 +248,8 @@ class _PlainLines:
         self._line = ""
 
     def add(self, text: str) -> list[Block]:
-        *whole, self._line = (self._line + text).split("\n")
-        return [Block(source=line, gap=0) for line in whole]
+        *complete, self._line = (self._line + text).split("\n")
+        return [Block(source=line, gap=0) for line in complete]
 
     def end(self) -> list[Block]:
         left = self.unfinished
@@ -137,7 +261,7 @@ class _PlainLines:
         return [Block(source=self._line, gap=0)] if self._line else []
 
 
-class Screen:
+class TurnScreen:
     """The lines that one turn shows.
 
     `show` receives finished lines with the console's colour codes. `reasoning` shows the model's
@@ -147,7 +271,7 @@ class Screen:
     def __init__(
         self,
         console: "Console",
-        meter: Meter,
+        status: StatusLine,
         *,
         show: Callable[[Sequence[str]], None],
         reasoning: bool = False,
@@ -155,7 +279,7 @@ class Screen:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
-        self._meter = meter
+        self._status = status
         self._show = show
         self._reasoning = reasoning
         self._clock = clock
@@ -165,12 +289,12 @@ class Screen:
         self._budget = ColourBudget()
         self._thought = ""
         self._thinking = False
-        self._tools: dict[str, _Running] = {}
+        self._tools: dict[str, _RunningTool] = {}
         self._waiting = ""
         self._spoke = False
         self._last = ""
         self._over = False
-        self._unsaved = Unsaved()
+        self._unsaved = UnsavedReport()
         self._compacted = False
         self._broke_off = False
         self._counts = False
@@ -178,10 +302,10 @@ class Screen:
     def tell(self, event: Event) -> None:
         """Show an event."""
         if not self._counts and isinstance(event, ModelCalled):
-            # Not earlier: the meter counts the previous turn until this turn's first request.
+            # Not earlier: the status counts the previous turn until this turn's first request.
             self._counts = True
-            self._meter.begin()
-        self._meter.take(event)
+            self._status.start_turn()
+        self._status.count(event)
         self._waiting = ""
         match event:
             case TextDelta():
@@ -195,22 +319,22 @@ class Screen:
             case ToolStarted():
                 self._end_text()
                 call = short_call(event.name, event.arguments)
-                self._tools[event.id] = _Running(call=call, began=self._clock())
+                self._tools[event.id] = _RunningTool(call=call, began=self._clock())
             case ToolFinished():
                 self._tool_ended(event)
             case SummaryCreated():
                 self._compacted = True
-                self._say(f"⊟ {words_of_compaction(event.report)}", "cyan")
+                self._say(f"⊟ {compaction_text(event.report)}", "cyan")
             case SaveFailed():
                 words = self._unsaved.words(event)
                 if words:
-                    self._say(f"! {words}", _BAD)
+                    self._say(f"! {words}", _ERROR_STYLE)
             case SaveRecovered():
                 self._unsaved.saved()
-                self._say(f"✓ {words_of_saved(event)}", "green")
+                self._say(f"✓ {saved_text(event)}", "green")
             case Notice():
-                self._broke_off = self._broke_off or is_break_off(event)
-                self._say(f"! {sentence(event.text)}", _WARNING)
+                self._broke_off = self._broke_off or is_interruption_notice(event)
+                self._say(f"! {sentence(event.text)}", _WARNING_STYLE)
             case UsageReported():
                 pass
 
@@ -224,19 +348,19 @@ class Screen:
         self._end_text()
         self._tools.clear()
         self._waiting = ""
-        told = self._compacted if answer.outcome == "command" else self._spoke
-        if not told and answer.outcome != "failed":
+        reported = self._compacted if answer.outcome == "command" else self._spoke
+        if not reported and answer.outcome != "failed":
             stream = self._new_stream()
             self._print_blocks([*stream.add(answer.text), *stream.end()])
-        words = words_of_outcome(answer, told=self._broke_off)
+        words = outcome_text(answer, reported=self._broke_off)
         if words:
-            self._say(words, _BAD if answer.outcome == "failed" else _WARNING)
+            self._say(words, _ERROR_STYLE if answer.outcome == "failed" else _WARNING_STYLE)
         unsaved = self._unsaved.at_the_end()
         if unsaved:
-            self._say(f"! {unsaved}", _BAD)
+            self._say(f"! {unsaved}", _ERROR_STYLE)
         if answer.outcome in ("answered", "interrupted"):
             took = short_time(self._clock() - self._began)
-            self._out("status", self._lines(f"{self._meter.words()} · {took}", "dim"))
+            self._out("status", self._lines(f"{self._status.text()} · {took}", "dim"))
         self._show([""])
         self._over = True
 
@@ -247,8 +371,8 @@ class Screen:
         for block in self._stream.unfinished:
             lines += self._apart("text") * (not lines) + self._painted(block, budget)
         if self._thinking and self._reasoning and self._thought:
-            lines += self._apart("thought") + self._lines(self._thought, _THOUGHT)
-        spinner = SPINNER[int(self._clock() / _FRAME) % len(SPINNER)]
+            lines += self._apart("thought") + self._lines(self._thought, _THINKING_STYLE)
+        spinner = SPINNER[int(self._clock() / _FRAME_SECONDS) % len(SPINNER)]
         if self._thinking and not self._reasoning:
             lines += self._line(f"{spinner} thinking", "dim")
         for tool in self._tools.values():
@@ -264,13 +388,13 @@ class Screen:
         if not self._reasoning:
             return
         self._thought += text
-        *whole, self._thought = self._thought.split("\n")
-        if whole:
-            self._out("thought", self._lines("\n".join(whole), _THOUGHT))
+        *complete, self._thought = self._thought.split("\n")
+        if complete:
+            self._out("thought", self._lines("\n".join(complete), _THINKING_STYLE))
 
     def _end_thought(self) -> None:
         if self._thought.strip():
-            self._out("thought", self._lines(self._thought, _THOUGHT))
+            self._out("thought", self._lines(self._thought, _THINKING_STYLE))
         self._thinking, self._thought = False, ""
 
     def _end_text(self) -> None:
@@ -300,11 +424,11 @@ class Screen:
 
     def _painted(self, block: Block, budget: ColourBudget) -> list[str]:
         if self._markdown:
-            return painted(block, self._console, budget=budget)
+            return render_block(block, self._console, budget=budget)
         return self._lines(block.source, "")
 
-    def _new_stream(self) -> "Stream | _PlainLines":
-        return Stream() if self._markdown else _PlainLines()
+    def _new_stream(self) -> "MarkdownStream | _PlainLines":
+        return MarkdownStream() if self._markdown else _PlainLines()
 
     def _out(self, kind: str, lines: Sequence[str]) -> None:
         """Show finished lines, separated by an empty line from those of another kind."""

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 VARIABLE: Final = "_STENO_COMPLETE"
 """Environment variable that requests completions; click derives it from the program name."""
 _PROGRAM: Final = "steno"
-_MOST: Final = 200
+_MAX_KEYS: Final = 200
 """Maximum number of keys offered."""
-_PLAIN: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\[\]^,]+")
+_UNQUOTED_KEY: Final = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'\"\\$`!*?()<>|&;#~{}\[\]^,]+")
 """A key that needs no quoting in any shell."""
 
 
@@ -41,7 +41,7 @@ def complete_key(
 ) -> list[CompletionItem[str]]:
     """Return the session keys with this prefix; none if they cannot be read. Raises nothing."""
     del param
-    return _items(ctx, incomplete, deleted=False)
+    return _key_items(ctx, incomplete, deleted=False)
 
 
 def complete_deleted(
@@ -49,39 +49,39 @@ def complete_deleted(
 ) -> list[CompletionItem[str]]:
     """Return the keys in the trash with this prefix. Raises nothing."""
     del param
-    return _items(ctx, incomplete, deleted=True)
+    return _key_items(ctx, incomplete, deleted=True)
 
 
-def _items(ctx: click.Context, incomplete: str, *, deleted: bool) -> list[CompletionItem[str]]:
+def _key_items(ctx: click.Context, incomplete: str, *, deleted: bool) -> list[CompletionItem[str]]:
     # Errors must not print anything into the line that the user is typing.
     with suppress(StenologError, click.ClickException, OSError):
-        with _store(ctx) as store:
+        with _open_store(ctx) as store:
             if deleted:
                 listed = [one.key for one in store.list_trash()]
-                keys = sorted({key for key in listed if key.startswith(incomplete)})[:_MOST]
+                keys = sorted({key for key in listed if key.startswith(incomplete)})[:_MAX_KEYS]
             else:
-                keys = store.list_sessions(prefix=incomplete, limit=_MOST)
-        return [CompletionItem(key) for key in keys if _PLAIN.fullmatch(key)]
+                keys = store.list_sessions(prefix=incomplete, limit=_MAX_KEYS)
+        return [CompletionItem(key) for key in keys if _UNQUOTED_KEY.fullmatch(key)]
     return []
 
 
-def _store(ctx: click.Context) -> "Store":
+def _open_store(ctx: click.Context) -> "Store":
     """Open the store named on the command line or in the settings.
 
     Raises StenologError, ClickException.
     """
     # Imported late: needed only to complete keys.
-    from stenolog.cli.workspace import Where, open_to_read
+    from stenolog.cli.workspace import Location, open_read_only
 
     agent, namespace = ctx.params.get("agent"), ctx.params.get("namespace")
     workspace = ctx.params.get("workspace")
     given = ctx.get_parameter_source("workspace") is click.core.ParameterSource.COMMANDLINE
     if workspace is None or not given:
-        from stenolog.cli.config import settings_of
+        from stenolog.cli.config import read_settings
 
-        settings = settings_of(None)
+        settings = read_settings(None)
         workspace = settings.agents.get(agent or "", settings.agent).sessions
-    return open_to_read(Where(workspace=workspace, agent=agent, namespace=namespace))
+    return open_read_only(Location(workspace=workspace, agent=agent, namespace=namespace))
 
 
 # --- shells ----------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
 
-class Bash(ShellComplete):
+class BashCompletion(ShellComplete):
     """Completion for bash, which splits words at colons although keys contain them."""
 
     name = "bash"
@@ -142,7 +142,7 @@ class Bash(ShellComplete):
 
 
 _SHELLS: Final[dict[str, type[ShellComplete]]] = {
-    "bash": Bash,
+    "bash": BashCompletion,
     "zsh": ZshComplete,
     "fish": FishComplete,
 }
@@ -150,7 +150,7 @@ _SHELLS: Final[dict[str, type[ShellComplete]]] = {
 
 def register() -> None:
     """Register the completion for bash with click."""
-    add_completion_class(Bash)
+    add_completion_class(BashCompletion)
 
 
 @click.command("completion")

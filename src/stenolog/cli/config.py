@@ -20,7 +20,7 @@ from stenolog.settings.loading import EffectiveSettings, load_effective
 from stenolog.settings.values import Settings
 from stenolog.stores.disk import make_private
 
-_LONGEST: Final = 200
+_MAX_VALUE: Final = 200
 """Maximum number of characters shown of a text. --json shows all of it."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -36,7 +36,7 @@ def config_option(command: _Command) -> _Command:
     )(command)
 
 
-def settings_of(
+def read_settings(
     config: Path | None, flags: Mapping[str, object] = MappingProxyType({})
 ) -> Settings:
     """Read the settings of a command; warnings go to stderr.
@@ -44,10 +44,10 @@ def settings_of(
     `flags` are the command's options by dotted name, None if not given. Raises ClickException with
     all wrong settings.
     """
-    return _in_force(config, flags).settings
+    return _load_settings(config, flags).settings
 
 
-def _in_force(config: Path | None, flags: Mapping[str, object]) -> EffectiveSettings:
+def _load_settings(config: Path | None, flags: Mapping[str, object]) -> EffectiveSettings:
     try:
         found = load_effective(config=config, flags=flags)
     except WrongSettings as error:
@@ -162,17 +162,17 @@ def show_command(as_json: bool, config: Path | None) -> None:
 
     Exit codes: 0 done, 1 a setting is invalid, 2 wrong usage.
     """
-    found = _in_force(config, {})
+    found = _load_settings(config, {})
     keys = sorted(found.settings.keys)
     if as_json:
         shown = {
             name: {"value": each.value, "source": each.source} for name, each in found.shown.items()
         }
-        whole = {"file": str(found.file), "found": found.found, "settings": shown, "keys": keys}
-        click.echo(json_text(whole, indent=2))
+        fields = {"file": str(found.file), "found": found.found, "settings": shown, "keys": keys}
+        click.echo(json_text(fields, indent=2))
         return
     for name, each in found.shown.items():
-        click.echo(f"{name} = {literal(_shortened(each.value))}  # {one_line(each.source)}")
+        click.echo(f"{name} = {literal(_shorten_value(each.value))}  # {one_line(each.source)}")
     file = one_line(str(found.file))
     click.echo(
         f"Config file: {file}" if found.found else f"No config file at {file}; defaults are used.",
@@ -182,9 +182,9 @@ def show_command(as_json: bool, config: Path | None) -> None:
         click.echo(f"API keys in the environment: {one_line(', '.join(keys))}", err=True)
 
 
-def _shortened(value: object) -> object:
-    if isinstance(value, str) and len(value) > _LONGEST:
-        return f"{value[:_LONGEST]}…"
+def _shorten_value(value: object) -> object:
+    if isinstance(value, str) and len(value) > _MAX_VALUE:
+        return f"{value[:_MAX_VALUE]}…"
     return value
 
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.output import NOT_ALL, count, json_text, one_line, progress_bar, sentence
-from stenolog.cli.workspace import check_there, shown, workspace_option
+from stenolog.cli.output import PARTIAL, json_text, one_line, plural, progress_bar, sentence
+from stenolog.cli.workspace import check_exists, display_name, workspace_option
 from stenolog.stores.open_store import address
 from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
 from stenolog.transfer.copy import Step
@@ -46,35 +46,35 @@ def copy_command(
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions could not be copied and are
     unchanged in DST.
     """
-    with watching(shown=not dry_run) as watch:
+    with show_progress(shown=not dry_run) as watch:
         copied = copy_place(source, target, dry_run=dry_run, watch=watch)
     if as_json:
-        click.echo(json_text(as_object(copied), indent=2))
+        click.echo(json_text(report_fields(copied), indent=2))
     else:
         for line in problem_lines(copied):
             click.echo(line)
-        for words in in_words(copied, "Would copy" if dry_run else "Copied"):
+        for words in report_lines(copied, "Would copy" if dry_run else "Copied"):
             click.echo(words, err=True)
-    ctx.exit(NOT_ALL if copied.problems else 0)
+    ctx.exit(PARTIAL if copied.problems else 0)
 
 
 # --- progress --------------------------------------------------------------------------------
 
 
 @contextmanager
-def watching(*, shown: bool = True) -> Iterator[Watch | None]:
+def show_progress(*, shown: bool = True) -> Iterator[Watch | None]:
     """Show progress: a bar in a terminal, otherwise one line per pass."""
     if not shown:
         yield None
     elif sys.stderr.isatty():
-        with _bar() as watch:
+        with _progress_bar() as watch:
             yield watch
     else:
-        yield _Lines().tell
+        yield _ProgressLines().tell
 
 
 @contextmanager
-def _bar() -> Iterator[Watch]:
+def _progress_bar() -> Iterator[Watch]:
     with progress_bar("{task.fields[messages]:,} messages") as progress:
         task = progress.add_task("Copying", total=None, messages=0)
 
@@ -90,7 +90,7 @@ def _bar() -> Iterator[Watch]:
         yield watch
 
 
-class _Lines:
+class _ProgressLines:
     """Progress as one line at the start of each pass."""
 
     def __init__(self) -> None:
@@ -100,14 +100,14 @@ class _Lines:
         now = namespace, step.phase, step.number
         if step.total and now != self._told:
             self._told = now
-            words = f"{_PHASES[step.phase]}: {one_line(namespace)}, {count(step.total, 'session')}"
+            words = f"{_PHASES[step.phase]}: {one_line(namespace)}, {plural(step.total, 'session')}"
             click.echo(words, err=True)
 
 
 # --- report ----------------------------------------------------------------------------------
 
 
-def as_object(copied: CopyReport) -> dict[str, Any]:
+def report_fields(copied: CopyReport) -> dict[str, Any]:
     """Return the report as a JSON object."""
     return {
         "sessions": copied.sessions,
@@ -150,26 +150,26 @@ def problem_lines(copied: CopyReport, *, newer: bool = True) -> Iterator[str]:
                 yield f"{one_line(name)}\t{one_line(one.key)}\t{words}"
 
 
-def in_words(copied: CopyReport, done: str) -> Iterator[str]:
+def report_lines(copied: CopyReport, done: str) -> Iterator[str]:
     """Yield the summary of the report as sentences."""
-    written = count(copied.messages, "message")
+    written = plural(copied.messages, "message")
     if not copied.sessions and not copied.deleted and not copied.problems:
         yield "There are no sessions to copy."
         return
     if copied.dry_run:
         there = copied.sessions + copied.deleted - copied.written
-        yield f"{done} {count(copied.written, 'session')}, {written}; {there:,} are up to date."
+        yield f"{done} {plural(copied.written, 'session')}, {written}; {there:,} are up to date."
         return
     compared = copied.sessions + copied.deleted - copied.not_compared
     if compared or not copied.not_compared:
         trash = f" ({copied.deleted:,} in the trash)" if copied.deleted else ""
         yield (
-            f"{done} {count(copied.written, 'session')}, {written} ({_rate(copied):,} per second)."
+            f"{done} {plural(copied.written, 'session')}, {written} ({_rate(copied):,} per second)."
         )
-        yield f"Verified {count(compared, 'session')}{trash}: identical on both sides."
+        yield f"Verified {plural(compared, 'session')}{trash}: identical on both sides."
     if copied.not_compared:
         yield (
-            f"{count(copied.not_compared, 'session')} unchanged since last time, not read again."
+            f"{plural(copied.not_compared, 'session')} unchanged since last time, not read again."
         )
     yield f"Digest {copied.digest}."
     if copied.unlocked:
@@ -181,12 +181,12 @@ def in_words(copied: CopyReport, done: str) -> Iterator[str]:
         for one in found.carried:
             if one.lost:
                 yield (
-                    f"{one_line(one.key)} is damaged in the source: {count(one.lost, 'message')} "
+                    f"{one_line(one.key)} is damaged in the source: {plural(one.lost, 'message')} "
                     "could not be read. Run `steno doctor` on the source for details."
                 )
     only = sum(len(found.only_there) for found in copied.namespaces.values())
     if only:
-        yield f"The destination has {count(only, 'other session')}, not changed."
+        yield f"The destination has {plural(only, 'other session')}, not changed."
 
 
 def _rate(copied: CopyReport) -> int:
@@ -238,52 +238,52 @@ def backup_command(
 
 
 def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
-    check_there(workspace)
-    with watching() as watch:
+    check_exists(workspace)
+    with show_progress() as watch:
         taken = back_up(workspace, folder, watch=watch)
     if as_json:
-        click.echo(json_text({**as_object(taken), "kept": taken.kept}, indent=2))
+        click.echo(json_text({**report_fields(taken), "kept": taken.kept}, indent=2))
     else:
         for line in problem_lines(taken):
             click.echo(line)
-        for words in in_words(taken, "Backed up"):
+        for words in report_lines(taken, "Backed up"):
             click.echo(words, err=True)
         if taken.kept:
-            click.echo(f"Kept {count(taken.kept, 'session')} of earlier backups.", err=True)
-    return NOT_ALL if taken.problems else 0
+            click.echo(f"Kept {plural(taken.kept, 'session')} of earlier backups.", err=True)
+    return PARTIAL if taken.problems else 0
 
 
 def _verify(folder: str, *, as_json: bool) -> int:
-    with watching() as watch:
+    with show_progress() as watch:
         found = verify(folder, watch=watch)
     if as_json:
-        click.echo(json_text(_as_object(found), indent=2))
+        click.echo(json_text(_check_fields(found), indent=2))
     else:
         for line in _finding_lines(found):
             click.echo(line)
         when = f"finished at {found.taken}" if found.taken else "interrupted; run it again"
-        words = f"Verified {count(found.sessions, 'session')}, {count(found.messages, 'message')}"
-        wrong = f": {count(len(found.findings), 'problem')} found" if found.findings else ""
+        words = f"Verified {plural(found.sessions, 'session')}, {plural(found.messages, 'message')}"
+        wrong = f": {plural(len(found.findings), 'problem')} found" if found.findings else ""
         click.echo(f"{words}{wrong}. The last backup was {when}.", err=True)
     return 1 if found.findings else 0
 
 
 def _restore(folder: str, workspace: str, *, as_json: bool) -> int:
-    with watching() as watch:
+    with show_progress() as watch:
         copied, checked = restore(folder, workspace, watch=watch)
     newer = sum(one.newer for found in copied.namespaces.values() for one in found.problems)
     if as_json:
-        report = {**as_object(copied), "newer": newer, "backup": _as_object(checked)}
+        report = {**report_fields(copied), "newer": newer, "backup": _check_fields(checked)}
         click.echo(json_text(report, indent=2))
     else:
         for line in (*_finding_lines(checked), *problem_lines(copied, newer=False)):
             click.echo(line)
-        for words in in_words(copied, "Restored"):
+        for words in report_lines(copied, "Restored"):
             click.echo(words, err=True)
         if newer:
-            where = one_line(shown(workspace))
-            click.echo(f"Kept {count(newer, 'newer session')} in {where}.", err=True)
-    return NOT_ALL if checked.findings or copied.problems > newer else 0
+            where = one_line(display_name(workspace))
+            click.echo(f"Kept {plural(newer, 'newer session')} in {where}.", err=True)
+    return PARTIAL if checked.findings or copied.problems > newer else 0
 
 
 def _finding_lines(found: BackupCheck) -> list[str]:
@@ -293,7 +293,7 @@ def _finding_lines(found: BackupCheck) -> list[str]:
     ]
 
 
-def _as_object(found: BackupCheck) -> dict[str, Any]:
+def _check_fields(found: BackupCheck) -> dict[str, Any]:
     return {
         "sessions": found.sessions,
         "messages": found.messages,

@@ -9,26 +9,26 @@ from typing import Any, Final
 import click
 
 from stenolog.cli.completion import complete_deleted, complete_key
-from stenolog.cli.edit import dry_run_option, open_to_change
+from stenolog.cli.edit import dry_run_option, open_writable
 from stenolog.cli.output import (
-    NOT_ALL,
-    age,
-    count,
-    emit,
+    PARTIAL,
     error_sentence,
+    format_age,
+    format_time,
     json_text,
-    moment,
     one_line,
+    plural,
+    print_notice,
+    print_result,
     print_table,
-    say,
     table_console,
 )
-from stenolog.cli.show import info_of
-from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.cli.show import find_session
+from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.errors import NoSuchSession, StenologError
 from stenolog.records import Trashed
 
-_NAMED: Final = 20
+_MAX_LISTED: Final = 20
 """Maximum number of sessions listed before the question."""
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -37,7 +37,7 @@ json_option = click.option(
 )
 
 
-def check_somebody(yes: bool, what: str) -> None:
+def require_confirmation(yes: bool, what: str) -> None:
     """Raise UsageError if a confirmation is needed and there is no terminal to ask in."""
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError(f"{what}. Without a terminal to confirm, add --yes.")
@@ -51,7 +51,7 @@ def check_somebody(yes: bool, what: str) -> None:
 @yes_option
 @dry_run_option
 @json_option
-@where_options
+@location_options
 @click.pass_context
 def delete_command(
     ctx: click.Context,
@@ -59,7 +59,7 @@ def delete_command(
     yes: bool,
     dry_run: bool,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Move sessions to the trash.
 
@@ -71,19 +71,19 @@ def delete_command(
     Exit codes: 0 done, 1 failed or not confirmed, 2 wrong usage, 3 some sessions could not be
     deleted.
     """
-    with (open_to_read if dry_run else open_to_change)(where) as store:
-        infos = list({(info := info_of(store, key)).key: info for key in keys}.values())
-        lines = [f"{one_line(info.key)}: {count(info.count, 'message')}" for info in infos]
+    with (open_read_only if dry_run else open_writable)(where) as store:
+        infos = list({(info := find_session(store, key)).key: info for key in keys}.values())
+        lines = [f"{one_line(info.key)}: {plural(info.count, 'message')}" for info in infos]
         if dry_run:
             for info in infos:
                 if as_json:
-                    click.echo(json_text(_deleted(info.key, info.uid, info.count)))
+                    click.echo(json_text(_deletion_fields(info.key, info.uid, info.count)))
             list_lines("Would be moved to the trash:", lines)
             return
         if not yes:
-            check_somebody(yes, "This moves sessions to the trash")
+            require_confirmation(yes, "This moves sessions to the trash")
             list_lines("To be moved to the trash (`steno restore` brings them back):", lines)
-            click.confirm(f"Delete {count(len(infos), 'session')}?", abort=True, err=True)
+            click.confirm(f"Delete {plural(len(infos), 'session')}?", abort=True, err=True)
         failed = False
         for info in infos:
             try:
@@ -92,31 +92,35 @@ def delete_command(
                 if len(infos) == 1:
                     raise
                 failed = True
-                say(error_sentence(error))
+                print_notice(error_sentence(error))
                 continue
             back = one_line(f"`steno restore {shlex.quote(info.key)}`")
             words = f"Moved {one_line(info.key)} to the trash. {back} brings it back."
-            emit(_deleted(info.key, gone.uid, gone.count, gone), words, as_json=as_json)
-    ctx.exit(NOT_ALL if failed else 0)
+            print_result(
+                _deletion_fields(info.key, gone.uid, gone.count, gone), words, as_json=as_json
+            )
+    ctx.exit(PARTIAL if failed else 0)
 
 
-def _deleted(key: str, uid: str, messages: int, gone: Trashed | None = None) -> dict[str, Any]:
+def _deletion_fields(
+    key: str, uid: str, messages: int, gone: Trashed | None = None
+) -> dict[str, Any]:
     return {
         "key": key,
         "uid": uid,
         "messages": messages,
-        "deleted": None if gone is None else moment(gone.deleted),
+        "deleted": None if gone is None else format_time(gone.deleted),
         "dry_run": gone is None,
     }
 
 
 def list_lines(head: str, lines: Sequence[str]) -> None:
     """List the first sessions, and the number of further ones."""
-    say(head)
-    for line in lines[:_NAMED]:
-        say(f"  {line}")
-    if len(lines) > _NAMED:
-        say(f"  … and {len(lines) - _NAMED:,} more")
+    print_notice(head)
+    for line in lines[:_MAX_LISTED]:
+        print_notice(f"  {line}")
+    if len(lines) > _MAX_LISTED:
+        print_notice(f"  … and {len(lines) - _MAX_LISTED:,} more")
 
 
 # --- restore ---------------------------------------------------------------------------------
@@ -128,7 +132,7 @@ def list_lines(head: str, lines: Sequence[str]) -> None:
 @click.option("--uid", metavar="UID", help="Restore the session with this uid.")
 @click.option("--as", "as_key", metavar="KEY", help="Restore it under this key.")
 @json_option
-@where_options
+@location_options
 @click.pass_context
 def restore_command(
     ctx: click.Context,
@@ -137,7 +141,7 @@ def restore_command(
     uid: str | None,
     as_key: str | None,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Restore the session KEY from the trash.
 
@@ -158,7 +162,7 @@ def restore_command(
         raise click.UsageError(
             "KEY is missing. `steno restore --list` lists the sessions in the trash."
         )
-    with open_to_change(where) as store:
+    with open_writable(where) as store:
         try:
             store.restore(key, uid=uid, as_key=as_key)
         except NoSuchSession:
@@ -169,12 +173,12 @@ def restore_command(
             ) from None
         info = store.info(as_key or key)
     fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
-    words = f"Restored {one_line(info.key)}: {count(info.count, 'message')}."
-    emit(fields, words, as_json=as_json)
+    words = f"Restored {one_line(info.key)}: {plural(info.count, 'message')}."
+    print_result(fields, words, as_json=as_json)
 
 
-def _print_trash(key: str | None, *, as_json: bool, where: Where, color: bool) -> None:
-    with open_to_read(where) as store:
+def _print_trash(key: str | None, *, as_json: bool, where: Location, color: bool) -> None:
+    with open_read_only(where) as store:
         found = [one for one in store.list_trash() if key in (None, one.key)]
     if found and not as_json and sys.stdout.isatty():
         _print_table(found, color=color)
@@ -185,13 +189,17 @@ def _print_trash(key: str | None, *, as_json: bool, where: Where, color: bool) -
                 "key": one.key,
                 "uid": one.uid,
                 "messages": one.count,
-                "deleted": moment(one.deleted),
+                "deleted": format_time(one.deleted),
             }
             click.echo(json_text(fields))
         else:
-            click.echo("\t".join((one_line(one.key), one.uid, str(one.count), moment(one.deleted))))
+            click.echo(
+                "\t".join((one_line(one.key), one.uid, str(one.count), format_time(one.deleted)))
+            )
     if not found:
-        say("The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash.")
+        print_notice(
+            "The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash."
+        )
 
 
 def _print_table(found: Sequence[Trashed], *, color: bool) -> None:
@@ -206,7 +214,12 @@ def _print_table(found: Sequence[Trashed], *, color: bool) -> None:
     }
     now = datetime.now(UTC)
     rows = (
-        ((one_line(one.key), "cyan"), one.uid, f"{one.count:,}", (age(one.deleted, now), "dim"))
+        (
+            (one_line(one.key), "cyan"),
+            one.uid,
+            f"{one.count:,}",
+            (format_age(one.deleted, now), "dim"),
+        )
         for one in found
     )
     print_table(console, columns, rows)

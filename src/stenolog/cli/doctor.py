@@ -13,8 +13,8 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from stenolog.cli.output import count, error_sentence, json_text, one_line
-from stenolog.cli.workspace import check_there, chosen, workspace_option
+from stenolog.cli.output import error_sentence, json_text, one_line, plural
+from stenolog.cli.workspace import check_exists, choose_workspace, workspace_option
 from stenolog.errors import StenologError
 from stenolog.maintenance.environment_check import (
     CheckNote,
@@ -30,7 +30,7 @@ from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.open_store import address
 
 
-class NotExamined(click.ClickException):
+class CheckFailed(click.ClickException):
     """The workspace could not be examined completely."""
 
     exit_code = 3
@@ -49,7 +49,7 @@ class NotExamined(click.ClickException):
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also print notes that are not faults.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as a JSON object.")
-@partial(workspace_option, wrong=NotExamined)
+@partial(workspace_option, wrong=CheckFailed)
 @click.pass_context
 def doctor_command(
     ctx: click.Context,
@@ -76,10 +76,10 @@ def doctor_command(
     Exit codes: 0 no findings, 1 findings (after --repair or --accept: some remain), 2 wrong usage,
     3 the check failed.
     """
-    place = chosen(ctx, directory, workspace)
+    place = choose_workspace(ctx, directory, workspace)
     settled: list[RepairResult] = []
     try:
-        check_there(place)
+        check_exists(place)
         if accepting:
             settled += accept(place)
         if repairing:
@@ -87,23 +87,24 @@ def doctor_command(
         report = examine(place)
         more = (*not_indexed(place), *purged_text(place), *low_disk(place))
         report = replace(report, findings=(*report.findings, *more))
-        told = verbose or (sys.stderr.isatty() and not as_json)
-        notes = [*notes_of(place), *_mixed_notes(place)] if told else []
+        with_notes = verbose or (sys.stderr.isatty() and not as_json)
+        notes = [*notes_of(place), *_mixed_notes(place)] if with_notes else []
     except (StenologError, OSError) as error:
-        raise NotExamined(error_sentence(error)) from error
+        raise CheckFailed(error_sentence(error)) from error
 
     if as_json:
-        whole = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(settled)}
-        whole |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
-        click.echo(json_text(whole, indent=2))
+        fields = {**msgspec.to_builtins(report), "settled": msgspec.to_builtins(settled)}
+        fields |= {"notes": msgspec.to_builtins(notes)} if verbose else {}
+        click.echo(json_text(fields, indent=2))
     else:
         for one in settled:
-            _print_settled(one)
+            _print_repair(one)
         for finding in report.findings:
-            _print_finding(finding, _folder(place))
+            _print_finding(finding, _path_prefix(place))
         for note in notes:
-            _print_note(note)
-        click.echo(_laid_out(_in_words(report, settled), sys.stderr), err=True)
+            words = one_line(f"{note.meaning} {note.advice}".strip())
+            click.echo(_wrap_line(f"{note.kind}: {words}", sys.stderr), err=True)
+        click.echo(_wrap_line(_summary(report, settled), sys.stderr), err=True)
     ctx.exit(1 if report.findings else 0)
 
 
@@ -116,7 +117,7 @@ def _mixed_notes(place: str) -> list[CheckNote]:
         CheckNote(
             kind="mixed notes",
             meaning=(
-                f"An older version made {count(one.notes, 'note')} of {one.scope.name} from "
+                f"An older version made {plural(one.notes, 'note')} of {one.scope.name} from "
                 f"several sessions ({', '.join(one.sessions[:5])}), possibly of different users. "
                 "They are not recalled."
             ),
@@ -129,16 +130,16 @@ def _mixed_notes(place: str) -> list[CheckNote]:
     ]
 
 
-def _print_settled(one: RepairResult) -> None:
+def _print_repair(one: RepairResult) -> None:
     done = "fixed" if one.done else "not fixed"
     name, path = one.finding.key or one.finding.path, one.finding.path
     # Several agents may have a session with the same key.
     where = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
-    told = f"{name}{where}: {one.finding.kind} {done}: {one.words}"
-    click.echo(one_line(told), err=True)
+    line = f"{name}{where}: {one.finding.kind} {done}: {one.words}"
+    click.echo(one_line(line), err=True)
 
 
-def _folder(place: str) -> str:
+def _path_prefix(place: str) -> str:
     """Return the folder that completes the paths of findings; empty for a database."""
     found = address(place)
     return f"{os.fspath(found.path).rstrip('/')}/" if found.engine == "jsonl" else ""
@@ -150,16 +151,11 @@ def _print_finding(finding: Finding, folder: str) -> None:
     click.echo(of)
     path = finding.path if finding.path.startswith("/") else f"{folder}{finding.path}"
     click.echo(f"  {one_line(path)}" + (f", {finding.where}" if finding.where else ""))
-    click.echo(_laid_out(f"  {one_line(finding.meaning)}", sys.stdout))
-    click.echo(_laid_out(f"  What to do: {one_line(finding.advice)}", sys.stdout) + "\n")
+    click.echo(_wrap_line(f"  {one_line(finding.meaning)}", sys.stdout))
+    click.echo(_wrap_line(f"  What to do: {one_line(finding.advice)}", sys.stdout) + "\n")
 
 
-def _print_note(note: CheckNote) -> None:
-    words = f"{note.meaning} {note.advice}".strip()
-    click.echo(_laid_out(f"{note.kind}: {one_line(words)}", sys.stderr), err=True)
-
-
-def _laid_out(line: str, stream: TextIO) -> str:
+def _wrap_line(line: str, stream: TextIO) -> str:
     """Return a line unchanged, or wrapped at words in a terminal."""
     if not stream.isatty():
         return line
@@ -170,13 +166,13 @@ def _laid_out(line: str, stream: TextIO) -> str:
     )
 
 
-def _in_words(report: Report, settled: Sequence[RepairResult]) -> str:
-    examined = count(report.sessions, "log")
+def _summary(report: Report, settled: Sequence[RepairResult]) -> str:
+    examined = plural(report.sessions, "log")
     if not report.findings:
         if not report.sessions and not settled:
             return f"There are no sessions in {report.workspace} yet."
         return f"Checked {examined}: no problems found."
-    words = f"Checked {examined}: {count(len(report.findings), 'problem')} found"
+    words = f"Checked {examined}: {plural(len(report.findings), 'problem')} found"
     repairable = sum(finding.repairable for finding in report.findings)
     if not repairable:
         return f"{words}."

@@ -14,28 +14,33 @@ from msgspec.structs import asdict
 from stenolog.cli.completion import complete_key
 from stenolog.cli.config import Options, agent_options
 from stenolog.cli.output import (
-    NOT_ALL,
-    count,
-    emit,
+    PARTIAL,
     error_sentence,
     json_text,
     one_line,
+    plural,
+    print_notice,
+    print_result,
     progress_bar,
-    say,
     sentence,
 )
-from stenolog.cli.show import info_of, messages_are
-from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
+from stenolog.cli.show import find_session, messages_are
+from stenolog.cli.workspace import (
+    Location,
+    check_exists,
+    location_options,
+    open_existing,
+    open_read_only,
+)
 from stenolog.errors import StenologError, UsageError
 from stenolog.records import SessionInfo, Undone
 from stenolog.sessions.undoing import undo_last
 from stenolog.stores.base import Store
-from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl.scan import part_of
-from stenolog.stores.open_store import address, open_store
+from stenolog.stores.open_store import address
 
 if TYPE_CHECKING:
-    from stenolog.cli.agents import Opened
+    from stenolog.cli.agents import OpenAgent
     from stenolog.context.summarize import SummaryPlan, SummaryReport
 
 
@@ -56,26 +61,21 @@ dry_run_option = click.option(
 key_argument = click.argument("key", shell_complete=complete_key)
 
 
-def open_to_change(where: Where) -> Store:
+def open_writable(where: Location) -> Store:
     """Open an existing store for writing. Raises UsageError, StoreUnavailable.
 
     It never creates a store.
     """
-    _check_place(where.workspace)
-    place = where.place
-    in_folder = address(place.where).engine == "jsonl"
-    if in_folder and not Path(place.where, place.namespace).exists():
-        # Nothing was ever stored here: an empty store behaves the same and creates no files.
-        return InMemoryStore()
-    return open_store(place.where, namespace=place.namespace)
+    _check_store_exists(where.workspace)
+    return open_existing(where, read_only=False)
 
 
-def _check_place(workspace: str) -> None:
+def _check_store_exists(workspace: str) -> None:
     """Raise UsageError if the store does not exist: a typing error must not create one."""
-    check_there(workspace)
+    check_exists(workspace)
     found = address(workspace)
     if found.engine == "sqlite" and not Path(found.path).is_file():
-        raise UsageError(f"there is no database at {found.path}; check the path")
+        raise UsageError(f"there is no database at {found.path}; is the name right?")
 
 
 # --- names -----------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ def _check_place(workspace: str) -> None:
 @key_argument
 @click.argument("title")
 @json_option
-@where_options
-def rename_command(key: str, title: str, as_json: bool, where: Where) -> None:
+@location_options
+def rename_command(key: str, title: str, as_json: bool, where: Location) -> None:
     """Set the title of the session KEY.
 
     The title replaces the first prompt in lists. An empty TITLE removes it. The key does not
@@ -97,8 +97,8 @@ def rename_command(key: str, title: str, as_json: bool, where: Where) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
     title = " ".join(title.split())
-    with open_to_change(where) as store:
-        info = info_of(store, key)
+    with open_writable(where) as store:
+        info = find_session(store, key)
         store.set_meta(info.key, title=title or None)
     was = info.meta.get("title")
     fields = {
@@ -108,10 +108,10 @@ def rename_command(key: str, title: str, as_json: bool, where: Where) -> None:
     }
     name = one_line(info.key)
     words = f"{name} is now titled “{title}”." if title else f"Removed the title of {name}."
-    emit(fields, words, as_json=as_json)
+    print_result(fields, words, as_json=as_json)
 
 
-_TAKEN_AWAY: Final = "\0"
+_REMOVAL_MARK: Final = "\0"
 """Prefix added to a -TAG so that click does not read it as options."""
 
 
@@ -126,13 +126,13 @@ class _TagCommand(click.Command):
         end = args.index("--") if "--" in args else len(args)
         known = {name for param in self.get_params(ctx) for name in param.opts}
         given = [
-            f"{_TAKEN_AWAY}{word}" if _is_taken_away(word) and word not in known else word
+            f"{_REMOVAL_MARK}{word}" if _is_removal(word) and word not in known else word
             for word in args[:end]
         ]
         return super().parse_args(ctx, given + args[end:])
 
 
-def _is_taken_away(word: str) -> bool:
+def _is_removal(word: str) -> bool:
     return len(word) > 1 and word[0] == "-" and word[1] != "-"
 
 
@@ -140,8 +140,8 @@ def _is_taken_away(word: str) -> bool:
 @key_argument
 @click.argument("changes", metavar="[+TAG|-TAG]...", nargs=-1)
 @json_option
-@where_options
-def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Where) -> None:
+@location_options
+def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Location) -> None:
     """Add tags to the session KEY, remove them, or list them.
 
     +TAG adds a tag, -TAG removes it. Without changes, prints the tags, one per line. `steno list`
@@ -152,12 +152,12 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Where)
 
     Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    asked = [_tag_change(word.removeprefix(_TAKEN_AWAY)) for word in changes]
+    asked = [_tag_change(word.removeprefix(_REMOVAL_MARK)) for word in changes]
     # Listing the tags must not need permission to write.
-    with (open_to_change if asked else open_to_read)(where) as store:
-        info = info_of(store, key)
+    with (open_writable if asked else open_read_only)(where) as store:
+        info = find_session(store, key)
         before = tags_of(info)
-        after = _changed(before, asked)
+        after = _apply_tag_changes(before, asked)
         if after != before:
             store.set_meta(info.key, tags=after or None)
     if as_json:
@@ -166,10 +166,10 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Where)
         for tag in after:
             click.echo(one_line(tag))
         if not after:
-            say(f"{one_line(info.key)} has no tags.")
+            print_notice(f"{one_line(info.key)} has no tags.")
     else:
         tags = ", ".join(map(one_line, after)) if after else "none"
-        say(f"Tags of {one_line(info.key)}: {tags}.")
+        print_notice(f"Tags of {one_line(info.key)}: {tags}.")
 
 
 def _tag_change(word: str) -> tuple[str, str]:
@@ -180,7 +180,7 @@ def _tag_change(word: str) -> tuple[str, str]:
     return sign, tag
 
 
-def _changed(tags: Sequence[str], asked: Sequence[tuple[str, str]]) -> list[str]:
+def _apply_tag_changes(tags: Sequence[str], asked: Sequence[tuple[str, str]]) -> list[str]:
     """Return the tags after applying the changes in order."""
     after = list(tags)
     for sign, tag in asked:
@@ -210,8 +210,8 @@ def tags_of(info: SessionInfo) -> list[str]:
     help="Copy only up to this message, inclusive.",
 )
 @json_option
-@where_options
-def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: Where) -> None:
+@location_options
+def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: Location) -> None:
     """Copy the visible messages of KEY into a new session NEW_KEY.
 
     Messages keep their seq and time; summary, title and tags are copied. KEY is not changed.
@@ -220,8 +220,8 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: W
 
     Exit codes: 0 done, 1 failed, for example because NEW_KEY exists, 2 wrong usage.
     """
-    with open_to_change(where) as store:
-        source = info_of(store, key)
+    with open_writable(where) as store:
+        source = find_session(store, key)
         store.fork(source.key, new_key, at=at)
         made = store.info(new_key)
     fields = {
@@ -232,17 +232,17 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: W
         "messages": made.visible,
     }
     words = (
-        f"Copied {count(made.visible, 'message')}, up to seq {made.last_seq}, from "
+        f"Copied {plural(made.visible, 'message')}, up to seq {made.last_seq}, from "
         f"{one_line(source.key)} to {one_line(new_key)}."
     )
-    emit(fields, words, as_json=as_json)
+    print_result(fields, words, as_json=as_json)
 
 
 @click.command("undo")
 @key_argument
 @json_option
-@where_options
-def undo_command(key: str, as_json: bool, where: Where) -> None:
+@location_options
+def undo_command(key: str, as_json: bool, where: Location) -> None:
     """Undo the last operation that hid messages of the session KEY.
 
     That is a summary, /clear, /retry or /edit. Messages added since then are kept. Up to eight
@@ -250,16 +250,16 @@ def undo_command(key: str, as_json: bool, where: Where) -> None:
 
     Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
-    with open_to_change(where) as store:
-        own = info_of(store, key).key
+    with open_writable(where) as store:
+        own = find_session(store, key).key
         done = undo_last(store, own)
         left = store.info(own).undoable
     more = f"{left:,} more can be undone." if left else "Nothing more to undo."
     fields = {"key": own, **asdict(done), "left": left}
-    emit(fields, f"{_undone(done)} {more}", as_json=as_json)
+    print_result(fields, f"{_undo_text(done)} {more}", as_json=as_json)
 
 
-def _undone(done: Undone) -> str:
+def _undo_text(done: Undone) -> str:
     what = [f"{messages_are(done.shown)} visible again"] if done.shown else []
     what += [f"{messages_are(done.hid)} hidden"] if done.hid else []
     what += ["the summary is as before"] if done.summary_restored else []
@@ -290,7 +290,7 @@ def summarize_command(
     Exit codes: 0 done, or nothing to summarize, 1 failed, 2 wrong usage.
     """
     fields, words, code = asyncio.run(_summarize(options, key, dry_run=dry_run))
-    emit(fields, words, as_json=as_json)
+    print_result(fields, words, as_json=as_json)
     ctx.exit(code)
 
 
@@ -301,33 +301,33 @@ async def _summarize(
     # Imported late: slow, and not needed for --help.
     from stenolog.agent.scheduler import SessionBusy
     from stenolog.cli.agents import Signals, close_agent, open_agent, session_model
-    from stenolog.cli.config import settings_of
+    from stenolog.cli.config import read_settings
 
-    settings = settings_of(options.config)
+    settings = read_settings(options.config)
     of_agent = settings.agents.get(options.agent or "", settings.agent)
-    _check_place(options.workspace or of_agent.sessions)
+    _check_store_exists(options.workspace or of_agent.sessions)
     opened = open_agent(options, model_of_session=True, only_look=dry_run)
     signals = Signals()
     try:
         store = opened.agent.store
-        own = info_of(store, key).key
+        own = find_session(store, key).key
         if dry_run:
             plan = await opened.loop.run(_plan_summary, opened, own)
             fields, words = _plan_report(own, plan)
         else:
             session_model(opened, own)
-            done = await signals.unless_asked(_make_summary(opened, own))
+            done = await signals.run_until_signal(_make_summary(opened, own))
             fields, words = _summary_report(own, done)
     except SessionBusy:
         raise click.ClickException(
             f"An answer is being written in {one_line(key)}. Try again when it is finished."
         ) from None
     finally:
-        code = await close_agent(opened, signals, say)
+        code = await close_agent(opened, signals, print_notice)
     return fields, words, code
 
 
-async def _make_summary(opened: "Opened", key: str) -> "SummaryReport | None":
+async def _make_summary(opened: "OpenAgent", key: str) -> "SummaryReport | None":
     async def change(_: object) -> "SummaryReport | None":
         model = await opened.loop.run(opened.agent.model_of, key)
         return await opened.loop.run_model(opened.agent.context(model).summarize, key)
@@ -335,7 +335,7 @@ async def _make_summary(opened: "Opened", key: str) -> "SummaryReport | None":
     return await opened.loop.change(key, change, agent=opened.agent.id)
 
 
-def _plan_summary(opened: "Opened", key: str) -> "SummaryPlan | None":
+def _plan_summary(opened: "OpenAgent", key: str) -> "SummaryPlan | None":
     """Return the plan of a summary made now, or None if there is nothing to summarize."""
     from stenolog.context.summarize import plan_summary, session_state
 
@@ -358,12 +358,12 @@ def _plan_summary(opened: "Opened", key: str) -> "SummaryPlan | None":
     )
 
 
-_NOTHING: Final = "There is nothing to summarize."
+_NOTHING_TO_SUMMARIZE: Final = "There is nothing to summarize."
 
 
 def _plan_report(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
     if plan is None:
-        return _summary_fields(key, dry_run=True), _NOTHING
+        return _summary_fields(key, dry_run=True), _NOTHING_TO_SUMMARIZE
     first, hidden = plan.messages[0].seq, len(plan.messages)
     fields = _summary_fields(
         key,
@@ -374,8 +374,8 @@ def _plan_report(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], 
         tokens_before=plan.tokens_before,
     )
     words = (
-        f"Would summarize {count(hidden, 'message')} (seq {first}–{plan.upto}) and keep "
-        f"{count(plan.kept, 'message')} visible. The next request has about "
+        f"Would summarize {plural(hidden, 'message')} (seq {first}–{plan.upto}) and keep "
+        f"{plural(plan.kept, 'message')} visible. The next request has about "
         f"{plan.tokens_before:,} tokens now."
     )
     return fields, words
@@ -383,7 +383,7 @@ def _plan_report(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], 
 
 def _summary_report(key: str, done: "SummaryReport | None") -> tuple[dict[str, Any], str]:
     if done is None:
-        return _summary_fields(key, dry_run=False), _NOTHING
+        return _summary_fields(key, dry_run=False), _NOTHING_TO_SUMMARIZE
     fields = _summary_fields(
         key,
         dry_run=False,
@@ -402,8 +402,8 @@ def _summary_report(key: str, done: "SummaryReport | None") -> tuple[dict[str, A
 
 def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) -> dict[str, Any]:
     names = ("first", "last", "tokens_before", "tokens_after", "fallback")
-    told = {name: more.get(name) for name in names}
-    return {"key": key, "hidden": hidden, **told, "dry_run": dry_run}
+    values = {name: more.get(name) for name in names}
+    return {"key": key, "hidden": hidden, **values, "dry_run": dry_run}
 
 
 # --- archive ---------------------------------------------------------------------------------
@@ -414,7 +414,7 @@ def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) ->
 @click.option("--all", "every", is_flag=True, help="Archive all sessions.")
 @dry_run_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
-@where_options
+@location_options
 @click.pass_context
 def archive_command(
     ctx: click.Context,
@@ -422,7 +422,7 @@ def archive_command(
     every: bool,
     dry_run: bool,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Move messages that a summary has hidden to the archive of the session KEY.
 
@@ -436,12 +436,12 @@ def archive_command(
     """
     if (key is not None) == every:
         raise click.UsageError("Give a KEY or --all.")
-    with open_to_change(where) as store:
-        keys = [info_of(store, key).key] if key is not None else store.list_sessions()
+    with open_writable(where) as store:
+        keys = [find_session(store, key).key] if key is not None else store.list_sessions()
         done: list[dict[str, Any]] = []
         with progress("Archiving", len(keys), shown=every) as step:
             for one in keys:
-                done.append(_archived(store, one, dry_run=dry_run, alone=not every))
+                done.append(_archive_session(store, one, dry_run=dry_run, alone=not every))
                 step()
     for fields in done:
         if as_json:
@@ -449,17 +449,17 @@ def archive_command(
         elif fields["archived"]:
             row = (fields[name] for name in ("key", "archived", "bytes_before", "bytes_after"))
             click.echo("\t".join("-" if one is None else one_line(str(one)) for one in row))
-    for words in _archive_words(done, dry_run=dry_run):
-        say(words)
-    ctx.exit(NOT_ALL if any(fields["problem"] for fields in done) else 0)
+    for words in _archive_report(done, dry_run=dry_run):
+        print_notice(words)
+    ctx.exit(PARTIAL if any(fields["problem"] for fields in done) else 0)
 
 
-def _archived(store: Store, key: str, *, dry_run: bool, alone: bool) -> dict[str, Any]:
+def _archive_session(store: Store, key: str, *, dry_run: bool, alone: bool) -> dict[str, Any]:
     fields = {"key": key, "archived": 0, "bytes_before": None, "bytes_after": None}
     problem = None
     try:
         if dry_run:
-            fields["archived"] = _to_archive(store, key)
+            fields["archived"] = _count_archivable(store, key)
         else:
             done = store.compact(key)
             fields |= {
@@ -475,7 +475,7 @@ def _archived(store: Store, key: str, *, dry_run: bool, alone: bool) -> dict[str
     return {**fields, "dry_run": dry_run, "problem": problem}
 
 
-def _to_archive(store: Store, key: str) -> int:
+def _count_archivable(store: Store, key: str) -> int:
     info = store.info(key)
     if info.floor <= info.archived:
         return 0
@@ -487,7 +487,7 @@ def _to_archive(store: Store, key: str) -> int:
     return len(below)
 
 
-def _archive_words(done: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator[str]:
+def _archive_report(done: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator[str]:
     for fields in done:
         if fields["problem"]:
             yield f"{one_line(fields['key'])}: {sentence(fields['problem'])}"
@@ -497,7 +497,7 @@ def _archive_words(done: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator
         yield "There is nothing to archive."
     else:
         done_words = "Would archive" if dry_run else "Archived"
-        yield f"{done_words} {count(messages, 'message')} of {count(sessions, 'session')}."
+        yield f"{done_words} {plural(messages, 'message')} of {plural(sessions, 'session')}."
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import Any, Final
 import click
 
 from stenolog.cli.completion import complete_key
-from stenolog.cli.output import count, json_text, one_line, printable
-from stenolog.cli.show import damage_words, info_of, messages_are
-from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.cli.output import json_text, one_line, plural, printable
+from stenolog.cli.show import damage_lines, find_session, messages_are
+from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.redaction.redact import SharingRedactor
 from stenolog.transfer.export.formats import FOR_READERS, Form, pieces
 
@@ -27,7 +27,7 @@ _SUFFIXES: Final[dict[str, Form]] = {
 """Format by file suffix, used if no format is given."""
 
 
-class _Form(click.Choice[str]):
+class _FormatType(click.Choice[str]):
     """The type of `--format`: a format or its file suffix."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -41,7 +41,7 @@ class _Form(click.Choice[str]):
 @click.option(
     "--format",
     "form",
-    type=_Form(["jsonl", "openai", "markdown", "html"]),
+    type=_FormatType(["jsonl", "openai", "markdown", "html"]),
     help="Output format.  [default: by the suffix of FILE, otherwise jsonl]",
 )
 @click.option(
@@ -58,7 +58,7 @@ class _Form(click.Choice[str]):
     help="Replace secrets.  [default: yes, except for jsonl]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object that describes FILE.")
-@where_options
+@location_options
 def export_command(
     key: str,
     full: bool,
@@ -67,7 +67,7 @@ def export_command(
     force: bool,
     redact: bool | None,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Export the messages of the session KEY to stdout or a file.
 
@@ -88,42 +88,42 @@ def export_command(
     to_stdout = output in (None, "-")
     if as_json and to_stdout:
         raise click.UsageError("--json requires a file: add -o FILE.")
-    form = _form_of(output, form)
+    form = _choose_format(output, form)
     # guard: export-redacted
     sharing = SharingRedactor(wanted=form != "jsonl" if redact is None else redact)
     if not to_stdout and not force and os.path.lexists(str(output)):
         words = f"{one_line(str(output))} exists already. Use --force to overwrite it."
         raise click.ClickException(words)
-    with open_to_read(where) as store:
-        info = info_of(store, key)
+    with open_read_only(where) as store:
+        info = find_session(store, key)
         messages = store.get_history(info.key, full=full)
         written = pieces(form, info, messages, sharing)
         if to_stdout:
             _print(written)
         else:
             _write(Path(str(output)), written)
-            done = count(len(messages), "message")
+            done = plural(len(messages), "message")
             click.echo(f"Wrote {done} to {one_line(str(output))}.", err=True)
         if as_json:
-            told: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}
-            told |= {"messages": len(messages), "redacted": sharing.count}
-            click.echo(json_text(told))
+            fields: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}
+            fields |= {"messages": len(messages), "redacted": sharing.count}
+            click.echo(json_text(fields))
         if sharing.wanted and (sharing.count or form in FOR_READERS):
-            click.echo(_in_words(sharing.count), err=True)
+            click.echo(_redaction_text(sharing.count), err=True)
         if form in FOR_READERS and not full and info.count > info.visible:
             hidden = messages_are(info.count - info.visible)
             click.echo(f"{hidden} hidden. Use --all to include them.", err=True)
-        for words in damage_words(info_of(store, info.key), where.workspace):
+        for words in damage_lines(find_session(store, info.key), where.workspace):
             click.echo(words, err=True)
 
 
-def _in_words(taken_out: int) -> str:
+def _redaction_text(taken_out: int) -> str:
     if not taken_out:
         return "No known forms of secrets found. Read the file before you share it."
-    return f"Replaced {count(taken_out, 'secret')}. Use --no-redact to keep them."
+    return f"Replaced {plural(taken_out, 'secret')}. Use --no-redact to keep them."
 
 
-def _form_of(output: str | None, form: Form | None) -> Form:
+def _choose_format(output: str | None, form: Form | None) -> Form:
     """Return the format to write. Raises UsageError if the file suffix is unknown."""
     suffix = Path(output or "").suffix.lower()
     if form is not None:

@@ -12,15 +12,15 @@ import click
 from msgspec.structs import replace
 
 from stenolog.cli.output import (
-    NOT_ALL,
-    count,
+    PARTIAL,
     json_text,
     one_line,
+    plural,
     print_table,
     sentence,
     table_console,
 )
-from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -32,16 +32,16 @@ from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT, Layout
 from stenolog.transfer.importers.log_pairs import LOG_SUFFIX
 from stenolog.transfer.migration import ImportedSession, ImportReport, Progress, import_folder
 
-LONG: Final = 1024 * 1024
+PROGRESS_BYTES: Final = 1024 * 1024
 """Size in bytes from which a progress bar is shown."""
-FEW: Final = 5
+MAX_KEYS_LISTED: Final = 5
 """Maximum number of keys listed if a key was not found."""
-_STORE: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
-_OWN: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
+_STORE_URL: Final = re.compile(r"(sqlite|jsonl|memory|postgres(ql)?):")
+_STORE_FOLDERS: Final = ("archive", "trash", "locks", "aside", "sessions", "notes", "agents")
 """Folders of a stenolog store, which may be next to the files to import."""
 
 
-FROM: Final[dict[str, frozenset[Layout]]] = {
+PROGRAMS: Final[dict[str, frozenset[Layout]]] = {
     "picoclaw": frozenset({"picoclaw", "picoclaw-legacy"}),
     "zeroclaw": frozenset({"zeroclaw"}),
     "nanobot": frozenset({"nanobot"}),
@@ -61,7 +61,7 @@ class _Source(click.Path):
         super().__init__(exists=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if _STORE.match(str(value)):
+        if _STORE_URL.match(str(value)):
             self.fail("this is a store of stenolog; copy it with `steno copy SRC DST`.", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -71,7 +71,7 @@ class _Source(click.Path):
 @click.option(
     "--from",
     "program",
-    type=click.Choice(list(FROM)),
+    type=click.Choice(list(PROGRAMS)),
     help="Program that wrote SOURCE.  [default: detected]",
 )
 @click.option(
@@ -93,7 +93,7 @@ class _Source(click.Path):
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
-@where_options
+@location_options
 @click.pass_context
 def import_command(
     ctx: click.Context,
@@ -104,7 +104,7 @@ def import_command(
     aliases: bool | None,
     dry_run: bool,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Import sessions of other programs from SOURCE, a folder or a file.
 
@@ -137,19 +137,19 @@ def import_command(
     Exit codes: 0 everything is imported, now or earlier, 1 failed or nothing to import, 2 wrong
     usage, 3 something could not be imported; the reasons are on stderr.
     """  # noqa: D301 -- click knows a block by this character
-    folder, only = _place_of(source)
-    layouts = EVERY_LAYOUT if program is None else FROM[program]
+    folder, only = _source_folder(source)
+    layouts = EVERY_LAYOUT if program is None else PROGRAMS[program]
     look = partial(import_folder, folder, only=only, layouts=layouts)
     keys = _key_map(pairs, map_file, look)
     migrated = ImportReport()
-    is_there = _is_there(where)
+    is_there = _store_exists(where)
     if not is_there:
         # Create a workspace only if there is a session to import.
         migrated = look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=keys)
     if is_there or migrated.taken:
-        with (_open_to_look if dry_run else _open_to_write)(where) as store:
+        with (_open_read_only if dry_run else _open_writable)(where) as store:
             in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
-            with _bar(folder, only, shown=not dry_run) as progress:
+            with _show_progress(folder, only, shown=not dry_run) as progress:
                 migrated = look(
                     store=store,
                     renaming=in_place,
@@ -159,7 +159,7 @@ def import_command(
                     renamed=keys,
                     progress=progress,
                 )
-            if _accepts(migrated, aliases, dry_run=dry_run):
+            if _confirm_aliases(migrated, aliases, dry_run=dry_run):
                 named = look(store=store, renaming=False, aliases=True, renamed=keys)
                 migrated = _with_aliases(migrated, named)
     if as_json:
@@ -170,19 +170,19 @@ def import_command(
     else:
         for one in migrated.taken:
             click.echo("\t".join(_row(one)))
-    problems = list(_problems(migrated))
+    problems = list(_problem_lines(migrated))
     for words in (
         *problems,
-        *_aliases_in_words(migrated, dry_run=dry_run),
-        *_in_words(migrated, source, program, dry_run=dry_run),
+        *_alias_report(migrated, dry_run=dry_run),
+        *_report_lines(migrated, source, program, dry_run=dry_run),
     ):
         click.echo(words, err=True)
     if not migrated.taken and not migrated.migrated:
         ctx.exit(1)
-    ctx.exit(NOT_ALL if problems else 0)
+    ctx.exit(PARTIAL if problems else 0)
 
 
-def _accepts(migrated: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
+def _confirm_aliases(migrated: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
     """Ask in a terminal whether to accept the aliases that were found."""
     found = [one for one in migrated.taken if one.aliases_left]
     if not found or aliases is not None or dry_run or not sys.stdin.isatty():
@@ -205,7 +205,7 @@ def _with_aliases(migrated: ImportReport, named: ImportReport) -> ImportReport:
     return replace(migrated, taken=tuple(taken))
 
 
-def _aliases_in_words(migrated: ImportReport, *, dry_run: bool) -> Iterator[str]:
+def _alias_report(migrated: ImportReport, *, dry_run: bool) -> Iterator[str]:
     for one in migrated.taken:
         if one.aliases:
             has = "would have" if dry_run else "now has"
@@ -239,14 +239,16 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Import
         return keys
     found: list[str] = []
 
-    def told(key: str) -> str:
+    def collect(key: str) -> str:
         found.append(key)
         return key
 
     # Check before anything is written: a typing error would create sessions with wrong names.
-    look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=told)
+    look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=collect)
     for pair in given.unused(found):
-        there = ", ".join(map(one_line, found[:FEW])) + (", …" if len(found) > FEW else "")
+        there = ", ".join(map(one_line, found[:MAX_KEYS_LISTED])) + (
+            ", …" if len(found) > MAX_KEYS_LISTED else ""
+        )
         has = f"; known keys: {there}" if found else ""
         raise click.UsageError(
             f"--map {one_line(str(pair))}: SOURCE has no session of that key{has}"
@@ -275,13 +277,13 @@ def _row(one: ImportedSession) -> Sequence[str]:
     return [one_line(str(cell)) for cell in cells]
 
 
-_NEEDS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
+_MIN_WIDTHS: Final = {"added": 0, "messages": 60, "layout": 76, "file": 50}
 """Minimum width of the terminal for each column after the key."""
 
 
 def _print_table(migrated: ImportReport, *, color: bool) -> None:
     console = table_console(color=color)
-    shown = [name for name, width in _NEEDS.items() if console.width >= width]
+    shown = [name for name, width in _MIN_WIDTHS.items() if console.width >= width]
     columns: dict[str, dict[str, Any]] = {"key": {"overflow": "fold"}}
     for name in shown:
         justify = "right" if name in ("added", "messages") else "left"
@@ -289,13 +291,13 @@ def _print_table(migrated: ImportReport, *, color: bool) -> None:
     rows = []
     for one in migrated.taken:
         key, *others = _row(one)
-        cells: dict[str, Any] = dict(zip(_NEEDS, others, strict=True))
+        cells: dict[str, Any] = dict(zip(_MIN_WIDTHS, others, strict=True))
         cells["file"] = one_line(Path(one.file).name), "dim"
         rows.append([(key, "cyan"), *(cells[name] for name in shown)])
     print_table(console, columns, rows)
 
 
-def _place_of(source: Path) -> tuple[Path, str | None]:
+def _source_folder(source: Path) -> tuple[Path, str | None]:
     """Return the folder to search, and the file name if SOURCE is a file."""
     if source.is_dir():
         inside = source / "sessions"
@@ -306,7 +308,7 @@ def _place_of(source: Path) -> tuple[Path, str | None]:
     return source.parent, name
 
 
-def _is_there(where: Where) -> bool:
+def _store_exists(where: Location) -> bool:
     place = where.place
     found = address(place.where)
     if found.engine == "postgresql":
@@ -315,24 +317,24 @@ def _is_there(where: Where) -> bool:
     return (path / place.namespace if found.engine == "jsonl" else path).exists()
 
 
-def _open_to_write(where: Where) -> Store:
+def _open_writable(where: Location) -> Store:
     place = where.place
     return open_store(place.where, namespace=place.namespace)
 
 
-def _open_to_look(where: Where) -> Store:
+def _open_read_only(where: Location) -> Store:
     """Open the store read-only; return an empty one if it does not exist yet."""
     found = address(where.workspace)
     is_there = found.engine == "postgresql" or Path(found.path).exists()
-    return open_to_read(where) if is_there else InMemoryStore()
+    return open_read_only(where) if is_there else InMemoryStore()
 
 
 @contextmanager
-def _bar(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | None]:
+def _show_progress(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | None]:
     """Show a progress bar in a terminal if the import is large."""
     files = [folder / only] if only is not None else _files(folder)
     size = sum(path.stat().st_size for path in files if path.is_file())
-    if not shown or size < LONG or not sys.stderr.isatty():
+    if not shown or size < PROGRESS_BYTES or not sys.stderr.isatty():
         yield None
         return
     with click.progressbar(length=size, label="Importing", file=sys.stderr) as bar:
@@ -351,18 +353,18 @@ def _files(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if not path.is_dir():
             yield path
-        elif _is_looked_into(path):
+        elif _is_searched_folder(path):
             yield from path.rglob("*")
 
 
-def _is_looked_into(folder: Path) -> bool:
+def _is_searched_folder(folder: Path) -> bool:
     # Imported late: loads SQLite, which no other command needs.
     from stenolog.transfer.importers.sources import is_searched
 
     return is_searched(folder)
 
 
-def _problems(migrated: ImportReport) -> Iterator[str]:
+def _problem_lines(migrated: ImportReport) -> Iterator[str]:
     for one in migrated.taken:
         for words in one.problems:
             yield f"{one_line(one.file)}: {sentence(words)}"
@@ -370,36 +372,39 @@ def _problems(migrated: ImportReport) -> Iterator[str]:
         yield f"{one_line(left.file)} was skipped: {sentence(left.reason)}"
 
 
-def _in_words(
+def _report_lines(
     migrated: ImportReport, source: Path, program: str | None, *, dry_run: bool
 ) -> Iterator[str]:
     if migrated.migrated and not migrated.taken:
-        yield f"Already imported: {count(migrated.migrated, 'file')} *.migrated."
+        yield f"Already imported: {plural(migrated.migrated, 'file')} *.migrated."
     if migrated.taken or migrated.left:
-        yield _sum(migrated, dry_run=dry_run)
+        yield _total_line(migrated, dry_run=dry_run)
     if not (migrated.taken or migrated.migrated or migrated.left):
         known = "session files of a known program" if program is None else f"sessions of {program}"
         place = one_line(str(source))
         yield f"No {known} in {place}. `steno import --help` lists the programs."
     entries = source.iterdir() if source.is_dir() else ()
     folders = sum(
-        path.is_dir() and path.name not in _OWN and not _is_looked_into(path) for path in entries
+        path.is_dir() and path.name not in _STORE_FOLDERS and not _is_searched_folder(path)
+        for path in entries
     )
     if folders:
-        yield f"{count(folders, 'subfolder')} not searched. To import one, name it as SOURCE."
+        yield f"{plural(folders, 'subfolder')} not searched. To import one, name it as SOURCE."
 
 
-def _sum(migrated: ImportReport, *, dry_run: bool) -> str:
+def _total_line(migrated: ImportReport, *, dry_run: bool) -> str:
     done = "Would import" if dry_run else "Imported"
-    words = [f"{done} {count(migrated.sessions, 'session')}, {count(migrated.messages, 'message')}"]
+    words = [
+        f"{done} {plural(migrated.sessions, 'session')}, {plural(migrated.messages, 'message')}"
+    ]
     known = [one for one in migrated.taken if one.known]
     never = sum(one.dropped for one in known)
     if known:
-        words.append(f"{count(len(known), 'session')} already imported")
+        words.append(f"{plural(len(known), 'session')} already imported")
     if never:
-        words[-1] += f", except {count(never, 'message')} that could not be imported"
+        words[-1] += f", except {plural(never, 'message')} that could not be imported"
     if migrated.left:
-        words.append(f"{count(len(migrated.left), 'file')} skipped")
+        words.append(f"{plural(len(migrated.left), 'file')} skipped")
     if migrated.dropped > never:
-        words.append(f"{count(migrated.dropped - never, 'message')} could not be imported")
+        words.append(f"{plural(migrated.dropped - never, 'message')} could not be imported")
     return f"{'; '.join(words)}."

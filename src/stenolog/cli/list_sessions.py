@@ -15,19 +15,19 @@ from msgspec.structs import replace
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.output import (
-    age,
-    count,
+    format_age,
+    format_time,
     json_text,
-    moment,
     one_line,
+    plural,
     print_table,
     printable,
     progress_bar,
     sentence,
     table_console,
 )
-from stenolog.cli.show import damage_words
-from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
+from stenolog.cli.show import damage_lines
+from stenolog.cli.workspace import Location, choose_workspace, location_options, open_read_only
 from stenolog.errors import StoreUnavailable
 from stenolog.sessions.folders import OtherNamespaces, Place, others_in
 from stenolog.stores.file_names import LOG_SUFFIX
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 # The catalog of a workspace for list and search, with a progress bar while it is updated.
 
 
-_SOON: Final = 0.5
+_DELAY_SECONDS: Final = 0.5
 """Seconds before the progress bar appears."""
 
 
-class Meter:
+class IndexProgress:
     """Progress bar on stderr that appears if updating the catalog takes long."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Meter:
     def __call__(self, done: int, total: int) -> None:
         """Show how many changed sessions are indexed."""
         if self._bar is None:
-            if time.monotonic() - self._begun < _SOON or not sys.stderr.isatty():
+            if time.monotonic() - self._begun < _DELAY_SECONDS or not sys.stderr.isatty():
                 return
             self._bar = progress_bar()
             self._bar.start()
@@ -72,24 +72,24 @@ class Meter:
 
 
 @contextmanager
-def catalog_of(where: Where) -> Iterator[tuple[Catalog, Meter]]:
+def open_workspace_catalog(where: Location) -> Iterator[tuple[Catalog, IndexProgress]]:
     """Open the catalog of a workspace. Sessions are only read; the catalog is updated."""
     place = where.place
-    with open_to_read(where) as store:
+    with open_read_only(where) as store:
         if address(place.where).engine != "postgresql":
-            with _opened(open_catalog(store, keep=True)) as found:
+            with _with_progress(open_catalog(store, keep=True)) as found:
                 yield found
             return
-        kept = _to_be_indexed(store, place)
+        kept = _open_for_indexing(store, place)
         if kept is None:
-            with _opened(open_catalog(store, keep=False)) as found:
+            with _with_progress(open_catalog(store, keep=False)) as found:
                 yield found
             return
-    with kept, _opened(open_catalog(kept)) as found:
+    with kept, _with_progress(open_catalog(kept)) as found:
         yield found
 
 
-def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
+def _open_for_indexing(store: "Store", place: "Place") -> "Store | None":
     """Open a PostgreSQL database for writing, because it contains the catalog to update.
 
     Return None if that is not possible, or if it would migrate older tables: a read-only command
@@ -107,13 +107,13 @@ def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
 
 
 @contextmanager
-def _opened(catalog: Catalog) -> Iterator[tuple[Catalog, Meter]]:
-    meter = Meter()
+def _with_progress(catalog: Catalog) -> Iterator[tuple[Catalog, IndexProgress]]:
+    progress = IndexProgress()
     with catalog:
         try:
-            yield catalog, meter
+            yield catalog, progress
         finally:
-            meter.close()
+            progress.close()
             for problem in catalog.problems:
                 click.echo(one_line(f"{problem}."), err=True)
 
@@ -121,13 +121,13 @@ def _opened(catalog: Catalog) -> Iterator[tuple[Catalog, Meter]]:
 # --- sessions -------------------------------------------------------------------------------------
 
 
-_A_PAGE: Final = 50
+_TERMINAL_LIMIT: Final = 50
 """Default number of sessions listed in a terminal."""
-_ALL: Final = 1 << 62
+_NO_LIMIT: Final = 1 << 62
 """A limit larger than any number of sessions."""
-_OLD_SUFFIX: Final = ".json"
+_FOREIGN_SUFFIX: Final = ".json"
 """Suffix of session files of other programs."""
-_NAMED: Final = 8
+_MAX_NAMES: Final = 8
 """Maximum number of other agents or namespaces listed."""
 
 
@@ -149,7 +149,7 @@ _NAMED: Final = 8
     help="Maximum number of sessions.  [default: 50 in a terminal, otherwise all]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
-@where_options
+@location_options
 @click.pass_context
 def list_command(
     ctx: click.Context,
@@ -159,7 +159,7 @@ def list_command(
     state: State | None,
     limit: int | None,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """List sessions, most recently changed first.
 
@@ -173,11 +173,11 @@ def list_command(
 
     Exit codes: 0 done, 1 failed or some sessions cannot be read, 2 wrong usage.
     """
-    where = replace(where, workspace=chosen(ctx, directory, where.workspace))
+    where = replace(where, workspace=choose_workspace(ctx, directory, where.workspace))
     in_table = sys.stdout.isatty() and not as_json
-    wanted = limit or (_A_PAGE if in_table else _ALL)
-    with catalog_of(where) as (catalog, meter):
-        page = catalog.list(prefix=prefix, tag=tag, state=state, limit=wanted, progress=meter)
+    wanted = limit or (_TERMINAL_LIMIT if in_table else _NO_LIMIT)
+    with open_workspace_catalog(where) as (catalog, progress):
+        page = catalog.list(prefix=prefix, tag=tag, state=state, limit=wanted, progress=progress)
     if as_json:
         for entry in page.entries:
             click.echo(json_text(_fields(entry)))
@@ -186,29 +186,33 @@ def list_command(
     else:
         for entry in page.entries:
             click.echo("\t".join(_row(entry)))
-    for words in _remarks(page, where, whole=not (prefix or tag or state)):
+    for words in _remarks(page, where, unfiltered=not (prefix or tag or state)):
         click.echo(words, err=True)
     ctx.exit(1 if any(entry.problem is not None for entry in page.entries) else 0)
 
 
-def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
+def _remarks(page: Page, where: Location, *, unfiltered: bool) -> Iterator[str]:
     """Yield remarks about a list: its limits, unreadable sessions, other files and agents."""
     place = where.workspace
     if page.after is not None:
         yield f"Showing the newest {len(page.entries):,}. Use --limit for more."
     elif not page.entries:
-        yield f"There are no sessions {_whose(where)} yet." if whole else "No matching sessions."
+        yield (
+            f"There are no sessions {_store_name(where)} yet."
+            if unfiltered
+            else "No matching sessions."
+        )
     for entry in page.entries:
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
-        yield from damage_words(entry, place)
-    if whole and page.after is None:
-        yield from _of_files(where, listed=len(page.entries))
-    if whole and (not page.entries or (where.agent is None and where.namespace is None)):
-        yield from _of_others(others_in(place))
+        yield from damage_lines(entry, place)
+    if unfiltered and page.after is None:
+        yield from _other_files(where, listed=len(page.entries))
+    if unfiltered and (not page.entries or (where.agent is None and where.namespace is None)):
+        yield from _other_namespaces(others_in(place))
 
 
-def _whose(where: Where) -> str:
+def _store_name(where: Location) -> str:
     if where.agent is not None:
         return f"of agent {one_line(where.agent)} in {where.shown}"
     if where.namespace is not None:
@@ -216,44 +220,44 @@ def _whose(where: Where) -> str:
     return f"in {where.shown}"
 
 
-def _of_others(others: OtherNamespaces) -> Iterator[str]:
+def _other_namespaces(others: OtherNamespaces) -> Iterator[str]:
     """Yield the other agents and namespaces that have sessions, and the option to list them."""
     for names, what in ((others.agents, "agent"), (others.namespaces, "namespace")):
-        ways = ", ".join(f"--{what} {shlex.quote(one_line(name))}" for name in names[:_NAMED])
-        more = " …" if len(names) > _NAMED else ""
+        ways = ", ".join(f"--{what} {shlex.quote(one_line(name))}" for name in names[:_MAX_NAMES])
+        more = " …" if len(names) > _MAX_NAMES else ""
         if len(names) == 1:
             yield f"1 {what} has its own sessions: {ways}"
         elif names:
             yield f"{len(names):,} {what}s have their own sessions: {ways}{more}"
 
 
-def _of_files(where: Where, *, listed: int) -> Iterator[str]:
+def _other_files(where: Location, *, listed: int) -> Iterator[str]:
     """Yield remarks about files in the session folder that were not listed."""
     place = where.place
     in_folder = address(place.where).engine == "jsonl"
     folder = Path(place.where, place.namespace) if in_folder else place.old
     names = [path.name for path in folder.iterdir()] if folder and folder.is_dir() else []
     more = sum(name.endswith(LOG_SUFFIX) for name in names) - (listed if in_folder else 0)
-    if more <= 0 and not any(name.endswith(_OLD_SUFFIX) for name in names):
+    if more <= 0 and not any(name.endswith(_FOREIGN_SUFFIX) for name in names):
         return  # all files are listed sessions; there is no need to read them
-    old = [] if where.namespace is not None else _old(place)
+    old = [] if where.namespace is not None else _foreign_sessions(place)
     if old:
         source = shlex.quote(one_line(str(place.old)))
         workspace = shlex.quote(one_line(where.shown))
         agent = "" if where.agent is None else f" --agent {shlex.quote(one_line(where.agent))}"
         yield (
-            f"{count(len(old), 'file')} of other programs; import with "
+            f"{plural(len(old), 'file')} of other programs; import with "
             f"`steno import {source} -w {workspace}{agent}`."
         )
     unreadable = more - sum(one.body == one.name and one.name.endswith(LOG_SUFFIX) for one in old)
     if in_folder and unreadable > 0:
         yield (
-            f"{count(unreadable, 'session file')} cannot be read. "
+            f"{plural(unreadable, 'session file')} cannot be read. "
             f"Run `steno doctor {where.shown}` for details."
         )
 
 
-def _old(place: Place) -> "list[Source]":
+def _foreign_sessions(place: Place) -> "list[Source]":
     """Return the sessions of other programs in the place where they are imported from."""
     # Imported late: only needed if there are other files.
     from stenolog.transfer.importers.folder import Folder
@@ -267,7 +271,7 @@ def _old(place: Place) -> "list[Source]":
 def _row(entry: Entry) -> Sequence[str]:
     if entry.problem is not None:
         return (one_line(entry.key), "-", "-", "-", "-", "")
-    updated = moment(entry.updated) if entry.updated is not None else "-"
+    updated = format_time(entry.updated) if entry.updated is not None else "-"
     counts = (str(entry.visible), str(entry.count))
     return (one_line(entry.key), *counts, updated, entry.state, _title(entry))
 
@@ -285,8 +289,8 @@ def _fields(entry: Entry) -> dict[str, Any]:
         "visible": entry.visible,
         "count": entry.count,
         "tokens": entry.tokens,
-        "created": moment(entry.created) if entry.created is not None else None,
-        "updated": moment(entry.updated) if entry.updated is not None else None,
+        "created": format_time(entry.created) if entry.created is not None else None,
+        "updated": format_time(entry.updated) if entry.updated is not None else None,
         "tags": entry.tags,
         "agent": entry.agent,
         "channel": entry.channel,
@@ -295,14 +299,18 @@ def _fields(entry: Entry) -> dict[str, Any]:
     }
 
 
-_NEEDS: Final = {"state": 70, "messages": 80, "age": 50}
+_MIN_WIDTHS: Final = {"state": 70, "messages": 80, "age": 50}
 """Minimum width of the terminal for each optional column."""
 _STYLES: Final = {"idle": "dim", "running": "green", "interrupted": "yellow"}
 
 
 def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
     console = table_console(color=color)
-    shown = ("key", "title", *(name for name, width in _NEEDS.items() if console.width >= width))
+    shown = (
+        "key",
+        "title",
+        *(name for name, width in _MIN_WIDTHS.items() if console.width >= width),
+    )
     # Users copy the key: it is wrapped, never shortened. The title gets the remaining width.
     room = console.width // 2 if console.width >= 100 else 2 * console.width // 5
     columns: dict[str, dict[str, Any]] = {
@@ -321,7 +329,10 @@ def _print_table(entries: Sequence[Entry], *, color: bool) -> None:
             "title": _title(entry),
             "state": (entry.state if readable else "unreadable", _STYLES[entry.state]),
             "messages": said if readable else "-",
-            "age": (age(entry.updated, now) if entry.updated is not None else "-", "dim"),
+            "age": (
+                format_age(entry.updated, now) if entry.updated is not None else "-",
+                "dim",
+            ),
         }
 
     rows = ([cells(entry)[name] for name in shown] for entry in entries)

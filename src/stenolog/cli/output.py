@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-NOT_ALL: Final = 3
+PARTIAL: Final = 3
 """Exit code if a part of the task could not be done."""
 
 # Remove whole sequences, otherwise their visible part would remain: "[31m".
@@ -50,20 +50,20 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def say(words: str) -> None:
+def print_notice(words: str) -> None:
     """Print a message to stderr."""
     click.echo(printable(words), err=True)
 
 
-def emit(fields: Any, words: str, *, as_json: bool) -> None:
+def print_result(fields: Any, words: str, *, as_json: bool) -> None:
     """Print a result: as JSON to stdout, or as a message to stderr."""
     if as_json:
         click.echo(json_text(fields))
     else:
-        say(words)
+        print_notice(words)
 
 
-def count(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """Return a count with its noun."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
 
@@ -83,17 +83,17 @@ def error_sentence(error: Exception | str) -> str:
     return text[:1].upper() + text[1:] if begins_with_word else text
 
 
-def moment(at: datetime) -> str:
+def format_time(at: datetime) -> str:
     """Return a time in UTC, to the second."""
     # The C library of some systems does not pad the year 1 to 0001.
     return f"{at.year:04}{at:-%m-%dT%H:%M:%SZ}"
 
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_AGO: Final = re.compile(r"(\d{1,6})([smhdw])")
+_AGE: Final = re.compile(r"(\d{1,6})([smhdw])")
 
 
-def spoken_moment(words: str, now: datetime) -> datetime | None:
+def parse_time(words: str, now: datetime) -> datetime | None:
     """Return the time that the words describe, or None.
 
     Forms: `2026-11-05`, `2026-11-05T14:30` (UTC), `3d` ago, `today`, `yesterday` (from 0:00 UTC).
@@ -102,7 +102,7 @@ def spoken_moment(words: str, now: datetime) -> datetime | None:
     if days is not None:
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         return midnight - timedelta(days=days)
-    ago = _AGO.fullmatch(words.strip())
+    ago = _AGE.fullmatch(words.strip())
     try:
         if ago is not None:
             return now - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
@@ -112,7 +112,7 @@ def spoken_moment(words: str, now: datetime) -> datetime | None:
         return None
 
 
-def age(at: datetime, now: datetime) -> str:
+def format_age(at: datetime, now: datetime) -> str:
     """Return the age in one unit, or the date if it is nine weeks or more."""
     seconds = max(0, int((now - at).total_seconds()))
     if seconds >= 9 * _UNITS["w"]:
@@ -127,7 +127,7 @@ def age(at: datetime, now: datetime) -> str:
 # The terminal: detection, and output below the other lines, without the alternate screen.
 
 
-_DUMB: Final = ("", "dumb", "unknown")
+_DUMB_TERMINALS: Final = ("", "dumb", "unknown")
 
 
 def is_interactive() -> bool:
@@ -135,10 +135,10 @@ def is_interactive() -> bool:
     term = os.environ.get("TERM", "").casefold()
     # If a program is started with stdin closed, `sys.stdin` is None.
     typed = sys.stdin is not None and sys.stdin.isatty()
-    return typed and sys.stdout.isatty() and term not in _DUMB
+    return typed and sys.stdout.isatty() and term not in _DUMB_TERMINALS
 
 
-def console() -> "Console":
+def terminal_console() -> "Console":
     """Return a console that renders colours for this terminal; none with NO_COLOR."""
     # Imported late: slow, and only needed in a terminal.
     from rich.console import Console

@@ -9,8 +9,13 @@ from collections.abc import Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import click
+from msgspec import Struct
+
+from stenolog.agent.commands import new_key
 from stenolog.catalog import Catalog, Entry, Hit
-from stenolog.cli.output import age, inline_output, one_line, printable
+from stenolog.cli.agents import CHANNEL, SENDER, OpenAgent
+from stenolog.cli.output import format_age, inline_output, is_interactive, one_line, printable
 from stenolog.errors import StenologError
 
 if TYPE_CHECKING:
@@ -26,9 +31,9 @@ if TYPE_CHECKING:
 # Matching sessions while the user types, by title, key, first prompt and message content.
 
 
-MANY: Final = 1_000
+PAGE_SIZE: Final = 1_000
 """Number of entries that are read from the catalog at once."""
-_HITS: Final = 100
+_MAX_HITS: Final = 100
 """Maximum number of hits in messages."""
 
 
@@ -36,7 +41,7 @@ class Choices:
     """The sessions that match a query, and the selected one."""
 
     def __init__(self, *, channel: str | None = None) -> None:
-        """Start without sessions. Until `switch` is called, only those of `channel` are shown."""
+        """Start without sessions. Only those of `channel` match until `toggle_channel`."""
         self.channel = channel
         self.all_channels = channel is None
         self.loaded = False
@@ -55,65 +60,67 @@ class Choices:
             if entry.problem is None and entry.count and entry.key not in self._entries:
                 self._entries[entry.key] = entry
                 self._words[entry.key] = f"{entry.title}\n{entry.key}\n{entry.prompt}".casefold()
-        self._match()
+        self._update()
 
-    def ask(self, query: str) -> None:
+    def set_query(self, query: str) -> None:
         """Set the query, and drop the hits of the previous one."""
         if query != self.query:
             self.query, self.hits, self.selected = query, {}, 0
-            self._match()
+            self._update()
 
-    def found(self, query: str, hits: Iterable[Hit]) -> None:
+    def add_hits(self, query: str, hits: Iterable[Hit]) -> None:
         """Add hits in messages, best first, unless the query has changed."""
         if query == self.query:
             for hit in hits:
                 self.hits.setdefault(hit.key, hit)
-            self._match()
+            self._update()
 
-    def switch(self) -> None:
+    def toggle_channel(self) -> None:
         """Switch between the sessions of the channel and all sessions."""
         if self.channel is not None:
             self.all_channels = not self.all_channels
             self.selected = 0
-            self._match()
+            self._update()
 
     def move(self, by: int) -> None:
         """Move the selection down by this number of rows."""
         self.selected = max(0, min(self.selected + by, len(self.matches) - 1))
 
     @property
-    def chosen(self) -> Entry | None:
+    def selection(self) -> Entry | None:
         """The selected session."""
         return self.matches[self.selected] if self.matches else None
 
     @property
-    def elsewhere(self) -> int:
+    def other_matches(self) -> int:
         """Number of matches in other channels that are hidden from the list."""
-        return 0 if self.all_channels else sum(map(self._fits, self._entries)) - len(self.matches)
+        return (
+            0 if self.all_channels else sum(map(self._matches, self._entries)) - len(self.matches)
+        )
 
-    def _match(self) -> None:
-        kept = self.chosen.key if self.selected and self.chosen is not None else None
+    def _update(self) -> None:
+        kept = self.selection.key if self.selected and self.selection is not None else None
         shown = [
             entry
             for key, entry in self._entries.items()
-            if (self.all_channels or entry.channel == self.channel) and self._fits(key)
+            if (self.all_channels or entry.channel == self.channel) and self._matches(key)
         ]
         # A match in the title ranks above one in a message.
-        self.matches = [entry for entry in shown if self.named(entry.key)]
+        self.matches = [entry for entry in shown if self.is_named(entry.key)]
         self.matches += [
             self._entries[key]
             for key in self.hits
             if key in self._entries
-            and not self.named(key)
+            and not self.is_named(key)
             and (self.all_channels or self._entries[key].channel == self.channel)
         ]
         places = [at for at, entry in enumerate(self.matches) if entry.key == kept]
         self.selected = places[0] if places else min(self.selected, max(0, len(self.matches) - 1))
 
-    def _fits(self, key: str) -> bool:
-        return key in self.hits or self.named(key)
+    def _matches(self, key: str) -> bool:
+        return key in self.hits or self.is_named(key)
 
-    def named(self, key: str) -> bool:
+    def is_named(self, key: str) -> bool:
         """Return whether the title, key or first prompt contain all words of the query."""
         words = self._words[key]
         return all(word in words for word in self.query.casefold().split())
@@ -126,14 +133,14 @@ def search_words(query: str) -> str:
 
 def hits_for(catalog: Catalog, query: str) -> Sequence[Hit]:
     """Return hits of the query in messages, best first."""
-    return catalog.search(search_words(query), limit=_HITS).hits if query.strip() else ()
+    return catalog.search(search_words(query), limit=_MAX_HITS).hits if query.strip() else ()
 
 
 def load(catalog: Catalog, choices: Choices) -> None:
     """Add all sessions of the catalog to `choices`."""
     after: str | None = None
     while True:
-        page = catalog.list(limit=MANY, after=after)
+        page = catalog.list(limit=PAGE_SIZE, after=after)
         choices.add(page.entries)
         after = page.after
         if after is None:
@@ -141,23 +148,23 @@ def load(catalog: Catalog, choices: Choices) -> None:
             return
 
 
-def matching(catalog: Catalog, text: str) -> Sequence[Entry]:
+def find_sessions(catalog: Catalog, text: str) -> Sequence[Entry]:
     """Return the session with this key, else all sessions that match the text.
 
     Messages are searched only if no title, key or first prompt matches.
     """
     choices = Choices()
     load(catalog, choices)
-    choices.ask(text)
+    choices.set_query(text)
     for entry in choices.matches:
         if entry.key == text:
             return [entry]
     if not choices.matches:
-        choices.found(text, hits_for(catalog, text))
+        choices.add_hits(text, hits_for(catalog, text))
     return choices.matches
 
 
-def newest(catalog: Catalog, *, channel: str) -> Entry | None:
+def newest_session(catalog: Catalog, *, channel: str) -> Entry | None:
     """Return the last changed readable session of a channel; None if there is none."""
     after: str | None = None
     while True:
@@ -173,11 +180,11 @@ def newest(catalog: Catalog, *, channel: str) -> Entry | None:
 # --- picker ---------------------------------------------------------------------------------------
 
 
-_FIRST: Final = 50
-_MOST_ROWS: Final = 15
-_AROUND: Final = 5
+_FIRST_PAGE: Final = 50
+_MAX_ROWS: Final = 15
+_OTHER_ROWS: Final = 5
 """Number of lines around the list."""
-_PAUSE: Final = 0.08
+_SEARCH_DELAY: Final = 0.08
 """Seconds without a key press before messages are searched."""
 _STYLE: Final = {
     "chosen": "reverse",
@@ -222,7 +229,7 @@ class Picker:
         self, text: str = "", *, source: "Input | None" = None, output: "Output | None" = None
     ) -> str | None:
         """Show the list until the user chooses a session or cancels."""
-        page = await asyncio.to_thread(self._catalog.list, limit=_FIRST)
+        page = await asyncio.to_thread(self._catalog.list, limit=_FIRST_PAGE)
         self.choices.add(page.entries)
         self.choices.loaded = page.after is None
         app = self._application(text, source, output)
@@ -250,7 +257,7 @@ class Picker:
         """Return the part of the list around the selection, one line per session."""
         choices = self.choices
         if not choices.matches:
-            return [("class:dim", self._nothing())]
+            return [("class:dim", self._empty_text())]
         self._top = min(self._top, choices.selected)
         self._top = max(self._top, choices.selected - height + 1)
         self._top = max(0, min(self._top, len(choices.matches) - height))
@@ -264,14 +271,17 @@ class Picker:
 
     def detail(self, width: int) -> "StyleAndTextTuples":
         """Return details of the selection: the hit or the first prompt, and the key."""
-        entry = self.choices.chosen
+        entry = self.choices.selection
         if entry is None:
             return []
         hit = self.choices.hits.get(entry.key)
         said = f"[{hit.seq}] {hit.role}: {hit.snippet}" if hit is not None else entry.prompt
-        key = _fitted(f"  {one_line(entry.key)} · ≈{entry.tokens:,} tokens", width - 1)
+        key = _fit_width(f"  {one_line(entry.key)} · ≈{entry.tokens:,} tokens", width - 1)
         return [
-            ("class:dim", f"{_fitted('  ' + ' '.join(printable(said).split()), width - 1)}\n{key}"),
+            (
+                "class:dim",
+                f"{_fit_width('  ' + ' '.join(printable(said).split()), width - 1)}\n{key}",
+            ),
         ]
 
     def legend(self) -> "StyleAndTextTuples":
@@ -288,22 +298,22 @@ class Picker:
         self, entry: Entry, now: datetime, width: int, *, chosen: bool
     ) -> "StyleAndTextTuples":
         style = "class:chosen" if chosen else ""
-        when = age(entry.updated, now) if entry.updated is not None else "-"
+        when = format_age(entry.updated, now) if entry.updated is not None else "-"
         mark = {"running": "●", "interrupted": "◐"}.get(entry.state, " ")
         title = one_line(printable(entry.title)) or one_line(entry.key)
-        if entry.key in self.choices.hits and not self.choices.named(entry.key):
+        if entry.key in self.choices.hits and not self.choices.is_named(entry.key):
             title = f"{title}  …{one_line(printable(self.choices.hits[entry.key].snippet))}"
         start = f"{'>' if chosen else ' '} {when:>10} {entry.visible:>6,} "
-        rest = _fitted(f" {title}", width - len(start) - 1)
+        rest = _fit_width(f" {title}", width - len(start) - 1)
         state = f"class:{entry.state}" if entry.state != "idle" else ""
         return [(style, start), (f"{style} {state}", mark), (style, rest)]
 
-    def _nothing(self) -> str:
+    def _empty_text(self) -> str:
         choices = self.choices
         if not choices.loaded:
             return "  …"
-        if choices.elsewhere:
-            return f"  No match in this channel; Tab shows {choices.elsewhere:,} in others."
+        if choices.other_matches:
+            return f"  No match in this channel; Tab shows {choices.other_matches:,} in others."
         return "  No matching sessions." if choices.query else "  No sessions yet."
 
     # --- loading -----------------------------------------------------------------------------
@@ -316,19 +326,19 @@ class Picker:
     async def _load(self, app: "Application[Any]", after: str | None) -> None:
         while after is not None and not self._done:
             try:
-                page = await asyncio.to_thread(self._catalog.list, limit=MANY, after=after)
+                page = await asyncio.to_thread(self._catalog.list, limit=PAGE_SIZE, after=after)
             except StenologError as error:
                 self.problem = f"The list is incomplete: {error}"
                 break
             self.choices.add(page.entries)
             after = page.after
-            self._filled(app)
+            self._refresh(app)
         self.choices.loaded = True
         app.invalidate()
 
     async def _search(self, app: "Application[Any]", query: str, *, at_once: bool = False) -> None:
         if not at_once:
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_SEARCH_DELAY)
         if query != self.choices.query or self._done:
             return
         try:
@@ -336,12 +346,12 @@ class Picker:
         except StenologError as error:
             self.problem = f"Messages cannot be searched: {error}"
         else:
-            self.choices.found(query, hits)
-        self._filled(app)
+            self.choices.add_hits(query, hits)
+        self._refresh(app)
 
-    def _filled(self, app: "Application[Any]") -> None:
+    def _refresh(self, app: "Application[Any]") -> None:
         """Repaint; if Enter was pressed before a match was loaded, choose the match now."""
-        chosen = self.choices.chosen
+        chosen = self.choices.selection
         if self._entered and chosen is not None and not app.is_done:
             app.exit(result=chosen.key)
         app.invalidate()
@@ -360,11 +370,11 @@ class Picker:
 
         def typed(buffer: Buffer) -> None:
             self._entered = False
-            self.choices.ask(buffer.text.strip())
+            self.choices.set_query(buffer.text.strip())
             self._begin(self._search(app, self.choices.query))
 
         buffer = Buffer(document=Document(text), multiline=False)
-        self.choices.ask(text.strip())
+        self.choices.set_query(text.strip())
         buffer.on_text_changed += typed
         layout: Layout = self._layout(buffer)
         app: Application[str | None] = Application(
@@ -388,7 +398,7 @@ class Picker:
             return get_app().output.get_size().columns
 
         def height() -> int:
-            return max(1, min(_MOST_ROWS, get_app().output.get_size().rows - _AROUND))
+            return max(1, min(_MAX_ROWS, get_app().output.get_size().rows - _OTHER_ROWS))
 
         line = Shown(
             BufferControl(buffer), height=1, get_line_prefix=lambda _line, _wrap: [("", "> ")]
@@ -416,19 +426,19 @@ class Picker:
         for names, by in (
             (("up", "c-p"), -1),
             (("down", "c-n"), 1),
-            (("pageup",), -_MOST_ROWS),
-            (("pagedown",), _MOST_ROWS),
+            (("pageup",), -_MAX_ROWS),
+            (("pagedown",), _MAX_ROWS),
         ):
             for name in names:
                 keys.add(name)(lambda _press, by=by: self.choices.move(by))
 
-        keys.add("tab")(lambda _press: self.choices.switch())
+        keys.add("tab")(lambda _press: self.choices.toggle_channel())
 
         @keys.add("enter")
         def _(press: Press) -> None:
             # If the search is slower than the user, Enter applies when the result arrives.
             self._entered = True
-            self._filled(press.app)
+            self._refresh(press.app)
 
         @keys.add("escape", eager=True)
         @keys.add("c-c")
@@ -440,7 +450,7 @@ class Picker:
         return keys
 
 
-def _fitted(text: str, width: int) -> str:
+def _fit_width(text: str, width: int) -> str:
     """Return the text padded or shortened to exactly this width of the terminal."""
     from prompt_toolkit.utils import get_cwidth
 
@@ -452,3 +462,101 @@ def _fitted(text: str, width: int) -> str:
             kept += character
         text = f"{kept}…" if width > 0 else ""
     return text + " " * (width - get_cwidth(text))
+
+
+# --- start of a chat ------------------------------------------------------------------------------
+
+
+_MAX_LISTED: Final = 10
+"""Maximum number of sessions listed if several match."""
+_MAX_TITLE: Final = 60
+
+
+class ChatStart(Struct, frozen=True, kw_only=True):
+    """The session in which a chat starts."""
+
+    key: str
+    description: str
+    """Description in one line."""
+    resumes: bool
+    """Whether the session already has messages."""
+
+
+async def find_start(
+    opened: OpenAgent,
+    *,
+    key: str | None = None,
+    continue_last: bool = False,
+    text: str | None = None,
+) -> ChatStart | None:
+    """Find the session to start in; return None if the user was asked and chose none.
+
+    `continue_last` selects the last session of channel cli, `text` one that matches it. Raises
+    StenologError, and ClickException if there is no terminal to ask in.
+    """
+    catalog = opened.agent.catalog
+    if key is not None:
+        return _start_with_key(opened, key)
+    if text is not None:
+        return await _choose_start(catalog, text)
+    last = await asyncio.to_thread(newest_session, catalog, channel=CHANNEL)
+    if not continue_last:
+        words = "New session."
+        if last is not None:
+            words = f"New session. `steno chat -c` continues the last one: {_title(last)}"
+        if last is not None and last.state == "interrupted":
+            words = (
+                "New session. The last one was interrupted; `steno chat -c` finishes the answer: "
+                f"{_title(last)}"
+            )
+        return ChatStart(key=new_key(CHANNEL, SENDER), description=words, resumes=False)
+    if last is None:
+        words = "There is no earlier session to continue. This is a new one."
+        return ChatStart(key=new_key(CHANNEL, SENDER), description=words, resumes=False)
+    return _resume_start(last)
+
+
+async def _choose_start(catalog: Catalog, text: str) -> ChatStart | None:
+    found = await asyncio.to_thread(find_sessions, catalog, text)
+    if len(found) == 1:
+        return _resume_start(found[0])
+    if is_interactive():
+        key = await pick(catalog, text=text, channel=CHANNEL)
+        if key is None:
+            return None
+        return _resume_start(next(iter(await asyncio.to_thread(find_sessions, catalog, key))))
+    if not found:
+        raise click.ClickException(
+            f"No session matches {one_line(text)!r}. `steno list` lists all sessions."
+        )
+    raise click.ClickException("\n".join(_ambiguous_lines(found, text)))
+
+
+def _ambiguous_lines(found: Sequence[Entry], text: str) -> list[str]:
+    named = [f"  {one_line(entry.key)}  {_title(entry)}" for entry in found[:_MAX_LISTED]]
+    more = [f"  … and {len(found) - _MAX_LISTED:,} more"] if len(found) > _MAX_LISTED else []
+    what = f"{len(found):,} sessions match {one_line(text)!r}." if text else "Which session?"
+    return [f"{what} Choose one by its key: steno chat KEY", *named, *more]
+
+
+def _start_with_key(opened: OpenAgent, key: str) -> ChatStart:
+    own = opened.agent.own_key(key)
+    if opened.agent.sessions.get_history(own, last=1):
+        return ChatStart(key=own, description="", resumes=True)
+    return ChatStart(key=own, description="New session with this key.", resumes=False)
+
+
+def _resume_start(entry: Entry) -> ChatStart:
+    said = "1 message" if entry.visible == 1 else f"{entry.visible:,} messages"
+    when = "" if entry.updated is None else f", {_ago(entry.updated)}"
+    return ChatStart(key=entry.key, description=f"{_title(entry)} ({said}{when})", resumes=True)
+
+
+def _ago(at: datetime) -> str:
+    ago = format_age(at, datetime.now(UTC))
+    return "just now" if ago == "now" else ago if "-" in ago else f"{ago} ago"
+
+
+def _title(entry: Entry) -> str:
+    title = one_line(printable(entry.title)) or one_line(entry.key)
+    return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 1]}…"

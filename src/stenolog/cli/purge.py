@@ -1,49 +1,51 @@
 """`steno purge`: permanently delete sessions, or everything of one person."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import click
 from msgspec import Struct
 
 from stenolog.cli.completion import complete_key
-from stenolog.cli.delete_restore import check_somebody, json_option, list_lines, yes_option
-from stenolog.cli.edit import dry_run_option, open_to_change, progress
-from stenolog.cli.output import NOT_ALL, count, json_text, one_line, printable, say, sentence
-from stenolog.cli.purge_traces import (
-    copies_of,
-    deleted_snapshots,
-    forget_logged,
-    forget_typed,
-    forks_of,
-    other_names,
-    said_in,
-    typed_history,
+from stenolog.cli.delete_restore import json_option, list_lines, require_confirmation, yes_option
+from stenolog.cli.edit import dry_run_option, open_writable, progress
+from stenolog.cli.output import (
+    PARTIAL,
+    json_text,
+    one_line,
+    plural,
+    print_notice,
+    printable,
+    sentence,
 )
-from stenolog.cli.show import info_of
-from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
+from stenolog.cli.show import find_session
+from stenolog.cli.workspace import Location, check_exists, location_options, open_read_only
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
-from stenolog.maintenance.retention_runs import in_log, place_in_log
+from stenolog.maintenance.retention_runs import forget_in_log, in_log, place_in_log
 from stenolog.memory.notes import Notes
 from stenolog.memory.progress import PREFIX as MARKS
 from stenolog.memory.progress import mark_uid
 from stenolog.memory.scopes import Scope, scope_of_key
-from stenolog.records import Trashed
-from stenolog.sessions.aliases import Aliases
-from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, others_in
+from stenolog.records import Message, Trashed
+from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, claimed
+from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, find_place, others_in
 from stenolog.sessions.keys import person_in
 from stenolog.stores.base import PurgingStore, Store
+from stenolog.stores.open_store import address
+from stenolog.stores.snapshots import Snapshot, SnapshotStore
 from stenolog.stores.state import not_reached
 from stenolog.transfer.copy_all import namespaces_of, opened, opened_to_read
+from stenolog.transfer.fallback import copies_in_fallback
 
 MAIN: Final = "main"
 """Name of the default agent in the notes."""
 _WARNING: Final = "This cannot be undone."
 
 
-class _Target(Struct, frozen=True, kw_only=True):
+class _PurgeTarget(Struct, frozen=True, kw_only=True):
     """Target of a purge: everything with one key in one namespace."""
 
     namespace: str | None
@@ -67,40 +69,40 @@ class _Target(Struct, frozen=True, kw_only=True):
     """Number of messages that the interrupted purge left."""
 
     @property
-    def of_notes(self) -> bool:
+    def is_notes(self) -> bool:
         """Whether it contains notes, not a conversation."""
         return self.namespace == NOTES
 
     @property
-    def is_mark(self) -> bool:
+    def is_progress(self) -> bool:
         """Whether it only records the progress of consolidating a session."""
-        return self.of_notes and self.key.startswith(MARKS)
+        return self.is_notes and self.key.startswith(MARKS)
 
     @property
-    def to_type(self) -> str:
+    def confirmation(self) -> str:
         """Return the text to type as confirmation: the key, or the uid if it is not printable."""
-        return self.key if _can_be_typed(self.key) else self.uid or ascii(self.key)
+        return self.key if _is_typable(self.key) else self.uid or ascii(self.key)
 
     @property
     def name(self) -> str:
         """Return the name that is printed."""
-        if not self.of_notes:
+        if not self.is_notes:
             return self.key
-        if self.is_mark:
+        if self.is_progress:
             return "progress of consolidation"
         scope = scope_of_key(self.key)
         agent = "" if scope.agent == MAIN else f" (agent {scope.agent})"
         return f"notes of {scope.name}{agent}"
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Describe everything that would be deleted."""
-        place = "" if self.namespace is None or self.of_notes else f" in {self.namespace}"
-        what = "note" if self.of_notes else "message"
+        place = "" if self.namespace is None or self.is_notes else f" in {self.namespace}"
+        what = "note" if self.is_notes else "message"
         upto = "" if self.before is None else f" before seq {self.before}"
         trash = (
-            f", and {count(self.deleted, 'session')} of this key in the trash with "
-            f"{count(self.in_trash, what)}"
+            f", and {plural(self.deleted, 'session')} of this key in the trash with "
+            f"{plural(self.in_trash, what)}"
             if self.deleted
             else ""
         )
@@ -109,13 +111,13 @@ class _Target(Struct, frozen=True, kw_only=True):
             return one_line(f"{self.name}{place}: the rest of an interrupted purge")
         if not self.readable:
             return one_line(f"{self.name}{place}: unreadable{trash}")
-        return one_line(f"{self.name}{place}: {count(self.messages, what)}{upto}{trash}")
+        return one_line(f"{self.name}{place}: {plural(self.messages, what)}{upto}{trash}")
 
 
-class _Gone(Struct, frozen=True, kw_only=True):
+class _PurgeResult(Struct, frozen=True, kw_only=True):
     """Result of purging a target."""
 
-    target: _Target
+    target: _PurgeTarget
     messages: int = 0
     not_reached: tuple[str, ...] = ()
     problem: str | None = None
@@ -138,7 +140,7 @@ class _Gone(Struct, frozen=True, kw_only=True):
 @yes_option
 @dry_run_option
 @json_option
-@where_options
+@location_options
 @click.pass_context
 def purge_command(
     ctx: click.Context,
@@ -148,7 +150,7 @@ def purge_command(
     yes: bool,
     dry_run: bool,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Delete sessions permanently, or everything about one person.
 
@@ -170,37 +172,44 @@ def purge_command(
     if who is not None and (before is not None or where.agent or where.namespace):
         raise click.UsageError("--scope cannot be combined with --before, --agent or --namespace.")
     if not dry_run:
-        check_somebody(yes, "This deletes permanently")
+        require_confirmation(yes, "This deletes permanently")
     if who is not None:
-        targets = _of_person(where.workspace, who)
+        targets = _targets_of_person(where.workspace, who)
         if not targets:
             raise click.ClickException(f"There is no data about {one_line(who)} here.")
     else:
-        targets = _of_keys(where, keys, before)
-    lines = [target.words for target in _worth_naming(targets)]
+        targets = _targets_of_keys(where, keys, before)
+    lines = [target.description for target in _without_progress_records(targets)]
     if dry_run:
         list_lines("Would be deleted permanently:", lines)
-        gone = list(_would_go(where, targets))
-        _print_gone(gone, as_json=as_json, dry_run=True)
-        for words in _forks_that_stay(gone):
-            say(f"Would not be deleted: {sentence(words)}")
+        results = list(_plan_results(where, targets))
+        _print_results(results, as_json=as_json, dry_run=True)
+        for words in _remaining_forks(results):
+            print_notice(f"Would not be deleted: {sentence(words)}")
         return
     if not yes:
         list_lines("To be deleted permanently:", lines)
-        say(_WARNING)
-        by_name = who is not None and _can_be_typed(who)
-        _ask_for([who] if who and by_name else [one.to_type for one in _worth_naming(targets)])
-    typed = typed_history()
+        print_notice(_WARNING)
+        by_name = who is not None and _is_typable(who)
+        _confirm_names(
+            [who]
+            if who and by_name
+            else [one.confirmation for one in _without_progress_records(targets)]
+        )
+    typed = input_history_file()
     # First, while the messages can still be read: a repeated purge could not read them any more.
-    kept = forget_typed(typed, _said(where, targets)) if typed is not None else ""
-    gone = list(_purged(where, targets, who))
-    _print_gone(gone, as_json=as_json, dry_run=False)
-    for words in (*_not_reached(where, gone, who), *_traces(where, gone, who, typed, kept)):
-        say(f"Not deleted: {sentence(words)}")
-    ctx.exit(NOT_ALL if any(one.problem for one in gone) else 0)
+    kept = remove_input_history(typed, _user_messages(where, targets)) if typed is not None else ""
+    results = list(_purge_all(where, targets, who))
+    _print_results(results, as_json=as_json, dry_run=False)
+    for words in (
+        *_remaining_data(where, results, who),
+        *_remove_traces(where, results, who, typed, kept),
+    ):
+        print_notice(f"Not deleted: {sentence(words)}")
+    ctx.exit(PARTIAL if any(one.problem for one in results) else 0)
 
 
-def _ask_for(names: Iterable[str]) -> None:
+def _confirm_names(names: Iterable[str]) -> None:
     """Ask the user to type each name. Raises ClickException if another text is typed."""
     for name in names:
         wanted = one_line(printable(name)).strip()
@@ -209,16 +218,18 @@ def _ask_for(names: Iterable[str]) -> None:
             raise click.ClickException(f"You did not type {wanted}. Nothing was deleted.")
 
 
-def _can_be_typed(name: str) -> bool:
+def _is_typable(name: str) -> bool:
     """Return whether a name is printable and not blank, so that a user can type it."""
     return bool(name.strip()) and name.isprintable()
 
 
-def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Target]:
+def _targets_of_keys(
+    where: Location, keys: Sequence[str], before: int | None
+) -> list[_PurgeTarget]:
     """Return the targets of these keys. Raises ClickException if a key has nothing to purge."""
-    with open_to_read(where) as store:
+    with open_read_only(where) as store:
         trash = store.list_trash()
-        left = _left_in(store) if before is None else []
+        left = _unfinished_purges(store) if before is None else []
         aliases = Aliases(store)
         found = {}
         for name in keys:
@@ -227,16 +238,16 @@ def _of_keys(where: Where, keys: Sequence[str], before: int | None) -> list[_Tar
             if target is None and any(not one.key for one in left):
                 # The key of an interrupted purge is no longer known; assume that the same purge is
                 # repeated.
-                target = _Target(namespace=None, key=key, unfinished=True)
+                target = _PurgeTarget(namespace=None, key=key, unfinished=True)
             if target is None:
                 # Raises the usual error about an unknown session.
-                info_of(store, name)
+                find_session(store, name)
                 continue
             found[key] = target
     return list(found.values())
 
 
-def _left_in(store: Store) -> list[Trashed]:
+def _unfinished_purges(store: Store) -> list[Trashed]:
     """Return the remains of interrupted purges."""
     return store.unfinished_purges() if isinstance(store, PurgingStore) else []
 
@@ -248,7 +259,7 @@ def _target(
     trash: Sequence[Trashed],
     before: int | None = None,
     left: Sequence[Trashed] = (),
-) -> _Target | None:
+) -> _PurgeTarget | None:
     """Return the target of a key, or None if there is nothing to purge."""
     deleted = [one for one in trash if one.key == key]
     unfinished = [one for one in left if one.key == key]
@@ -266,7 +277,7 @@ def _target(
     except DamagedStore:
         # A damaged session is purged too; the number of its messages is unknown.
         readable = False
-    return _Target(
+    return _PurgeTarget(
         namespace=namespace,
         key=key,
         uid=uid,
@@ -281,44 +292,46 @@ def _target(
     )
 
 
-def _of_person(workspace: str, who: str) -> list[_Target]:
+def _targets_of_person(workspace: str, who: str) -> list[_PurgeTarget]:
     """Find everything of a person: sessions of every agent, live and deleted, and notes."""
-    check_there(workspace)
-    found: list[_Target] = []
+    check_exists(workspace)
+    found: list[_PurgeTarget] = []
     unknown = ""
     for namespace in namespaces_of(workspace):
         if namespace in (CHANNELS, NOTES):
             continue  # channels contain no messages; notes are found through the sessions
         with opened_to_read(workspace, namespace) as store:
-            assert isinstance(store, Store), "what is copied is a store"
-            trash, left = store.list_trash(), _left_in(store)
+            assert isinstance(store, Store), "every namespace is a Store"
+            trash, left = store.list_trash(), _unfinished_purges(store)
             unknown = namespace if any(not one.key for one in left) else unknown
             every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
-            names = other_names(store)
+            names = aliases_by_session(store)
             keys = [
                 key
                 for key in every
-                if any(_is_of(name, who) for name in (key, *names.get(key, ())))
+                if any(_belongs_to(name, who) for name in (key, *names.get(key, ())))
             ]
             targets = [
                 _target(store, namespace, key, trash, left=left) for key in dict.fromkeys(keys)
             ]
             found += [target for target in targets if target is not None]
-    found += _notes_of_person(workspace, who, found)
+    found += _note_targets_of_person(workspace, who, found)
     if unknown and not found:
         # Any purge in this namespace completes it, and this may be the one that was interrupted.
-        found.append(_Target(namespace=unknown, key=who, unfinished=True))
+        found.append(_PurgeTarget(namespace=unknown, key=who, unfinished=True))
     return found
 
 
-def _notes_of_person(workspace: str, who: str, sessions: Sequence[_Target]) -> list[_Target]:
+def _note_targets_of_person(
+    workspace: str, who: str, sessions: Sequence[_PurgeTarget]
+) -> list[_PurgeTarget]:
     """Find the notes of a person, and how far these sessions of theirs were consolidated."""
     if NOTES not in namespaces_of(workspace):
         return []
     uids = {uid for target in sessions for uid in target.uids}
     with opened_to_read(workspace, NOTES) as store:
-        assert isinstance(store, Store), "what is copied is a store"
-        trash, left = store.list_trash(), _left_in(store)
+        assert isinstance(store, Store), "every namespace is a Store"
+        trash, left = store.list_trash(), _unfinished_purges(store)
         every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
         targets = [
             _target(store, NOTES, key, trash, left=left)
@@ -330,7 +343,7 @@ def _notes_of_person(workspace: str, who: str, sessions: Sequence[_Target]) -> l
 
 def _has_notes_of(key: str, who: str) -> bool:
     try:
-        return _is_of(scope_of_key(key).who, who)
+        return _belongs_to(scope_of_key(key).who, who)
     except InvalidKey:
         return False  # not notes of stenolog
 
@@ -344,98 +357,106 @@ def _is_mark_of(store: Store, key: str, who: str) -> bool:
     except StenologError:
         metas = [snapshot.meta for snapshot in deleted_snapshots(store) if snapshot.key == key]
     sessions = [meta.get("session") for meta in metas]
-    return any(isinstance(session, str) and _is_of(session, who) for session in sessions)
+    return any(isinstance(session, str) and _belongs_to(session, who) for session in sessions)
 
 
-def _is_of(key: str, who: str) -> bool:
+def _belongs_to(key: str, who: str) -> bool:
     return who in (key, person_in(key))
 
 
-def _purged(where: Where, targets: Sequence[_Target], who: str | None) -> Iterator[_Gone]:
+def _purge_all(
+    where: Location, targets: Sequence[_PurgeTarget], who: str | None
+) -> Iterator[_PurgeResult]:
     """Delete them permanently, and yield the result of each.
 
     The notes of a person are looked for again once the sessions are gone: a consolidation in
     progress may have added some. After that it adds none (see `Notes.guarded`).
     """
-    sessions = [target for target in targets if who is None or not target.of_notes]
+    sessions = [target for target in targets if who is None or not target.is_notes]
     with progress("Deleting", len(targets), shown=len(targets) > 1) as step:
         for target in sessions:
             yield _purge(where, target, alone=len(targets) == 1)
             step()
         if who is not None:
-            found = _notes_of_person(where.workspace, who, sessions)
+            found = _note_targets_of_person(where.workspace, who, sessions)
             for target in {target.key: target for target in (*targets, *found)}.values():
-                if target.of_notes:
+                if target.is_notes:
                     yield _purge(where, target, alone=len(targets) == 1)
                     step()
 
 
-def _purge(where: Where, target: _Target, *, alone: bool) -> _Gone:
+def _purge(where: Location, target: _PurgeTarget, *, alone: bool) -> _PurgeResult:
     try:
-        with _opened(where, target.namespace, to_read=False) as store:
+        with _open_namespace(where, target.namespace, to_read=False) as store:
             done = store.purge(target.key, before=target.before)
     except NoSuchSession:
-        return _Gone(target=target)  # purged by another process
+        return _PurgeResult(target=target)  # purged by another process
     except StenologError as error:
         if alone:
             raise
         # Purge as much as possible.
-        return _Gone(target=target, problem=str(error))
-    return _Gone(target=target, messages=done.messages, not_reached=done.not_reached)
+        return _PurgeResult(target=target, problem=str(error))
+    return _PurgeResult(target=target, messages=done.messages, not_reached=done.not_reached)
 
 
-def _would_go(where: Where, targets: Sequence[_Target]) -> Iterator[_Gone]:
+def _plan_results(where: Location, targets: Sequence[_PurgeTarget]) -> Iterator[_PurgeResult]:
     """Yield what a purge would delete, with the forks that it would report."""
     for namespace in dict.fromkeys(target.namespace for target in targets):
         here = [target for target in targets if target.namespace == namespace]
-        with _opened(where, namespace) as store:
+        with _open_namespace(where, namespace) as store:
             forks = forks_of(store, {target.key for target in here})
         for one in here:
-            told = not_reached(one.key, forks=forks.get(one.key, []))
+            remaining = not_reached(one.key, forks=forks.get(one.key, []))
             messages = one.messages + one.in_trash + one.left
-            yield _Gone(target=one, messages=messages, not_reached=told)
+            yield _PurgeResult(target=one, messages=messages, not_reached=remaining)
 
 
 @contextmanager
-def _opened(where: Where, namespace: str | None, *, to_read: bool = True) -> Iterator[Store]:
+def _open_namespace(
+    where: Location, namespace: str | None, *, to_read: bool = True
+) -> Iterator[Store]:
     """Open the store of a namespace, or the one given by the options."""
     if namespace is None:
-        with open_to_read(where) if to_read else open_to_change(where) as store:
+        with open_read_only(where) if to_read else open_writable(where) as store:
             yield store
         return
-    with (opened_to_read if to_read else opened)(where.workspace, namespace) as whole:
-        assert isinstance(whole, Store), "what is copied is a store"
-        yield whole
+    with (opened_to_read if to_read else opened)(where.workspace, namespace) as store:
+        assert isinstance(store, Store), "every namespace is a Store"
+        yield store
 
 
-def _said(where: Where, targets: Sequence[_Target]) -> set[str]:
+def _user_messages(where: Location, targets: Sequence[_PurgeTarget]) -> set[str]:
     """Return the user messages that will be purged, to remove them from the input history too."""
     said = set[str]()
     for target in targets:
-        if not target.of_notes:
-            with suppress(StenologError), _opened(where, target.namespace) as store:
-                said.update(said_in(store, target.key, target.before))
+        if not target.is_notes:
+            with suppress(StenologError), _open_namespace(where, target.namespace) as store:
+                said.update(user_texts(store, target.key, target.before))
     return said
 
 
-def _traces(
-    where: Where, gone: Sequence[_Gone], who: str | None, typed: Path | None, kept: str
+def _remove_traces(
+    where: Location,
+    results: Sequence[_PurgeResult],
+    who: str | None,
+    typed: Path | None,
+    kept: str,
 ) -> Iterator[str]:
     """Remove other traces of purged sessions; yield a phrase for each one that remains."""
-    whole = {
+    purged_keys = {
         in_log(one.target.key)
-        for one in gone
-        if one.problem is None and one.target.before is None and not one.target.of_notes
+        for one in results
+        if one.problem is None and one.target.before is None and not one.target.is_notes
     }
     place = place_in_log(where.agent, where.namespace or NAMESPACE)
 
     def is_meant(at: str, key: str) -> bool:
         if who is not None:
-            return key in whole or _is_of(key, who)
-        return key in whole and at == place
+            return key in purged_keys or _belongs_to(key, who)
+        return key in purged_keys and at == place
 
-    if whole:
-        left = forget_logged(where.workspace, is_meant)
+    if purged_keys:
+        left = remove_log_entries(where.workspace, is_meant)
         # For a single session, retention may never have logged anything.
         if left and (who is not None or "program's log" not in left):
             yield left
@@ -445,14 +466,14 @@ def _traces(
         yield (f"other chat input in {one_line(str(typed))}; the file does not record who typed it")
 
 
-def _worth_naming(targets: Sequence[_Target]) -> list[_Target]:
+def _without_progress_records(targets: Sequence[_PurgeTarget]) -> list[_PurgeTarget]:
     """Leave out progress records, unless there is nothing else."""
-    return [target for target in targets if not target.is_mark] or list(targets)
+    return [target for target in targets if not target.is_progress] or list(targets)
 
 
-def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
-    named = _worth_naming([one.target for one in gone])
-    for one in gone:
+def _print_results(results: Sequence[_PurgeResult], *, as_json: bool, dry_run: bool) -> None:
+    named = _without_progress_records([one.target for one in results])
+    for one in results:
         target = one.target
         if as_json:
             fields = {
@@ -466,51 +487,55 @@ def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
             }
             click.echo(json_text(fields))
         elif one.problem is not None:
-            say(f"{one_line(target.name)}: {sentence(one.problem)}")
+            print_notice(f"{one_line(target.name)}: {sentence(one.problem)}")
         elif not dry_run and target in named:
-            what = "note" if target.of_notes else "message"
-            say(f"Deleted permanently: {one_line(target.name)}, {count(one.messages, what)}.")
+            what = "note" if target.is_notes else "message"
+            print_notice(
+                f"Deleted permanently: {one_line(target.name)}, {plural(one.messages, what)}."
+            )
 
 
-def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterator[str]:
+def _remaining_data(
+    where: Location, results: Sequence[_PurgeResult], who: str | None
+) -> Iterator[str]:
     """Yield a phrase for each place that may still contain purged data, without repetition."""
-    purged = {one.target.key for one in gone if one.problem is None}
-    yield from _forks_that_stay(gone)
+    purged = {one.target.key for one in results if one.problem is None}
+    yield from _remaining_forks(results)
     if who is not None:
         yield f"messages of {one_line(who)} in other sessions, such as group chats"
     else:
         for key in sorted(purged):
-            notes = _notes_of(where, key)
+            notes = _count_notes(where, key)
             if notes:
                 yield (
-                    f"{count(notes, 'note')} about {one_line(key)}; `steno purge --scope` deletes "
+                    f"{plural(notes, 'note')} about {one_line(key)}; `steno purge --scope` deletes "
                     "notes too"
                 )
     agents = (None, *others_in(where.workspace).agents) if who is not None else (where.agent,)
     for agent in agents if where.namespace in (None, NAMESPACE) else ():
-        yield from copies_of(
+        yield from fallback_copies(
             where.workspace,
             agent,
-            lambda key: key in purged if who is None else _is_of(key, who),
+            lambda key: key in purged if who is None else _belongs_to(key, who),
         )
     yield "earlier backups and copies"
 
 
-def _forks_that_stay(gone: Sequence[_Gone]) -> Iterator[str]:
+def _remaining_forks(results: Sequence[_PurgeResult]) -> Iterator[str]:
     """Yield the places that a purge did not reach, except forks that are purged too."""
-    purged = {one.target.key for one in gone if one.problem is None}
+    purged = {one.target.key for one in results if one.problem is None}
     also = tuple(f"the fork {key!r} has " for key in purged)
-    told = dict.fromkeys(words for one in gone for words in one.not_reached)
-    yield from (words for words in told if not words.startswith(also))
+    places = dict.fromkeys(words for one in results for words in one.not_reached)
+    yield from (words for words in places if not words.startswith(also))
 
 
-def _notes_of(where: Where, key: str) -> int:
+def _count_notes(where: Location, key: str) -> int:
     """Return the number of notes about the owner of a session; 0 if they cannot be read."""
     try:
         if NOTES not in namespaces_of(where.workspace):
             return 0
         with opened_to_read(where.workspace, NOTES) as store:
-            assert isinstance(store, Store), "what is copied is a store"
+            assert isinstance(store, Store), "every namespace is a Store"
             agent, person = where.agent or MAIN, person_in(key)
             scopes = {
                 Scope(agent=agent, who=key),
@@ -520,3 +545,116 @@ def _notes_of(where: Where, key: str) -> int:
             return sum(len(Notes(store).list(scope, full=True)) for scope in scopes)
     except StenologError:
         return 0
+
+
+# --- other traces ---------------------------------------------------------------------------------
+
+
+def aliases_by_session(store: Store) -> Mapping[str, Collection[str]]:
+    """Return the aliases of each session that has any, including deleted sessions."""
+    if alias_mark(store) == NO_ALIASES:
+        return {}
+    found = {key: set(names) for key, names in Aliases(store).claims().items()}
+    for life in deleted_snapshots(store):
+        if life.forked_from is None and claimed(life.meta):
+            found.setdefault(life.key, set()).update(claimed(life.meta))
+    return found
+
+
+def forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
+    """Return the forks of these sessions, including deleted ones, if they can be read."""
+    found: dict[str, list[str]] = {}
+    for key in store.list_sessions():
+        with suppress(StenologError):
+            source = store.info(key).forked_from
+            if source in keys and source is not None:
+                found.setdefault(source, []).append(key)
+    for life in deleted_snapshots(store):
+        if life.forked_from in keys and life.forked_from is not None:
+            found.setdefault(life.forked_from, []).append(life.key)
+    return found
+
+
+def deleted_snapshots(store: Store) -> Iterator[Snapshot]:
+    """Yield the sessions in the trash that can be read."""
+    if not isinstance(store, SnapshotStore):
+        return
+    for mark in store.list_snapshots():
+        if mark.deleted is not None:
+            with suppress(StenologError), store.read_snapshot(mark) as reading:
+                yield reading.snapshot
+
+
+def fallback_copies(
+    workspace: str, agent: str | None, is_meant: Callable[[str], bool]
+) -> Iterator[str]:
+    """Yield a phrase for each session that the fallback folder still contains."""
+    place = find_place(workspace, agent)
+    for namespace, key in sorted(copies_in_fallback(place)):
+        if is_meant(key):
+            other = "" if namespace == NAMESPACE else f" --namespace {quote(namespace)}"
+            command = f"steno purge {quote(key)} -w {quote(str(place.fallback))}{other}"
+            yield one_line(
+                f"messages of {key} in the fallback folder {place.fallback}/{namespace}; delete "
+                f"them with `{command}`"
+            )
+
+
+# --- input history ---------------------------------------------------------------------------
+
+
+def input_history_file() -> Path | None:
+    """Return the input history of chats, or None if it is missing or empty."""
+    # Imported late: slow, and only needed for a purge.
+    from stenolog.cli.chat_input import history_file
+
+    file = history_file()
+    with suppress(OSError):
+        if file.stat().st_size:
+            return file
+    return None
+
+
+def user_texts(store: Store, key: str, before: int | None) -> Iterator[str]:
+    """Yield the readable user messages with this key, below seq `before` if it is given."""
+    with suppress(StenologError):
+        yield from _texts(store.get_history(key, full=True), before)
+    if before is None and isinstance(store, SnapshotStore):
+        for mark in store.list_snapshots():
+            if mark.deleted is not None and mark.key == key:
+                with suppress(StenologError), store.read_snapshot(mark) as reading:
+                    yield from _texts(reading.messages, None)
+
+
+def _texts(messages: Iterable[Message], before: int | None) -> Iterator[str]:
+    for message in messages:
+        meant = before is None or message.seq < before
+        body = message.to_dict() if meant else {}
+        content = body.get("content")
+        if body.get("role") == "user" and isinstance(content, str):
+            yield content.strip()
+
+
+def remove_input_history(file: Path, said: Collection[str]) -> str:
+    """Remove messages from the input history; return a phrase about the failure, or nothing."""
+    from stenolog.cli.chat_input import remove_entries
+
+    try:
+        remove_entries(file, said)
+    except OSError as error:
+        return f"chat input in {one_line(str(file))}: {error.strerror}"
+    return ""
+
+
+# --- the log of retention --------------------------------------------------------------------
+
+
+def remove_log_entries(workspace: str, is_meant: Callable[[str, str], bool]) -> str:
+    """Remove sessions from the log of retention; return a phrase about what remains, or nothing."""
+    if address(workspace).engine != "jsonl":
+        return "entries about it that retention wrote to the program's log"
+    try:
+        forget_in_log(workspace, is_meant)
+    except StenologError as error:
+        return f"entries in the retention log: {error}"
+    return ""

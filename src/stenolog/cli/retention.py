@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import click
 
-from stenolog.cli.config import config_option, settings_of
+from stenolog.cli.config import config_option, read_settings
 from stenolog.cli.edit import dry_run_option, progress
-from stenolog.cli.output import NOT_ALL, count, json_text, moment, one_line, sentence
-from stenolog.cli.workspace import Where, check_there, where_options
+from stenolog.cli.output import PARTIAL, format_time, json_text, one_line, plural, sentence
+from stenolog.cli.workspace import Location, check_exists, location_options
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
 from stenolog.settings.conversion import rules_of
@@ -47,12 +47,12 @@ def list_command(as_json: bool, config: Path | None) -> None:
 
     Exit codes: 0 done, 1 the settings are invalid, 2 wrong usage.
     """
-    rules = rules_of(settings_of(config))
+    rules = rules_of(read_settings(config))
     for rule in rules:
         if as_json:
             click.echo(json_text(_rule_fields(rule)))
         else:
-            click.echo(f"{rule.name}\t{rule.action}\t{one_line(_which(rule))}")
+            click.echo(f"{rule.name}\t{rule.action}\t{one_line(_describe_sessions(rule))}")
     if not rules:
         click.echo(_NO_RULES, err=True)
 
@@ -62,7 +62,7 @@ def list_command(as_json: bool, config: Path | None) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
 @config_option
-@where_options
+@location_options
 @click.pass_context
 def run_command(
     ctx: click.Context,
@@ -70,7 +70,7 @@ def run_command(
     yes: bool,
     as_json: bool,
     config: Path | None,
-    where: Where,
+    where: Location,
 ) -> None:
     """Apply the rules to the sessions of all agents, or of the one given by --agent.
 
@@ -88,18 +88,20 @@ def run_command(
     Exit codes: 0 done, or nothing to do, 1 failed or not confirmed, 2 wrong usage, 3 some sessions
     failed.
     """
-    rules = rules_of(settings_of(config))
-    check_there(where.workspace)
+    rules = rules_of(read_settings(config))
+    check_exists(where.workspace)
     for rule in rules:
         if not rule.says_something:
-            click.echo(f"Rule {rule.name} matches no session: it {_lacks(rule)}.", err=True)
+            click.echo(
+                f"Rule {rule.name} matches no session: it {_missing_condition(rule)}.", err=True
+            )
 
     steps: list[Callable[[], None]] = []
 
     def confirm(planned: Sequence[RetentionResult]) -> bool:
         # guard: retention-asks
         if not yes and any(one.step.action != "archive" for one in planned):
-            _ask(planned)
+            _confirm(planned)
         steps.append(bars.enter_context(progress("Applying rules", len(planned))))
         return True
 
@@ -117,10 +119,10 @@ def run_command(
         click.echo(json_text(_fields(one)) if as_json else "\t".join(_row(one)))
     for words in _remarks(rules, found, dry_run=dry_run):
         click.echo(words, err=True)
-    ctx.exit(NOT_ALL if any(one.outcome == "failed" for one in found) else 0)
+    ctx.exit(PARTIAL if any(one.outcome == "failed" for one in found) else 0)
 
 
-def _ask(planned: Sequence[RetentionResult]) -> None:
+def _confirm(planned: Sequence[RetentionResult]) -> None:
     """Ask for confirmation. Raises UsageError, Abort."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(
@@ -129,7 +131,7 @@ def _ask(planned: Sequence[RetentionResult]) -> None:
         )
     for one in planned:
         click.echo("\t".join(_row(one)), err=True)
-    click.confirm(f"{_sum(planned, 'to be')} Continue?", abort=True, err=True)
+    click.confirm(f"{_totals(planned, 'to be')} Continue?", abort=True, err=True)
 
 
 def _remarks(
@@ -146,15 +148,15 @@ def _remarks(
     if not did:
         yield "There is nothing to do."
     else:
-        yield _sum(did, "would be" if dry_run else "")
+        yield _totals(did, "would be" if dry_run else "")
 
 
-def _sum(found: Sequence[RetentionResult], verb: str) -> str:
+def _totals(found: Sequence[RetentionResult], verb: str) -> str:
     parts = []
     for action, words in _ACTIONS.items():
         number = sum(one.step.action == action for one in found)
         if number:
-            parts.append(f"{count(number, 'session')} {verb} {words}".replace("  ", " "))
+            parts.append(f"{plural(number, 'session')} {verb} {words}".replace("  ", " "))
     return f"{', '.join(parts)}."
 
 
@@ -163,7 +165,7 @@ def _row(one: RetentionResult) -> list[str]:
     key = step.key or "-"
     name = key if one.agent is None else f"{one.agent}/{key}"
     shown = step.action if one.outcome in ("planned", "done") else one.outcome
-    return [shown, step.rule, one_line(name), str(step.messages), moment(step.updated)]
+    return [shown, step.rule, one_line(name), str(step.messages), format_time(step.updated)]
 
 
 def _fields(one: RetentionResult) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def _fields(one: RetentionResult) -> dict[str, Any]:
         "key": step.key,
         "uid": step.uid,
         "messages": step.messages,
-        "updated": moment(step.updated),
+        "updated": format_time(step.updated),
         "in_trash": step.in_trash,
         "outcome": one.outcome,
         "words": one.words,
@@ -196,10 +198,10 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _which(rule: Rule) -> str:
+def _describe_sessions(rule: Rule) -> str:
     """Describe the sessions that a rule selects."""
     if not rule.says_something:
-        return f"no sessions: the rule {_lacks(rule)}"
+        return f"no sessions: the rule {_missing_condition(rule)}"
     parts = []
     if rule.older_than is not None:
         days = f"{rule.older_than.total_seconds() / 86_400:,g} days"
@@ -219,7 +221,7 @@ def _which(rule: Rule) -> str:
     return f"sessions {' and '.join(parts)}{spared}"
 
 
-def _lacks(rule: Rule) -> str:
+def _missing_condition(rule: Rule) -> str:
     """Explain why a rule selects no session."""
     if rule.asks_what_nobody_knows:
         return "purges, and purge rules can only use an age and a prefix"

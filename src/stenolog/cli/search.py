@@ -10,18 +10,18 @@ import click
 
 from stenolog.catalog.entries import Hit, Hits
 from stenolog.catalog.query import parse
-from stenolog.cli.list_sessions import catalog_of
-from stenolog.cli.output import json_text, moment, one_line, printable, sentence, spoken_moment
-from stenolog.cli.workspace import Where, where_options
+from stenolog.cli.list_sessions import open_workspace_catalog
+from stenolog.cli.output import format_time, json_text, one_line, parse_time, printable, sentence
+from stenolog.cli.workspace import Location, location_options
 
-_SOME: Final = 100
+_ROLE_SAMPLE: Final = 100
 """Number of messages examined to suggest other roles."""
-_TIMES: Final = (
+_TIME_FORMATS: Final = (
     "2026-11-05, 2026-11-05T14:30 (UTC), today, yesterday, or an age: 90s, 15m, 2h, 3d, 1w"
 )
 
 
-class Moment(click.ParamType[datetime]):
+class TimeType(click.ParamType[datetime]):
     """The type of a time option: a date, a time, or an age."""
 
     name = "time"
@@ -32,9 +32,9 @@ class Moment(click.ParamType[datetime]):
         """Return the time. Fails if the value is not a time."""
         if isinstance(value, datetime):
             return value
-        found = spoken_moment(value, datetime.now(UTC))
+        found = parse_time(value, datetime.now(UTC))
         if found is None:
-            self.fail(f"{value!r} is not a time; write {_TIMES}", param, ctx)
+            self.fail(f"{value!r} is not a time; write {_TIME_FORMATS}", param, ctx)
         return found
 
 
@@ -45,8 +45,8 @@ class Moment(click.ParamType[datetime]):
     "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
 )
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
-@click.option("--since", type=Moment(), help=f"Only messages since this time: {_TIMES}.")
-@click.option("--until", type=Moment(), help="Only messages before this time.")
+@click.option("--since", type=TimeType(), help=f"Only messages since this time: {_TIME_FORMATS}.")
+@click.option("--until", type=TimeType(), help="Only messages before this time.")
 @click.option(
     "--limit",
     metavar="N",
@@ -59,7 +59,7 @@ class Moment(click.ParamType[datetime]):
     "--newest", is_flag=True, help="Sort by time, newest first.  [default: best match first]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
-@where_options
+@location_options
 @click.pass_context
 def search_command(
     ctx: click.Context,
@@ -72,7 +72,7 @@ def search_command(
     limit: int,
     newest: bool,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Find messages that contain all words of QUERY, including hidden ones.
 
@@ -91,11 +91,11 @@ def search_command(
     asked = " ".join(query)
     if parse(asked).is_empty:
         raise click.UsageError(f"{one_line(asked)!r} contains no word to search for.")
-    with catalog_of(where) as (catalog, meter):
+    with open_workspace_catalog(where) as (catalog, progress):
         look = partial(catalog.search, asked, prefix=prefix, tag=tag, since=since, until=until)
-        found = look(role=role, limit=limit, newest=newest, progress=meter)
+        found = look(role=role, limit=limit, newest=newest, progress=progress)
         # The role may be misspelt. Without a role, all roles were searched.
-        others = look(limit=_SOME).hits if role is not None and not found.hits else ()
+        others = look(limit=_ROLE_SAMPLE).hits if role is not None and not found.hits else ()
     if as_json:
         for hit in found.hits:
             _print_json(hit)
@@ -104,7 +104,7 @@ def search_command(
     else:
         for hit in found.hits:
             _print_line(hit)
-    words = _in_words(found) if found.hits else _why_nothing(asked, others)
+    words = _count_text(found) if found.hits else _no_match_text(asked, others)
     if words:
         click.echo(words, err=True)
     for key, problem in found.unreadable.items():
@@ -125,7 +125,7 @@ def _print_json(hit: Hit) -> None:
         "title": hit.title,
         "seq": hit.seq,
         "role": hit.role,
-        "at": moment(hit.at),
+        "at": format_time(hit.at),
         "hidden": hit.hidden,
         "snippet": hit.snippet,
         "marks": hit.marks,
@@ -134,8 +134,8 @@ def _print_json(hit: Hit) -> None:
 
 
 def _print_line(hit: Hit) -> None:
-    sight = "hidden" if hit.hidden else "visible"
-    row = (hit.key, str(hit.seq), hit.role, moment(hit.at), sight, printable(hit.snippet))
+    visibility = "hidden" if hit.hidden else "visible"
+    row = (hit.key, str(hit.seq), hit.role, format_time(hit.at), visibility, printable(hit.snippet))
     click.echo("\t".join(map(one_line, row)))
 
 
@@ -159,16 +159,16 @@ def _print_for_reading(hits: Sequence[Hit], *, color: bool) -> None:
         before = hit.key
         place = Text(f"{one_line(anchor(hit))} {one_line(hit.role)}", style="bold")
         hidden = " · hidden" if hit.hidden else ""
-        place.append(f" · {moment(hit.at)}{hidden}", style="not bold dim")
+        place.append(f" · {format_time(hit.at)}{hidden}", style="not bold dim")
         console.print(Padding(place, (0, 0, 0, 2), expand=False))
         said = Text()
-        for text, found in _pieces(hit):
+        for text, found in _snippet_parts(hit):
             said.append(text, style="bold yellow" if found else None)
         console.print(Padding(said, (0, 0, 0, 2), expand=False))
         console.print()
 
 
-def _pieces(hit: Hit) -> Iterator[tuple[str, bool]]:
+def _snippet_parts(hit: Hit) -> Iterator[tuple[str, bool]]:
     """Yield the snippet in pieces, made safe to print, and whether each one is a match."""
     at = 0
     for start, end in hit.marks:
@@ -178,7 +178,7 @@ def _pieces(hit: Hit) -> Iterator[tuple[str, bool]]:
     yield printable(hit.snippet[at:]), False
 
 
-def _why_nothing(asked: str, others: Sequence[Hit]) -> str:
+def _no_match_text(asked: str, others: Sequence[Hit]) -> str:
     """Explain why nothing was found. `others` are the matches of any role."""
     if others:
         roles = ", ".join(one_line(role) for role in sorted({hit.role for hit in others}))
@@ -191,7 +191,7 @@ def _why_nothing(asked: str, others: Sequence[Hit]) -> str:
     return f"No matching messages. A message must contain all words.{literal}"
 
 
-def _in_words(found: Hits) -> str:
+def _count_text(found: Hits) -> str:
     shown = len(found.hits)
     if not found.exact:
         return f"Showing {shown:,} of more than {found.count - 1:,}. Use --limit for more."

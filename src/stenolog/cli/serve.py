@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from stenolog.cli.config import Options, config_option, settings_of
-from stenolog.cli.output import one_line, printable, sentence
-from stenolog.cli.workspace import WORKSPACE_HELP, shown
+from stenolog.cli.config import Options, config_option, read_settings
+from stenolog.cli.output import one_line, print_notice, sentence
+from stenolog.cli.workspace import WORKSPACE_HELP, display_name
 from stenolog.errors import install_command
 from stenolog.gateway.access_token import Token, read_token, token_path
 from stenolog.gateway.hosts import is_loopback, login_host, server_end
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 _CHANNEL: Final = "gateway"
 _NOT_SAVED: Final = 3
 _DEFAULT_PORT: Final = "8787"
-_SECONDS: Final = 10
-_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_MISSING: Final = "The gateway is an extra: pip install 'stenolog[gateway]'."
+_TIMEOUT: Final = 10
+_LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Address to connect to if the gateway listens on all addresses."""
 _LINK: Final = re.compile(r"/login\?code=[A-Za-z0-9_-]{1,200}")
-_LONGEST: Final = 10_000
+_MAX_RESPONSE: Final = 10_000
 _PAGE: Final = """\
 <!doctype html>
 <meta charset="utf-8">
@@ -82,7 +83,7 @@ def serve_command(
 
     Exit codes: 0 stopped, 1 could not start, 2 wrong usage, 3 stopped with unsaved messages.
     """
-    settings = settings_of(config, {"gateway.host": host, "gateway.port": port})
+    settings = read_settings(config, {"gateway.host": host, "gateway.port": port})
     options = Options(config=config, workspace=workspace, model=model)
     ctx.exit(asyncio.run(_serve(settings, options)))
 
@@ -100,7 +101,7 @@ async def _serve(settings: "Settings", options: Options) -> int:
     from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
     from stenolog.channels.channel_group import Channels
-    from stenolog.cli.agents import Signals, open_agents, words_of_left
+    from stenolog.cli.agents import Signals, interruption_text, open_agents
 
     _log_to_stderr(settings)
     async with contextlib.AsyncExitStack() as undo:
@@ -120,22 +121,24 @@ async def _serve(settings: "Settings", options: Options) -> int:
         daemon = Daemon(Gateway(loop, settings), token, listening, channels)
         await daemon.start()
         undo.pop_all()
-    _tell_of(settings, agents, daemon.url, file)
-    asked = asyncio.create_task(signals.asked.wait())
+    _print_addresses(settings, agents, daemon.url, file)
+    asked = asyncio.create_task(signals.received.wait())
     await asyncio.wait({asked, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if not daemon.serving.done():
-        _say("Stopping: answers in progress have a few seconds. A second signal stops at once.")
+        print_notice(
+            "Stopping: answers in progress have a few seconds. A second signal stops at once."
+        )
     hurry = asyncio.Event()
-    another = asyncio.create_task(_hurry(signals, hurry))
+    another = asyncio.create_task(_wait_for_second_signal(signals, hurry))
     left = await daemon.stop(hurry=hurry)
     another.cancel()
     signals.ignore()
-    if words := words_of_left(left):
-        _say(words)
+    if words := interruption_text(left):
+        print_notice(words)
     failure = None if daemon.serving.cancelled() else daemon.serving.exception()
     if failure is not None:
-        _say(f"The server stopped unexpectedly: {failure!r}")
+        print_notice(f"The server stopped unexpectedly: {failure!r}")
         return 1
     if left.hanging:
         sys.stderr.flush()
@@ -144,8 +147,8 @@ async def _serve(settings: "Settings", options: Options) -> int:
     return _NOT_SAVED if left.not_saved else 0
 
 
-async def _hurry(signals: "Signals", hurry: asyncio.Event) -> None:
-    await signals.another()
+async def _wait_for_second_signal(signals: "Signals", hurry: asyncio.Event) -> None:
+    await signals.next_signal()
     hurry.set()
 
 
@@ -168,29 +171,27 @@ def _log_to_stderr(settings: "Settings") -> None:
     logging.getLogger("stenolog").setLevel(logging.INFO)
 
 
-def _tell_of(settings: "Settings", agents: "list[AgentInstance]", url: str, file: Path) -> None:
+def _print_addresses(
+    settings: "Settings", agents: "list[AgentInstance]", url: str, file: Path
+) -> None:
     names = ", ".join(f"{one.id or 'main'} ({one.model.name})" for one in agents)
-    places = ", ".join(dict.fromkeys(shown(one.spec.sessions) for one in agents))
-    _say(f"Agents: {names}. Sessions: {places}.")
+    places = ", ".join(dict.fromkeys(display_name(one.spec.sessions) for one in agents))
+    print_notice(f"Agents: {names}. Sessions: {places}.")
     for agent in agents:
         for problem in agent.problems:
-            _say(f"Warning: {sentence(problem)}")
+            print_notice(f"Warning: {sentence(problem)}")
     from stenolog.gateway.hosts import is_loopback
 
     if not is_loopback(settings.gateway.host):
-        _say(
+        print_notice(
             "Warning: other machines can reach the gateway, and traffic is not encrypted. Put a "
             "TLS proxy in front of it."
         )
     port = url.rpartition(":")[2]
-    _say(f"Browser:         steno open{'' if port == _DEFAULT_PORT else f' --port {port}'}")
-    _say(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
+    print_notice(f"Browser:         steno open{'' if port == _DEFAULT_PORT else f' --port {port}'}")
+    print_notice(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
     # The only line on stdout, for programs.
     click.echo(f"Listening at {url}")
-
-
-def _say(words: str) -> None:
-    click.echo(printable(words), err=True)
 
 
 @click.command("open")
@@ -210,13 +211,13 @@ def open_command(host: str | None, port: int | None, only_print: bool, config: P
 
     Exit codes: 0 done, 1 no gateway was found or it rejected the token, 2 wrong usage.
     """
-    settings = settings_of(config, {"gateway.host": host, "gateway.port": port}).gateway
+    settings = read_settings(config, {"gateway.host": host, "gateway.port": port}).gateway
     if settings.port == 0:
         raise click.UsageError("The port of the gateway is unknown. Use --port.")
     token = read_token(token_path(settings.token_file))
-    asked = _EVERYWHERE.get(settings.host, settings.host)
-    url = _link(asked, settings.port, token, settings.hosts)
-    if only_print or not _has_display() or not _open(url):
+    asked = _LOOPBACK_OF.get(settings.host, settings.host)
+    url = _login_link(asked, settings.port, token, settings.hosts)
+    if only_print or not _has_display() or not _open_browser(url):
         click.echo(url)
         if not only_print:
             click.echo(
@@ -232,7 +233,7 @@ def _has_display() -> bool:
     return sys.platform == "darwin" or bool(named)
 
 
-def _open(url: str) -> bool:
+def _open_browser(url: str) -> bool:
     """Open a private file that redirects the browser; return False if that failed.
 
     Command lines are visible to all users, so the link must not be an argument of the browser. The
@@ -253,15 +254,15 @@ def _open(url: str) -> bool:
     return webbrowser.open(file.as_uri())
 
 
-def _link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
+def _login_link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
     """Request a login link from the gateway with the same token. Raises ClickException."""
     # Redirects and proxies must not be followed: another server would receive the request.
-    connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
     nonce = secrets.token_urlsafe(16)
     try:
         connection.connect()
         address = str(connection.sock.getpeername()[0])
-        status, content = _asked(connection, server_end(address, port), nonce, token)
+        status, content = _request_link(connection, server_end(address, port), nonce, token)
     except (OSError, http.client.HTTPException) as error:
         words = f"There is no gateway at {one_line(host)}:{port}. Start it with: steno serve"
         raise click.ClickException(words) from error
@@ -273,7 +274,7 @@ def _link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
             "same gateway.token_file and port, and that its clock is right."
         )
         raise click.ClickException(words)
-    path = _proven_path(content, nonce, token) if status == http.HTTPStatus.OK else None
+    path = _verified_path(content, nonce, token) if status == http.HTTPStatus.OK else None
     if path is None:
         words = f"The server at {one_line(host)}:{port} is not your gateway (status {status})."
         raise click.ClickException(words)
@@ -281,7 +282,7 @@ def _link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
     return f"http://{f'[{named}]' if ':' in named else named}:{port}{path}"
 
 
-def _asked(
+def _request_link(
     connection: http.client.HTTPConnection, end: str, nonce: str, token: Token
 ) -> tuple[int, bytes]:
     """Send a proof of the token, but not the token; return the response."""
@@ -290,10 +291,10 @@ def _asked(
     headers = {"Authorization": f"Steno {proof}", "Content-Length": "0"}  # guard: token-not-sent
     connection.request("POST", "/v1/login-links", headers=headers)
     with connection.getresponse() as response:
-        return response.status, response.read(_LONGEST)
+        return response.status, response.read(_MAX_RESPONSE)
 
 
-def _proven_path(content: bytes, nonce: str, token: Token) -> str | None:
+def _verified_path(content: bytes, nonce: str, token: Token) -> str | None:
     """Return the path of the link, or None if the response has no valid proof of the token."""
     try:
         answer = json.loads(content)

@@ -14,8 +14,8 @@ from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, interruption, model_of, seconds_of
 from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
 from stenolog.cli.completion import complete_key
-from stenolog.cli.output import json_text, moment, one_line, printable
-from stenolog.cli.workspace import Where, open_to_read, shown, where_options
+from stenolog.cli.output import format_time, json_text, one_line, printable
+from stenolog.cli.workspace import Location, display_name, location_options, open_read_only
 from stenolog.errors import NoSuchSession
 from stenolog.messages import (
     UNNAMED,
@@ -37,11 +37,11 @@ from stenolog.stores.base import Store
 
 _INTERRUPTED: Final = "[interrupted]"
 """Text that marks an interrupted answer for the model."""
-_AROUND: Final = 5
+_NEIGHBOURS: Final = 5
 """Number of messages shown before and after the requested one."""
-_TOOL_LINES: Final = 12
+_MAX_TOOL_LINES: Final = 12
 """Maximum number of lines of a tool result in a terminal."""
-_VALUE: Final = 400
+_MAX_VALUE: Final = 400
 """Maximum number of characters of any other field."""
 _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -58,7 +58,7 @@ _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 @click.option("--tools", is_flag=True, help="Do not shorten tool calls and results.")
 @click.option("--no-pager", is_flag=True, help="Do not use a pager.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@where_options
+@location_options
 @click.pass_context
 def show_command(
     ctx: click.Context,
@@ -68,7 +68,7 @@ def show_command(
     tools: bool,
     no_pager: bool,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Show the messages of the session KEY.
 
@@ -83,16 +83,16 @@ def show_command(
 
     Exit codes: 0 done, 1 there is no such session or message, 2 wrong usage.
     """
-    with open_to_read(where) as store:
-        info, at = _meant(store, key, at)
+    with open_read_only(where) as store:
+        info, at = _find_message(store, key, at)
         whole = at is None
         messages = (
-            store.get_history(info.key, full=full) if at is None else _around(store, info, at)
+            store.get_history(info.key, full=full) if at is None else _neighbours(store, info, at)
         )
         if as_json:
             click.echo(json_text(_fields(store, info, messages)))
         elif sys.stdout.isatty():
-            page = _Page(color=ctx.color is not False, tools=tools)
+            page = _MessageRenderer(color=ctx.color is not False, tools=tools)
             lines = page.lines(info.summary if whole else "", messages, at)
             earlier = [message for message in messages if at is not None and message.seq < at]
             start = len(list(page.lines("", earlier, None)))
@@ -107,16 +107,16 @@ def show_command(
         if hidden and whole and not full:
             click.echo(f"{messages_are(hidden)} hidden. Use --all to show them.", err=True)
         # Read again: reading all messages may have discovered damage.
-        for words in damage_words(info_of(store, info.key), where.workspace):
+        for words in damage_lines(find_session(store, info.key), where.workspace):
             click.echo(words, err=True)
 
 
 # --- selection -------------------------------------------------------------------------------
 
 
-def info_of(store: Store, name: str) -> SessionInfo:
+def find_session(store: Store, name: str) -> SessionInfo:
     """Return the session with this key or alias. Raises ClickException if there is none."""
-    found = _find(store, name)
+    found = _find_info(store, name)
     if found is None:
         raise click.ClickException(
             f"There is no session {one_line(name)!r}. `steno list` lists the sessions."
@@ -124,31 +124,31 @@ def info_of(store: Store, name: str) -> SessionInfo:
     return found
 
 
-def _find(store: Store, name: str) -> SessionInfo | None:
+def _find_info(store: Store, name: str) -> SessionInfo | None:
     try:
         return store.info(Aliases(store).own_key(name))
     except NoSuchSession:
         return None
 
 
-def _meant(store: Store, name: str, at: int | None) -> tuple[SessionInfo, int | None]:
+def _find_message(store: Store, name: str, at: int | None) -> tuple[SessionInfo, int | None]:
     """Return the session and the seq of the message.
 
     An existing key takes precedence over KEY:SEQ.
     """
     key, _, seq = name.rpartition(":")
-    if at is None and key and seq.isascii() and seq.isdecimal() and _find(store, name) is None:
-        found = _find(store, key)
+    if at is None and key and seq.isascii() and seq.isdecimal() and _find_info(store, name) is None:
+        found = _find_info(store, key)
         if found is not None:
             return found, int(seq)
-    return info_of(store, name), at
+    return find_session(store, name), at
 
 
-def _around(store: Store, info: SessionInfo, at: int) -> list[Message]:
+def _neighbours(store: Store, info: SessionInfo, at: int) -> list[Message]:
     """Return a message and its neighbours. Raises ClickException if it does not exist."""
-    every = store.get_history(info.key, after=max(0, at - 1 - 4 * _AROUND), full=True)
-    before = [message for message in every if message.seq < at][-_AROUND:]
-    found = [message for message in every if message.seq >= at][: _AROUND + 1]
+    every = store.get_history(info.key, after=max(0, at - 1 - 4 * _NEIGHBOURS), full=True)
+    before = [message for message in every if message.seq < at][-_NEIGHBOURS:]
+    found = [message for message in every if message.seq >= at][: _NEIGHBOURS + 1]
     if not found or found[0].seq != at:
         raise click.ClickException(
             f"There is no message {at} in {one_line(info.key)}. The last one is {info.last_seq}."
@@ -164,8 +164,8 @@ def _fields(store: Store, info: SessionInfo, messages: Iterable[Message]) -> dic
         "title": title_from(
             info.meta, prompt_from((role_of(body), text_of(body)) for body in bodies)
         ),
-        "created": moment(info.created),
-        "updated": moment(info.updated),
+        "created": format_time(info.created),
+        "updated": format_time(info.updated),
         "summary": info.summary,
         "visible": info.visible,
         "count": info.count,
@@ -177,13 +177,13 @@ def message_fields(message: Message) -> dict[str, Any]:
     """Return a message as a JSON object: its position, and the object exactly as stored."""
     return {
         "seq": message.seq,
-        "at": moment(message.at),
+        "at": format_time(message.at),
         "hidden": message.hidden,
         "message": message.to_dict(),
     }
 
 
-def damage_words(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
+def damage_lines(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
     """Yield a sentence if the session is damaged."""
     if info.lost or info.damaged:
         cost = (
@@ -191,7 +191,7 @@ def damage_words(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
         )
         yield (
             f"{one_line(info.key)} is damaged: {cost}. "
-            f"Run `steno doctor {shown(workspace)}` for details."
+            f"Run `steno doctor {display_name(workspace)}` for details."
         )
 
 
@@ -211,7 +211,7 @@ def print_message(message: Message) -> None:
     click.secho(_head(message, fields.pop("role", "message")), bold=True, nl=False)
     click.secho(f" · {_place(message)}", dim=True, nl=True)
     for text in _texts(fields.pop("content", None)):
-        click.echo(printable(_in_words(text, why) if why else text))
+        click.echo(printable(_mark_interrupted(text, why) if why else text))
     for name, value in fields.items():
         click.echo(printable(f"{name}: {_as_json(value)}"))
     click.echo()
@@ -222,10 +222,10 @@ def _head(message: Message, role: Any) -> str:
 
 
 def _place(message: Message) -> str:
-    return f"{moment(message.at)}{' · hidden' if message.hidden else ''}"
+    return f"{format_time(message.at)}{' · hidden' if message.hidden else ''}"
 
 
-def _in_words(text: str, why: str) -> str:
+def _mark_interrupted(text: str, why: str) -> str:
     if not text.endswith(_INTERRUPTED):
         return text
     reason = "" if why == "stopped" else f": {why}"
@@ -249,12 +249,12 @@ def _as_json(value: Any) -> str:
 # --- in a terminal ---------------------------------------------------------------------------
 
 
-def painter(*, color: bool) -> "_Page":
+def message_renderer(*, color: bool) -> "_MessageRenderer":
     """Return a renderer of single messages for a terminal."""
-    return _Page(color=color, tools=False)
+    return _MessageRenderer(color=color, tools=False)
 
 
-class _Page:
+class _MessageRenderer:
     """Renderer of messages for a terminal: Markdown laid out, tool calls shortened."""
 
     def __init__(self, *, color: bool, tools: bool) -> None:
@@ -294,7 +294,7 @@ class _Page:
         """Yield the lines of a part; parts without readable form are shown as JSON."""
         match part:
             case TextPart():
-                yield from self._content(_in_words(part.text, why) if why else part.text)
+                yield from self._content(_mark_interrupted(part.text, why) if why else part.text)
             case ThinkingPart() if not part.in_content and not isinstance(part.value, str):
                 yield from self._field(part.field, part.value)
             case ThinkingPart() if part.text.strip() or not part.in_content:
@@ -343,18 +343,18 @@ class _Page:
         return self._styled(self._short(text), "dim") if is_json else self._markdown(text)
 
     def _markdown(self, text: str) -> list[str]:
-        from stenolog.cli.terminal_markdown import Stream, painted
+        from stenolog.cli.terminal_markdown import MarkdownStream, render_block
         from stenolog.transfer.export.code_blocks import ColourBudget
 
-        stream = Stream()
+        stream = MarkdownStream()
         blocks = [*stream.add(text), *stream.end()]
         budget = ColourBudget()
-        return [line for one in blocks for line in painted(one, self._console, budget=budget)]
+        return [line for one in blocks for line in render_block(one, self._console, budget=budget)]
 
     def _call(self, call: ToolCall) -> list[str]:
         """Return a tool call in one line."""
         # Imported late: slow, and only needed for tool calls.
-        from stenolog.cli.chat_messages import short_call
+        from stenolog.cli.chat_screen import short_call
 
         if call.name == UNNAMED:
             return self._styled(f"→ {self._short(_as_json(call.value))}", "yellow")
@@ -378,7 +378,7 @@ class _Page:
     def _cut(self, text: str) -> Iterator[str]:
         """Yield the first lines of a tool result."""
         lines = printable(text).rstrip("\n").split("\n")
-        most = len(lines) if self._tools or len(lines) <= _TOOL_LINES else _TOOL_LINES - 1
+        most = len(lines) if self._tools or len(lines) <= _MAX_TOOL_LINES else _MAX_TOOL_LINES - 1
         for line in lines[:most]:
             yield from self._styled(line if self._tools else self._short(line), "dim")
         if most < len(lines):
@@ -386,8 +386,8 @@ class _Page:
             yield from self._styled(more, "dim italic")
 
     def _short(self, text: str) -> str:
-        whole = self._tools or len(text) <= _VALUE
-        return text if whole else f"{text[: _VALUE - 1]}…"
+        whole = self._tools or len(text) <= _MAX_VALUE
+        return text if whole else f"{text[: _MAX_VALUE - 1]}…"
 
     def _styled(self, text: str, style: str) -> list[str]:
         from rich.text import Text
@@ -421,7 +421,7 @@ def _print_lines(lines: Iterator[str], *, paged: bool, color: bool, start: int) 
 # `steno tail`: print the end of a session, and new messages as any process stores them.
 
 
-_STOPPED: Final = 128 + 2
+_CTRL_C_EXIT: Final = 128 + 2
 """Exit code of a program that was ended with Ctrl-C."""
 
 
@@ -438,10 +438,10 @@ _STOPPED: Final = 128 + 2
     help="Number of messages to show first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
-@where_options
+@location_options
 @click.pass_context
 def tail_command(
-    ctx: click.Context, key: str, follow: bool, last: int, as_json: bool, where: Where
+    ctx: click.Context, key: str, follow: bool, last: int, as_json: bool, where: Location
 ) -> None:
     """Show the last messages of the session KEY, and new ones with -f.
 
@@ -453,11 +453,11 @@ def tail_command(
     """
     show = _printer(ctx, as_json=as_json)
     try:
-        with open_to_read(where) as store:
-            info, messages, seen = _end_of(store, key, last)
+        with open_read_only(where) as store:
+            info, messages, seen = _last_messages(store, key, last)
             for message in messages:
                 show(message)
-            for words in damage_words(info, where.workspace):
+            for words in damage_lines(info, where.workspace):
                 click.echo(words, err=True)
             if not follow:
                 return
@@ -466,18 +466,18 @@ def tail_command(
             for message in store.follow(info.key, after=seen, uid=info.uid):
                 show(message)
     except KeyboardInterrupt:
-        ctx.exit(_STOPPED)
+        ctx.exit(_CTRL_C_EXIT)
 
 
-def _end_of(store: Store, key: str, last: int) -> tuple[SessionInfo, list[Message], int]:
+def _last_messages(store: Store, key: str, last: int) -> tuple[SessionInfo, list[Message], int]:
     """Return a session, its last visible messages, and the seq to follow from.
 
     Reads again if the session was deleted and created again in between.
     """
     while True:
-        info = info_of(store, key)
+        info = find_session(store, key)
         messages = store.get_history(info.key, last=last)
-        now = info_of(store, info.key)
+        now = find_session(store, info.key)
         if now.uid == info.uid:
             # Messages hidden in between are not shown, and none is shown twice.
             seen = max([info.last_seq, *(message.seq for message in messages)])
@@ -490,10 +490,10 @@ def _printer(ctx: click.Context, *, as_json: bool) -> Callable[[Message], None]:
         return lambda message: click.echo(json_text(message_fields(message)))
     if not sys.stdout.isatty():
         return print_message
-    page = painter(color=ctx.color is not False)
+    page = message_renderer(color=ctx.color is not False)
 
-    def painted(message: Message) -> None:
+    def print_rendered(message: Message) -> None:
         for line in page.message(message):
             click.echo(line, color=page.color)
 
-    return painted
+    return print_rendered

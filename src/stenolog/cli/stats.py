@@ -12,27 +12,27 @@ import click
 from stenolog.cli.completion import complete_key
 from stenolog.cli.edit import progress
 from stenolog.cli.output import (
-    NOT_ALL,
-    count,
+    PARTIAL,
+    format_time,
     json_text,
-    moment,
     one_line,
+    plural,
     print_table,
     sentence,
     table_console,
 )
-from stenolog.cli.search import Moment
-from stenolog.cli.show import info_of
-from stenolog.cli.workspace import Where, open_to_read, where_options
+from stenolog.cli.search import TimeType
+from stenolog.cli.show import find_session
+from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError, install_command
 from stenolog.sessions.usage import Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
 from stenolog.stores.file_names import key_of_log
 from stenolog.stores.open_store import address
 
-ESTIMATES_ITSELF: Final = "scripted"
+SCRIPTED_MODEL: Final = "scripted"
 """Name of the model without a provider, the same as in `providers.finding`."""
-_DAYS: Final = 30
+_MAX_DAYS: Final = 30
 """Maximum number of days drawn."""
 _COLUMNS: Final = {
     "messages": "messages",
@@ -50,11 +50,11 @@ _COLUMNS: Final = {
     "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
 )
 @click.option(
-    "--since", type=Moment(), help="Only messages since this time: 2026-11-05, yesterday or 3d."
+    "--since", type=TimeType(), help="Only messages since this time: 2026-11-05, yesterday or 3d."
 )
-@click.option("--until", type=Moment(), help="Only messages before this time.")
+@click.option("--until", type=TimeType(), help="Only messages before this time.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@where_options
+@location_options
 @click.pass_context
 def stats_command(
     ctx: click.Context,
@@ -63,7 +63,7 @@ def stats_command(
     since: datetime | None,
     until: datetime | None,
     as_json: bool,
-    where: Where,
+    where: Location,
 ) -> None:
     """Count messages and tokens by day, model and channel.
 
@@ -81,8 +81,8 @@ def stats_command(
     """
     totals = Totals(price=prices())
     problems: dict[str, str] = {}
-    with open_to_read(where) as store:
-        named = info_of(store, key).key if key is not None else None
+    with open_read_only(where) as store:
+        named = find_session(store, key).key if key is not None else None
         keys = [named] if named is not None else _all_keys(store, where, prefix)
         with progress("Counting", len(keys), shown=len(keys) > 1) as step:
             for one in keys:
@@ -96,7 +96,7 @@ def stats_command(
     cost = cost_of(totals.models) if totals.price is not None else None
     if as_json:
         fields = _fields(totals, cost, problems)
-        asked = {"since": since and moment(since), "until": until and moment(until)}
+        asked = {"since": since and format_time(since), "until": until and format_time(until)}
         click.echo(json_text({**asked, **fields}, indent=2))
     elif sys.stdout.isatty() and totals.whole.messages:
         _draw(totals, cost, color=ctx.color is not False)
@@ -105,10 +105,10 @@ def stats_command(
             click.echo("\t".join(row))
     for words in _remarks(totals, cost, problems):
         click.echo(words, err=True)
-    ctx.exit(NOT_ALL if problems else 0)
+    ctx.exit(PARTIAL if problems else 0)
 
 
-def _all_keys(store: Store, where: Where, prefix: str) -> list[str]:
+def _all_keys(store: Store, where: Location, prefix: str) -> list[str]:
     """Return the keys of all sessions, and of files that a store does not list.
 
     A JSONL store leaves out the sessions that it cannot read.
@@ -138,28 +138,28 @@ def _count(
 def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> Iterator[str]:
     for key, problem in problems.items():
         yield f"{one_line(key)}: {sentence(problem)}"
-    whole = totals.whole
-    if not whole.messages:
+    total = totals.whole
+    if not total.messages:
         yield "There are no messages."
         return
-    script = totals.models.get(ESTIMATES_ITSELF, Counts())
+    script = totals.models.get(SCRIPTED_MODEL, Counts())
     by_script = script.prompt + script.answer
-    by_providers = whole.prompt + whole.answer - by_script
+    by_providers = total.prompt + total.answer - by_script
     parts = [
         f"{tokens:,} {words}"
         for tokens, words in (
             (by_providers, "reported by providers"),
             (by_script, "estimated by the scripted model"),
-            (whole.estimated, "estimated from the text"),
+            (total.estimated, "estimated from the text"),
         )
         if tokens
     ]
-    if whole.estimated or by_script:
+    if total.estimated or by_script:
         yield f"Tokens: {', '.join(parts)}."
-    if cost is None and whole.answers > script.answers:
+    if cost is None and total.answers > script.answers:
         yield f"To see the cost: {install_command('prices')}"
-    elif cost is not None and set(cost.unknown) - {ESTIMATES_ITSELF}:
-        unknown = [name for name in cost.unknown if name != ESTIMATES_ITSELF]
+    elif cost is not None and set(cost.unknown) - {SCRIPTED_MODEL}:
+        unknown = [name for name in cost.unknown if name != SCRIPTED_MODEL]
         names = ", ".join(one_line(name) or "unnamed models" for name in unknown)
         yield f"No price is known for {names}."
 
@@ -167,7 +167,7 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
 # --- as text and JSON ------------------------------------------------------------------------
 
 
-def _tables(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
+def _report_rows(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
     """Yield the kind, name and counts of each line of the report."""
     yield "total", "", totals.whole
     for day in sorted(totals.days):
@@ -179,23 +179,23 @@ def _tables(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
 
 
 def _rows(totals: Totals) -> Iterator[list[str]]:
-    for kind, name, counts in _tables(totals):
+    for kind, name, counts in _report_rows(totals):
         shown = one_line(name) or "-"
         yield [kind, shown, *(str(getattr(counts, name)) for name in _COLUMNS.values())]
 
 
 def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> dict[str, Any]:
-    told: dict[str, list[dict[str, Any]]] = {"day": [], "model": [], "channel": []}
-    for kind, name, counts in _tables(totals):
+    tables: dict[str, list[dict[str, Any]]] = {"day": [], "model": [], "channel": []}
+    for kind, name, counts in _report_rows(totals):
         if kind != "total":
             shown = name if kind == "day" else name or None
-            told[kind].append({kind: shown, **_sums(counts)})
+            tables[kind].append({kind: shown, **_count_fields(counts)})
     return {
         "sessions": totals.sessions,
-        **_sums(totals.whole),
-        "days": told["day"],
-        "models": told["model"],
-        "channels": told["channel"],
+        **_count_fields(totals.whole),
+        "days": tables["day"],
+        "models": tables["model"],
+        "channels": tables["channel"],
         "cost": None
         if cost is None
         else {
@@ -207,7 +207,7 @@ def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> d
     }
 
 
-def _sums(counts: Counts) -> dict[str, int]:
+def _count_fields(counts: Counts) -> dict[str, int]:
     sums = {column: getattr(counts, name) for column, name in _COLUMNS.items()}
     return {**sums, "answers": counts.answers}
 
@@ -240,26 +240,31 @@ def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
         print_table(console, columns, cells)
         console.print()
 
-    whole = totals.whole
-    parts = ((totals.sessions, "session"), (whole.messages, "message"), (whole.tokens, "token"))
-    head = ", ".join(count(number, what) for number, what in parts)
+    total = totals.whole
+    parts = ((totals.sessions, "session"), (total.messages, "message"), (total.tokens, "token"))
+    head = ", ".join(plural(number, what) for number, what in parts)
     if cost is not None and cost.models:
         head += f", ${cost.total:,.2f}"
     console.print(Text(head, style="bold"))
     console.print(
         Text(
-            f"{whole.prompt:,} input ({whole.cached:,} cached), {whole.answer:,} output, "
-            f"~{whole.estimated:,} estimated\n",
+            f"{total.prompt:,} input ({total.cached:,} cached), {total.answer:,} output, "
+            f"~{total.estimated:,} estimated\n",
             style="dim",
         )
     )
-    days = {day.isoformat(): totals.days[day] for day in sorted(totals.days)[-_DAYS:]}
+    days = {day.isoformat(): totals.days[day] for day in sorted(totals.days)[-_MAX_DAYS:]}
     table("day", days, bars="cyan")
-    if len(totals.days) > _DAYS:
+    if len(totals.days) > _MAX_DAYS:
         console.print(
-            Text(f"Showing the last {_DAYS} days with messages. Use --json for all.\n", style="dim")
+            Text(
+                f"Showing the last {_MAX_DAYS} days with messages. Use --json for all.\n",
+                style="dim",
+            )
         )
     for kind, bars in (("model", "green"), ("channel", "magenta")):
-        rows = {one_line(name) or "-": counts for of, name, counts in _tables(totals) if of == kind}
+        rows = {
+            one_line(name) or "-": counts for of, name, counts in _report_rows(totals) if of == kind
+        }
         if rows:
             table(kind, rows, bars=bars)

@@ -18,67 +18,62 @@ import click
 from stenolog.cli.output import error_sentence, sentence
 from stenolog.errors import StenologError
 
-GROUPS: Final = {
-    "Chat": {
-        "chat": "Talk to an agent",
-        "ask": "Ask one question",
-        "serve": "Run the HTTP gateway",
-        "open": "Open it in a browser",
-    },
-    "Browse": {
-        "list": "List sessions",
-        "show": "Show a session",
-        "search": "Search all messages",
-        "tail": "Follow new messages",
-        "stats": "Count tokens and cost",
-    },
-    "Edit": {
-        "rename": "Set the title",
-        "tag": "Add or remove tags",
-        "fork": "Copy into a new session",
-        "undo": "Undo the last change",
-        "summarize": "Summarize old messages",
-    },
-    "Maintain": {
-        "doctor": "Find and repair damage",
-        "backup": "Back up all sessions",
-        "delete": "Move to the trash",
-        "restore": "Restore from the trash",
-        "purge": "Delete permanently",
-        "archive": "Archive old messages",
-        "retention": "Apply retention rules",
-    },
-    "Transfer": {
-        "import": "Import from other apps",
-        "export": "Export one session",
-        "copy": "Copy to another store",
-    },
-    "Set up": {
-        "memory": "Manage notes",
-        "config": "Show the settings",
-        "completion": "Shell completion",
-    },
-}
-"""All commands with a short description, grouped as in the help."""
-_MODULES: Final = {
+_HELP: Final = """\
+Usage: steno COMMAND [OPTIONS] [ARGS]...
+
+Talk to AI agents; list, search, repair and move their conversations.
+
+Chat      chat        Talk to an agent         ask       Ask one question
+          serve       Run the HTTP gateway     open      Open it in a browser
+Browse    list        List sessions            show      Show a session
+          search      Search all messages      tail      Follow new messages
+          stats       Count tokens and cost
+Edit      rename      Set the title            tag       Add or remove tags
+          fork        Copy into a new session  undo      Undo the last change
+          summarize   Summarize old messages
+Maintain  doctor      Find and repair damage   backup    Back up all sessions
+          delete      Move to the trash        restore   Restore from the trash
+          purge       Delete permanently       archive   Archive old messages
+          retention   Apply retention rules
+Transfer  import      Import from other apps   export    Export one session
+          copy        Copy to another store
+Set up    memory      Manage notes             config    Show the settings
+          completion  Shell completion
+
+Sessions are in ./workspace, unless -w after the command names another place.
+steno COMMAND --help describes a command; steno --version prints the version.
+"""
+"""Help of `steno`. It fits a terminal of 24 lines and 80 columns."""
+COMMANDS: Final = {
     "archive": "edit",
+    "ask": "chat",
     "backup": "copy_backup",
+    "chat": "chat",
+    "completion": "completion",
+    "config": "config",
     "copy": "copy_backup",
     "delete": "delete_restore",
+    "doctor": "doctor",
+    "export": "export",
     "fork": "edit",
     "import": "import_sessions",
     "list": "list_sessions",
     "memory": "memory_commands",
     "open": "serve",
+    "purge": "purge",
     "rename": "edit",
     "restore": "delete_restore",
+    "retention": "retention",
+    "search": "search",
+    "serve": "serve",
+    "show": "show",
+    "stats": "stats",
     "summarize": "edit",
     "tag": "edit",
     "tail": "show",
     "undo": "edit",
 }
-"""Module of each command whose module has another name."""
-COMMANDS: Final = tuple(sorted(name for group in GROUPS.values() for name in group))
+"""Module of each command."""
 _ALIASES: Final = {"compact": "summarize"}
 """Old names of commands, which still work."""
 
@@ -88,8 +83,6 @@ _COMPLETION: Final = "_STENO_COMPLETE"
 """Environment variable with which a shell requests completions."""
 BROKEN_PIPE: Final = 128 + 13
 """Exit code that a shell shows for a program ended by SIGPIPE."""
-_WIDTHS: Final = (10, 12, 25, 10)
-"""Widths of group, name, description and second name in the help."""
 
 
 class Steno(click.Group):
@@ -116,29 +109,9 @@ class Steno(click.Group):
         return list(COMMANDS)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help so that it fits a terminal of 24 lines: two commands per line."""
+        """Write the help: all commands on one screen."""
         del ctx
-        group_width, name_width, text_width, second_width = _WIDTHS
-        lines = [
-            "Usage: steno COMMAND [OPTIONS] [ARGS]...",
-            "",
-            "Talk to AI agents; list, search, repair and move their conversations.",
-            "",
-        ]
-        for group, commands in GROUPS.items():
-            pairs = list(commands.items())
-            for number in range(0, len(pairs), 2):
-                head = group if number == 0 else ""
-                (name, text), *second = pairs[number : number + 2]
-                line = f"{head:{group_width}}{name:{name_width}}{text:{text_width}}"
-                line += "".join(f"{name:{second_width}}{text}" for name, text in second)
-                lines.append(line.rstrip())
-        lines += [
-            "",
-            "Sessions are in ./workspace, unless -w after the command names another place.",
-            "steno COMMAND --help describes a command; steno --version prints the version.",
-        ]
-        formatter.write("\n".join(lines) + "\n")
+        formatter.write(_HELP)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, or None."""
@@ -146,7 +119,7 @@ class Steno(click.Group):
         name = _ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             return None
-        module = import_module(f"stenolog.cli.{_MODULES.get(name, name)}")
+        module = import_module(f"stenolog.cli.{COMMANDS[name]}")
         command: click.Command = getattr(module, f"{name}_command")
         return command
 

@@ -50,7 +50,7 @@ class Block(Struct, frozen=True, kw_only=True):
     """Whether it is the rest of a list item whose bullet was already printed."""
 
 
-class Stream:
+class MarkdownStream:
     """Streamed text, split into blocks."""
 
     def __init__(self) -> None:
@@ -251,7 +251,7 @@ def _parser() -> "MarkdownIt":
     return plain.enable("strikethrough").enable("table")
 
 
-def painted(
+def render_block(
     block: Block, console: "Console", *, style: str = "", budget: ColourBudget | None = None
 ) -> list[str]:
     """Return the lines of a block for this console, with the empty ones before it.

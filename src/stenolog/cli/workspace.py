@@ -26,7 +26,7 @@ WORKSPACE_HELP: Final = (
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def shown(workspace: str) -> str:
+def display_name(workspace: str) -> str:
     """Return a workspace in printable form, without the password of a URL."""
     if "://" not in workspace and "password" not in workspace:
         return workspace
@@ -36,7 +36,7 @@ def shown(workspace: str) -> str:
     return without_password(workspace)  # guard: workspace-name-redacted
 
 
-class Where(Struct, frozen=True, kw_only=True):
+class Location(Struct, frozen=True, kw_only=True):
     """The store that the options select: a workspace, and an agent or namespace in it."""
 
     workspace: str
@@ -46,7 +46,7 @@ class Where(Struct, frozen=True, kw_only=True):
     @property
     def shown(self) -> str:
         """Return the workspace in printable form."""
-        return shown(self.workspace)
+        return display_name(self.workspace)
 
     @property
     def place(self) -> Place:
@@ -67,7 +67,7 @@ def workspace_option(
         if ctx.params.get("directory") is not None or ctx.resilient_parsing:
             return DEFAULT
         try:
-            return _of_settings(ctx.params.get("agent"))
+            return _workspace_in_settings(ctx.params.get("agent"))
         except click.ClickException as error:
             raise wrong(error.message) from error
 
@@ -80,20 +80,20 @@ def workspace_option(
     )(command)
 
 
-def _of_settings(agent: str | None) -> str:
+def _workspace_in_settings(agent: str | None) -> str:
     """Return where the settings store the sessions of an agent. Raises ClickException."""
     # Imported late: slow, and not needed with -w; the second import only if settings exist.
     from stenolog.settings.file import is_anything_set
 
     if not is_anything_set(os.environ):
         return DEFAULT
-    from stenolog.cli.config import settings_of
+    from stenolog.cli.config import read_settings
 
-    settings = settings_of(None)
+    settings = read_settings(None)
     return settings.agents.get(agent or "", settings.agent).sessions
 
 
-def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--workspace`, `--agent` and `--namespace` to a command, passed as Where."""
 
     @wraps(command)
@@ -102,7 +102,7 @@ def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if agent is not None and namespace is not None:
             raise click.UsageError("Use either --agent or --namespace, not both.")
-        where = Where(workspace=workspace, agent=agent, namespace=namespace)
+        where = Location(workspace=workspace, agent=agent, namespace=namespace)
         return command(*arguments, where=where, **others)
 
     bundled = click.option(
@@ -114,7 +114,7 @@ def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return workspace_option(bundled)
 
 
-def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
+def choose_workspace(ctx: click.Context, directory: str | None, workspace: str) -> str:
     """Return the workspace of a command that also accepts DIR. Raises UsageError for both."""
     if directory is None:
         return workspace
@@ -123,7 +123,7 @@ def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
     return directory
 
 
-def check_there(workspace: str) -> None:
+def check_exists(workspace: str) -> None:
     """Raise UsageError if there is no such workspace, StoreUnavailable if it is inaccessible."""
     found = address(workspace)
     if found.engine != "jsonl":
@@ -133,14 +133,19 @@ def check_there(workspace: str) -> None:
     check_workspace(Path(found.path))
 
 
-def open_to_read(where: Where | str) -> Store:
+def open_read_only(where: Location | str) -> Store:
     """Open the store read-only. Raises UsageError, StoreUnavailable."""
     if isinstance(where, str):
-        where = Where(workspace=where)
-    check_there(where.workspace)
+        where = Location(workspace=where)
+    check_exists(where.workspace)
+    return open_existing(where, read_only=True)
+
+
+def open_existing(where: Location, *, read_only: bool) -> Store:
+    """Open the store; return an empty one if nothing was ever stored there."""
     place = where.place
     folder = Path(place.where, place.namespace)
     if address(place.where).engine == "jsonl" and not folder.exists():
-        # Nothing was ever stored here: an empty store behaves the same.
+        # An empty store behaves the same and creates no files.
         return InMemoryStore()
-    return open_store(place.where, namespace=place.namespace, read_only=True)
+    return open_store(place.where, namespace=place.namespace, read_only=read_only)

@@ -24,8 +24,8 @@ from stenolog.agent.turn_events import (
 )
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
-from stenolog.cli.chat_pipe import Teller, code_of
-from stenolog.cli.chat_screen import Meter
+from stenolog.cli.chat_pipe import TurnPrinter, exit_code_of
+from stenolog.cli.chat_screen import StatusLine
 from stenolog.cli.config import Options
 from stenolog.stores.open_store import open_store
 
@@ -71,14 +71,14 @@ def test_the_question_may_come_from_stdin(arguments: list[str]) -> None:
     assert contents("cli:a")[0] == "what\ntime is it?"
 
 
-def test_what_is_piped_in_beside_a_question_stands_behind_it() -> None:
+def test_ask_appends_piped_text_to_the_question() -> None:
     ended = ask("--session", "cli:a", "what is wrong?", stdin="line one\nline two\n")
     assert ended.exit_code == 0
     assert contents("cli:a")[0] == "what is wrong?\n\nline one\nline two"
 
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "terminal"])
-def test_only_a_pipe_or_a_file_is_read_beside_a_question(here: Path, kind: str) -> None:
+def test_ask_reads_stdin_only_from_a_pipe_or_file(here: Path, kind: str) -> None:
     # Of a terminal nobody can say whether something will be typed.
     (here / "log").write_bytes(b"more \xff\n")
     reader, writer = pty.openpty()[::-1] if kind == "terminal" else os.pipe()
@@ -102,7 +102,7 @@ def test_no_question_is_wrong_usage(stdin: str) -> None:
     assert not Path("workspace").exists()
 
 
-def test_each_question_has_a_session_of_its_own() -> None:
+def test_each_question_starts_a_new_session() -> None:
     ask("the time")
     ask("the time")
     with open_store("workspace", read_only=True) as store:
@@ -111,13 +111,13 @@ def test_each_question_has_a_session_of_its_own() -> None:
     assert all(key.startswith("cli:") and key.endswith(":default") for key in keys)
 
 
-def test_a_question_is_no_command() -> None:
+def test_question_is_never_parsed_as_a_command() -> None:
     ended = ask("--session", "cli:a", "/clear the time")
     assert ended.exit_code == 0
     assert contents("cli:a")[0] == "/clear the time"
 
 
-def test_as_json_it_is_one_object() -> None:
+def test_ask_json_prints_one_object() -> None:
     ended = ask("--json", "--session", "cli:a", "the time")
     assert (ended.exit_code, ended.stderr) == (0, "")
     told = json.loads(ended.stdout)
@@ -135,7 +135,7 @@ def test_as_json_it_is_one_object() -> None:
     }
 
 
-def test_what_failed_is_told_on_stderr_and_in_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_answer_is_reported_on_stderr_and_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STENO_MODELS__BAD__BASE_URL", "http://127.0.0.1:1/v1")
     monkeypatch.setenv("STENO_MODELS__BAD__MODEL", "x")
     monkeypatch.setenv("STENO_MODELS__BAD__RETRIES", "0")
@@ -150,7 +150,7 @@ def test_what_failed_is_told_on_stderr_and_in_the_object(monkeypatch: pytest.Mon
     assert contents("cli:a") == ["hello"]
 
 
-def test_a_question_that_was_neither_answered_nor_saved_is_not_said_to_be_kept(
+def test_unsaved_question_is_reported_as_not_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STENO_MODELS__BAD__BASE_URL", "http://127.0.0.1:1/v1")
@@ -166,20 +166,20 @@ def test_a_question_that_was_neither_answered_nor_saved_is_not_said_to_be_kept(
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert "is kept" not in ended.stderr
     assert "Your question was not saved; ask again." in ended.stderr
-    assert "Lost: 1 message is in no store" in ended.stderr
+    assert "Lost: 1 message could not be saved" in ended.stderr
     answered = ask("--session", "cli:a", "hello")
     assert answered.exit_code == 3
     assert answered.stdout != ""
 
 
-def test_a_key_that_cannot_be_one_is_refused_in_a_sentence() -> None:
+def test_invalid_key_is_rejected_with_one_sentence() -> None:
     ended = ask("--session", "x" * 2_000, "the time")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.startswith("Error: ")
     assert ended.stderr.count("\n") == 1
 
 
-def test_stopped_it_keeps_what_was_said() -> None:
+def test_stopped_answer_is_saved() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "ask", "--model", "scripted", "--session", "cli:a", "long"],
         stdout=subprocess.PIPE,
@@ -210,14 +210,14 @@ def test_stopped_it_keeps_what_was_said() -> None:
         ("interrupted", 2, True, 130),
     ],
 )
-def test_the_exit_code_tells_what_came_of_it(
+def test_exit_code_matches_the_outcome(
     outcome: Outcome, seq: int | None, saved: bool, code: int
 ) -> None:
-    assert code_of(Answer(key="k", text="", outcome=outcome, seq=seq, saved=saved)) == code
+    assert exit_code_of(Answer(key="k", text="", outcome=outcome, seq=seq, saved=saved)) == code
 
 
-def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    teller = Teller(Meter("m"), talkative=True)
+def test_text_before_and_after_a_tool_is_separated(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = TurnPrinter(StatusLine("m"), verbose=True)
     for event in (
         TextDelta(text="Let me look."),
         ToolStarted(id="1", name="now", arguments="{}"),
@@ -225,29 +225,29 @@ def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture
         TextDelta(text="It is \x1b[2Jnoon."),
         SaveFailed(count=1, text="the disk is full"),
     ):
-        teller.tell(event)
-    teller.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
+        printer.tell(event)
+    printer.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
     said, told = capsys.readouterr()
     assert said == "Let me look.\n\nIt is noon.\n"
     assert told.splitlines() == [
         "✓ now() · 0.1 s · noon (+1 lines)",
-        "Not saved: 1 message is in memory only. The disk is full.",
+        "Not saved: 1 message in memory only. The disk is full.",
         "m",
     ]
 
 
-def test_an_answer_that_broke_off_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_answer_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     for once, told in (
-        (False, ["gpt-5 broke off; the text so far is kept, /retry asks again."]),
-        (True, ["gpt-5 broke off; the text so far is kept.", "`steno chat k` goes on."]),
+        (False, ["gpt-5 broke off; what was said is kept, /retry asks again."]),
+        (True, ["gpt-5 broke off; what was said is kept.", "Continue with `steno chat k`."]),
     ):
-        teller = Teller(Meter("m"), talkative=False, once=once)
-        teller.tell(Notice(text="gpt-5 broke off; the text so far is kept, /retry asks again"))
-        teller.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
+        printer = TurnPrinter(StatusLine("m"), verbose=False, once=once)
+        printer.tell(Notice(text="gpt-5 broke off; what was said is kept, /retry asks again"))
+        printer.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
         assert capsys.readouterr().err.splitlines() == told
 
 
-def test_trying_out_leaves_no_notes() -> None:
+def test_scripted_model_makes_no_notes() -> None:
     async def consolidation() -> bool:
         opened = open_agent(Options(model="scripted"))
         try:
@@ -267,13 +267,13 @@ def test_trying_out_leaves_no_notes() -> None:
         ("mien", "Mine"),
     ],
 )
-def test_a_model_that_is_nearly_one_gets_a_suggestion(here: Path, wanted: str, meant: str) -> None:
+def test_misspelt_model_gets_a_suggestion(here: Path, wanted: str, meant: str) -> None:
     (here / "steno.toml").write_text('[models.Mine]\nmodel = "openai/x"\n')
     ended = ask("--config", "steno.toml", "--model", wanted, "hello")
     assert ended.exit_code == 1
     assert ended.stderr == f"Error: There is no model {wanted!r}; did you mean {meant!r}?\n"
 
 
-def test_a_model_that_is_like_no_other_gets_the_list_of_all() -> None:
+def test_unknown_model_gets_the_list_of_models() -> None:
     ended = ask("--model", "zzzz/gpt", "hello")
     assert "No provider is known for the model 'zzzz/gpt'; write one of" in ended.stderr

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli import main
 from stenolog.cli.agents import open_agent
-from stenolog.cli.chat_history import KeptHistory
-from stenolog.cli.chat_pipe import SafeText
-from stenolog.cli.chat_start import find_start
+from stenolog.cli.chat_input import InputHistory
+from stenolog.cli.chat_pipe import SafeStream
 from stenolog.cli.config import Options
+from stenolog.cli.picker import find_start
 from stenolog.stores.open_store import open_store
 
 Steno = Callable[..., Result]
@@ -97,7 +97,7 @@ def test_each_line_is_a_message_and_only_answers_go_to_stdout() -> None:
 
 
 @pytest.mark.parametrize("file", ["lines", os.devnull])
-def test_what_cannot_be_waited_for_can_be_stdin(file: str) -> None:
+def test_stdin_may_be_a_file_or_dev_null(file: str) -> None:
     Path("lines").write_text("the time\n/quit\nnever\n")
     with Path(file).open() as lines:
         ended = subprocess.run(
@@ -112,12 +112,12 @@ def test_what_cannot_be_waited_for_can_be_stdin(file: str) -> None:
     assert len(contents("cli:a")) == (4 if file == "lines" else 0)
 
 
-def test_nothing_typed_is_nothing_wrong() -> None:
+def test_empty_input_exits_with_0() -> None:
     ended = chat(typed="")
     assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def test_commands_are_carried_out_and_lead_into_other_sessions() -> None:
+def test_commands_run_and_switch_sessions() -> None:
     ended = chat("cli:a", typed="the time\n/new\nwhat time\n/nonsense\n")
     assert ended.exit_code == 0
     assert "A new session." in ended.stdout
@@ -130,7 +130,7 @@ def test_commands_are_carried_out_and_lead_into_other_sessions() -> None:
         ]
 
 
-def test_a_turn_that_failed_is_told_and_the_exit_code_says_so(
+def test_failed_turn_is_reported_and_sets_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STENO_MODELS__BAD__BASE_URL", "http://127.0.0.1:1/v1")
@@ -144,7 +144,7 @@ def test_a_turn_that_failed_is_told_and_the_exit_code_says_so(
     assert contents("cli:a") == ["hello"]
 
 
-def test_a_reader_that_is_gone_ends_it_without_a_word() -> None:
+def test_closed_pipe_ends_the_command_silently() -> None:
     chat = Chat("long\nsecond\n")
     assert chat.process.stdout is not None
     assert chat.process.stderr is not None
@@ -155,7 +155,7 @@ def test_a_reader_that_is_gone_ends_it_without_a_word() -> None:
     assert "second" not in contents("cli:a")
 
 
-def test_asked_to_end_it_finishes_the_answer() -> None:
+def test_sigterm_lets_the_answer_finish() -> None:
     chat = Chat("markdown\n")
     chat.process.send_signal(signal.SIGTERM)
     code, said, _ = chat.end()
@@ -164,7 +164,7 @@ def test_asked_to_end_it_finishes_the_answer() -> None:
     assert said.endswith("this page is always the same.\n")
 
 
-def test_asked_twice_it_ends_at_once_and_says_what_it_leaves() -> None:
+def test_second_sigterm_stops_at_once_and_names_the_session() -> None:
     chat = Chat("long\n")
     chat.process.send_signal(signal.SIGTERM)
     assert chat.told().startswith("Waiting up to 10 s for the answer to finish.")
@@ -177,7 +177,7 @@ def test_asked_twice_it_ends_at_once_and_says_what_it_leaves() -> None:
     assert contents("cli:a") == ["long"]
 
 
-def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
+def test_ctrl_c_stops_the_answer_but_not_the_program() -> None:
     chat = Chat("long\n")
     chat.process.send_signal(signal.SIGINT)
     code, said, told = chat.end("the time\n")
@@ -187,16 +187,16 @@ def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
     assert str(contents("cli:a")[1]).endswith("[interrupted]")
 
 
-def test_an_answer_in_pieces_cannot_drive_the_terminal() -> None:
-    safe = SafeText()
+def test_control_sequences_split_over_chunks_are_removed() -> None:
+    safe = SafeStream()
     pieces = ["a\x1b", "[3", "1mb", "\x1b]0;ti", "tle\x07c\nd", "\x9b2", "Je", "\x1b[0"]
     assert "".join([*map(safe.add, pieces), safe.end()]) == "abc\nde0"
     assert safe.add("\x1b]" + 300 * "x") == ""
     assert safe.add("plain") == "plain"
 
 
-def test_many_lines_with_sequences_come_whole_out_of_one_piece() -> None:
-    safe = SafeText()
+def test_many_lines_with_sequences_in_one_chunk_are_complete() -> None:
+    safe = SafeStream()
     assert safe.add("\x1b[31mred\x1b[0m\n" * 5_000 + "end\x1b[") == "red\n" * 5_000 + "end"
     assert safe.add("1m.") + safe.end() == "."
 
@@ -216,19 +216,19 @@ def test_without_a_model_three_lines_say_how_to_get_one() -> None:
 @pytest.mark.parametrize(
     "arguments", [["k", "-c"], ["k", "-r", "x"], ["-c", "-r"]], ids=lambda given: " ".join(given)
 )
-def test_a_session_is_named_once(steno: Steno, arguments: list[str]) -> None:
+def test_selecting_the_session_twice_is_wrong_usage(steno: Steno, arguments: list[str]) -> None:
     result = steno("chat", *arguments)
     assert result.exit_code == 2
     assert "Select the session only once: with KEY, -c or -r." in result.stderr
 
 
-def test_an_agent_that_is_nowhere_is_refused_by_name() -> None:
+def test_unknown_agent_is_rejected_by_name() -> None:
     ended = chat("--agent", "ada", typed="x\n")
     assert ended.exit_code == 1
     assert "There is no agent 'ada'" in ended.stderr
 
 
-def test_an_agent_of_the_settings_has_sessions_and_words_of_its_own(here: Path) -> None:
+def test_configured_agent_has_its_own_sessions_and_prompt(here: Path) -> None:
     Path("mine.toml").write_text('[agents.ada]\nmodel = "scripted"\nsystem = "You are Ada."\n')
     ended = chat("cli:a", "--agent", "ada", "--config", "mine.toml", typed="the time\n", model=None)
     assert (ended.exit_code, ended.stderr) == (0, "")
@@ -236,12 +236,12 @@ def test_an_agent_of_the_settings_has_sessions_and_words_of_its_own(here: Path) 
     assert list((here / "workspace").rglob("cli%3Aa.jsonl"))
 
 
-def test_the_first_agent_can_be_called_by_its_name() -> None:
+def test_default_agent_can_be_selected_by_name() -> None:
     assert chat("cli:a", "--agent", "main", typed="the time\n").exit_code == 0
     assert contents("cli:a")[0] == "the time"
 
 
-def test_help_does_not_wait_for_what_only_a_chat_needs() -> None:
+def test_help_does_not_import_the_chat() -> None:
     program = (
         "import sys; from stenolog.cli import main\n"
         "main(['--help'], standalone_mode=False)\n"
@@ -272,7 +272,7 @@ def talks() -> None:
 
 
 @pytest.mark.usefixtures("talks")
-def test_a_chat_begins_a_new_session() -> None:
+def test_chat_starts_a_new_session() -> None:
     chat(typed="the time\n")
     with open_store("workspace", read_only=True) as store:
         assert len(store.list_sessions()) == 4
@@ -282,18 +282,18 @@ def test_a_chat_begins_a_new_session() -> None:
 
 
 @pytest.mark.usefixtures("talks")
-def test_it_goes_on_with_the_last_of_the_terminal() -> None:
+def test_continue_selects_the_last_cli_session() -> None:
     assert chat("-c", typed="the time\n").exit_code == 0
     assert contents("cli:2:default")[2] == "the time"
 
 
-def test_with_nothing_to_go_on_with_it_begins_anew() -> None:
+def test_continue_without_sessions_starts_a_new_one() -> None:
     assert chat("-c", typed="the time\n").exit_code == 0
     assert contents(only_key())[0] == "the time"
 
 
 @pytest.mark.usefixtures("talks")
-def test_it_resumes_the_one_that_matches() -> None:
+def test_resume_selects_the_only_match() -> None:
     assert chat("-r", "mountains", typed="the time\n").exit_code == 0
     assert contents("cli:1:default")[2] == "the time"
 
@@ -313,7 +313,7 @@ def test_it_resumes_the_one_that_matches() -> None:
         ("", "Error: Which session? Choose one by its key"),
     ],
 )
-def test_where_nobody_can_be_asked_it_says_which_there_are(text: str, words: str) -> None:
+def test_ambiguous_resume_without_a_terminal_lists_matches(text: str, words: str) -> None:
     ended = chat("-r", text, typed="the time\n") if text else chat("-r", typed="the time\n")
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.startswith(words)
@@ -334,37 +334,37 @@ def test_an_interrupted_turn_is_answered_with_the_next_message() -> None:
 # --- what was typed --------------------------------------------------------------------------
 
 
-def test_what_was_typed_is_kept_privately_the_newest_first(tmp_path: Path) -> None:
+def test_input_history_is_private_and_newest_first(tmp_path: Path) -> None:
     file = tmp_path / "state" / "typed"
-    history = KeptHistory(file)
+    history = InputHistory(file)
     history.store_string("one\ntwo")
     history.store_string("three")
-    assert list(KeptHistory(file).load_history_strings()) == ["three", "one\ntwo"]
+    assert list(InputHistory(file).load_history_strings()) == ["three", "one\ntwo"]
     assert file.stat().st_mode & 0o777 == 0o600
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_of_a_long_history_the_newer_half_stays(tmp_path: Path) -> None:
+def test_long_input_history_keeps_the_newer_half(tmp_path: Path) -> None:
     file = tmp_path / "typed"
-    history = KeptHistory(file)
+    history = InputHistory(file)
     for number in range(300):
         history.store_string(f"{number} {5_000 * 'x'}")
-    found = list(KeptHistory(file).load_history_strings())
+    found = list(InputHistory(file).load_history_strings())
     assert found[0].startswith("299 ")
     assert len(found) < 150
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_history_that_cannot_be_kept_costs_nothing_else(tmp_path: Path) -> None:
+def test_chat_works_if_the_input_history_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    history = KeptHistory(tmp_path / "file" / "typed")
+    history = InputHistory(tmp_path / "file" / "typed")
     history.store_string("x")
     assert list(history.load_history_strings()) == []
     (tmp_path / "damaged").write_bytes(b'\xff\n"one"\nnot json\n3\n')
-    assert list(KeptHistory(tmp_path / "damaged").load_history_strings()) == []
+    assert list(InputHistory(tmp_path / "damaged").load_history_strings()) == []
 
 
-def test_a_session_has_its_own_model_where_no_other_is_found() -> None:
+def test_session_model_is_used_if_no_model_is_found() -> None:
     with open_store("workspace") as store:
         store.add_message("cli:a:default", "user", "hello")
         store.add_message("cli:a:default", "assistant", "Hello.")
@@ -377,11 +377,11 @@ def test_a_session_has_its_own_model_where_no_other_is_found() -> None:
         assert ended.stdout.startswith("The tool says: ")
     ended = chat("-c", typed="/new\nthe time\n", model=None)
     assert ended.exit_code == 1
-    assert "No model was found; /model NAME takes one for this session." in ended.stderr
+    assert "No model was found; choose one for this session with /model NAME." in ended.stderr
 
 
 @pytest.mark.parametrize("chosen", [None, "opnai/x"])
-def test_a_session_without_a_model_of_its_own_is_not_begun(chosen: str | None) -> None:
+def test_session_without_any_model_is_not_started(chosen: str | None) -> None:
     with open_store("workspace") as store:
         store.add_message("cli:a:default", "user", "hello")
         store.set_meta("cli:a:default", chat_model=chosen)
@@ -392,14 +392,14 @@ def test_a_session_without_a_model_of_its_own_is_not_begun(chosen: str | None) -
     assert contents("cli:a:default") == ["hello"]
 
 
-def test_commands_are_answered_in_plain_words_where_nothing_is_laid_out() -> None:
+def test_commands_print_plain_text_through_a_pipe() -> None:
     ended = chat("cli:a", typed="/context\n/help\n")
     assert "Next request to" in ended.stdout
     assert "- /undo undo the last" in ended.stdout
     assert "`" not in ended.stdout
 
 
-def test_who_begins_anew_is_told_of_an_answer_that_was_cut_off() -> None:
+def test_new_chat_mentions_an_interrupted_session() -> None:
     async def words() -> str:
         opened = open_agent(Options(model="scripted"))
         try:
@@ -407,7 +407,7 @@ def test_who_begins_anew_is_told_of_an_answer_that_was_cut_off() -> None:
         finally:
             await opened.loop.close()
         assert start is not None
-        return start.words
+        return start.description
 
     with open_store("workspace") as store:
         store.add_message("cli:a:default", "user", "hello")

@@ -20,8 +20,14 @@ from stenolog.agent.turn_events import (
     ToolStarted,
     UsageReported,
 )
-from stenolog.cli.chat_messages import first_line, short_call, short_time, words_of_outcome
-from stenolog.cli.chat_screen import Meter, Screen
+from stenolog.cli.chat_screen import (
+    StatusLine,
+    TurnScreen,
+    first_line,
+    outcome_text,
+    short_call,
+    short_time,
+)
 from stenolog.context.summarize import SummaryReport
 from stenolog.providers.chat_model import Usage
 
@@ -36,9 +42,9 @@ class Shown:
 
     def __init__(self, **how: Any) -> None:
         self.lines: list[str] = []
-        self.meter = Meter("m")
+        self.status = StatusLine("m")
         console = Console(width=60, color_system=None)
-        self.screen = Screen(console, self.meter, show=self.show, clock=lambda: 5.0, **how)
+        self.screen = TurnScreen(console, self.status, show=self.show, clock=lambda: 5.0, **how)
 
     def show(self, lines: Sequence[str]) -> None:
         self.lines += [line.rstrip() for line in lines]
@@ -48,7 +54,7 @@ class Shown:
             self.screen.tell(event)
 
 
-def test_finished_blocks_are_shown_for_good_and_the_last_is_live() -> None:
+def test_finished_blocks_are_final_and_the_last_one_is_live() -> None:
     shown = Shown()
     shown.tell(TextDelta(text="One.\n\nTw"), TextDelta(text="o.\n\nThr"))
     assert shown.lines == ["One."]
@@ -58,7 +64,7 @@ def test_finished_blocks_are_shown_for_good_and_the_last_is_live() -> None:
     assert shown.screen.live(20) == []
 
 
-def test_of_what_is_live_the_newest_lines_are_seen() -> None:
+def test_live_text_shows_the_newest_lines() -> None:
     shown = Shown()
     shown.tell(TextDelta(text=" ".join(f"word{n}" for n in range(200))))
     assert len(shown.screen.live(3)) == 3
@@ -66,7 +72,7 @@ def test_of_what_is_live_the_newest_lines_are_seen() -> None:
     assert shown.screen.live(0) == []
 
 
-def test_a_tool_is_seen_running_and_then_with_its_result() -> None:
+def test_tool_is_shown_running_and_then_with_its_result() -> None:
     shown = Shown()
     shown.tell(
         TextDelta(text="Let me look."),
@@ -87,7 +93,7 @@ def test_a_tool_is_seen_running_and_then_with_its_result() -> None:
     assert shown.screen.live(5) == []
 
 
-def test_reasoning_is_shown_where_it_is_asked_for() -> None:
+def test_reasoning_is_shown_on_request() -> None:
     hidden, seen = Shown(), Shown(reasoning=True)
     for shown in (hidden, seen):
         shown.tell(ThinkingDelta(text="Hm.\nWell"))
@@ -100,7 +106,7 @@ def test_reasoning_is_shown_where_it_is_asked_for() -> None:
     assert seen.lines[:4] == ["Hm.", "Well", "", "Yes."]
 
 
-def test_without_markdown_the_answer_is_shown_as_it_is() -> None:
+def test_answer_is_unformatted_without_markdown() -> None:
     shown = Shown(markdown=False)
     shown.tell(TextDelta(text="# *one*\n\n- tw"))
     assert shown.lines == ["# *one*", ""]
@@ -117,9 +123,9 @@ def test_the_status_line_counts_a_turn() -> None:
         TextDelta(text="Hello."),
     )
     shown.screen.finish(DONE)
-    words = "big · context 85 % (≈850 of 1,000) · 1,230 tokens in, 30 out · 2 recalled"
-    assert shown.meter.words() == words
-    assert shown.meter.nearly_full
+    words = "big · context 85% (≈850 of 1,000) · 1,230 tokens in, 30 out · 2 recalled"
+    assert shown.status.text() == words
+    assert shown.status.nearly_full
     assert f"{words} · 0.0 s".split() == " ".join(shown.lines[1:]).split()
 
 
@@ -128,37 +134,37 @@ def test_the_status_line_counts_a_turn() -> None:
     [
         (
             SaveFailed(count=2, text="the disk is full; make room"),
-            "! Not saved: 2 messages are in memory only. The disk is full; make room.",
+            "! Not saved: 2 messages in memory only. The disk is full; make room.",
         ),
-        (SaveRecovered(count=2), "✓ Saved: all 2 messages that were in memory only."),
+        (SaveRecovered(count=2), "✓ Saved all 2 unsaved messages."),
         (Notice(text="the answer was cut off"), "! the answer was cut off."),
         (
             SummaryCreated(report=COMPACTION),
-            "⊟ 8 messages (seq 1–8) were summarized: about 900 → 300 tokens. /undo shows them "
-            "again.",
+            "⊟ 8 messages (seq 1–8) are now a summary: about 900 → 300 tokens. Use /undo to "
+            "restore them.",
         ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_user_must_know_is_told_with_what_to_do(event: Event, words: str) -> None:
+def test_notices_say_what_to_do(event: Event, words: str) -> None:
     shown = Shown()
     shown.tell(event)
     assert " ".join(shown.lines) == words
 
 
-def test_a_full_disk_is_told_once_and_at_the_end_how_much_it_has_come_to() -> None:
+def test_full_disk_is_reported_once_with_a_total_at_the_end() -> None:
     shown = Shown()
     shown.tell(*(SaveFailed(count=count, text="the disk is full") for count in (1, 2, 3)))
-    assert " ".join(shown.lines) == ("! Not saved: 1 message is in memory only. The disk is full.")
+    assert " ".join(shown.lines) == ("! Not saved: 1 message in memory only. The disk is full.")
     shown.screen.finish(DONE)
-    assert "! Not saved: 3 messages are in memory only." in shown.lines
+    assert "! Not saved: 3 messages in memory only." in shown.lines
     saved = Shown()
     saved.tell(SaveFailed(count=1, text="x"), SaveFailed(count=2, text="x"), SaveRecovered(count=2))
     saved.screen.finish(DONE)
     assert " ".join(saved.lines).count("Not saved") == 1
 
 
-def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
+def test_summary_after_the_answer_is_reported() -> None:
     shown = Shown()
     shown.tell(TextDelta(text="Hello."))
     shown.screen.finish(DONE)
@@ -185,32 +191,32 @@ def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
     ],
     ids=lambda value: getattr(value, "outcome", ""),
 )
-def test_every_outcome_has_its_words(answer: Answer, said: str) -> None:
+def test_every_outcome_has_a_text(answer: Answer, said: str) -> None:
     shown = Shown()
     shown.screen.finish(answer)
     status = "m · 0.0 s" if answer.outcome == "answered" else ""
     assert " ".join(" ".join(shown.lines).split()) == f"{said} {status}".strip()
 
 
-def test_a_stopped_answer_is_not_said_twice() -> None:
+def test_stopped_answer_is_shown_once() -> None:
     shown = Shown()
     shown.tell(TextDelta(text="Half of"))
     shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
     assert shown.lines[:3] == [
         "Half of",
         "",
-        "Stopped. What was said is kept; /retry asks for another",
+        "Stopped. The answer so far is saved; /retry asks for another",
     ]
 
 
-def test_a_compaction_by_hand_is_told_once() -> None:
+def test_manual_summary_is_reported_once() -> None:
     shown = Shown()
     shown.tell(SummaryCreated(report=COMPACTION))
     shown.screen.finish(Answer(key="k", text=f"{COMPACTION}.", outcome="command"))
     assert " ".join(shown.lines).count("8 messages") == 1
 
 
-def test_what_tools_are_called_and_say_cannot_drive_the_terminal() -> None:
+def test_tool_names_and_results_cannot_control_the_terminal() -> None:
     shown = Shown()
     evil = "\x1b[2J\x1b]0;x\x07\r"
     shown.tell(
@@ -237,13 +243,13 @@ def test_what_tools_are_called_and_say_cannot_drive_the_terminal() -> None:
         (short_time, 185, "3 min 5 s"),
     ],
 )
-def test_what_is_long_is_told_shortly(
+def test_long_values_are_shortened(
     function: Callable[[Any], str], given: object, short: str
 ) -> None:
     assert function(given) == short
 
 
-def test_an_answer_that_broke_off_is_told_once() -> None:
+def test_interrupted_answer_is_reported_once() -> None:
     shown = Shown()
     shown.tell(
         TextDelta(text="Half of"), Notice(text="x; the text so far is kept, /retry asks again")
@@ -253,15 +259,15 @@ def test_an_answer_that_broke_off_is_told_once() -> None:
     assert "Stopped" not in " ".join(shown.lines)
 
 
-def test_what_is_entered_meanwhile_does_not_begin_the_count_anew() -> None:
+def test_waiting_input_does_not_reset_the_token_count() -> None:
     shown = Shown()
     shown.tell(
         ModelCalled(model="m", tokens=10, budget=100),
         UsageReported(usage=Usage(prompt=7, answer=1)),
     )
-    Screen(Console(), shown.meter, show=lambda _: None)
+    TurnScreen(Console(), shown.status, show=lambda _: None)
     shown.tell(UsageReported(usage=Usage(prompt=5, answer=2)))
-    assert shown.meter.words() == "m · context 10 % (≈10 of 100) · 12 tokens in, 3 out"
+    assert shown.status.text() == "m · context 10% (≈10 of 100) · 12 tokens in, 3 out"
 
 
 @pytest.mark.parametrize(
@@ -273,6 +279,6 @@ def test_what_is_entered_meanwhile_does_not_begin_the_count_anew() -> None:
         ("the server is down", "The server is down."),
     ],
 )
-def test_a_name_at_the_beginning_stays_as_it_is(words: str, told: str) -> None:
+def test_error_starting_with_a_name_is_not_capitalized(words: str, told: str) -> None:
     failed = Answer(key="k", text=words, outcome="failed")
-    assert words_of_outcome(failed).startswith(f"{told} Your message")
+    assert outcome_text(failed).startswith(f"{told} Your message")

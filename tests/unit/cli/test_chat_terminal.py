@@ -141,7 +141,7 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
         # While it comes: the beginning is there, the end is not, and the line is there to type in.
         run.see("• a list")
         assert "this page is always the same" not in run.shown
-        assert "Ctrl-C stops" in run.terminal.screen
+        assert "Ctrl-C to stop" in run.terminal.screen
         run.see("this page is always the same")
         run.until(lambda: "/help" in run.terminal.screen.splitlines()[-1], "the end")
         run.type("\x04")
@@ -158,7 +158,7 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
+def test_ctrl_c_stops_the_answer_but_not_the_program() -> None:
     with Run("chat", "cli:a") as run:
         run.see("New session with this key.")
         run.type("long\r")
@@ -169,14 +169,14 @@ def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
         run.type("the time\r")
         run.see("The tool says: ")
         run.see("tokens in")  # printed when the turn has ended
-        run.until(lambda: "Ctrl-C stops" not in run.terminal.screen, "the end")
+        run.until(lambda: "Ctrl-C to stop" not in run.terminal.screen, "the end")
         run.type("\x03")
-        run.see("Ctrl-C again leaves")
+        run.see("Press Ctrl-C again to leave")
         run.type("\x03")
         assert run.ended() == 0
 
 
-def test_what_is_typed_while_it_answers_is_not_lost() -> None:
+def test_input_during_an_answer_is_not_lost() -> None:
     with Run("chat", "cli:a") as run:
         run.see("/help")
         run.type("long\r")
@@ -191,7 +191,7 @@ def test_what_is_typed_while_it_answers_is_not_lost() -> None:
         assert run.ended() == 0
 
 
-def test_a_session_is_picked_from_a_list_that_filters() -> None:
+def test_session_is_chosen_from_a_filtered_list() -> None:
     with open_store("workspace") as store:
         for number in range(40):
             store.add_message(f"cli:{number:02}:default", "user", f"talk number {number}")
@@ -218,7 +218,7 @@ def test_a_session_is_picked_from_a_list_that_filters() -> None:
     assert run.shown == ""
 
 
-def test_killed_in_the_middle_it_goes_on_where_it_was() -> None:
+def test_chat_resumes_after_a_kill() -> None:
     with Run("chat", "cli:a") as run:
         run.see("/help")
         run.type("markdown\r")
@@ -229,14 +229,14 @@ def test_killed_in_the_middle_it_goes_on_where_it_was() -> None:
     with Run("chat", "-c") as run:
         run.see("The last turn was interrupted. Resuming it.")
         run.see("this page is always the same")
-        run.until(lambda: "Ctrl-C stops" not in run.terminal.screen, "the end")
+        run.until(lambda: "Ctrl-C to stop" not in run.terminal.screen, "the end")
         run.type("\x04")
         assert run.ended() == 0
     assert len(contents("cli:a")) == 2
 
 
 @pytest.mark.slow
-def test_asked_to_end_it_finishes_the_answer_and_gives_the_terminal_back() -> None:
+def test_sigterm_finishes_the_answer_and_restores_the_terminal() -> None:
     with Run("chat", "cli:a") as run:
         run.see("/help")
         run.type("markdown\r")
@@ -257,7 +257,7 @@ def test_no_color_is_honoured() -> None:
     assert COLOUR.search(run.raw) is None
 
 
-def test_a_dumb_terminal_gets_lines_and_nothing_else() -> None:
+def test_dumb_terminal_gets_plain_lines() -> None:
     with Run("chat", TERM="dumb") as run:
         run.see(">")
         run.type("the time\n")

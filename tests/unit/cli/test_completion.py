@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import Result
 
 from stenolog.cli import main
-from stenolog.cli.completion import VARIABLE, Bash
+from stenolog.cli.completion import VARIABLE, BashCompletion
 from stenolog.stores.open_store import open_store
 from support import needs
 
@@ -27,7 +27,7 @@ def _values(*words: str, writing: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_asks_by_the_variable_that_click_listens_to(steno: Steno, shell: str) -> None:
+def test_completion_script_uses_the_variable_of_click(steno: Steno, shell: str) -> None:
     result = steno("completion", shell)
     assert (result.exit_code, result.stderr) == (0, "")
     assert f"{VARIABLE}={shell}_complete" in result.stdout
@@ -67,7 +67,7 @@ def test_keys_are_completed_for_every_command_that_takes_one(command: str) -> No
     assert _values(command, writing="nothing") == []
 
 
-def test_the_workspace_of_the_line_counts_and_then_that_of_the_settings(
+def test_completion_uses_the_option_then_the_settings(
     monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     with open_store("sqlite:other.db") as store:
@@ -81,7 +81,7 @@ def test_the_workspace_of_the_line_counts_and_then_that_of_the_settings(
     assert _values("show", "-w", "workspace", "--agent", "ada") == ["hers"]
 
 
-def test_restore_completes_what_is_in_the_trash(steno: Steno) -> None:
+def test_restore_completes_keys_in_the_trash(steno: Steno) -> None:
     assert _values("restore") == []
     assert steno("delete", "telegram:123", "--yes").exit_code == 0
     assert _values("restore", writing="t") == ["telegram:123"]
@@ -91,14 +91,12 @@ def test_restore_completes_what_is_in_the_trash(steno: Steno) -> None:
 @pytest.mark.parametrize(
     "where", ["nowhere", "sqlite:nowhere.db", "postgresql://127.0.0.1:1/x?busy_timeout=0"]
 )
-def test_a_place_that_cannot_be_read_completes_nothing(
-    where: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_store_completes_nothing(where: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert _values("show", "-w", where) == []
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_key_that_a_shell_would_take_apart_is_not_offered() -> None:
+def test_key_that_needs_quoting_is_not_offered() -> None:
     with open_store("workspace") as store:
         for key in ("q:a b", "q:$(id)", "q:`x`", "q:'x", "q;x", "q:\x1b[31m", "q:fine", "-q"):
             store.add_message(key, "user", "hello")
@@ -106,13 +104,13 @@ def test_a_key_that_a_shell_would_take_apart_is_not_offered() -> None:
     assert "-q" not in _values("show", writing="")
 
 
-def test_a_line_of_bash_is_read_whole_and_answered_behind_the_last_colon(
+def test_bash_completion_returns_the_part_after_the_last_colon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def answered(line: str, breaks: str = ":=") -> list[str]:
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_BREAKS", breaks)
-        return Bash(main, {}, "steno", VARIABLE).complete().splitlines()
+        return BashCompletion(main, {}, "steno", VARIABLE).complete().splitlines()
 
     assert answered("steno show tele") == ["plain,telegram:123"]
     assert answered("steno show telegram:1") == ["plain,123"]
@@ -148,7 +146,7 @@ def test_a_real_bash_completes_a_key_with_a_colon(place: Path, steno: Steno) -> 
     assert (ended.stdout, ended.stderr) == ("123\n", "")
 
 
-def test_every_argument_that_is_a_key_completes() -> None:
+def test_every_key_argument_has_completion() -> None:
     context = click.Context(main)
     without = {
         name

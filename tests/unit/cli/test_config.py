@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.cli.chat_history import KeptHistory
+from stenolog.cli.chat_input import InputHistory
 from stenolog.settings.fields import commented_file
 from stenolog.settings.loading import load_settings
 from stenolog.settings.values import Settings
@@ -32,24 +32,24 @@ def _write(file: Path, text: str) -> None:
     file.chmod(0o600)
 
 
-def test_init_writes_a_file_that_only_its_owner_reads(steno: Steno, file: Path) -> None:
+def test_init_creates_a_private_file(steno: Steno, file: Path) -> None:
     result = steno("config", "init")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == f"Written: {file}\n"
+    assert result.stderr == f"Created {file}\n"
     assert file.read_text() == commented_file()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert load_settings() == Settings(keys=load_settings().keys)
 
 
-def test_init_leaves_a_file_that_is_there(steno: Steno, file: Path) -> None:
+def test_init_keeps_an_existing_file(steno: Steno, file: Path) -> None:
     _write(file, "mine")
     result = steno("config", "init")
     assert (result.exit_code, file.read_text()) == (1, "mine")
     assert f"{file} exists already" in result.stderr
 
 
-def test_init_tells_where_it_cannot_write(steno: Steno, tmp_path: Path) -> None:
+def test_init_reports_a_write_error(steno: Steno, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = steno("config", "init", "--config", str(tmp_path / "file" / "config.toml"))
     assert result.exit_code == 1
@@ -61,17 +61,17 @@ def test_init_can_write_to_stdout(steno: Steno, file: Path) -> None:
     assert (result.stdout, file.exists()) == (commented_file(), False)
 
 
-def test_path_names_the_file_whether_it_is_there_or_not(steno: Steno, file: Path) -> None:
+def test_path_prints_the_file_even_if_it_is_missing(steno: Steno, file: Path) -> None:
     missing = steno("config", "path")
     assert (missing.exit_code, missing.stdout) == (0, f"{file}\n")
-    assert "There is no such file yet" in missing.stderr
+    assert "The file does not exist." in missing.stderr
     _write(file, "")
     there = steno("config", "path")
     assert (there.stdout, there.stderr) == (f"{file}\n", "")
     assert steno("config", "path", "--config", "other.toml").stdout == "other.toml\n"
 
 
-def test_show_is_toml_with_the_source_behind_each_value(
+def test_show_prints_toml_with_sources(
     steno: Steno, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(file, "[agent]\nmodel = 'local'\n[models.m]\nkey = 'hush'\n")
@@ -88,7 +88,7 @@ def test_show_is_toml_with_the_source_behind_each_value(
     assert "hush" not in result.output
 
 
-def test_show_tells_programs_the_same(steno: Steno, file: Path) -> None:
+def test_show_json_has_the_same_values(steno: Steno, file: Path) -> None:
     _write(file, "[agent]\nsystem = '''" + "long " * 100 + "'''\n[models.m]\nheaders = {A = 'b'}")
     whole = json.loads(steno("config", "show", "--json").stdout)
     assert (whole["file"], whole["found"], whole["keys"]) == (str(file), True, [])
@@ -100,13 +100,16 @@ def test_show_tells_programs_the_same(steno: Steno, file: Path) -> None:
     assert "long " * 100 not in shown
 
 
-def test_show_takes_the_users_own_file_where_none_is_named(steno: Steno) -> None:
+def test_show_reads_the_default_file(steno: Steno) -> None:
     result = steno("config", "show")
     own = Path(os.environ["XDG_CONFIG_HOME"], "stenolog", "config.toml")
-    assert (result.exit_code, result.stderr) == (0, f"There is no {own}.\n")
+    assert (result.exit_code, result.stderr) == (
+        0,
+        f"No config file at {own}; defaults are used.\n",
+    )
 
 
-def test_all_that_is_wrong_is_told_line_by_line(
+def test_all_invalid_settings_are_listed(
     steno: Steno, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(file, "[agent]\nmodle = 'x'\n")
@@ -121,12 +124,12 @@ def test_all_that_is_wrong_is_told_line_by_line(
     ]
 
 
-def test_a_named_file_that_is_missing_is_told(steno: Steno) -> None:
+def test_missing_config_file_is_reported(steno: Steno) -> None:
     result = steno("config", "show", "--config", "nowhere.toml")
     assert (result.exit_code, result.stderr) == (1, "Error: nowhere.toml: there is no such file.\n")
 
 
-def test_a_key_that_others_can_read_is_warned_about(steno: Steno, file: Path) -> None:
+def test_readable_api_key_file_gives_a_warning(steno: Steno, file: Path) -> None:
     _write(file, "[models.m]\nkey = 'sk'\n")
     file.chmod(0o644)
     result = steno("config", "show")
@@ -135,7 +138,7 @@ def test_a_key_that_others_can_read_is_warned_about(steno: Steno, file: Path) ->
     assert "contains models.m.key and can be read by other users" in result.stderr
 
 
-def test_what_a_value_holds_does_not_drive_the_terminal(steno: Steno, file: Path) -> None:
+def test_setting_value_cannot_control_the_terminal(steno: Steno, file: Path) -> None:
     _write(file, '[agent]\nsystem = "\\u001b[31m\\u202e"\n')
     shown = steno("config", "show").stdout
     assert 'agent.system = "\\u001b[31m\\u202e"' in shown
@@ -148,7 +151,7 @@ def test_p11_folders_above_the_file_are_private_whatever_the_umask(
     before = os.umask(0)
     try:
         assert steno("config", "init").exit_code == 0
-        KeptHistory(file.parents[1] / "state" / "stenolog" / "history").store_string("hello")
+        InputHistory(file.parents[1] / "state" / "stenolog" / "history").store_string("hello")
     finally:
         os.umask(before)
     made = [path for path in file.parents[1].rglob("*") if path.is_dir()]

@@ -17,9 +17,9 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.cli.agents import Opened, Signals, close_agent
-from stenolog.cli.chat_start import Start
-from stenolog.cli.chat_terminal import Conversation
+from stenolog.cli.agents import OpenAgent, Signals, close_agent
+from stenolog.cli.chat_terminal import TerminalChat
+from stenolog.cli.picker import ChatStart
 from stenolog.providers.chat_model import Delta
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store
@@ -87,7 +87,7 @@ class Talk:
         self.agent = AgentInstance.open(
             AgentSpec(sessions=place, consolidation=False), model=self.model
         )
-        self.opened = Opened(
+        self.opened = OpenAgent(
             loop=AgentLoop(AgentRegistry([self.agent])), agent=self.agent, settings=Settings()
         )
         self.signals = Signals()
@@ -97,7 +97,7 @@ class Talk:
         size = Size(rows=30, columns=80)
         written = Written(self.terminal)
         output = Vt100_Output(written, lambda: size, term="xterm", enable_cpr=False)
-        self.talk = Conversation(self.opened, KEY, source=source, output=output)
+        self.talk = TerminalChat(self.opened, KEY, source=source, output=output)
 
     def type(self, text: str) -> None:
         self.source.send_text(text)
@@ -134,7 +134,7 @@ def talk(
     source: PipeInput,
     act: Act,
     *,
-    start: Start | None = None,
+    start: ChatStart | None = None,
     open_: bool = False,
     place: str = "workspace",
 ) -> Talk:
@@ -167,7 +167,7 @@ def test_a_message_is_shown_answered_and_counted(source: PipeInput) -> None:
 
     one = talk(source, act, open_=True)
     assert one.history() == ["hello", "To hello: done."]
-    status = "gated · context 1 % (≈196 of 27,904) · 0.0 s"
+    status = "gated · context 1% (≈196 of 27,904) · 0.0 s"
     assert re.sub(r"\d+\.\d s", "0.0 s", one.shown).splitlines() == [
         "> hello",
         "",
@@ -180,12 +180,12 @@ def test_a_message_is_shown_answered_and_counted(source: PipeInput) -> None:
     assert one.told == []
 
 
-def test_what_is_entered_meanwhile_is_stored_at_once_and_answered_next(source: PipeInput) -> None:
+def test_input_during_an_answer_is_stored_at_once_and_answered_next(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("second\r")
-        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: "waiting: second" in one.shown)
         await one.until(lambda: one.history() == ["first", "second"])
         assert "> second" not in one.shown
         one.model.gate.set()
@@ -197,7 +197,7 @@ def test_what_is_entered_meanwhile_is_stored_at_once_and_answered_next(source: P
     assert done < one.shown.index("\n> second\n") < one.shown.index("To second: done.")
 
 
-def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_twice(
+def test_ctrl_c_stops_the_answer_and_leaves_if_pressed_twice(
     source: PipeInput,
 ) -> None:
     async def act(one: Talk) -> None:
@@ -210,7 +210,7 @@ def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_tw
         one.type("\x03")
         await one.until(lambda: "> half" not in one.shown)
         one.type("\x03")
-        await one.until(lambda: "Ctrl-C again leaves" in one.shown)
+        await one.until(lambda: "Press Ctrl-C again to leave" in one.shown)
         one.type("\x03")
 
     one = talk(source, act)
@@ -218,7 +218,7 @@ def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_tw
     assert "Stopped. The answer so far is saved; /retry asks for another answer." in one.shown
 
 
-def test_what_waited_for_a_stopped_answer_is_answered_next(source: PipeInput) -> None:
+def test_waiting_message_is_answered_after_a_stop(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -232,12 +232,12 @@ def test_what_waited_for_a_stopped_answer_is_answered_next(source: PipeInput) ->
     assert talk(source, act).history()[-1] == "To second: done."
 
 
-def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -> None:
+def test_waiting_messages_are_stored_when_the_user_leaves(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("/context\rsecond\r")
-        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: "waiting: second" in one.shown)
 
     one = talk(source, act)
     assert sorted(map(str, one.history())) == ["To first: [interrupted]", "first", "second"]
@@ -247,7 +247,7 @@ def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -
     assert one.talk.code == 0
 
 
-def test_what_waits_for_its_answer_is_not_waited_for_by_who_leaves(source: PipeInput) -> None:
+def test_leaving_does_not_wait_for_an_answer(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -260,30 +260,32 @@ def test_what_waits_for_its_answer_is_not_waited_for_by_who_leaves(source: PipeI
     assert one.told == []
 
 
-def test_a_message_that_waits_behind_a_command_is_answered_by_who_comes_back(
+def test_message_waiting_behind_a_command_is_answered_on_resume(
     source: PipeInput,
 ) -> None:
     async def leave(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("/context\r//second\r")
-        await one.until(lambda: "waits: //second" in one.shown)
+        await one.until(lambda: "waiting: //second" in one.shown)
 
-    async def come_back(one: Talk) -> None:
+    async def show_history(one: Talk) -> None:
         await one.until(lambda: not one.talk.busy)
 
     talk(source, leave)
-    start = Start(key=KEY, words="", goes_on=True)
+    start = ChatStart(key=KEY, description="", resumes=True)
     with create_pipe_input() as again:
-        assert talk(again, come_back, start=start, open_=True).history()[-1] == "To /second: done."
+        assert (
+            talk(again, show_history, start=start, open_=True).history()[-1] == "To /second: done."
+        )
 
 
-def test_what_was_meant_for_another_session_is_told_to_be_unsent(source: PipeInput) -> None:
+def test_message_for_another_session_is_reported_as_not_sent(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("/new\rsecond\r")
-        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: "waiting: second" in one.shown)
 
     one = talk(source, act)
     assert one.history() == ["first", "To first: [interrupted]"]
@@ -291,15 +293,15 @@ def test_what_was_meant_for_another_session_is_told_to_be_unsent(source: PipeInp
     assert one.talk.code == 3
 
 
-def test_what_changes_the_context_takes_its_size_from_the_status_line(source: PipeInput) -> None:
+def test_commands_that_change_the_context_reset_the_status_line(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("hello\r")
-        await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
+        await one.until(lambda: "context 1%" in one.talk.status() and not one.talk.busy)
         one.type("/clear\r")
         await one.until(lambda: "are hidden" in one.shown and not one.talk.busy)
         assert one.talk.status() == "gated"
         one.type("again\r")
-        await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
+        await one.until(lambda: "context 1%" in one.talk.status() and not one.talk.busy)
         one.type("/undo\r")
         await one.until(lambda: "Undid" in one.shown and not one.talk.busy)
         assert one.talk.status() == "gated"
@@ -307,7 +309,7 @@ def test_what_changes_the_context_takes_its_size_from_the_status_line(source: Pi
     talk(source, act, open_=True)
 
 
-def test_a_stop_with_nothing_to_stop_says_so(source: PipeInput) -> None:
+def test_stop_without_an_answer_says_so(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/stop\r")
         await one.until(lambda: "No answer is being written." in one.shown)
@@ -315,7 +317,7 @@ def test_a_stop_with_nothing_to_stop_says_so(source: PipeInput) -> None:
     talk(source, act)
 
 
-def test_a_command_that_is_nearly_one_gets_a_suggestion(source: PipeInput) -> None:
+def test_misspelt_command_gets_a_suggestion(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/frok\r")
         await one.until(lambda: "Did you mean /fork?" in one.shown)
@@ -323,7 +325,7 @@ def test_a_command_that_is_nearly_one_gets_a_suggestion(source: PipeInput) -> No
     talk(source, act)
 
 
-def test_what_is_searched_for_is_seen_while_it_is_typed(source: PipeInput) -> None:
+def test_history_search_shows_the_query(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("remember\r")
         await one.until(lambda: one.history()[1:] and not one.talk.busy)
@@ -334,12 +336,12 @@ def test_what_is_searched_for_is_seen_while_it_is_typed(source: PipeInput) -> No
     talk(source, act, open_=True)
 
 
-def test_a_command_waits_and_what_follows_it_goes_where_it_leads(source: PipeInput) -> None:
+def test_message_after_a_command_goes_to_the_new_session(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
         one.type("/new\rsecond\r")
-        await one.until(lambda: "waits: second" in one.shown)
+        await one.until(lambda: "waiting: second" in one.shown)
         one.model.gate.set()
         await one.until(lambda: not one.talk.busy)
 
@@ -349,7 +351,7 @@ def test_a_command_waits_and_what_follows_it_goes_where_it_leads(source: PipeInp
     assert one.history(one.talk.key)[0] == "second"
 
 
-def test_a_line_goes_on_behind_a_backslash_and_after_alt_enter(source: PipeInput) -> None:
+def test_backslash_and_alt_enter_start_a_new_line(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("one\\\rtwo\x1b\rthree\nfour\r")
         await one.until(lambda: one.history()[1:])
@@ -365,7 +367,7 @@ def test_pasted_lines_are_one_message(source: PipeInput) -> None:
     assert talk(source, act, open_=True).history()[0] == "one\ntwo"
 
 
-def test_what_was_typed_comes_back_with_the_arrow_key(source: PipeInput, here: Path) -> None:
+def test_arrow_key_recalls_earlier_input(source: PipeInput, here: Path) -> None:
     async def act(one: Talk) -> None:
         one.type("remember\r")
         await one.until(lambda: one.history()[1:] and not one.talk.busy)
@@ -387,7 +389,7 @@ def test_commands_are_completed(source: PipeInput) -> None:
     talk(source, act, open_=True)
 
 
-def test_help_tells_of_the_keys_too(source: PipeInput) -> None:
+def test_help_lists_the_keys(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/help\r")
         await one.until(lambda: "Alt-Enter" in one.shown)
@@ -396,7 +398,7 @@ def test_help_tells_of_the_keys_too(source: PipeInput) -> None:
 
 
 @pytest.mark.parametrize("words", ["/quit", "/exit"])
-def test_it_can_be_left_by_a_word_also_in_an_answer(source: PipeInput, words: str) -> None:
+def test_quit_leaves_during_an_answer(source: PipeInput, words: str) -> None:
     async def act(one: Talk) -> None:
         one.type("first\r")
         await one.until(lambda: "To first:" in one.shown)
@@ -405,7 +407,9 @@ def test_it_can_be_left_by_a_word_also_in_an_answer(source: PipeInput, words: st
     assert talk(source, act).history() == ["first", "To first: [interrupted]"]
 
 
-def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: PipeInput) -> None:
+def test_resumed_session_shows_last_turns_and_resumes_an_interrupted_turn(
+    source: PipeInput,
+) -> None:
     with open_store("workspace") as store:
         for number in range(6):
             store.add_message(KEY, "user", f"question {number}")
@@ -415,7 +419,7 @@ def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: Pi
     async def act(one: Talk) -> None:
         await one.until(lambda: not one.talk.busy)
 
-    start = Start(key=KEY, words="About questions (13 messages)", goes_on=True)
+    start = ChatStart(key=KEY, description="About questions (13 messages)", resumes=True)
     one = talk(source, act, start=start, open_=True)
     assert one.history()[-2:] == ["unanswered", "To unanswered: done."]
     shown = one.shown
@@ -424,7 +428,7 @@ def test_who_comes_back_sees_the_last_turns_and_a_broken_turn_goes_on(source: Pi
     assert "answer 5" in shown, "laid out, as it was when it was said"
     assert "question 2" not in shown
     assert "more lines" in shown
-    assert shown.index("going on with it") < shown.index("To unanswered: done.")
+    assert shown.index("Resuming it") < shown.index("To unanswered: done.")
 
 
 def test_a_turn_that_a_fork_copied_is_not_resumed(source: PipeInput) -> None:
@@ -438,8 +442,8 @@ def test_a_turn_that_a_fork_copied_is_not_resumed(source: PipeInput) -> None:
         one.type("hello\r")
         await one.until(lambda: "hello: done." in one.shown and not one.talk.busy)
 
-    one = talk(source, act, start=Start(key=KEY, words="", goes_on=True), open_=True)
-    assert "going on with it" not in one.shown
+    one = talk(source, act, start=ChatStart(key=KEY, description="", resumes=True), open_=True)
+    assert "Resuming it" not in one.shown
 
 
 def test_another_session_is_chosen_from_the_list(source: PipeInput) -> None:
@@ -460,7 +464,7 @@ def test_another_session_is_chosen_from_the_list(source: PipeInput) -> None:
     assert "Yes, mountain lakes." in one.shown
 
 
-def test_the_one_session_that_fits_is_taken_at_once(source: PipeInput) -> None:
+def test_only_matching_session_is_resumed_at_once(source: PipeInput) -> None:
     with open_store("workspace") as store:
         store.add_message("cli:a:default", "user", "mountains")
         store.add_message("cli:a:default", "assistant", "Yes.")
@@ -472,7 +476,7 @@ def test_the_one_session_that_fits_is_taken_at_once(source: PipeInput) -> None:
     assert "Resume a session" not in talk(source, act, open_=True).shown
 
 
-def test_sessions_that_are_kept_nowhere_leave_no_history(source: PipeInput, here: Path) -> None:
+def test_in_memory_sessions_write_no_input_history(source: PipeInput, here: Path) -> None:
     async def act(one: Talk) -> None:
         one.type("secret\r")
         await one.until(lambda: "To secret: done." in one.shown)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.cli.copy_backup import as_object, in_words
+from stenolog.cli.copy_backup import report_fields, report_lines
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.copy import CopyTotals, Problem
 from stenolog.transfer.copy_all import CopyReport
@@ -40,7 +40,7 @@ def _limited(command: str, *, blocks: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("place")
-def test_a_copy_is_equal_and_says_so(steno: Steno) -> None:
+def test_copy_is_identical_and_reports_it(steno: Steno) -> None:
     result = steno("copy", "workspace", "sqlite:new.db")
     assert (result.exit_code, result.stdout) == (0, "")
     *lines, copied, verified, digest = result.stderr.splitlines()
@@ -50,7 +50,7 @@ def test_a_copy_is_equal_and_says_so(steno: Steno) -> None:
     assert digest.startswith("Digest ")
     assert _told("sqlite:new.db") == _told("workspace")
     again = steno("copy", "workspace", "sqlite:new.db")
-    assert "0 sessions copied, 0 messages" in again.stderr
+    assert "Copied 0 sessions, 0 messages" in again.stderr
     assert again.stderr.splitlines()[-1] == digest
 
 
@@ -58,7 +58,7 @@ def test_a_copy_is_equal_and_says_so(steno: Steno) -> None:
 @pytest.mark.parametrize(
     "command", [("backup", "b", "-w", "workspace"), ("copy", "workspace", "sqlite:new.db")]
 )
-def test_an_unreadable_session_is_named_and_the_others_are_copied(
+def test_unreadable_session_is_reported_and_the_others_are_copied(
     steno: Steno, command: tuple[str, ...]
 ) -> None:
     Path("workspace/sessions/telegram%3A123.jsonl").chmod(0)
@@ -71,7 +71,7 @@ def test_an_unreadable_session_is_named_and_the_others_are_copied(
 
 
 @pytest.mark.usefixtures("place")
-def test_a_dry_run_says_what_would_be_done_and_makes_nothing(steno: Steno) -> None:
+def test_copy_dry_run_reports_and_creates_nothing(steno: Steno) -> None:
     result = steno("copy", "workspace", "other", "--dry-run")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "Would copy 3 sessions, 7 messages; 0 are up to date.\n"
@@ -84,7 +84,7 @@ def test_a_dry_run_says_what_would_be_done_and_makes_nothing(steno: Steno) -> No
 
 
 @pytest.mark.usefixtures("place")
-def test_the_report_as_json_has_all_numbers(steno: Steno) -> None:
+def test_copy_json_has_all_numbers(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.delete("cli:default")
     report = json.loads(steno("copy", "workspace", "other", "--json").stdout)
@@ -98,7 +98,7 @@ def test_the_report_as_json_has_all_numbers(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_what_could_not_be_copied_is_named_and_ends_with_3(steno: Steno) -> None:
+def test_sessions_that_cannot_be_copied_exit_with_3(steno: Steno) -> None:
     with open_store("other") as store:
         store.add_message("telegram:123", "user", "somebody else's")
     result = steno("copy", "workspace", "other")
@@ -121,7 +121,7 @@ def test_what_could_not_be_copied_is_named_and_ends_with_3(steno: Steno) -> None
         (("workspace", "memory:"), "forgotten at the end"),
     ],
 )
-def test_a_place_that_cannot_be_meant_is_told(
+def test_invalid_source_or_destination_is_rejected(
     steno: Steno, places: tuple[str, str], words: str
 ) -> None:
     result = steno("copy", *places)
@@ -134,7 +134,7 @@ def test_a_place_that_cannot_be_meant_is_told(
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("target", ["other", "sqlite:other.db"])
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_the_copy_goes_on_later(target: str) -> None:
+def test_copy_continues_after_a_full_disk(target: str) -> None:
     with open_store("workspace") as store:
         store.add_messages("large", [{"n": "x" * 1000} for _ in range(2_000)])
     result = _limited(f"copy workspace {target}", blocks=400)
@@ -149,7 +149,7 @@ def test_a_full_disk_is_told_and_the_copy_goes_on_later(target: str) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_a_destination_that_is_a_file_is_told(steno: Steno) -> None:
+def test_destination_that_is_a_file_is_rejected(steno: Steno) -> None:
     Path("other").write_text("a file")
     result = steno("copy", "workspace", "other")
     assert result.exit_code == 1
@@ -158,7 +158,7 @@ def test_a_destination_that_is_a_file_is_told(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_a_source_that_may_only_be_read_is_copied(steno: Steno) -> None:
+def test_read_only_source_is_copied(steno: Steno) -> None:
     steno("copy", "workspace", "sqlite:one.db")
     folders = [Path("workspace"), Path("workspace/sessions")]
     for path in (*folders, *Path("workspace/sessions").iterdir(), Path("one.db")):
@@ -173,7 +173,7 @@ def test_a_source_that_may_only_be_read_is_copied(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_in_a_terminal_there_is_a_bar_that_goes_away(in_terminal: InTerminal) -> None:
+def test_terminal_shows_a_transient_progress_bar(in_terminal: InTerminal) -> None:
     code, shown = in_terminal("copy", "workspace", "other")
     assert code == 0
     assert "messages" in shown
@@ -194,10 +194,10 @@ def test_a_backup_is_taken_verified_and_restored(steno: Steno) -> None:
     assert "Verified" not in again
     verified = steno("backup", "kept", "--verify")
     assert (verified.exit_code, verified.stdout) == (0, "")
-    assert "3 sessions verified, 7 messages. The last backup was taken 20" in verified.stderr
+    assert "Verified 3 sessions, 7 messages. The last backup was finished at 20" in verified.stderr
     restored = steno("backup", "--restore", "kept", "-w", "sqlite:back.db")
     assert restored.exit_code == 0
-    assert "3 sessions restored, 7 messages" in restored.stderr
+    assert "Restored 3 sessions, 7 messages" in restored.stderr
     assert _told("sqlite:back.db") == _told("workspace")
 
 
@@ -218,19 +218,19 @@ def test_a_damaged_backup_ends_with_1_and_restores_the_rest(steno: Steno) -> Non
 
 
 @pytest.mark.usefixtures("place")
-def test_restoring_says_what_is_newer_and_left(steno: Steno) -> None:
+def test_restore_reports_newer_sessions(steno: Steno) -> None:
     steno("backup", "kept")
     with open_store("workspace") as store:
         store.add_message("telegram:123", "user", "newer")
     restored = steno("backup", "--restore", "kept")
     assert (restored.exit_code, restored.stdout) == (0, "")
-    assert "1 session is newer in ./workspace and left so." in restored.stderr
+    assert "Kept 1 newer session in ./workspace." in restored.stderr
     report = json.loads(steno("backup", "--restore", "kept", "--json").stdout)
     assert (report["newer"], report["backup"]["findings"]) == (1, [])
 
 
 @pytest.mark.usefixtures("place")
-def test_a_backup_of_nothing_and_two_wishes_at_once_are_told(steno: Steno) -> None:
+def test_backup_rejects_a_missing_store_and_conflicting_options(steno: Steno) -> None:
     assert steno("backup", "kept", "--verify", "--restore").exit_code == 2
     assert steno("backup", "kept", "-w", "nowhere").exit_code == 1
     assert not Path("kept").exists()
@@ -239,7 +239,7 @@ def test_a_backup_of_nothing_and_two_wishes_at_once_are_told(steno: Steno) -> No
 
 
 @pytest.mark.usefixtures("place")
-def test_a_full_disk_leaves_the_backup_before_as_it_was(steno: Steno) -> None:
+def test_full_disk_keeps_the_previous_backup(steno: Steno) -> None:
     steno("backup", "kept")
     before = {path: path.read_bytes() for path in Path("kept/sessions").iterdir()}
     with open_store("workspace") as store:
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_the_backup_before_as_it_was(steno: Steno) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--dry-run",)])
-def test_no_password_of_a_place_is_printed(steno: Steno, options: tuple[str, ...]) -> None:
+def test_copy_prints_no_password(steno: Steno, options: tuple[str, ...]) -> None:
     url = "postgresql://user:geheim@localhost:1/db?busy_timeout=0"
     result = steno("copy", url, url, *options)
     assert (result.exit_code, "both are the same place" in result.stderr.casefold()) == (1, True)
@@ -265,7 +265,7 @@ def test_no_password_of_a_place_is_printed(steno: Steno, options: tuple[str, ...
 
 
 @pytest.mark.usefixtures("place")
-def test_restoring_prints_no_password_either(steno: Steno, postgres: Server) -> None:
+def test_restore_prints_no_password(steno: Steno, postgres: Server) -> None:
     found = Databases(postgres.url())
     try:
         url = found.new()
@@ -274,19 +274,19 @@ def test_restoring_prints_no_password_either(steno: Steno, postgres: Server) -> 
         with open_store(url) as store:
             store.add_message("telegram:123", "user", "newer")
         result = steno("backup", "kept", "--restore", "-w", url)
-        assert "1 session is newer in postgresql://" in result.stderr
+        assert "Kept 1 newer session in postgresql://" in result.stderr
         assert postgres.password not in result.output
     finally:
         found.close()
 
 
-def test_a_source_that_was_not_locked_is_told() -> None:
+def test_unlocked_source_is_reported() -> None:
     problem = Problem(key="a", uid="b", reason="c")
     for unlocked in (False, True):
         found = CopyTotals(carried=(), problems=(problem,), unlocked=unlocked)
         copied = CopyReport(namespaces={"sessions": found}, seconds=1.0)
-        assert as_object(copied)["unlocked"] is unlocked
-        assert ("could not be locked" in " ".join(in_words(copied, "copied"))) is unlocked
+        assert report_fields(copied)["unlocked"] is unlocked
+        assert ("could not be locked" in " ".join(report_lines(copied, "copied"))) is unlocked
 
 
 def test_p3_a_damaged_session_is_not_copied_in_silence(steno: Steno, tmp_path: Path) -> None:

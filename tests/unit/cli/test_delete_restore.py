@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.cli import chat_history
+from stenolog.cli import chat_input
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import LOG, apply_rules
 from stenolog.memory.notes import Draft, Notes
@@ -89,7 +89,7 @@ def typed(text: str, *arguments: str) -> tuple[int, str]:
 # --- on every engine -------------------------------------------------------------------------
 
 
-def test_what_is_deleted_is_in_the_trash_and_comes_back_whole(steno: Steno, where: str) -> None:
+def test_deleted_session_is_restored_completely(steno: Steno, where: str) -> None:
     with open_store(where, read_only=True) as store:
         before = [message.to_dict() for message in store.get_history(KEY, full=True)]
     [gone] = _rows(steno("delete", KEY, "--yes", "--json", "-w", where))
@@ -127,7 +127,7 @@ def test_one_of_several_deleted_sessions_is_restored_under_another_key(
     assert back == {"key": "old", "uid": first["uid"], "was": KEY, "messages": 4}
 
 
-def test_a_purge_leaves_nothing_of_a_key(steno: Steno, where: str) -> None:
+def test_purge_deletes_everything_of_a_key(steno: Steno, where: str) -> None:
     assert steno("delete", KEY, "--yes", "-w", where).exit_code == 0
     with open_store(where) as store:
         store.add_message(KEY, "user", "again")
@@ -148,7 +148,7 @@ def test_a_purge_leaves_nothing_of_a_key(steno: Steno, where: str) -> None:
 
 @pytest.mark.parametrize("scoped", [True, False])
 @pytest.mark.parametrize("there", ["workspace", "sqlite:some.db"])
-def test_a_purge_names_what_a_fallback_folder_still_has(
+def test_purge_reports_messages_in_the_fallback_folder(
     steno: Steno, there: str, scoped: bool
 ) -> None:
     fallback = find_place(there, None).fallback
@@ -175,7 +175,7 @@ def test_a_purge_names_what_a_fallback_folder_still_has(
     assert "fallback" not in steno("purge", KEY, "--yes", "-w", there).stderr
 
 
-def test_a_purge_of_the_beginning_leaves_the_rest(steno: Steno, where: str) -> None:
+def test_purge_before_seq_keeps_the_rest(steno: Steno, where: str) -> None:
     would = steno("purge", KEY, "--before", "3", "--dry-run", "-w", where)
     assert would.stderr.splitlines()[1] == f"  {KEY}: 2 messages before seq 3"
     done = steno("purge", KEY, "--before", "3", "--yes", "-w", where)
@@ -208,7 +208,7 @@ def _person(where: str) -> None:
                 Notes(store).add(Scope(agent=agent, who=one), [draft])
 
 
-def test_a_person_is_removed_everywhere_and_nobody_else(steno: Steno, where: str) -> None:
+def test_purge_scope_deletes_one_person_everywhere(steno: Steno, where: str) -> None:
     _person(where)
     assert NEEDLE in steno("search", NEEDLE, "--prefix", "telegram:77", "-w", where).stdout
 
@@ -229,7 +229,7 @@ def test_a_person_is_removed_everywhere_and_nobody_else(steno: Steno, where: str
     assert [one["messages"] for one in would] == [one["messages"] for one in gone]
     # The fork went too, so that it is no more to be told of.
     assert "the fork" not in done.stderr
-    assert "Not deleted: what telegram:77 said in the sessions of others" in done.stderr
+    assert "Not deleted: messages of telegram:77 in other sessions" in done.stderr
     found = steno("search", NEEDLE, "-w", where).stdout.splitlines()
     assert sorted(line.split("\t")[0] for line in found) == [
         "slack:77",
@@ -242,7 +242,7 @@ def test_a_person_is_removed_everywhere_and_nobody_else(steno: Steno, where: str
     assert again.stderr == "Error: There is no data about telegram:77 here.\n"
 
 
-def test_no_file_has_a_word_of_who_was_removed(place: Path, steno: Steno) -> None:
+def test_no_file_contains_text_of_a_purged_person(place: Path, steno: Steno) -> None:
     for where in ("./workspace", "sqlite:some.db"):
         with open_store(where) as store:
             store.add_message("telegram:77", "user", f"I love {NEEDLE}")
@@ -257,7 +257,7 @@ def test_no_file_has_a_word_of_who_was_removed(place: Path, steno: Steno) -> Non
             assert NEEDLE.encode() not in path.read_bytes(), path
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
+def test_purge_scope_reports_unreadable_sessions_and_deletes_the_rest(
     place: Path, steno: Steno
 ) -> None:
     with open_store("workspace") as store:
@@ -269,7 +269,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
     log.write_bytes(log.read_bytes() + b'%b,"crc":"%08x"}\n' % (newer, crc32(newer)))
 
     would = steno("purge", "--scope", "telegram:77", "--dry-run")
-    assert "  telegram:77 in sessions: it cannot be read\n" in would.stderr
+    assert "  telegram:77 in sessions: unreadable\n" in would.stderr
     done = steno("purge", "--scope", "telegram:77", "--yes")
     assert done.exit_code == 3
     assert "newer stenolog" in done.stderr
@@ -284,14 +284,14 @@ def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
 @pytest.mark.parametrize(
     "command", [["delete", KEY], ["purge", KEY], ["purge", "--scope", KEY]], ids=" ".join
 )
-def test_where_nobody_can_be_asked_nothing_happens(steno: Steno, command: list[str]) -> None:
+def test_nothing_is_deleted_without_confirmation(steno: Steno, command: list[str]) -> None:
     result = steno(*command)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Without a terminal to confirm, add --yes" in result.stderr
     assert KEY in _keys("workspace")
 
 
-def test_in_a_terminal_it_says_what_will_happen_and_asks() -> None:
+def test_delete_lists_sessions_and_asks_in_a_terminal() -> None:
     code, shown = typed("n\n", "delete", KEY, "cli:default")
     assert code == 1
     assert "To be moved to the trash (`steno restore` brings them back):\n" in shown
@@ -306,7 +306,7 @@ def test_in_a_terminal_it_says_what_will_happen_and_asks() -> None:
 
 
 @pytest.mark.parametrize("answer", ["\n", "y\n", "yes\n", "telegram:12\n"])
-def test_a_purge_wants_the_key_typed(answer: str) -> None:
+def test_purge_requires_typing_the_key(answer: str) -> None:
     code, shown = typed(answer, "purge", KEY)
     assert code == 1
     assert f"To be deleted permanently:\n  {KEY}: 4 messages\nThis cannot be undone.\n" in shown
@@ -315,7 +315,7 @@ def test_a_purge_wants_the_key_typed(answer: str) -> None:
     assert KEY in _keys("workspace")
 
 
-def test_a_purge_goes_on_when_each_key_was_typed() -> None:
+def test_purge_runs_after_each_key_was_typed() -> None:
     code, _ = typed(f"{KEY}\nno\n", "purge", KEY, "cli:default")
     assert code == 1
     assert KEY in _keys("workspace")
@@ -326,13 +326,13 @@ def test_a_purge_goes_on_when_each_key_was_typed() -> None:
 
 
 @pytest.mark.parametrize("key", [" ", "\u3000", "\u200b", "a\u202eb"])
-def test_where_a_key_cannot_be_seen_the_uid_is_to_be_typed(key: str) -> None:
+def test_invisible_key_is_confirmed_by_uid(key: str) -> None:
     with open_store("workspace") as store:
         store.add_message(key, "user", "hello")
         uid = store.info(key).uid
     for answer in ("\n", f"{key}\n"):
         code, shown = typed(answer, "purge", key)
-        assert (code, f"Type {uid} to go on" in shown) == (1, True), shown
+        assert (code, f"Type {uid} to confirm" in shown) == (1, True), shown
         assert key in _keys("workspace")
     assert typed("\n", "purge", "--scope", key)[0] == 1
     assert key in _keys("workspace")
@@ -340,7 +340,7 @@ def test_where_a_key_cannot_be_seen_the_uid_is_to_be_typed(key: str) -> None:
     assert key not in _keys("workspace")
 
 
-def test_a_purge_of_a_person_wants_their_name_typed() -> None:
+def test_purge_scope_requires_typing_the_name() -> None:
     assert typed("no\n", "purge", "--scope", KEY)[0] == 1
     assert KEY in _keys("workspace")
     assert typed(f"{KEY}\n", "purge", "--scope", KEY)[0] == 0
@@ -351,11 +351,11 @@ def test_a_purge_of_a_person_wants_their_name_typed() -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_where_one_key_is_wrong_none_is_deleted(steno: Steno, more: list[str]) -> None:
+def test_one_unknown_key_prevents_all_deletions(steno: Steno, more: list[str]) -> None:
     for command in ("delete", "purge"):
         result = steno(command, KEY, "nobody", "--yes", *more)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "There is no session 'nobody' here" in result.stderr
+        assert "There is no session 'nobody'." in result.stderr
     assert KEY in _keys("workspace")
 
 
@@ -392,13 +392,13 @@ def test_a_key_that_is_only_in_the_trash_can_be_purged(steno: Steno) -> None:
     ],
     ids=" ".join,
 )
-def test_what_makes_no_sense_is_wrong_usage(steno: Steno, arguments: list[str]) -> None:
+def test_conflicting_options_are_wrong_usage(steno: Steno, arguments: list[str]) -> None:
     result = steno(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert KEY in _keys("workspace")
 
 
-def test_a_purge_tells_what_it_did_not_reach(steno: Steno) -> None:
+def test_purge_reports_what_remains(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.fork(KEY, "cli:fork")
     with open_store("workspace", namespace="notes") as store:
@@ -412,7 +412,7 @@ def test_a_purge_tells_what_it_did_not_reach(steno: Steno) -> None:
     ]
 
 
-def test_many_sessions_are_not_all_named_before_it_asks(steno: Steno) -> None:
+def test_long_list_before_the_question_is_shortened(steno: Steno) -> None:
     keys = [f"many:{number:02}" for number in range(25)]
     with open_store("workspace") as store:
         for key in keys:
@@ -441,7 +441,7 @@ def _interrupt(where: str, key: str) -> None:
 
 @pytest.mark.parametrize("where", ["./workspace", "sqlite:some.db"], indirect=True)
 @pytest.mark.parametrize("named", [[KEY], ["--scope", KEY]], ids=["key", "scope"])
-def test_a_purge_that_was_interrupted_is_found_and_ended(
+def test_interrupted_purge_is_found_and_completed(
     steno: Steno, where: str, named: list[str]
 ) -> None:
     _interrupt(where, KEY)
@@ -457,7 +457,7 @@ def test_a_purge_that_was_interrupted_is_found_and_ended(
     assert _keys(where) == [key for key in _keys(where) if key != KEY]
 
 
-def test_what_an_interrupted_purge_left_goes_with_a_new_session_of_the_key(steno: Steno) -> None:
+def test_rest_of_an_interrupted_purge_is_deleted_with_a_new_session(steno: Steno) -> None:
     _interrupt("./workspace", KEY)
     with open_store("workspace") as store:
         store.add_message(KEY, "user", "again")
@@ -471,7 +471,7 @@ def test_what_an_interrupted_purge_left_goes_with_a_new_session_of_the_key(steno
 # --- other names, forks, and what else tells of it -------------------------------------------
 
 
-def test_a_person_is_known_by_the_other_names_of_sessions_too(steno: Steno, where: str) -> None:
+def test_purge_scope_follows_aliases(steno: Steno, where: str) -> None:
     with open_store(where) as store:
         for key, names in (
             ("agent:main:direct:1", ["telegram:77"]),
@@ -490,7 +490,7 @@ def test_a_person_is_known_by_the_other_names_of_sessions_too(steno: Steno, wher
     assert steno("restore", "--list", "-w", where).stdout == ""
 
 
-def test_marks_that_name_a_session_of_the_person_are_purged(steno: Steno, where: str) -> None:
+def test_progress_records_of_a_person_are_purged(steno: Steno, where: str) -> None:
     """Earlier versions wrote the key of the session into the mark."""
     with open_store(where, namespace="notes") as store:
         store.set_meta(":mark:main:01", session="telegram:77", seq=3)
@@ -504,7 +504,7 @@ def test_marks_that_name_a_session_of_the_person_are_purged(steno: Steno, where:
         assert store.list_trash() == []
 
 
-def test_marks_of_purged_sessions_are_purged_and_not_named(steno: Steno, where: str) -> None:
+def test_progress_records_are_purged_but_not_listed(steno: Steno, where: str) -> None:
     with open_store(where) as store:
         uids = [store.info(key).uid for key in (KEY, "cli:default")]
     with open_store(where, namespace="notes") as store:
@@ -529,7 +529,7 @@ def test_notes_of_a_session_and_of_a_sender_have_different_names(steno: Steno) -
     assert "Deleted permanently: notes of @telegram:77, 1 note." in done.stderr
 
 
-def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> None:
+def test_purge_dry_run_lists_remaining_forks(steno: Steno, where: str) -> None:
     with open_store(where) as store:
         store.fork(KEY, "cli:fork")
         store.fork(KEY, "cli:gone")
@@ -537,7 +537,9 @@ def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> 
     would = steno("purge", KEY, "--dry-run", "--json", "-w", where)
     told = [f"the fork '{fork}' has messages of '{KEY}'; purge it too" for fork in FORKS]
     assert sorted(_rows(would)[0]["not_reached"]) == told
-    assert [f"Would stay: {words}." for words in told] == sorted(would.stderr.splitlines()[2:])
+    assert [f"Would not be deleted: {words}." for words in told] == sorted(
+        would.stderr.splitlines()[2:]
+    )
     with_one = steno("purge", KEY, "cli:fork", "--dry-run", "-w", where)
     assert "the fork 'cli:fork'" not in with_one.stderr
     assert "the fork 'cli:gone'" in with_one.stderr
@@ -548,7 +550,7 @@ def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> 
 FORKS = ("cli:fork", "cli:gone")
 
 
-def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: Steno) -> None:
+def test_purge_removes_entries_from_the_retention_log(place: Path, steno: Steno) -> None:
     with open_store("workspace") as store:
         for key in ("telegram:77", "telegram:topic:77", "telegram:777", "cli:plans"):
             store.add_message(key, "user", "hello")
@@ -570,7 +572,7 @@ def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: S
     assert log.read_text().count("telegram:777\t") == 2
 
 
-def test_a_log_of_retention_that_cannot_be_changed_is_named(place: Path, steno: Steno) -> None:
+def test_unwritable_retention_log_is_reported(place: Path, steno: Steno) -> None:
     (place / "workspace" / LOG).symlink_to(place / "elsewhere")
     done = steno("purge", KEY, "--yes")
     assert done.exit_code == 0
@@ -585,12 +587,12 @@ def test_a_log_of_retention_that_cannot_be_changed_is_named(place: Path, steno: 
     )
 
 
-def test_what_was_typed_into_a_chat_is_forgotten_with_it(
+def test_purge_removes_messages_from_the_input_history(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
-    monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    history = chat_history.KeptHistory(file)
+    monkeypatch.setattr(chat_input, "history_file", lambda: file)
+    history = chat_input.InputHistory(file)
     for text in ("message 1", "of another chat", "in the trash ", "message 3", "/edit message 3"):
         history.store_string(text)
     history.store_string("//in the trash, too")
@@ -618,19 +620,19 @@ def test_a_session_with_a_message_without_role_and_content_can_be_purged(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
-    monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    chat_history.KeptHistory(file).store_string("message 1")
+    monkeypatch.setattr(chat_input, "history_file", lambda: file)
+    chat_input.InputHistory(file).store_string("message 1")
     with open_store("workspace") as store:
         store.add_messages("odd", [{}, {"role": "user"}, {"content": "x"}])
     assert steno("purge", "odd", "--yes").exit_code == 0
 
 
-def test_what_was_typed_is_forgotten_before_the_session_is_gone(
+def test_input_history_is_cleaned_before_the_session_is_purged(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "state" / "chat-history.jsonl"
-    monkeypatch.setattr(chat_history, "history_file", lambda: file)
-    chat_history.KeptHistory(file).store_string("message 1")
+    monkeypatch.setattr(chat_input, "history_file", lambda: file)
+    chat_input.InputHistory(file).store_string("message 1")
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

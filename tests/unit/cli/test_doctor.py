@@ -40,7 +40,7 @@ def test_a_healthy_workspace_ends_with_0(steno: Steno) -> None:
     assert result.stderr == "Checked 3 logs: no problems found.\n"
 
 
-def test_a_finding_is_told_and_ends_with_1(log: Path, steno: Steno) -> None:
+def test_finding_is_printed_and_exits_with_1(log: Path, steno: Steno) -> None:
     start = log.stat().st_size
     _tear(log)
 
@@ -55,7 +55,7 @@ def test_a_finding_is_told_and_ends_with_1(log: Path, steno: Steno) -> None:
         "No byte is removed.\n\n"
     )
     assert result.stderr == (
-        "3 logs examined: 1 finding, of which `steno doctor workspace --repair` settles 1.\n"
+        "Checked 3 logs: 1 problem found, 1 repairable with `steno doctor workspace --repair`.\n"
     )
 
 
@@ -74,7 +74,7 @@ def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> Non
     assert steno("doctor").exit_code == 0
 
 
-def test_what_is_settled_for_an_agent_says_for_which(place: Path, steno: Steno) -> None:
+def test_repair_names_the_agent(place: Path, steno: Steno) -> None:
     with open_store(place / "workspace" / "agents" / "ada") as store:
         store.add_message("telegram:123", "user", "hello")
     _tear(place / "workspace" / "agents" / "ada" / "sessions" / "telegram%3A123.jsonl")
@@ -94,9 +94,9 @@ def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> N
     result = steno("doctor", "--repair")
 
     assert result.exit_code == 1
-    assert "torn tail settled" in result.stderr
+    assert "torn tail fixed" in result.stderr
     assert result.stdout.startswith("damaged line · telegram:123\n")
-    assert result.stderr.endswith("3 logs examined: 1 finding.\n")
+    assert result.stderr.endswith("Checked 3 logs: 1 problem found.\n")
 
 
 def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
@@ -108,13 +108,13 @@ def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     result = steno("doctor", "--accept")
 
     assert result.exit_code == 0
-    assert "hand edit settled: taken in; the log as it was is sessions/aside/" in result.stderr
+    assert "hand edit fixed: taken in; the log as it was is sessions/aside/" in result.stderr
     assert "message three" in steno("show", "telegram:123").stdout
     (kept,) = (log.parent / "aside").iterdir()
     assert kept.read_bytes() == edited
 
 
-def test_both_at_once(log: Path, steno: Steno) -> None:
+def test_repair_and_accept_together(log: Path, steno: Steno) -> None:
     _edit(log)
     log.with_name("empty.jsonl").touch(mode=0o600)
 
@@ -153,7 +153,7 @@ def test_json_of_a_healthy_workspace(steno: Steno) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--repair"], ["--accept"]])
-def test_what_cannot_be_examined_ends_with_3(place: Path, steno: Steno, options: list[str]) -> None:
+def test_failed_check_exits_with_3(place: Path, steno: Steno, options: list[str]) -> None:
     for directory in ("nowhere", "workspace/sessions"):
         result = steno("doctor", directory, *options)
         assert (result.exit_code, result.stdout) == (3, "")
@@ -174,9 +174,7 @@ def test_a_workspace_where_nothing_was_stored_is_healthy(place: Path, steno: Ste
     assert result.stderr == "There are no sessions in fresh yet.\n"
 
 
-def test_a_folder_with_nothing_of_ours_in_it_is_not_called_healthy(
-    place: Path, steno: Steno
-) -> None:
+def test_folder_without_stenolog_data_is_rejected(place: Path, steno: Steno) -> None:
     result = steno("doctor", ".")
     assert (result.exit_code, result.stdout) == (3, "")
     words = "There is nothing of stenolog in .; did you mean ./workspace?"
@@ -189,14 +187,14 @@ def test_a_folder_with_nothing_of_ours_in_it_is_not_called_healthy(
 
 
 @pytest.mark.parametrize("ours", ["sessions", "agents", "notes"])
-def test_a_workspace_that_was_only_begun_is_healthy(place: Path, steno: Steno, ours: str) -> None:
+def test_empty_workspace_is_healthy(place: Path, steno: Steno, ours: str) -> None:
     (place / "begun" / ours).mkdir(parents=True, mode=0o700)
     (place / "begun").chmod(0o700)
     (place / "begun" / "README").touch()
     assert steno("doctor", "begun").exit_code == 0
 
 
-def test_a_key_cannot_drive_the_terminal(place: Path, in_terminal: InTerminal) -> None:
+def test_key_cannot_control_the_terminal(place: Path, in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_message("evil\x1b[2J\nkey", "user", "x")
     (log,) = (place / "workspace" / "sessions").glob("evil*")

@@ -34,7 +34,7 @@ def _kinds(notes: list[CheckNote]) -> list[str]:
     return [note.kind for note in notes if note.kind not in ("disk", "version")]
 
 
-def test_what_is_no_fault_is_told_only_if_asked_for(steno: Steno, in_terminal: InTerminal) -> None:
+def test_notes_are_printed_only_on_request(steno: Steno, in_terminal: InTerminal) -> None:
     plain = steno("doctor")
     assert plain.exit_code == 0
     assert plain.stderr == "Checked 3 logs: no problems found.\n"
@@ -55,23 +55,21 @@ def test_json_has_the_notes_if_asked_for(steno: Steno) -> None:
     assert "interrupted turns" in [note["kind"] for note in found["notes"]]
 
 
-def test_the_sessions_of_each_agent_are_looked_at(place: Path) -> None:
+def test_doctor_checks_sessions_of_all_agents(place: Path) -> None:
     with open_store(place / "workspace" / "agents" / "ada") as store:
         store.add_message("k", "user", "hello?")
     told = [note.meaning for note in notes_of("workspace") if note.kind == "interrupted turns"]
     assert "There is 1 session of the agent ada where" in told[1]
 
 
-def test_who_has_the_turn_is_told(place: Path) -> None:
+def test_doctor_reports_running_turns(place: Path) -> None:
     with open_store(place / "workspace") as store, store.lease("telegram:123", ttl=60):
         [note] = [note for note in notes_of("workspace") if note.kind == "turns under way"]
     assert note.meaning == ("There is 1 session in which somebody has the turn: telegram:123.")
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
-def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(
-    place: Path, steno: Steno, where: str
-) -> None:
+def test_invalid_index_is_reported_and_not_changed(place: Path, steno: Steno, where: str) -> None:
     with open_store(where) as store:
         store.add_message("a", "user", "hello")
     assert steno("list", "-w", where).exit_code == 0
@@ -91,7 +89,7 @@ def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(
 @pytest.mark.parametrize(
     ("kind", "words"), [("tmpfs", "a restart or a power cut takes"), ("overlay", "a container")]
 )
-def test_a_disk_that_does_not_last_is_told(place: Path, kind: str, words: str) -> None:
+def test_temporary_disk_is_reported(place: Path, kind: str, words: str) -> None:
     mounts = place / "mounts"
     mounts.write_text(f"disk / ext4 rw 0 0\nnone {place} {kind} rw 0 0\n")
     [note] = [note for note in notes_of("workspace", mounts=str(mounts)) if note.kind == "disk"]
@@ -135,7 +133,7 @@ def test_purged_text_in_the_fallback_is_a_finding(steno: Steno, where: str) -> N
     assert steno("doctor", where).exit_code == 0
 
 
-def test_a_database_tells_its_version_and_its_turns(steno: Steno) -> None:
+def test_database_reports_version_and_turns(steno: Steno) -> None:
     with open_store("sqlite:some.db") as store:
         store.add_message("k", "user", "hello")
     result = steno("doctor", "sqlite:some.db", "-v")

@@ -135,7 +135,7 @@ class DamagedDatabase(DamagedPlace):
         assert "--repair" in examined.stdout
         repaired = steno("doctor", place.where, "--repair")
         assert (repaired.exit_code, repaired.stdout) == (0, "")
-        assert "settled" in repaired.stderr
+        assert " fixed: " in repaired.stderr
         with stenolog.open_store(place.where) as store:
             if record == "trash":
                 store.restore("a b")

@@ -20,7 +20,7 @@ def doctor(place: str, *more: str) -> Result:
     return CliRunner().invoke(main, ["doctor", place, *more])
 
 
-def test_a_database_that_is_well(tmp_path: Path) -> None:
+def test_healthy_database_exits_with_0(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     where = f"sqlite:{tmp_path / 'steno.db'}"
     with stenolog.open_store(where) as store:
@@ -46,14 +46,14 @@ def test_p3_what_is_missing_in_a_database_is_named_and_nothing_is_changed(tmp_pa
     assert file.read_bytes() == before
 
 
-def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_missing_database_is_not_created(tmp_path: Path) -> None:
     ended = doctor(f"sqlite:{tmp_path / 'nothing.db'}")
     assert ended.exit_code == 3
     assert "There is no database at" in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_stands_beside_logs_is_no_finding(tmp_path: Path) -> None:
+def test_other_files_next_to_logs_are_not_findings(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     shutil.copytree(SAMPLES / "picoclaw", workspace / "sessions")
     workspace.chmod(0o700)
@@ -73,7 +73,7 @@ def test_what_stands_beside_logs_is_no_finding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("where", ["{0}/w", "sqlite:{0}/steno.db"])
-def test_a_session_that_cannot_be_indexed_is_named_with_what_to_do(
+def test_session_that_cannot_be_indexed_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, indexed: bool
 ) -> None:
     tmp_path.chmod(0o700)
@@ -104,4 +104,4 @@ def test_a_session_that_cannot_be_indexed_is_named_with_what_to_do(
         assert CliRunner().invoke(main, ["delete", "--yes", "bad one", "-w", place]).exit_code == 0
         ended = doctor(place)
         assert (ended.exit_code, ended.stdout) == (0, "")
-        assert "all is well" in ended.stderr
+        assert "no problems found" in ended.stderr

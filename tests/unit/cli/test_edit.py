@@ -44,10 +44,10 @@ def _json(result: Result) -> dict[str, Any]:
 # --- on every engine -------------------------------------------------------------------------
 
 
-def test_a_title_is_given_shown_and_taken_away(steno: Steno, where: str) -> None:
+def test_title_is_set_shown_and_removed(steno: Steno, where: str) -> None:
     given = steno("rename", KEY, "Our  holiday\nin Rome", "-w", where)
     assert (given.exit_code, given.stdout) == (0, "")
-    assert given.stderr == f"{KEY} is called “Our holiday in Rome” now.\n"
+    assert given.stderr == f"{KEY} is now titled “Our holiday in Rome”.\n"
     listed = [json.loads(line) for line in steno("list", "--json", "-w", where).stdout.splitlines()]
     assert {one["key"]: one["title"] for one in listed}[KEY] == "Our holiday in Rome"
 
@@ -57,21 +57,21 @@ def test_a_title_is_given_shown_and_taken_away(steno: Steno, where: str) -> None
     assert {one["key"]: one["title"] for one in listed}[KEY] == "message 1"
 
 
-def test_tags_are_given_listed_and_taken_away(steno: Steno, where: str) -> None:
+def test_tags_are_added_listed_and_removed(steno: Steno, where: str) -> None:
     none = steno("tag", KEY, "-w", where)
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", f"{KEY} has no tags.\n")
     given = steno("tag", KEY, "+work", "+fun", "+work", "-w", where)
-    assert (given.stdout, given.stderr) == ("", f"The tags of {KEY}: work, fun.\n")
+    assert (given.stdout, given.stderr) == ("", f"Tags of {KEY}: work, fun.\n")
     assert steno("tag", KEY, "-w", where).stdout == "work\nfun\n"
     assert steno("list", "--tag", "work", "-w", where).stdout.startswith(KEY)
     taken = _json(steno("tag", KEY, "-work", "-absent", "--json", "-w", where))
     assert taken == {"key": KEY, "tags": ["fun"], "was": ["work", "fun"]}
-    assert steno("tag", KEY, "-fun", "-w", where).stderr == f"The tags of {KEY}: none.\n"
+    assert steno("tag", KEY, "-fun", "-w", where).stderr == f"Tags of {KEY}: none.\n"
     with open_store(where, read_only=True) as store:
         assert "tags" not in store.info(KEY).meta
 
 
-def test_a_fork_has_what_was_said_up_to_a_message(steno: Steno, where: str) -> None:
+def test_fork_copies_messages_up_to_a_seq(steno: Steno, where: str) -> None:
     forked = _json(steno("fork", KEY, "cli:copy", "--at", "3", "--json", "-w", where))
     assert len(forked.pop("uid")) == 16
     assert forked == {"key": "cli:copy", "forked_from": KEY, "at": 3, "messages": 1}
@@ -82,7 +82,7 @@ def test_a_fork_has_what_was_said_up_to_a_message(steno: Steno, where: str) -> N
     assert "there is such a session already" in again.stderr
 
 
-def test_undo_brings_back_what_a_compaction_hid(steno: Steno, where: str) -> None:
+def test_undo_restores_summarized_messages(steno: Steno, where: str) -> None:
     done = steno("undo", KEY, "-w", where)
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == (
@@ -96,7 +96,7 @@ def test_undo_brings_back_what_a_compaction_hid(steno: Steno, where: str) -> Non
     assert (nothing.exit_code, nothing.stdout) == (1, "")
 
 
-def test_archive_moves_what_is_hidden_and_deletes_nothing(steno: Steno, where: str) -> None:
+def test_archive_moves_hidden_messages_and_deletes_nothing(steno: Steno, where: str) -> None:
     would = steno("archive", KEY, "--dry-run", "-w", where)
     assert (would.exit_code, would.stdout) == (0, f"{KEY}\t2\t-\t-\n")
     assert would.stderr == "Would archive 2 messages of 1 session.\n"
@@ -113,7 +113,7 @@ def test_archive_moves_what_is_hidden_and_deletes_nothing(steno: Steno, where: s
     assert again.stderr == "There is nothing to archive.\n"
 
 
-def test_what_would_be_archived_is_what_is(steno: Steno, where: str) -> None:
+def test_archive_dry_run_counts_what_archive_moves(steno: Steno, where: str) -> None:
     said = [{"role": "user", "content": f"number {number}"} for number in range(4)]
     with open_store(where) as store:
         for _ in range(2):
@@ -125,7 +125,7 @@ def test_what_would_be_archived_is_what_is(steno: Steno, where: str) -> None:
     assert would["archived"] == done["archived"] >= 4
 
 
-def test_compact_makes_a_summary_that_undo_takes_back(steno: Steno, where: str) -> None:
+def test_summarize_makes_a_summary_that_undo_reverts(steno: Steno, where: str) -> None:
     with open_store(where) as store:
         for number in range(5, 11):
             store.add_message(KEY, "user" if number % 2 else "assistant", f"message {number}")
@@ -133,7 +133,7 @@ def test_compact_makes_a_summary_that_undo_takes_back(steno: Steno, where: str) 
 
     would = steno(*asked, "--dry-run")
     assert (would.exit_code, would.stdout) == (0, "")
-    assert "would become a summary" in would.stderr
+    assert "Would summarize" in would.stderr
     with open_store(where, read_only=True) as store:
         assert (store.info(KEY).visible, store.info(KEY).floor) == (8, 2)
 
@@ -163,9 +163,7 @@ def test_compact_makes_a_summary_that_undo_takes_back(steno: Steno, where: str) 
         ["summarize", "nobody", "-m", "scripted"],
     ],
 )
-def test_no_session_is_made_by_a_slip_of_the_pen(
-    place: Path, steno: Steno, command: list[str]
-) -> None:
+def test_misspelt_key_creates_no_session(place: Path, steno: Steno, command: list[str]) -> None:
     result = steno(*command)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
@@ -193,14 +191,14 @@ def test_a_tag_that_looks_like_an_option_is_a_tag(steno: Steno) -> None:
     assert _json(steno("tag", KEY, "--json", "--", "-w", "-h"))["tags"] == []
 
 
-def test_archive_wants_a_session_or_all(steno: Steno) -> None:
+def test_archive_requires_a_key_or_all(steno: Steno) -> None:
     for arguments in ([], [KEY, "--all"]):
         result = steno("archive", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "Give a KEY or --all." in result.stderr
 
 
-def test_archive_of_all_goes_on_past_one_that_cannot_be(place: Path, steno: Steno) -> None:
+def test_archive_all_continues_after_a_failed_session(place: Path, steno: Steno) -> None:
     with open_store("workspace") as store:
         for key in ("a", "z"):
             store.add_message(key, "user", "hello")
@@ -225,14 +223,14 @@ def _newer(text: bytes) -> bytes:
     return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
 
 
-def test_a_session_in_which_an_answer_is_being_written_is_left_alone(steno: Steno) -> None:
+def test_running_session_is_not_summarized(steno: Steno) -> None:
     with open_store("workspace") as store, store.lease(KEY, ttl=30):
         result = steno("summarize", KEY, "-m", "scripted")
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"An answer is being written in {KEY}. Try again when it is finished." in result.stderr
 
 
-def test_what_is_too_short_is_not_compacted(steno: Steno) -> None:
+def test_short_session_is_not_summarized(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message("short", "user", "hello")
     for more in ([], ["--dry-run"]):
@@ -241,7 +239,7 @@ def test_what_is_too_short_is_not_compacted(steno: Steno) -> None:
         assert result.stderr == "There is nothing to summarize.\n"
 
 
-def test_a_title_does_not_drive_the_terminal(steno: Steno) -> None:
+def test_title_cannot_control_the_terminal(steno: Steno) -> None:
     result = steno("rename", KEY, "\x1b[31mred\x07")
     assert "\x1b" not in result.stderr
     assert "“red”" in result.stderr
@@ -258,7 +256,7 @@ def test_the_sessions_of_an_agent_are_changed_alone(steno: Steno) -> None:
 # --- progress --------------------------------------------------------------------------------
 
 
-def test_long_work_shows_a_bar_in_a_terminal_and_nothing_elsewhere(
+def test_progress_bar_is_shown_only_in_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with progress("Working", 2) as step:
@@ -275,13 +273,13 @@ def test_long_work_shows_a_bar_in_a_terminal_and_nothing_elsewhere(
     assert capfd.readouterr().err == ""
 
 
-def test_archive_of_all_is_told_in_a_terminal(in_terminal: InTerminal) -> None:
+def test_archive_all_reports_in_a_terminal(in_terminal: InTerminal) -> None:
     code, shown = in_terminal("archive", "--all", NO_COLOR="1")
     assert code == 0
-    assert "2 messages of 1 session archived.\n" in shown
+    assert "Archived 2 messages of 1 session.\n" in shown
 
 
-def test_an_undone_edit_takes_its_answer_along(steno: Steno, where: str) -> None:
+def test_undo_of_an_edit_also_hides_its_answer(steno: Steno, where: str) -> None:
     """As /undo in a chat does: an answer without its question is nobody's."""
     with open_store(where, namespace="sessions") as store:
         store.add_messages(
@@ -295,7 +293,7 @@ def test_an_undone_edit_takes_its_answer_along(steno: Steno, where: str) -> None
         assert [message.content for message in store.get_history("e")] == ["one", "1"]
 
 
-def test_a_dry_run_of_compact_changes_no_file(place: Path, steno: Steno) -> None:
+def test_summarize_dry_run_changes_no_file(place: Path, steno: Steno) -> None:
     old = '{"key": "old", "messages": [{"role": "user", "content": "from before"}]}'
     (place / "workspace" / "sessions" / "old.json").write_text(old)
 

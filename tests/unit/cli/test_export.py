@@ -91,7 +91,7 @@ def test_a_page_has_every_part_folded_where_it_is_long_and_a_link_to_each_messag
     assert "prefers-color-scheme: dark" in page
 
 
-def test_a_page_asks_nobody_for_anything(steno: Steno) -> None:
+def test_html_page_loads_nothing(steno: Steno) -> None:
     page = steno("export", "k", "--format", "html").stdout
     found = _Elements(page)
     loads = {"script", "link", "iframe", "object", "embed", "base", "form", "video", "audio"}
@@ -121,7 +121,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_whatever_a_field_holds_it_is_text_in_the_page(steno: Steno, text: str) -> None:
+def test_field_content_is_escaped_in_html(steno: Steno, text: str) -> None:
     call = {"id": text, "function": {"name": text, "arguments": text}}
     with open_store("workspace") as store:
         store.add_messages(
@@ -158,7 +158,7 @@ def test_whatever_a_field_holds_it_is_text_in_the_page(steno: Steno, text: str) 
 
 
 @pytest.mark.parametrize("form", ["html", "markdown"])
-def test_secrets_are_taken_out_of_documents_and_counted(steno: Steno, form: str) -> None:
+def test_secrets_are_replaced_and_counted(steno: Steno, form: str) -> None:
     result = steno("export", "k", "--format", form)
     assert KEY not in result.stdout
     assert "redacted" in result.stdout
@@ -168,7 +168,7 @@ def test_secrets_are_taken_out_of_documents_and_counted(steno: Steno, form: str)
     assert "taken out" not in as_it_is.stderr
 
 
-def test_a_secret_is_found_wherever_it_stands(steno: Steno) -> None:
+def test_secret_is_found_in_every_field(steno: Steno) -> None:
     call = {"id": "1", "function": {"name": "x", "arguments": json.dumps({"key": KEY})}}
     broken = f"{KEY[:20]}\u200e\x08{KEY[20:]}"
     with open_store("workspace") as store:
@@ -187,7 +187,7 @@ def test_a_secret_is_found_wherever_it_stands(steno: Steno) -> None:
         result = steno("export", "s", "--format", form)
         assert KEY[:24] not in result.stdout, form
         assert KEY[-12:] not in result.stdout, form
-        assert "8 secrets were taken out" in result.stderr
+        assert "Replaced 8 secrets" in result.stderr
 
 
 @pytest.mark.parametrize("said", [f"It is: {'x' * 20} {KEY}", f"{KEY[:9]}\u200e{KEY[9:]} it is"])
@@ -199,7 +199,7 @@ def test_no_part_of_a_secret_is_in_the_title(steno: Steno, said: str) -> None:
         assert KEY[:16] not in shown, form
 
 
-def test_lines_keep_secrets_unless_told_otherwise(steno: Steno) -> None:
+def test_jsonl_keeps_secrets_by_default(steno: Steno) -> None:
     assert KEY in steno("export", "k").stdout
     result = steno("export", "k", "--redact")
     assert KEY not in result.stdout
@@ -209,7 +209,7 @@ def test_lines_keep_secrets_unless_told_otherwise(steno: Steno) -> None:
         "tool",
         "assistant",
     ]
-    assert "1 secret was taken out" in result.stderr
+    assert "Replaced 1 secret" in result.stderr
 
 
 # --- Markdown --------------------------------------------------------------------------------
@@ -228,26 +228,7 @@ def test_markdown_has_a_heading_and_an_anchor_for_each_message(steno: Steno) -> 
     assert '<details><summary>calls ls</summary>\n\n```\n{"path": "."}\n```' in shown
 
 
-def test_blocks_of_anthropic_are_written_as_calls_and_results(steno: Steno) -> None:
-    image = {"type": "image", "source": {"media_type": "image/png", "data": "iVBORw0KGgo="}}
-    use = {"type": "tool_use", "id": "1", "name": "login", "input": {"password": KEY}}
-    results = [{"type": "tool_result", "tool_use_id": "1", "content": "welcome", "is_error": True}]
-    with open_store("workspace") as store:
-        store.add_message("a", "user", [image, {"type": "text", "text": "What is this?"}])
-        thinking = {"type": "thinking", "thinking": "Let me see."}
-        store.add_message("a", "assistant", [thinking, use])
-        store.add_message("a", "user", results)
-    shown = steno("export", "a", "--format", "markdown").stdout
-    assert shown.startswith("# What is this?\n")
-    assert "<details><summary>thinks</summary>\n\n```\nLet me see.\n```" in shown
-    assert '<details><summary>calls login</summary>\n\n```\n{"password": ' in shown
-    assert "<details><summary>login answers</summary>\n\n```\nwelcome\n```" in shown
-    assert "failed" in shown
-    assert "data:image/png;base64,iVBORw0KGgo=" in steno("export", "a", "--format", "html").stdout
-    assert KEY not in shown
-
-
-def test_no_message_reaches_beyond_itself_in_markdown(steno: Steno) -> None:
+def test_markdown_message_cannot_break_the_document(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message("m", "user", "open:\n````\ncode that never ends")
         store.add_message("m", "user", "<!-- hide all <details> `<b>`")
@@ -274,7 +255,7 @@ def test_a_fence_is_longer_than_any_in_the_text() -> None:
 @pytest.mark.parametrize(
     ("form", "mark"), [("html", 'class="user hidden"'), ("markdown", "hidden")]
 )
-def test_hidden_messages_are_written_only_if_asked_for_and_marked(
+def test_hidden_messages_are_exported_on_request_and_marked(
     steno: Steno, form: str, mark: str
 ) -> None:
     result = steno("export", "telegram:123", "--format", form)
@@ -287,7 +268,7 @@ def test_hidden_messages_are_written_only_if_asked_for_and_marked(
     assert "2 of them hidden" in whole
 
 
-def test_openai_lines_have_only_the_fields_that_it_knows(steno: Steno) -> None:
+def test_openai_format_has_only_known_fields(steno: Steno) -> None:
     lines = steno("export", "k", "--format", "openai").stdout.splitlines()
     fields = [set(json.loads(line)) for line in lines]
     assert fields == [
@@ -300,13 +281,11 @@ def test_openai_lines_have_only_the_fields_that_it_knows(steno: Steno) -> None:
     assert KEY in steno("export", "k", "--format", "openai", "--no-redact").stdout
 
 
-def test_a_file_is_written_whole_private_and_by_what_its_name_says(
-    told: Path, steno: Steno
-) -> None:
+def test_file_is_private_complete_and_formatted_by_suffix(told: Path, steno: Steno) -> None:
     result = steno("export", "k", "-o", "k.html")
     assert result.exit_code == 0
     assert result.stdout == ""
-    assert "k.html: 4 messages written." in result.stderr
+    assert "Wrote 4 messages to k.html." in result.stderr
     assert (told / "k.html").read_text() == steno("export", "k", "--format", "html").stdout
     assert (told / "k.html").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in told.iterdir() if "k.html" in path.name] == ["k.html"]
@@ -316,7 +295,7 @@ def test_a_file_is_written_whole_private_and_by_what_its_name_says(
     assert (told / "k.md").read_text() == steno("export", "k").stdout
 
 
-def test_a_file_that_is_there_stays_unless_told_otherwise(told: Path, steno: Steno) -> None:
+def test_existing_file_is_kept_without_force(told: Path, steno: Steno) -> None:
     (told / "k.md").write_text("mine")
     result = steno("export", "k", "-o", "k.md")
     assert result.exit_code == 1
@@ -327,7 +306,7 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(told: Path, steno: Ste
     assert not (told / "n.md").exists()
 
 
-def test_half_a_character_can_be_exported_as_anything(steno: Steno) -> None:
+def test_lone_surrogate_is_exported_in_every_format(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message("h", "user", "half \ud800 of it")
     for form in ("html", "markdown"):
@@ -366,7 +345,7 @@ def test_lines_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno, form
         "env": {"API_KEY": "[redacted: api key]"},
     }
     assert json.loads(json.loads(lines[2]["content"])["said"]) == arguments
-    assert result.stderr.startswith("12 secrets were taken out")
+    assert result.stderr.startswith("Replaced 12 secrets")
     plain = steno("export", "fields", "--format", form, "--no-redact")
     assert "hunter2" in plain.stdout
 
@@ -380,7 +359,7 @@ def test_documents_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno) 
     for form in ("markdown", "html"):
         result = steno("export", "f", "--format", form)
         assert not [one for one in ("hunter2", "t-1", "k-1") if one in result.stdout]
-        assert result.stderr.startswith("3 secrets were taken out")
+        assert result.stderr.startswith("Replaced 3 secrets")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +376,7 @@ def test_documents_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno) 
         "sshpass -p hunter2 ssh x",
     ],
 )
-def test_every_form_has_the_same_secrets_taken_out(steno: Steno, text: str) -> None:
+def test_every_format_replaces_the_same_secrets(steno: Steno, text: str) -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": text}}
     with open_store("workspace") as store:
         store.add_message("s", "user", text)
@@ -407,7 +386,7 @@ def test_every_form_has_the_same_secrets_taken_out(steno: Steno, text: str) -> N
     for form in ("html", "markdown", "openai", "jsonl"):
         result = steno("export", "s", "--format", form, "--redact")
         assert "hunter2" not in result.stdout, form
-        assert result.stderr.splitlines()[-1].startswith("4 secrets were taken out"), form
+        assert result.stderr.splitlines()[-1].startswith("Replaced 4 secrets"), form
 
 
 def test_what_is_json_looks_in_a_document_as_it_was_said(steno: Steno) -> None:
@@ -418,7 +397,7 @@ def test_what_is_json_looks_in_a_document_as_it_was_said(steno: Steno) -> None:
     assert said.replace("t-1", "[redacted: token]") in shown
 
 
-def test_a_pipe_is_written_to_and_a_link_followed(told: Path, steno: Steno) -> None:
+def test_export_writes_to_a_pipe_and_follows_a_link(told: Path, steno: Steno) -> None:
     pipe, real, link = told / "pipe", told / "real.md", told / "link.md"
     os.mkfifo(pipe)
     # Both ends: who writes waits for nobody, and what is written fits into the pipe.

@@ -37,7 +37,7 @@ def row(result: Result, number: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_whoever_kept_it_is_found_out_or_named(steno: Steno, tmp_path: Path, layout: str) -> None:
+def test_program_is_detected_or_given(steno: Steno, tmp_path: Path, layout: str) -> None:
     write, key = LAYOUTS[layout]
     source = write(tmp_path / "old", 3)
     program = layout.removesuffix("-lines").removesuffix("-sql")
@@ -56,7 +56,7 @@ def test_whoever_kept_it_is_found_out_or_named(steno: Steno, tmp_path: Path, lay
     ("text", "reason"),
     [('[{"role": "user"', "it is not JSON"), ("[]", "it is an empty list: there are no messages")],
 )
-def test_the_reason_why_a_file_is_no_session_is_told(
+def test_reason_for_a_skipped_file_is_printed(
     steno: Steno, tmp_path: Path, named: list[str], text: str, reason: str
 ) -> None:
     source = tmp_path / "broken.json"
@@ -66,29 +66,27 @@ def test_the_reason_why_a_file_is_no_session_is_told(
     assert reason in result.stderr
 
 
-def test_what_another_program_kept_is_told_where_one_was_named(
-    steno: Steno, tmp_path: Path
-) -> None:
+def test_file_of_another_program_than_named_is_skipped(steno: Steno, tmp_path: Path) -> None:
     source = plain(tmp_path / "old", 2)
     result = steno("import", source, "--from", "langchain")
     assert result.exit_code == 1
-    assert "is left out: it is not what langchain writes.\n" in result.stderr
+    assert "was skipped: it is not what langchain writes.\n" in result.stderr
     result = steno("import", "old", "--from", "strands")
     assert result.exit_code == 1
-    assert result.stderr.startswith("There is no session of strands in old;")
+    assert result.stderr.startswith("No sessions of strands in old.")
     result = steno("import", adk(tmp_path / "db", 2), "--from", "openai-agents")
     assert result.exit_code == 1
     assert "without tables of sessions that are known here" in result.stderr
     assert steno("import", "old", "--from", "excel").exit_code == 2
 
 
-def test_a_file_is_what_is_in_it_whatever_it_is_called(steno: Steno, tmp_path: Path) -> None:
+def test_format_is_detected_by_content_not_by_name(steno: Steno, tmp_path: Path) -> None:
     for number, (write, name) in enumerate(
         ((plain, "chat.txt"), (langchain, "history"), (openai_agents, "memory.bin"))
     ):
         write(tmp_path / str(number), 2).rename(tmp_path / name)
         result = steno("import", name)
-        assert (result.exit_code, result.stderr) == (0, "1 session taken in, 2 messages.\n"), name
+        assert (result.exit_code, result.stderr) == (0, "Imported 1 session, 2 messages.\n"), name
     lines = "".join(json.dumps({"role": "user", "content": word}) + "\n" for word in words(2))
     (tmp_path / "lines.json").write_text(lines)
     (tmp_path / "array.jsonl").write_text('[{"role": "user", "content": "x"}]')
@@ -125,7 +123,7 @@ def test_what_is_sent_to_a_model_as_a_whole_is_a_session(steno: Steno, tmp_path:
     assert row(steno("import", "old.json"))[3] == "picoclaw-legacy"
 
 
-def test_in_place_the_logs_of_others_make_room_too(steno: Steno, tmp_path: Path) -> None:
+def test_foreign_logs_in_the_session_folder_are_renamed(steno: Steno, tmp_path: Path) -> None:
     place = tmp_path / "workspace/sessions"
     place.mkdir(parents=True)
     for name, line in (("a", "plain"), ("b", "nanobot")):
@@ -133,19 +131,19 @@ def test_in_place_the_logs_of_others_make_room_too(steno: Steno, tmp_path: Path)
         lines = [*head, {"role": "user", "content": name, "timestamp": "2026-11-15T09:16:12"}]
         (place / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     result = steno("import", "workspace")
-    assert result.stderr == "2 sessions taken in, 2 messages.\n"
+    assert result.stderr == "Imported 2 sessions, 2 messages.\n"
     assert sorted(path.name for path in place.glob("*.migrated")) == [
         "a.jsonl.migrated",
         "b.jsonl.migrated",
     ]
 
 
-def test_databases_of_ours_in_a_folder_are_no_old_sessions(steno: Steno, tmp_path: Path) -> None:
+def test_own_databases_are_not_imported(steno: Steno, tmp_path: Path) -> None:
     source = openai_agents(tmp_path / "old", 2)
     with open_store(f"sqlite:{source.parent}/steno.db") as store:
         store.add_message("k2", "user", "ours")
     result = steno("import", "old")
-    assert result.stderr == "1 session taken in, 2 messages.\n"
+    assert result.stderr == "Imported 1 session, 2 messages.\n"
 
 
 # --- under which keys ------------------------------------------------------------------------
@@ -166,7 +164,7 @@ def test_keys_are_mapped(steno: Steno, tmp_path: Path) -> None:
     assert tmp_path.joinpath("workspace").exists()
 
 
-def test_what_grew_goes_on_under_its_mapped_key(steno: Steno, tmp_path: Path) -> None:
+def test_later_messages_are_imported_under_the_mapped_key(steno: Steno, tmp_path: Path) -> None:
     for count in (2, 5):
         source = adk(tmp_path / "old", count)
         assert steno("import", source, "--map", "a:u:*=cli:*").exit_code == 0
@@ -175,7 +173,7 @@ def test_what_grew_goes_on_under_its_mapped_key(steno: Steno, tmp_path: Path) ->
         assert [message.content for message in store.get_history("cli:s")] == words(5)
 
 
-def test_a_file_of_pairs_may_name_more_than_there_is(steno: Steno, tmp_path: Path) -> None:
+def test_map_file_may_contain_unknown_keys(steno: Steno, tmp_path: Path) -> None:
     source = strands(tmp_path / "old", 2)
     (tmp_path / "keys.txt").write_text("# key there, key here\nother=cli:other\nk\tcli:k\n")
     result = steno("import", source, "--map-file", "keys.txt")
@@ -194,7 +192,7 @@ def test_a_file_of_pairs_may_name_more_than_there_is(steno: Steno, tmp_path: Pat
         (["*=x"], "NEW needs a *, too"),
     ],
 )
-def test_a_slip_is_told_before_anything_is_written(
+def test_wrong_map_is_rejected_before_writing(
     steno: Steno, tmp_path: Path, pairs: list[str], told: str
 ) -> None:
     given = [part for pair in pairs for part in ("--map", pair)]
@@ -204,7 +202,7 @@ def test_a_slip_is_told_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_pairs_that_cannot_be_read_is_told(steno: Steno, tmp_path: Path) -> None:
+def test_unreadable_map_file_is_reported(steno: Steno, tmp_path: Path) -> None:
     for text, told in ((b"\xff\xfe", "cannot be read"), (b"words", "line 1")):
         (tmp_path / "keys").write_bytes(text)
         result = steno("import", SAMPLES / "adk.db", "--map-file", "keys")
@@ -237,7 +235,7 @@ def test_aliases_are_listed_and_accepted_only_on_request(steno: Steno, tmp_path:
 
 
 @pytest.mark.parametrize(("count", "shown"), [(2_000, True), (20, False)])
-def test_a_long_import_shows_how_far_it_is(
+def test_long_import_shows_progress(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     in_terminal: InTerminal,
@@ -252,9 +250,9 @@ def test_a_long_import_shows_how_far_it_is(
     code, said = in_terminal("import", "old")
 
     assert code == 0
-    assert ("Taking in" in said) == shown
+    assert ("Importing" in said) == shown
     assert ("100%" in said) == shown
-    assert f"1 session taken in, {count:,} messages." in said
+    assert f"Imported 1 session, {count:,} messages." in said
     with open_store("workspace") as store:
         assert store.info("k").count == count
 
@@ -273,7 +271,7 @@ def test_in_a_terminal_it_is_a_table(
     head, row, words = (line.rstrip() for line in said.splitlines())
     assert head.split() == ["key", "added", "messages", "layout", "file"]
     assert row.split() == ["k", "1", "1", "picoclaw-legacy", "k.json"]
-    assert words == "1 session taken in, 1 message."
+    assert words == "Imported 1 session, 1 message."
     assert "\t" not in said
 
 
@@ -286,7 +284,7 @@ def test_in_a_terminal_it_is_a_table(
         ("40", ["key", "added"]),
     ],
 )
-def test_a_narrow_terminal_keeps_the_keys_whole(
+def test_narrow_terminal_does_not_cut_keys(
     columns: str,
     shown: list[str],
     tmp_path: Path,

@@ -311,9 +311,9 @@ CASES: list[tuple[str, type[Struct]]] = [
     ("tag telegram:123 +a -b", Tagged),
     ("fork telegram:123 other", Forked),
     ("undo telegram:123", TakenBack),
-    ("compact telegram:123 --model scripted", Compacted),
-    ("compact telegram:123 --model scripted --dry-run", Compacted),
-    ("compact cli:default --model scripted", Compacted),
+    ("summarize telegram:123 --model scripted", Compacted),
+    ("summarize telegram:123 --model scripted --dry-run", Compacted),
+    ("summarize cli:default --model scripted", Compacted),
     ("archive telegram:123", Archived),
     ("archive --all --dry-run", Archived),
     ("delete telegram:123 --yes", Deleted),
@@ -380,7 +380,7 @@ def note(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(("line", "shape"), CASES, ids=[line for line, _ in CASES])
-def test_json_is_as_its_schema_says(
+def test_json_output_matches_its_schema(
     steno: Steno, note: str, line: str, shape: type[Struct]
 ) -> None:
     result = steno(*line.format(note=note).split(), "--json")
@@ -392,7 +392,7 @@ def test_json_is_as_its_schema_says(
         jsonschema_rs.validate(schema, one)
 
 
-def test_a_schema_is_not_content_with_anything() -> None:
+def test_schemas_reject_wrong_output() -> None:
     schema = msgspec.json.schema(Renamed)
     fine = {"key": "k", "title": None, "was": "x"}
     jsonschema_rs.validate(schema, fine)
@@ -409,7 +409,7 @@ def test_every_command_takes_json_and_has_a_schema() -> None:
     assert takes.keys() - with_json - WITHOUT.keys() - OF_THEIR_OWN == set()
 
 
-def test_every_command_tells_its_exit_codes_in_its_help(steno: Steno) -> None:
+def test_every_help_lists_the_exit_codes(steno: Steno) -> None:
     for name, _ in _commands(main, ()):
         told = " ".join(steno(*name.split(), "--help").stdout.split())
         assert "Exit codes: 0" in told, name

@@ -43,7 +43,7 @@ def test_list_takes_the_workspace_as_an_argument_or_an_option(steno: Steno) -> N
 
     both = steno("list", "elsewhere", "-w", "elsewhere")
     assert both.exit_code == 2
-    assert "Name the workspace once" in both.stderr
+    assert "Name the workspace only once" in both.stderr
 
 
 def test_list_in_a_terminal_is_a_table(in_terminal: InTerminal) -> None:
@@ -90,7 +90,7 @@ def test_list_takes_filters(steno: Steno) -> None:
     assert steno("list", "--state", "asleep").exit_code == 2
     nothing = steno("list", "--tag", "other")
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert nothing.stderr == "No session matches.\n"
+    assert nothing.stderr == "No matching sessions.\n"
 
 
 def test_list_writes_json_for_programs(steno: Steno) -> None:
@@ -115,7 +115,7 @@ def test_list_writes_json_for_programs(steno: Steno) -> None:
     }
 
 
-def test_a_title_does_not_drive_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:
+def test_title_cannot_control_the_terminal(steno: Steno, in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_message("k", "user", "a\x1b[31mb\x9b2J\tc\u202ed [bold]e")
     assert steno("list", "--prefix", "k").stdout.endswith("\tab cd [bold]e\n")
@@ -124,7 +124,7 @@ def test_a_title_does_not_drive_the_terminal(steno: Steno, in_terminal: InTermin
     assert not {"\x1b", "\x9b", "\u202e"} & set(shown)
 
 
-def test_list_names_a_session_that_cannot_be_read_and_goes_on(place: Path, steno: Steno) -> None:
+def test_list_reports_an_unreadable_session_and_continues(place: Path, steno: Steno) -> None:
     steno("list")
     log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
     log.write_bytes(_newer(log.read_bytes()))
@@ -142,7 +142,7 @@ def _newer(text: bytes) -> bytes:
     return text + b'%b,"crc":"%08x"}\n' % (first, crc32(first))
 
 
-def test_list_says_how_files_of_other_programs_are_taken_in(place: Path, steno: Steno) -> None:
+def test_list_suggests_import_for_files_of_other_programs(place: Path, steno: Steno) -> None:
     sessions = place / "workspace" / "sessions"
     (sessions / "other.jsonl").write_bytes(b'{"role":"user","content":"hello"}\n')
     (sessions / "older.json").write_text('{"key": "older", "messages": [{"role": "user"}]}')
@@ -157,16 +157,14 @@ def test_list_says_how_files_of_other_programs_are_taken_in(place: Path, steno: 
     assert result.stderr == ""
 
 
-def test_old_sessions_beside_a_database_and_of_an_agent_are_named_too(
-    place: Path, steno: Steno
-) -> None:
+def test_list_finds_foreign_sessions_of_databases_and_agents(place: Path, steno: Steno) -> None:
     for folder in ("beside/sessions", "workspace/agents/ada/sessions"):
         (place / folder).mkdir(parents=True, mode=0o700)
         (place / folder / "older.json").write_text('{"key": "older", "messages": []}')
     with open_store("sqlite:beside/some.db") as store:
         store.add_message("k", "user", "hello")
     told = steno("list", "sqlite:beside/some.db").stderr
-    assert "`steno import beside/sessions -w sqlite:beside/some.db` takes in" in told
+    assert "import with `steno import beside/sessions -w sqlite:beside/some.db`" in told
     told = steno("list", "--agent", "ada").stderr
     assert "`steno import workspace/agents/ada/sessions -w ./workspace --agent ada`" in told
 
@@ -178,7 +176,7 @@ def test_list_says_that_there_is_a_log_that_cannot_be_read(place: Path, steno: S
     )
 
 
-def test_list_works_where_no_index_can_be_written(place: Path, steno: Steno) -> None:
+def test_list_works_without_a_writable_index(place: Path, steno: Steno) -> None:
     (place / "workspace" / "sessions" / "catalog.db").mkdir()
     result = steno("list")
     assert len(_keys(result)) == 3
@@ -257,7 +255,7 @@ def test_agents_and_namespaces_are_named_and_listed(where: str, steno: Steno) ->
     assert steno("search", "hello", "-w", where, "--agent", "ada").stdout.startswith("cli:ada\t")
 
 
-def test_an_agent_that_nobody_knows_has_no_sessions_and_the_others_are_named(steno: Steno) -> None:
+def test_unknown_agent_lists_the_known_ones(steno: Steno) -> None:
     sessions = open_sessions("workspace", agent="ada")
     sessions.add_message("cli:default", "user", "hello")
     sessions.close()
@@ -296,7 +294,7 @@ def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None
     ],
 )
 @pytest.mark.parametrize("command", [["list"], ["show", "k"], ["search", "x"], ["doctor"]])
-def test_a_place_that_is_none_is_one_sentence(
+def test_invalid_workspace_is_one_sentence(
     command: list[str], where: str, words: str, steno: Steno
 ) -> None:
     result = steno(*command, "-w", where)
@@ -323,4 +321,4 @@ def test_without_a_workspace_the_option_is_named(
     monkeypatch.chdir(tmp_path / "elsewhere")
     for command in (["list"], ["show", "k"], ["search", "x"], ["doctor"]):
         told = steno(*command).stderr
-        assert told == "Error: There is no ./workspace here; name a workspace with -w DIR.\n"
+        assert told == "Error: There is no folder ./workspace here; name a workspace with -w DIR.\n"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stenolog.cli.workspace import open_to_read
+from stenolog.cli.workspace import open_read_only
 from stenolog.errors import ReadOnly
 from stenolog.stores.open_store import open_store
 
@@ -44,8 +44,8 @@ def test_p3_list_and_show_point_to_the_doctor_where_something_is_lost(
         result = steno(*command)
         assert result.exit_code == 0
         assert result.stderr.splitlines()[-1] == (
-            "telegram:123 is damaged: 1 message is lost, as far as was read; "
-            "`steno doctor ./workspace` says more."
+            "telegram:123 is damaged: at least 1 message is lost. "
+            "Run `steno doctor ./workspace` for details."
         )
 
 
@@ -61,10 +61,10 @@ def test_p3_show_tells_of_damage_that_only_reading_all_of_it_meets(
 
     result = steno("show", "k")
 
-    assert "k is damaged: 1 message is lost, as far as was read" in result.stderr
+    assert "k is damaged: at least 1 message is lost" in result.stderr
 
 
-def test_damage_is_told_once_and_not_also_by_the_log(place: Path, in_terminal: InTerminal) -> None:
+def test_damage_is_reported_once(place: Path, in_terminal: InTerminal) -> None:
     log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"message 3"', b'"message 3'))
 
@@ -72,8 +72,8 @@ def test_damage_is_told_once_and_not_also_by_the_log(place: Path, in_terminal: I
 
     assert shown.splitlines() == [
         '{"role":"assistant","content":"message 4"}',
-        "telegram:123 is damaged: 1 message is lost, as far as was read; "
-        "`steno doctor ./workspace` says more.",
+        "telegram:123 is damaged: at least 1 message is lost. "
+        "Run `steno doctor ./workspace` for details.",
     ]
 
 
@@ -136,7 +136,7 @@ def test_show_takes_any_key_and_any_message(steno: Steno) -> None:
     )
 
 
-def test_show_leaves_out_what_a_terminal_would_obey(steno: Steno, in_terminal: InTerminal) -> None:
+def test_show_removes_control_sequences(steno: Steno, in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_full_message(
             "k", {"role": "us\x1b[2Jer", "content": "a\x1b[31mb\x07", "\x1bcx": "\u202ey"}
@@ -282,7 +282,7 @@ def test_another_programs_log_is_one_sentence(place: Path, steno: Steno) -> None
 
 
 def test_reading_commands_open_the_store_to_read_only() -> None:
-    with open_to_read("workspace") as store, pytest.raises(ReadOnly):
+    with open_read_only("workspace") as store, pytest.raises(ReadOnly):
         store.add_message("telegram:123", "user", "x")
 
 
@@ -299,7 +299,7 @@ def test_reading_commands_write_nothing(place: Path, steno: Steno) -> None:
     assert {path: after[path] for path in after if "catalog.db" not in path.name} == before
 
 
-def test_what_an_answer_says_of_itself_is_shown_in_words(steno: Steno) -> None:
+def test_metadata_of_an_answer_is_shown_as_text(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message("k", "user", "hello")
         for why in ("stopped", "broken off"):

@@ -152,18 +152,16 @@ def test_show_tells_where_a_note_came_from(memory: Steno, ids: Ids) -> None:
     shown = memory("show", ids["old"][:6]).stdout
     for words in (
         "Eats meat.",
-        "learnt in: telegram:1, seq 1",
+        "source: telegram:1, seq 1",
         "quote: I eat meat",
         "superseded: ",
     ):
         assert words in shown
-    assert "written: by hand" in memory("show", ids["team"]).stdout
+    assert "source: added manually" in memory("show", ids["team"]).stdout
     assert "\x1b" not in memory("show", ids["tutor"]).stdout
 
 
-def test_an_id_that_is_none_or_several_is_a_sentence(
-    memory: Steno, ids: Ids, workspace: str
-) -> None:
+def test_unknown_or_ambiguous_id_is_one_sentence(memory: Steno, ids: Ids, workspace: str) -> None:
     unknown = memory("show", "nothing")
     assert unknown.exit_code == 1
     assert "There is no note 'nothing'. `steno memory list` lists" in unknown.stderr
@@ -183,7 +181,7 @@ def test_forget_hides_and_undo_brings_back(memory: Steno, ids: Ids, workspace: s
         f"Forgotten: {ids['new']} “Eats no meat.”",
         f"In force again: {ids['old']} “Eats meat.”",
         f"Forgotten: {ids['day']} “They talked.\\nLong.”",
-        "`steno memory undo --who telegram:1` takes it back.",
+        "Undo with `steno memory undo --who telegram:1`.",
     ]
     assert _texts(workspace) == ["Eats meat."]
     undo = ("undo", "--who", "telegram:1", "--agent", "main")
@@ -197,12 +195,12 @@ def test_forget_hides_and_undo_brings_back(memory: Steno, ids: Ids, workspace: s
     assert "No note of 'telegram:1' was forgotten" in nothing.stderr
 
 
-def test_undo_and_export_ask_whose_notes_are_meant(memory: Steno, ids: Ids) -> None:
+def test_undo_and_export_require_a_unique_user(memory: Steno, ids: Ids) -> None:
     assert ids
     for command in ("undo", "export"):
         result = memory(command)
         assert result.exit_code == 2
-        assert "slack:C42, telegram:1, telegram:1 (agent tutor); say whose" in result.stderr
+        assert "slack:C42, telegram:1, telegram:1 (agent tutor). Select one" in result.stderr
         assert "with --agent" in memory(command, "--who", "telegram:1").stderr
         nobody = memory(command, "--who", "nobody")
         assert (nobody.exit_code, nobody.stderr) == (
@@ -226,7 +224,7 @@ def test_one_unknown_id_of_several_forgets_none(memory: Steno, ids: Ids, workspa
     assert _texts(workspace) == before
 
 
-def test_a_purge_wants_yes_where_nobody_can_be_asked(
+def test_note_purge_requires_yes_without_a_terminal(
     memory: Steno, ids: Ids, workspace: str, place: Path
 ) -> None:
     refused = memory("forget", ids["old"], "--purge")
@@ -246,9 +244,9 @@ def test_a_purge_wants_yes_where_nobody_can_be_asked(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [("forget {old} --purge", "add --yes"), ("import -", "there is no stdin")],
+    [("forget {old} --purge", "add --yes"), ("import -", "stdin is closed")],
 )
-def test_without_any_stdin_it_refuses_in_a_sentence(
+def test_closed_stdin_is_rejected_with_one_sentence(
     ids: Ids, workspace: str, arguments: str, words: str
 ) -> None:
     before = _texts(workspace)
@@ -277,7 +275,7 @@ def test_a_purge_asks_at_a_terminal(ids: Ids, workspace: str, answer: str, left:
     )
     os.close(master)
     os.close(slave)
-    assert "Delete this note for good? [y/N]" in ended.stderr
+    assert "Delete this note permanently? [y/N]" in ended.stderr
     assert ended.stdout == ""
     assert (ended.returncode == 0) == (left == 1)
     assert ("Eats no meat." in _texts(workspace)) == (left == 2)
@@ -286,7 +284,7 @@ def test_a_purge_asks_at_a_terminal(ids: Ids, workspace: str, answer: str, left:
 # --- editing by hand -------------------------------------------------------------------------
 
 
-def test_a_page_goes_out_and_its_changes_come_in(
+def test_exported_notes_can_be_edited_and_imported(
     memory: Steno, ids: Ids, workspace: str, place: Path
 ) -> None:
     page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
@@ -314,7 +312,7 @@ def test_a_page_goes_out_and_its_changes_come_in(
     assert memory("import", str(file)).stderr == "Nothing to change: the file matches the notes.\n"
 
 
-def test_a_note_that_is_another_by_now_is_left_out_and_told(memory: Steno, ids: Ids) -> None:
+def test_note_changed_since_the_export_is_skipped(memory: Steno, ids: Ids) -> None:
     page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
     memory("forget", ids["new"])
     result = memory("import", "-", given=page.replace("Eats no meat.", "Eats fish."))
@@ -354,9 +352,7 @@ def test_an_agent_that_is_not_the_pages_is_told(memory: Steno, ids: Ids, workspa
     assert "Eats fish." in _texts(workspace)
 
 
-def test_a_page_that_is_not_understood_is_one_sentence(
-    memory: Steno, ids: Ids, place: Path
-) -> None:
+def test_invalid_notes_file_is_one_sentence(memory: Steno, ids: Ids, place: Path) -> None:
     assert ids
     result = memory("import", "-", given="## Core facts\n- a\nb\n")
     assert result.exit_code == 1
@@ -364,10 +360,10 @@ def test_a_page_that_is_not_understood_is_one_sentence(
     own = memory("import", "-", given="## Core facts\n- a\n")
     assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
     (place / "x.md").write_bytes(b"\xff")
-    assert "is no UTF-8 text" in memory("import", str(place / "x.md")).stderr
+    assert "is not UTF-8 text" in memory("import", str(place / "x.md")).stderr
 
 
-def test_a_page_of_ones_own_makes_the_first_notes(steno: Steno, place: Path) -> None:
+def test_file_without_header_creates_notes(steno: Steno, place: Path) -> None:
     (place / "own.md").write_text("## Core facts\n- Likes tea.\n")
     own = ("memory", "import", "own.md", "--who", "cli:default")
     assert steno(*own, "--dry-run").exit_code == 0
@@ -389,7 +385,7 @@ def test_a_workspace_without_notes_says_so_and_stays_as_it_is(steno: Steno, plac
 
 
 @pytest.mark.parametrize("where", ["nowhere", "sqlite:nowhere.db"])
-def test_no_command_makes_a_workspace(steno: Steno, place: Path, where: str) -> None:
+def test_memory_commands_create_no_workspace(steno: Steno, place: Path, where: str) -> None:
     (place / "own.md").write_text("## Core facts\n- Likes tea.\n")
     for words in (["list"], ["forget", "x"], ["undo"], ["import", "own.md", "--who", "x"]):
         result = steno("memory", *words, "-w", where)

@@ -121,7 +121,7 @@ def test_where_no_file_can_be_written_the_link_goes_to_stdout(
     with _gateway(token) as port:
         told = steno("open", "--port", str(port))
     assert "/login?code=" in told.stdout
-    assert "open this link" in told.stderr
+    assert "Open this link" in told.stderr
 
 
 def test_with_print_the_link_goes_to_stdout(steno: Steno, token: Token) -> None:
@@ -139,7 +139,7 @@ def test_where_no_browser_opens_the_link_goes_to_stdout(
     with _gateway(token) as port:
         told = steno("open", "--port", str(port))
     assert "/login?code=" in told.stdout
-    assert "open this link" in told.stderr
+    assert "Open this link" in told.stderr
 
 
 @pytest.mark.skipif("sys.platform == 'darwin'", reason="there is always a display")
@@ -151,7 +151,7 @@ def test_without_a_display_no_browser_is_tried(
     with _gateway(token) as port:
         told = steno("open", "--port", str(port))
     assert "/login?code=" in told.stdout
-    assert "open this link" in told.stderr
+    assert "Open this link" in told.stderr
 
 
 def test_what_listens_at_all_addresses_is_asked_at_this_machine(steno: Steno, token: Token) -> None:
@@ -160,7 +160,7 @@ def test_what_listens_at_all_addresses_is_asked_at_this_machine(steno: Steno, to
     assert result.stdout.startswith(f"http://{token.host_name()}:{port}/login?code=")
 
 
-def test_where_nothing_listens_it_says_how_to_start_it(steno: Steno) -> None:
+def test_open_without_gateway_says_how_to_start_it(steno: Steno) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
     result = steno("open", "--port", str(port))
@@ -169,11 +169,11 @@ def test_where_nothing_listens_it_says_how_to_start_it(steno: Steno) -> None:
     assert "Start it with: steno serve" in result.stderr
 
 
-def test_a_token_that_is_not_taken_is_told(steno: Steno, token: Token) -> None:
+def test_rejected_token_is_reported(steno: Steno, token: Token) -> None:
     with _gateway(Token(token.value[::-1])) as port:
         result = steno("open", "--port", str(port))
     assert result.exit_code == 1
-    assert "does not take this token" in result.stderr
+    assert "rejected the token" in result.stderr
     assert token.value.decode() not in result.output
 
 
@@ -186,7 +186,7 @@ def test_without_a_token_it_says_what_makes_one(
     assert "`steno serve` creates it" in result.stderr
 
 
-def test_a_port_that_is_not_known_must_be_said(steno: Steno) -> None:
+def test_open_requires_a_known_port(steno: Steno) -> None:
     result = steno("open", "--port", "0")
     assert (result.exit_code, "--port" in result.stderr) == (2, True)
 
@@ -202,11 +202,11 @@ def test_a_port_that_is_not_known_must_be_said(steno: Steno) -> None:
         b"[" * 9_000,
     ],
 )
-def test_what_does_not_answer_as_a_gateway_is_none(steno: Steno, body: bytes) -> None:
+def test_server_without_valid_proof_is_not_a_gateway(steno: Steno, body: bytes) -> None:
     with _answering(b"HTTP/1.0 200 OK\r\n\r\n" + body) as (port, _):
         result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "is no gateway of ours" in result.stderr
+    assert "is not your gateway" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_what_does_not_answer_as_a_gateway_is_none(steno: Steno, body: bytes) ->
         ("/login?code=1<", False),
     ],
 )
-def test_whatever_answers_does_not_choose_what_is_opened(
+def test_server_cannot_choose_the_opened_page(
     steno: Steno, token: Token, path: str, opened: bool
 ) -> None:
     def answer(asked: bytes) -> bytes:
@@ -234,19 +234,19 @@ def test_whatever_answers_does_not_choose_what_is_opened(
     assert (result.exit_code == 0, bool(result.stdout)) == (opened, opened)
 
 
-def test_an_impostor_learns_no_token_and_sends_nobody_anywhere(steno: Steno, token: Token) -> None:
+def test_impostor_gets_no_token_and_no_redirect(steno: Steno, token: Token) -> None:
     link = "/login?code=" + "x" * 43
     for proof in ("", "0" * 64, Token(b"y" * 43).proof("give", link), "\ud800"):
         body = json.dumps({"url": link, "expires_in": 60, "proof": proof}).encode()
         with _answering(b"HTTP/1.0 200 OK\r\n\r\n" + body) as (port, asked):
             result = steno("open", "--port", str(port))
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "is no gateway of ours" in result.stderr
+        assert "is not your gateway" in result.stderr
         assert b"POST /v1/login-links" in asked[0]
         assert token.value not in asked[0]
 
 
-def test_an_impostor_cannot_hand_the_question_on(steno: Steno, token: Token) -> None:
+def test_impostor_cannot_relay_the_request(steno: Steno, token: Token) -> None:
     with _gateway(token) as real, socket.create_server(("127.0.0.1", 0)) as bound:
 
         def hand_on() -> None:
@@ -274,7 +274,7 @@ def test_the_link_of_localhost_leads_to_the_own_name(steno: Steno, token: Token)
 @pytest.mark.parametrize(
     "answer", [b"", b"SSH-2.0-x\r\n", b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n"]
 )
-def test_what_is_no_gateway_is_told(steno: Steno, answer: bytes) -> None:
+def test_other_server_is_reported(steno: Steno, answer: bytes) -> None:
     with _answering(answer) as (port, _):
         result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")

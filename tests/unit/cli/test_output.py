@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.cli.output import (
-    age,
     error_sentence,
+    format_age,
     json_text,
     one_line,
+    parse_time,
     printable,
     sentence,
-    spoken_moment,
 )
 from stenolog.errors import UsageError
 
@@ -42,7 +42,7 @@ NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
         ("👩\u200d💻 ü é", "👩\u200d💻 ü é"),
     ],
 )
-def test_sequences_go_as_a_whole(text: str, shown: str) -> None:
+def test_control_sequences_are_removed_completely(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
@@ -94,13 +94,13 @@ def test_an_error_ends_with_a_full_stop() -> None:
         ("999999w", None),
     ],
 )
-def test_a_time_is_spoken_in_several_ways(words: str, meant: datetime | None) -> None:
-    assert spoken_moment(words, NOW) == meant
+def test_parse_time_accepts_dates_ages_and_words(words: str, meant: datetime | None) -> None:
+    assert parse_time(words, NOW) == meant
 
 
 @given(st.text())
-def test_any_words_are_a_time_or_none(words: str) -> None:
-    spoken_moment(words, NOW)
+def test_parse_time_never_raises(words: str) -> None:
+    parse_time(words, NOW)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_any_words_are_a_time_or_none(words: str) -> None:
         (timedelta(weeks=9), "2026-09-13"),
     ],
 )
-def test_an_age_is_told_in_one_unit(ago: timedelta, shown: str) -> None:
-    assert age(NOW - ago, NOW) == shown
+def test_age_has_one_unit(ago: timedelta, shown: str) -> None:
+    assert format_age(NOW - ago, NOW) == shown
 
 
 def test_json_shows_what_a_terminal_would_obey_as_escapes_and_reads_back() -> None:

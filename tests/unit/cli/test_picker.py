@@ -16,10 +16,10 @@ from stenolog.cli import picker
 from stenolog.cli.picker import (
     Choices,
     Picker,
+    find_sessions,
     hits_for,
     load,
-    matching,
-    newest,
+    newest_session,
     pick,
     search_words,
 )
@@ -79,50 +79,50 @@ def test_without_a_query_all_are_there_the_newest_first(catalog: Catalog) -> Non
 
 def test_all_words_must_be_in_title_key_or_prompt(catalog: Catalog) -> None:
     choices = loaded(catalog)
-    choices.ask("BIKE bro")
+    choices.set_query("BIKE bro")
     assert keys(choices) == [BIKE]
-    choices.ask("cli:2")
+    choices.set_query("cli:2")
     assert keys(choices) == [CAKE]
-    choices.ask("nothing of it")
-    assert (keys(choices), choices.chosen) == ([], None)
+    choices.set_query("nothing of it")
+    assert (keys(choices), choices.selection) == ([], None)
 
 
-def test_what_was_said_is_found_too_and_stands_behind(catalog: Catalog) -> None:
+def test_message_hits_follow_title_matches(catalog: Catalog) -> None:
     choices = loaded(catalog)
-    choices.ask("bik")
+    choices.set_query("bik")
     assert keys(choices) == [BIKE, CHAT]
-    choices.found("bik", hits_for(catalog, "bik"))
+    choices.add_hits("bik", hits_for(catalog, "bik"))
     assert keys(choices) == [BIKE, CHAT, TRIP]
-    choices.ask("bike la")
+    choices.set_query("bike la")
     assert keys(choices) == [CHAT]
 
 
 def test_hits_that_come_too_late_are_dropped(catalog: Catalog) -> None:
     choices = loaded(catalog)
-    choices.ask("bake")
-    choices.found("bike", hits_for(catalog, "bike"))
+    choices.set_query("bake")
+    choices.add_hits("bike", hits_for(catalog, "bike"))
     assert keys(choices) == [CAKE]
 
 
-def test_only_the_word_being_typed_may_go_on() -> None:
+def test_only_the_last_word_is_a_prefix() -> None:
     assert [search_words(typed) for typed in ("bik", "bik ", 'a "b"')] == ["bik*", "bik ", 'a "b"']
 
 
-def test_other_channels_are_a_key_away(catalog: Catalog) -> None:
+def test_tab_shows_other_channels(catalog: Catalog) -> None:
     choices = loaded(catalog, channel="cli")
-    choices.ask("lamps")
-    assert (keys(choices), choices.elsewhere) == ([], 1)
-    choices.switch()
+    choices.set_query("lamps")
+    assert (keys(choices), choices.other_matches) == ([], 1)
+    choices.toggle_channel()
     assert keys(choices) == [CHAT]
 
 
-def test_the_chosen_one_stays_chosen_when_more_is_found(catalog: Catalog) -> None:
+def test_selection_is_kept_when_matches_arrive(catalog: Catalog) -> None:
     choices = loaded(catalog)
-    choices.ask("bik")
+    choices.set_query("bik")
     choices.move(1)
-    choices.found("bik", hits_for(catalog, "bik"))
-    assert choices.chosen is not None
-    assert choices.chosen.key == CHAT
+    choices.add_hits("bik", hits_for(catalog, "bik"))
+    assert choices.selection is not None
+    assert choices.selection.key == CHAT
     choices.move(99)
     assert choices.selected == 2
     choices.move(-99)
@@ -133,18 +133,18 @@ def test_a_text_means_the_session_of_this_key_or_all_that_match(
     store: Store, catalog: Catalog
 ) -> None:
     store.add_message("cli:1:default:more", "user", "x")
-    assert [entry.key for entry in matching(catalog, BIKE)] == [BIKE]
-    assert [entry.key for entry in matching(catalog, "bike")] == [BIKE, CHAT]
-    assert [entry.key for entry in matching(catalog, "mountains")] == [TRIP]
-    assert matching(catalog, "zebra") == []
+    assert [entry.key for entry in find_sessions(catalog, BIKE)] == [BIKE]
+    assert [entry.key for entry in find_sessions(catalog, "bike")] == [BIKE, CHAT]
+    assert [entry.key for entry in find_sessions(catalog, "mountains")] == [TRIP]
+    assert find_sessions(catalog, "zebra") == []
 
 
 def test_the_newest_of_a_channel_is_one_that_can_be_read(store: Store, catalog: Catalog) -> None:
-    assert getattr(newest(catalog, channel="cli"), "key", "") == TRIP
-    assert getattr(newest(catalog, channel="telegram"), "key", "") == CHAT
-    assert newest(catalog, channel="slack") is None
+    assert getattr(newest_session(catalog, channel="cli"), "key", "") == TRIP
+    assert getattr(newest_session(catalog, channel="telegram"), "key", "") == CHAT
+    assert newest_session(catalog, channel="slack") is None
     store.set_meta("cli:empty", title="no word was said here")
-    assert getattr(newest(catalog, channel="cli"), "key", "") == TRIP
+    assert getattr(newest_session(catalog, channel="cli"), "key", "") == TRIP
 
 
 def test_a_row_has_age_messages_and_title_and_none_is_wider_than_the_terminal(
@@ -224,6 +224,6 @@ def test_it_begins_with_the_text_that_was_given_and_shows_its_keys(catalog: Cata
 def test_more_sessions_than_a_page_are_all_found(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(picker, "_FIRST", 2)
-    monkeypatch.setattr(picker, "MANY", 1)
+    monkeypatch.setattr(picker, "_FIRST_PAGE", 2)
+    monkeypatch.setattr(picker, "PAGE_SIZE", 1)
     assert Drawn(catalog).choose("lamps\r") == CHAT

@@ -19,7 +19,7 @@ _PAGE: Final = 4096
     [["list"], ["show", "k"], ["export", "k"], ["search", "word", "--limit", "999"]],
     ids=lambda arguments: str(arguments[0]),
 )
-def test_a_reader_that_is_gone_ends_it_without_a_word(tmp_path: Path, arguments: list[str]) -> None:
+def test_closed_pipe_ends_the_command_silently(tmp_path: Path, arguments: list[str]) -> None:
     with open_store(tmp_path / "workspace") as store:
         messages = [{"role": "user", "content": "word " * 200} for _ in range(300)]
         store.add_messages("k", messages)
@@ -48,7 +48,7 @@ def test_a_reader_that_is_gone_ends_it_without_a_word(tmp_path: Path, arguments:
 @pytest.mark.parametrize(
     "arguments", [["list"], ["ask", "hi", "--model", "scripted"], ["nonsense"]]
 )
-def test_what_a_shell_has_closed_is_written_to_by_nobody(
+def test_closed_standard_streams_are_tolerated(
     tmp_path: Path, arguments: list[str], closed: int
 ) -> None:
     with open_store(tmp_path / "workspace") as store:

@@ -59,7 +59,7 @@ def test_p11_password_that_is_not_encoded_is_not_printed(
     assert "password" in result.stderr or "postgresql://" in result.stderr
 
 
-def test_an_answer_is_kept_and_the_talk_goes_on(postgres_url: str, steno: Steno) -> None:
+def test_answers_are_stored_in_postgresql(postgres_url: str, steno: Steno) -> None:
     for question in ("first", "second"):
         asked = steno("ask", "--model", "scripted", "--session", "k", "-w", postgres_url, question)
         assert asked.exit_code == 0, asked.stderr
@@ -72,7 +72,7 @@ def test_a_store_is_not_imported_and_its_password_not_repeated(
 ) -> None:
     result = steno("import", postgres_url)
     assert result.exit_code == 2
-    assert "`steno copy SRC DST` copies it" in result.stderr
+    assert "copy it with `steno copy SRC DST`" in result.stderr
     assert str(urlsplit(postgres_url).password) not in result.stderr
 
 
@@ -83,7 +83,7 @@ def test_a_database_is_no_folder_for_a_backup(
     for place in (postgres_url, "sqlite:x.db"):
         result = steno("backup", place)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "the store to back up is named with -w" in result.stderr
+        assert "Name the store to back up with -w" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

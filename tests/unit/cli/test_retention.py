@@ -119,11 +119,11 @@ def test_a_dry_run_tells_everything_and_does_nothing(steno: Steno) -> None:
     assert _keys() == before
 
 
-def test_it_deletes_only_where_that_is_meant(ruled: Path, steno: Steno) -> None:
+def test_retention_deletes_only_after_confirmation(ruled: Path, steno: Steno) -> None:
     before = _keys()
     result = steno("retention", "run")
     assert result.exit_code == 2
-    assert "nobody can be asked" in result.stderr
+    assert "Without a terminal to confirm" in result.stderr
     assert _keys() == before
 
     result = steno("retention", "run", "--yes", "--json")
@@ -151,7 +151,7 @@ def test_without_any_stdin_it_refuses() -> None:
     command = ["sh", "-c", 'exec "$0" -c "$1" retention run <&-', sys.executable, program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2, result.stderr
-    assert "nobody can be asked" in result.stderr
+    assert "Without a terminal to confirm" in result.stderr
     assert _keys() == before
 
 
@@ -175,12 +175,12 @@ def test_a_session_with_the_tag_keep_stays(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("ruled")
-def test_the_doctor_has_nothing_against_the_log(steno: Steno) -> None:
+def test_doctor_accepts_the_retention_log(steno: Steno) -> None:
     assert steno("retention", "run", "--yes").exit_code == 0
     assert steno("doctor").exit_code == 0
 
 
-def test_a_rule_that_is_wrong_is_refused(ruled: Path, steno: Steno) -> None:
+def test_invalid_rule_is_rejected(ruled: Path, steno: Steno) -> None:
     (ruled / "steno.toml").write_text('[retention.old]\naction = "burn"\nolder_than_days = -1\n')
     result = steno("retention", "run", "--yes")
     assert result.exit_code == 1

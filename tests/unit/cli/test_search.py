@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stenolog.cli.list_sessions import Meter
+from stenolog.cli.list_sessions import IndexProgress
 from stenolog.stores.open_store import open_store
 from support.file_modes import obey_modes
 
@@ -89,9 +89,7 @@ def test_nothing_found_is_exit_code_1_like_grep(steno: Steno) -> None:
         (["nowhere", "--role", "usr"], "No matching messages."),
     ],
 )
-def test_where_nothing_is_found_it_says_what_might_be_wrong(
-    steno: Steno, asked: list[str], words: str
-) -> None:
+def test_empty_result_explains_the_query(steno: Steno, asked: list[str], words: str) -> None:
     result = steno("search", *asked)
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", f"{words}\n")
 
@@ -100,7 +98,7 @@ def test_where_nothing_is_found_it_says_what_might_be_wrong(
 def test_a_query_without_a_word_is_wrong_usage(steno: Steno, query: str) -> None:
     result = steno("search", "--", query)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "There is no word to search for" in result.stderr
+    assert "contains no word to search for" in result.stderr
 
 
 def test_search_takes_filters(steno: Steno) -> None:
@@ -169,7 +167,7 @@ def test_a_key_is_folded_and_never_cut(in_terminal: InTerminal) -> None:
     assert shown.startswith(f"{key}  needle in a…\n")
 
 
-def test_the_ways_to_say_a_time_are_told(steno: Steno) -> None:
+def test_invalid_time_lists_the_formats(steno: Steno) -> None:
     assert "an age: 90s, 15m, 2h, 3d, 1w" in " ".join(steno("search", "--help").stdout.split())
     result = steno("search", "x", "--since", "3d ago")
     assert result.exit_code == 2
@@ -208,22 +206,22 @@ def test_search_in_a_workspace_that_is_not_there_is_one_sentence(steno: Steno) -
     assert result.stderr == "Error: There is no workspace at nowhere; is the name right?\n"
 
 
-def test_a_bar_appears_only_for_who_waits_at_a_terminal(
+def test_index_progress_is_shown_only_in_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setitem(os.environ, "TTY_COMPATIBLE", "1")
-    quick = Meter()
+    quick = IndexProgress()
     quick(1, 10)
     quick.close()
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr("stenolog.cli.list_sessions._SOON", 0)
-    slow = Meter()
+    monkeypatch.setattr("stenolog.cli.list_sessions._DELAY_SECONDS", 0)
+    slow = IndexProgress()
     slow(3, 10)
     slow.close()
     assert "Indexing sessions" in capfd.readouterr().err
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
-    piped = Meter()
+    piped = IndexProgress()
     piped(3, 10)
     piped.close()
     assert capfd.readouterr().err == ""

@@ -41,7 +41,7 @@ def test_at_shows_a_message_with_those_around_it_hidden_ones_too(steno: Steno) -
 
 
 @pytest.mark.parametrize("key", ["long", "telegram:5", "a:b:c"])
-def test_the_anchors_of_search_are_taken(steno: Steno, key: str) -> None:
+def test_show_accepts_the_anchors_of_search(steno: Steno, key: str) -> None:
     with open_store("workspace") as store:
         store.add_messages(key, [{"role": "user", "content": f"needle {n}"} for n in range(9)])
     [line] = steno("search", "needle 7", "--json").stdout.splitlines()
@@ -54,7 +54,7 @@ def test_the_anchors_of_search_are_taken(steno: Steno, key: str) -> None:
     assert "needle 1\n" not in shown.stdout
 
 
-def test_a_session_of_that_very_key_counts_before_an_anchor(steno: Steno) -> None:
+def test_existing_key_takes_precedence_over_an_anchor(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message(f"{KEY}:2", "user", "a session of its own")
     assert "a session of its own" in steno("show", f"{KEY}:2").stdout
@@ -64,9 +64,9 @@ def test_a_message_that_is_not_there_is_one_sentence(steno: Steno) -> None:
     for arguments in ([KEY, "--at", "9"], [f"{KEY}:9"]):
         result = steno("show", *arguments)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert result.stderr == f"Error: There is no message 9 in {KEY}; the last one is 4.\n"
+        assert result.stderr == f"Error: There is no message 9 in {KEY}. The last one is 4.\n"
     nobody = steno("show", "nobody:7")
-    assert nobody.stderr.startswith("Error: There is no session 'nobody:7' here;")
+    assert nobody.stderr.startswith("Error: There is no session 'nobody:7'.")
     assert steno("show", KEY, "--at", "0").exit_code == 2
 
 
@@ -109,7 +109,7 @@ def test_markdown_is_laid_out_in_a_terminal_and_left_alone_in_a_pipe(
     assert STYLE.sub("", coloured) == shown
 
 
-def test_tools_are_short_in_a_terminal_and_whole_when_asked_for(in_terminal: InTerminal) -> None:
+def test_tools_are_shortened_in_a_terminal_unless_requested(in_terminal: InTerminal) -> None:
     arguments = json.dumps({"path": "/home", "pattern": "x" * 60})
     call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": arguments}}
     found = "\n".join(f"file {number}" for number in range(40))
@@ -129,7 +129,7 @@ def test_tools_are_short_in_a_terminal_and_whole_when_asked_for(in_terminal: InT
     assert "x" * 60 in whole.replace("\n", "")
 
 
-def test_who_answered_and_what_was_thought_stand_there(in_terminal: InTerminal) -> None:
+def test_show_prints_model_and_reasoning(in_terminal: InTerminal) -> None:
     body = {"role": "assistant", "content": "42", "reasoning_content": "Let me see."}
     with open_store("workspace") as store:
         store.add_full_message("k", {**body, "stenolog": {"model": "deep", "seconds": 7.5}})
@@ -201,7 +201,7 @@ def test_what_is_longer_than_the_screen_is_paged(
     assert "PAGED" not in steno("show", "long").stdout
 
 
-def test_a_pager_that_is_left_early_is_no_failure(place: Path, in_terminal: InTerminal) -> None:
+def test_leaving_the_pager_early_exits_with_0(place: Path, in_terminal: InTerminal) -> None:
     pager = place / "pager"
     pager.write_text("#!/bin/sh\nhead -1\n")
     pager.chmod(0o755)

@@ -16,7 +16,7 @@ from click.testing import Result
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import mark_model
-from stenolog.cli.stats import ESTIMATES_ITSELF
+from stenolog.cli.stats import SCRIPTED_MODEL
 from stenolog.errors import install_command
 from stenolog.sessions.usage import prices
 from stenolog.settings.model_selection import SCRIPTED
@@ -105,7 +105,7 @@ def _stats(steno: Steno, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("place")
-def test_counts_of_providers_are_taken_and_the_rest_is_estimated(steno: Steno) -> None:
+def test_provider_counts_are_used_and_the_rest_is_estimated(steno: Steno) -> None:
     found = _stats(steno)
     about = message_tokens(ASKED) + message_tokens(PLAIN)
     assert (found["sessions"], found["messages"]) == (2, 6)
@@ -130,7 +130,7 @@ def test_counts_of_providers_are_taken_and_the_rest_is_estimated(steno: Steno) -
 
 
 @pytest.mark.usefixtures("place")
-def test_lines_are_for_other_programs_and_words_for_people(
+def test_stats_prints_rows_to_stdout_and_remarks_to_stderr(
     steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
@@ -170,7 +170,7 @@ def test_a_time_a_key_and_a_prefix_narrow_what_is_counted(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_what_a_fork_took_over_is_counted_once(steno: Steno) -> None:
+def test_messages_copied_by_a_fork_are_counted_once(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.fork("telegram:1", "telegram:2")
         store.add_messages("telegram:2", [ASKED, _answer(7, 3)], at=[FIRST + DAY] * 2)
@@ -239,8 +239,8 @@ def test_an_early_year_has_four_figures(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_what_the_scripted_model_tells_is_no_count_of_a_provider(steno: Steno) -> None:
-    assert ESTIMATES_ITSELF == SCRIPTED
+def test_scripted_tokens_are_not_provider_counts(steno: Steno) -> None:
+    assert SCRIPTED_MODEL == SCRIPTED
     with open_store("workspace") as store:
         store.add_messages("cli:a", [ASKED, _answer(7, 3, model="scripted")])
     alone = steno("stats", "cli:a")

@@ -56,7 +56,7 @@ def test_an_unknown_command_is_wrong_usage(steno: Steno) -> None:
     assert "No such command 'frobnicate'" in result.stderr
 
 
-def test_the_version_is_told_without_importing_what_it_does_not_need() -> None:
+def test_version_imports_only_what_it_needs() -> None:
     program = (
         "import sys; from stenolog.cli import main\n"
         "main(['--version'], standalone_mode=False)\n"
@@ -71,7 +71,7 @@ def test_the_version_is_told_without_importing_what_it_does_not_need() -> None:
 
 
 @pytest.mark.parametrize("option", ["-w", "--workspace", "--agent"])
-def test_an_option_before_the_command_is_told_its_place(steno: Steno, option: str) -> None:
+def test_option_before_the_command_gets_a_hint(steno: Steno, option: str) -> None:
     result = steno(option, "X", "list")
     assert result.exit_code == 2
     assert (
@@ -86,10 +86,10 @@ def test_another_option_before_the_command_is_only_unknown(steno: Steno) -> None
     assert "No such option" in result.stderr
 
 
-def test_a_command_that_is_nearly_one_gets_a_suggestion(steno: Steno) -> None:
+def test_misspelt_command_gets_a_suggestion(steno: Steno) -> None:
     result = steno("chatt")
     assert result.exit_code == 2
-    assert "There is no command 'chatt'; did you mean 'chat'?" in result.stderr
+    assert "There is no command 'chatt'. Did you mean 'chat'?" in result.stderr
     assert "No such command 'zzz'" in steno("zzz").stderr
 
 

@@ -74,7 +74,7 @@ def test_the_last_messages_are_shown_as_show_does(steno: Steno) -> None:
     assert steno("tail", KEY, "-n", "0").stdout == ""
 
 
-def test_what_another_process_says_is_shown_until_ctrl_c(where: str) -> None:
+def test_follow_shows_messages_of_other_processes_until_ctrl_c(where: str) -> None:
     with following(KEY, "--json", "-n", "1", "-w", where) as process:
         assert _next(process)["seq"] == 4
         with open_store(where) as store:
@@ -89,7 +89,7 @@ def test_what_another_process_says_is_shown_until_ctrl_c(where: str) -> None:
         assert process.stderr.read() == ""
 
 
-def test_nothing_that_was_hidden_before_comes_again() -> None:
+def test_follow_shows_no_hidden_message() -> None:
     with open_store("workspace") as store:
         store.add_message(KEY, "user", "popped")
         store.pop(KEY)
@@ -151,10 +151,10 @@ def test_a_session_created_again_while_its_end_is_read_is_shown_from_its_end(
 
 
 @pytest.mark.parametrize("more", [[], ["-f"]])
-def test_a_session_that_is_not_there_is_not_waited_for(steno: Steno, more: list[str]) -> None:
+def test_follow_does_not_wait_for_a_missing_session(steno: Steno, more: list[str]) -> None:
     result = steno("tail", "nobody", *more)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "There is no session 'nobody' here" in result.stderr
+    assert "There is no session 'nobody'." in result.stderr
 
 
 def test_in_a_terminal_it_is_laid_out(in_terminal: InTerminal) -> None:

@@ -8,7 +8,7 @@ import markdown_it
 import pytest
 from rich.console import Console
 
-from stenolog.cli.terminal_markdown import Block, Stream, painted
+from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
 
 PAGE = """\
 # Title
@@ -43,12 +43,12 @@ The **end
 
 def shown(blocks: list[Block], width: int = 60) -> list[str]:
     console = Console(width=width, color_system=None)
-    return [line.rstrip() for block in blocks for line in painted(block, console)]
+    return [line.rstrip() for block in blocks for line in render_block(block, console)]
 
 
 def in_pieces(text: str, *, seed: int) -> list[Block]:
     chance = random.Random(seed)
-    stream, blocks = Stream(), list[Block]()
+    stream, blocks = MarkdownStream(), list[Block]()
     while text:
         size = chance.randint(1, 9)
         blocks += stream.add(text[:size])
@@ -57,7 +57,7 @@ def in_pieces(text: str, *, seed: int) -> list[Block]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_text_looks_the_same_however_it_was_cut(seed: int) -> None:
+def test_rendering_does_not_depend_on_chunks(seed: int) -> None:
     assert shown(in_pieces(PAGE, seed=seed)) == shown(in_pieces(PAGE, seed=100))
 
 
@@ -115,7 +115,7 @@ def test_no_word_is_lost_however_it_is_written() -> None:
 
 
 def test_a_finished_block_is_given_out_once_and_the_last_one_waits() -> None:
-    stream = Stream()
+    stream = MarkdownStream()
     assert stream.add("one\n\ntw") == []
     assert [block.source for block in stream.add("o\n\nthree")] == ["one"]
     assert shown(stream.unfinished) == ["", "two", "", "three"]
@@ -124,14 +124,14 @@ def test_a_finished_block_is_given_out_once_and_the_last_one_waits() -> None:
 
 
 def test_items_are_numbered_on_where_the_list_was_cut() -> None:
-    stream = Stream()
+    stream = MarkdownStream()
     blocks = stream.add("1. a\n1. b\n1. c\n")
     blocks += stream.add("1. d\n\nafter\n") + stream.end()
     assert shown(blocks) == [" 1 a", " 2 b", " 3 c", " 4 d", "", "after"]
 
 
 def test_long_code_is_given_out_while_it_is_written() -> None:
-    stream = Stream()
+    stream = MarkdownStream()
     code = "".join(f"def f{n}():\n    return {n}\n\n" for n in range(30))
     blocks = stream.add("\n```python\n")
     for line in code.splitlines(keepends=True):
@@ -164,8 +164,8 @@ def test_line_ends_stay() -> None:
     assert shown(in_pieces("roses\nviolets\n", seed=1)) == ["roses", "violets"]
 
 
-def line_by_line(text: str) -> tuple[list[Block], Stream]:
-    stream, blocks = Stream(), list[Block]()
+def line_by_line(text: str) -> tuple[list[Block], MarkdownStream]:
+    stream, blocks = MarkdownStream(), list[Block]()
     for line in text.splitlines(keepends=True):
         blocks += stream.add(line)
     return blocks, stream

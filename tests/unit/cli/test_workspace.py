@@ -59,7 +59,7 @@ def test_an_agent_has_the_workspace_that_its_settings_name(steno: Steno, config:
     assert steno("memory", "list", "--agent", "main").stdout.count("A note of None.") == 1
 
 
-def test_a_workspace_that_is_named_stands_over_the_settings(steno: Steno, config: Path) -> None:
+def test_workspace_option_overrides_the_settings(steno: Steno, config: Path) -> None:
     assert "A note of ada." in steno("memory", "list", "-w", "adas").stdout
     config.write_text("agent.sessions = 3\n")
     # Where it is named, nobody needs the settings, right or wrong.
@@ -88,7 +88,7 @@ def test_wrong_settings_are_told_in_one_sentence(
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
 
 
-def test_sessions_that_are_kept_nowhere_cannot_be_listed(steno: Steno, config: Path) -> None:
+def test_in_memory_sessions_cannot_be_listed(steno: Steno, config: Path) -> None:
     config.write_text("[agent]\nsessions = 'memory:'\n")
     result = steno("list")
     assert result.exit_code == 1
@@ -105,7 +105,7 @@ _AFTER = (
 )
 
 
-def test_where_nothing_is_set_nobody_waits_for_the_settings(
+def test_settings_are_not_loaded_if_nothing_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

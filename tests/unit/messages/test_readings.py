@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 
 from stenolog.catalog.searchable_text import text_of as searchable
-from stenolog.cli.show import painter, print_message
+from stenolog.cli.show import message_renderer, print_message
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.gateway.viewer.message_views import message_views
 from stenolog.memory import transcript
@@ -96,7 +96,7 @@ def _cli(body: dict[str, Any]) -> Any:
 
 
 def _terminal(body: dict[str, Any]) -> Any:
-    lines = painter(color=False).message(_stored(body))
+    lines = message_renderer(color=False).message(_stored(body))
     return [_TIME.sub("TIME", line) for line in lines]
 
 

@@ -145,7 +145,7 @@ def test_all_samples_are_copied_and_twice_adds_nothing(
         assert sum(int(row[1]) for row in rows) == messages
         assert {row[3] for row in rows} == {layout}
         plural = "" if sessions == 1 else "s"
-        assert f"{sessions} session{plural} taken in, {messages} messages" in first.stderr
+        assert f"Imported {sessions} session{plural}, {messages} messages" in first.stderr
         assert bytes_of(tmp_path / layout) == before
         # The torn line, broken.json, the line that is not JSON.
         assert first.exit_code == 3
@@ -190,7 +190,7 @@ def test_a_dry_run_writes_nothing_and_says_the_same(steno: Steno, tmp_path: Path
     assert wet.stdout == dry.stdout
     after = bytes_of(tmp_path)
     again = steno("import", "old", "--dry-run")
-    assert "0 sessions would be taken in, 0 messages; 3 had been" in again.stderr
+    assert "Would import 0 sessions, 0 messages; 3 sessions already" in again.stderr
     assert bytes_of(tmp_path) == after
 
 
@@ -211,10 +211,10 @@ def test_in_place_the_files_make_room(steno: Steno, tmp_path: Path) -> None:
         shutil.copytree(SAMPLES / layout, place, dirs_exist_ok=True)
     before = bytes_of(place)
     dry = steno("import", "workspace", "--dry-run")
-    assert "6 sessions would be taken in, 52 messages" in dry.stderr
+    assert "Would import 6 sessions, 52 messages" in dry.stderr
     assert bytes_of(place) == before
     result = steno("import", "workspace/sessions")
-    assert "6 sessions taken in, 52 messages" in result.stderr
+    assert "Imported 6 sessions, 52 messages" in result.stderr
     assert (place / "telegram_1001_alice.jsonl.migrated").exists()
     assert steno("show", "telegram_1001_alice").exit_code == 0
     assert {path.stat().st_mode & 0o777 for path in place.glob("*.migrated")} == {0o600}
@@ -243,7 +243,7 @@ def test_a_summary_that_is_too_long_does_not_keep_its_session_out(
 
     assert result.exit_code == 3
     assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in result.stderr
-    assert "1 session taken in, 2 messages.\n" in result.stderr
+    assert "Imported 1 session, 2 messages.\n" in result.stderr
     with open_store(where) as store:
         assert [m.content for m in store.get_history("k")] == ["b"]
         assert "importing" not in store.info("k").meta
