@@ -554,7 +554,7 @@ def _hex_key(key: str) -> str:
 
 def _check_limit(limit: int) -> None:
     if type(limit) is not int or not 1 <= limit <= MAX_INTEGER:
-        raise UsageError(f"limit must be 1 or more, not {limit!r}")
+        raise UsageError(f"limit must be from 1 to {MAX_INTEGER}, not {limit!r}")
 
 
 def _check_state(state: str | None) -> None:

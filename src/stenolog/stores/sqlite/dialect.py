@@ -344,14 +344,6 @@ def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
     return processes.has_ended(holder.process)
 
 
-def _monotonic_deadline(holder: _LeaseHolder | None) -> float | None:
-    """Return the expiry by our monotonic clock; None if the lease has another clock."""
-    here = processes.current()
-    if holder is None or here is None or not here.shares_clock(holder.process):
-        return None
-    return holder.until
-
-
 def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> bool:
     """Return whether a lease that was acquired or renewed at `since` has not expired.
 
@@ -360,7 +352,9 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
     """
     if isinstance(expires, float) and expires <= 0:
         return False  # released
-    until = _monotonic_deadline(holder)
+    here = processes.current()
+    is_local = holder is not None and here is not None and here.shares_clock(holder.process)
+    until = holder.until if holder is not None and is_local else None
     if until is not None:  # guard: sqlite-lease-clock
         return time.monotonic() < until
     wall_time = time.time()
