@@ -223,12 +223,12 @@ def test_visible_messages_of_the_asking_session_are_left_out(
 ) -> None:
     _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 7)])
     _say(store, "other:t:x", "ferry")
-    assert _found(catalog, "ferry", "cli:a", in_sight_of="cli:a") == []
+    assert _found(catalog, "ferry", "cli:a", exclude_visible_of="cli:a") == []
     store.checkpoint("cli:a", summary="they talked", upto=4)
-    assert _found(catalog, "ferry", "cli:a", in_sight_of="cli:a") == [
+    assert _found(catalog, "ferry", "cli:a", exclude_visible_of="cli:a") == [
         ("cli:a", seq) for seq in (1, 2, 3, 4)
     ]
-    assert ("cli:a", 4) in _found(catalog, "ferry", "cli:a", in_sight_of="cli:a", limit=1)
+    assert ("cli:a", 4) in _found(catalog, "ferry", "cli:a", exclude_visible_of="cli:a", limit=1)
 
 
 def test_sessions_of_another_agent_are_left_out(store: Store, catalog: Catalog) -> None:

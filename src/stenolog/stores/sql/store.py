@@ -249,8 +249,8 @@ class SQLStore:
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the interrupted purges of all namespaces; their keys are unknown."""
-        begun = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
-        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in begun]
+        started = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
+        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in started]
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purges of this database; their uids are unknown."""
@@ -407,9 +407,9 @@ class SQLStore:
     def _follow(
         self, key: str, after: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
-        def read_new(seen: int) -> NewMessages | None:
+        def read_new(last_seq: int) -> NewMessages | None:
             return self._dialect.run_message_read(
-                lambda transaction, damage: self._new_messages(transaction, damage, key, seen)
+                lambda transaction, damage: self._new_messages(transaction, damage, key, last_seq)
             )
 
         with self._dialect.listening(self._namespace, key) as (wait, poll):

@@ -257,8 +257,8 @@ class SQLiteDialect:
         with self.database.read() as transaction:
             if transaction.unfinished_purges():
                 problems.append("a purge was interrupted; purge again to finish it")
-        free, wrong = self.database.disk_space()
-        return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
+        free, errors = self.database.disk_space()
+        return Health(ok=not errors, free_bytes=free, problems=(*errors, *problems))
 
 
 def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) -> int:
@@ -321,8 +321,8 @@ class _LeaseHolder(Struct, frozen=True):
     """Expiry by the monotonic clock of the machine; None in rows of older versions."""
 
 
-def _parse_holder(words: bytes) -> _LeaseHolder | None:
-    process, _, store = words.decode(errors="replace").rpartition(" ")
+def _parse_holder(text: bytes) -> _LeaseHolder | None:
+    process, _, store = text.decode(errors="replace").rpartition(" ")
     found = processes.parse(process)
     if found is None:
         return None
