@@ -17,7 +17,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import SessionBusy, TurnScheduler
 from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.message_metadata import is_received, mark_received, origin_of, seen_by
+from stenolog.catalog.message_metadata import is_received, last_seen_seq, mark_received, origin_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     ModelRefused,
@@ -473,7 +473,7 @@ def _end_of_earlier_answers(history: Sequence[Message], last: int) -> int:
     for index in range(len(history) - 1, last, -1):
         body = history[index].to_dict()
         is_answer = body.get("role") == "assistant" and not calls_of(body)
-        if is_answer and seen_by(body, history[index].seq) < question:
+        if is_answer and last_seen_seq(body, history[index].seq) < question:
             return index + 1
     return last + 1
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
-from stenolog.catalog.message_metadata import FIELD, is_received, model_of, seen_by
+from stenolog.catalog.message_metadata import FIELD, is_received, last_seen_seq, model_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import NoSuchSession
 from stenolog.messages import calls_of, has_text
@@ -78,7 +78,7 @@ def late_message(sessions: SessionStore, view: SessionView) -> int | None:
     shown = [message for message in view.messages if message.seq >= first]
     if _last_user_message(shown) is not None:
         return None
-    seen = seen_by(body, last.seq)
+    seen = last_seen_seq(body, last.seq)
     stored = sessions.get_history(view.key, last=_SCANNED, full=True)
     before = [message for message in stored if message.seq <= seen]
     question = _last_user_message(before)

@@ -35,13 +35,13 @@ class Calibrations:
     def add_report(self, model: str, *, estimated: int, reported: int) -> Calibration:
         """Return the calibration after one more report, and store it if possible."""
         name = replace_surrogates(model)
-        for made_anew in (False, True):
+        for is_rebuilt in (False, True):
             try:
                 return self._write(name, estimated, reported)
             except CatalogDamaged:
                 with suppress(*_FAILURES):
                     # The tables are missing if nothing was listed yet.
-                    if not made_anew:
+                    if not is_rebuilt:
                         self._database().rebuild()
                         continue
                 break

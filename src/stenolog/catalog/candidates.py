@@ -50,7 +50,7 @@ class CandidateQuery(Struct, frozen=True, kw_only=True):
     """Stems of the words of the question."""
     agent: str | None
     """If set, sessions of other agents are left out."""
-    in_sight_of: str | None
+    exclude_visible_of: str | None
     """The asking session. Its visible messages are left out."""
     since: int | None
     until: int | None
@@ -64,7 +64,7 @@ class _Session(Struct, frozen=True):
     listed: int
     count: int
     visible: int
-    sight: str
+    visible_json: str
     withdrawn: str
     mixed: int = 0
 
@@ -96,7 +96,7 @@ class _CandidateSearch:
         found = [_Session(*row) for row in rows]
         self._sessions = {one.id: one for one in found if not one.mixed}
         self._current = next(
-            (one for one in self._sessions.values() if one.key == query.in_sight_of), None
+            (one for one in self._sessions.values() if one.key == query.exclude_visible_of), None
         )
         excluded = [one.id for one in self._sessions.values() if not self._may_return(one)]
         self._has_no_sessions = len(excluded) == len(self._sessions)
@@ -138,7 +138,7 @@ class _CandidateSearch:
         if session not in self._visibilities:
             known = self._sessions[session]
             self._visibilities[session] = _Visibility(
-                _decode_spans(known.sight), _decode_spans(known.withdrawn)
+                _decode_spans(known.visible_json), _decode_spans(known.withdrawn)
             )
         return self._visibilities[session]
 
@@ -176,8 +176,8 @@ class _CandidateSearch:
 
     def _find_hidden(self, name: str, values: Sequence[object], limit: int) -> list[int]:
         # Visible messages are mostly the newest ones, and must not use up the limit.
-        most = _NO_LIMIT if limit == _NO_LIMIT else limit + len(self._visible_ids)
-        rows = self._transaction.execute(self._sql[name], (*values, most))
+        row_limit = _NO_LIMIT if limit == _NO_LIMIT else limit + len(self._visible_ids)
+        rows = self._transaction.execute(self._sql[name], (*values, row_limit))
         found = [id_ for (id_,) in rows if id_ not in self._visible_ids]
         return found if limit == _NO_LIMIT else found[:limit]
 
@@ -227,19 +227,19 @@ class _CandidateSearch:
         positions = dict.fromkeys(hits)
         for session, seq in hits[:_MAX_WITH_NEIGHBOURS]:
             positions.update({(session, seq + step): None for step in _NEIGHBOUR_OFFSETS})
-        wanted = []
+        positions_to_read = []
         for session, seq in positions:
             visibility = self._visibility(session)
             is_current = self._current is not None and session == self._current.id
-            in_sight = is_current and spans.contains(visibility.seqs, seq)
-            if visibility.may_return(seq) and not in_sight:
-                wanted.append((session, seq))
-        values = (MAX_TEXT, json.dumps(wanted))
+            is_visible = is_current and spans.contains(visibility.seqs, seq)
+            if visibility.may_return(seq) and not is_visible:
+                positions_to_read.append((session, seq))
+        values = (MAX_TEXT, json.dumps(positions_to_read))
         rows = self._transaction.execute(self._sql["said_at"], values)
         for key, uid, seq, role, at, text in rows:
-            told = text[:MAX_TEXT]
+            excerpt = text[:MAX_TEXT]
             yield Candidate(
-                key=key, uid=uid, seq=seq, role=role, at=from_microseconds(at), text=told
+                key=key, uid=uid, seq=seq, role=role, at=from_microseconds(at), text=excerpt
             )
 
 

@@ -261,7 +261,7 @@ class FileDatabase:
                 old.close()
         return []
 
-    def _create_new(self, kept: Sequence[Row]) -> Path:
+    def _create_new(self, calibration_rows: Sequence[Row]) -> Path:
         """Create a database with empty tables and these calibrations, under a temporary name."""
         path = self._path.with_name(f".{self._path.name}.new")
         for old in (path, path.with_name(journal_name(path.name))):
@@ -272,7 +272,7 @@ class FileDatabase:
         open_descriptor(path, flags).close()
         connection = connect_file(path, "rw", timeout=self._lock.timeout)
         try:
-            create_tables(connection, kept)
+            create_tables(connection, calibration_rows)
         finally:
             connection.close()
         return path

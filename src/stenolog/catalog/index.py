@@ -191,7 +191,7 @@ class Catalog:
         _check_limit(limit)
         _check_times(since=since, until=until)
         parsed = parse(query)
-        wanted = SearchFilter(
+        search_filter = SearchFilter(
             role=None if role is None else replace_surrogates(role),
             prefix=prefix,
             tag=None if tag is None else replace_surrogates(tag),
@@ -202,7 +202,7 @@ class Catalog:
             return Hits(hits=(), count=0, exact=True, after=None)
 
         def work(transaction: Transaction, database: Database) -> Hits:
-            search = Search(transaction, database, parsed, wanted)
+            search = Search(transaction, database, parsed, search_filter)
             found = search.newest(limit, after) if newest else search.best(limit, after)
             rows = transaction.execute(database.sql["unreadable"])
             unreadable = {key: problem for key, problem in rows if key.startswith(prefix)}
@@ -217,7 +217,7 @@ class Catalog:
         owner: str,
         threads: bool = False,
         agent: str | None = None,
-        in_sight_of: str | None = None,
+        exclude_visible_of: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int = 200,
@@ -227,26 +227,28 @@ class Catalog:
         These are the messages with the most and the rarest of `stems` (as returned by
         stemming.stem), and their neighbours. `threads`: `owner` is a sender, and all sessions are
         searched whose user messages all have that sender. `agent`: leave out sessions of other
-        agents. `in_sight_of`: leave out the visible messages of this session. Messages between
-        `since` and `until` come first. Raises UsageError if limit is invalid or a time has no time
-        zone.
+        agents. `exclude_visible_of`: leave out the visible messages of this session. Messages
+        between `since` and `until` come first. Raises UsageError if limit is invalid or a time has
+        no time zone.
         """
         # Imported on demand: a list does not need it.
         from stenolog.catalog.candidates import CandidateQuery, find_candidates
 
         _check_limit(limit)
         _check_times(since=since, until=until)
-        asked = CandidateQuery(
+        query_values = CandidateQuery(
             owner=replace_surrogates(owner),
             threads=threads,
             stems=[replace_surrogates(stem) for stem in stems],
             agent=None if agent is None else replace_surrogates(agent),
-            in_sight_of=None if in_sight_of is None else replace_surrogates(in_sight_of),
+            exclude_visible_of=None
+            if exclude_visible_of is None
+            else replace_surrogates(exclude_visible_of),
             since=None if since is None else to_microseconds(since),
             until=None if until is None else to_microseconds(until),
             limit=min(limit, _MAX_CANDIDATES),
         )
-        return self._read(lambda tx, database: find_candidates(tx, database, asked), None)
+        return self._read(lambda tx, database: find_candidates(tx, database, query_values), None)
 
     def calibration(self, model: str) -> "Calibration":
         """Return the calibration of a model's token counts, or the default if none is known."""
@@ -339,9 +341,9 @@ class Catalog:
             self._use(memory)
             if not self._keep:
                 return
-            words = f"the catalog cannot be stored and was built in memory: {reason}"
-            self.problems = (*self.problems, words)
-        log_reports.warning("%s", words)
+            problem = f"the catalog cannot be stored and was built in memory: {reason}"
+            self.problems = (*self.problems, problem)
+        log_reports.warning("%s", problem)
 
 
 _catalogs: "weakref.WeakSet[Catalog]" = weakref.WeakSet()
@@ -554,7 +556,7 @@ def _hex_key(key: str) -> str:
 
 def _check_limit(limit: int) -> None:
     if type(limit) is not int or not 1 <= limit <= MAX_INTEGER:
-        raise UsageError(f"limit must be 1 or more, not {limit!r}")
+        raise UsageError(f"limit must be from 1 to {MAX_INTEGER}, not {limit!r}")
 
 
 def _check_state(state: str | None) -> None:

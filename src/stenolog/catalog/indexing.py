@@ -89,9 +89,9 @@ class Indexer:
         self._writer.flush()
         progress(len(keys), len(keys))
 
-    def remove(self, gone: Iterable[str]) -> None:
+    def remove(self, keys: Iterable[str]) -> None:
         """Remove these sessions from the catalog, unless they came back."""
-        for key in gone:
+        for key in keys:
             row = self._row(key)
             if row is not None and row.stamp == self._known[key]:
                 self._writer.put(key, steps.removal_steps(key, row))
@@ -189,8 +189,8 @@ class SessionReader:
                     # The owner is stored with every message, including earlier ones.
                     known = None
                     continue
-            sight = self._visible_spans(info, messages, known)
-            return SessionContent(info, messages, sight, known is None, state)
+            visible_spans = self._visible_spans(info, messages, known)
+            return SessionContent(info, messages, visible_spans, known is None, state)
         raise StoreBusy(f"{key!r} keeps being deleted and created again")
 
     def _continues(self, info: SessionInfo, known: CatalogRow, tail: Sequence[Message]) -> bool:
@@ -220,8 +220,8 @@ class SessionReader:
             return spans.union((one.seq, one.seq) for one in messages if not one.hidden)
         # guard: catalog-reads-new-only
         if info.lost or info.damaged or spans.size(info.in_sight) != info.visible:
-            seen = self._store.get_history(info.key)
-            return spans.union((one.seq, one.seq) for one in seen)
+            visible = self._store.get_history(info.key)
+            return spans.union((one.seq, one.seq) for one in visible)
         return spans.clipped(info.in_sight, 1, messages[-1].seq if messages else known.indexed)
 
     def _may_differ(self, info: SessionInfo, stamp: str, row: CatalogRow) -> bool:
@@ -261,7 +261,7 @@ class CatalogWriter:
         self._catalog_id = catalog_id
         self._steps: list[Step] = []
         self._messages = self._bytes = 0
-        self._begun = 0.0
+        self._collecting_since = 0.0
         self.missed: set[str] = set()
         """Keys of the sessions that another process changed before our step."""
 
@@ -269,7 +269,7 @@ class CatalogWriter:
         """Execute these steps of one session soon, if possible in one transaction."""
         for step in session_steps:
             if not self._steps:
-                self._begun = time.monotonic()
+                self._collecting_since = time.monotonic()
             self._steps.append(step)
             self._messages += len(step.add) + step.remove
             self._bytes += sum(len(messages.text) for messages in step.add)
@@ -277,7 +277,7 @@ class CatalogWriter:
                 self.flush()
             if key in self.missed:
                 return
-        if self._steps and time.monotonic() - self._begun > _MAX_SECONDS:
+        if self._steps and time.monotonic() - self._collecting_since > _MAX_SECONDS:
             self.flush()
 
     def mark_missed(self, key: str) -> None:
@@ -316,8 +316,8 @@ class CatalogWriter:
             transaction.execute(sql["remove_row"], (session,))
             return True
         if step.start is not None:
-            begun = step.start
-            values = (begun.uid, begun.generation, begun.archived, session)
+            start = step.start
+            values = (start.uid, start.generation, start.archived, session)
             transaction.execute(sql["begin_row"], values)
         elif step.remove:
             self._remove(transaction, session, step, owner=found[0][2])
@@ -378,7 +378,7 @@ class CatalogWriter:
         tokens = columns.tokens
         if tokens is None:
             tokens = 0
-            for span in columns.sight:
+            for span in columns.visible_spans:
                 [(counted,)] = transaction.execute(sql["tokens_in"], (session, *span))
                 tokens += counted
         prompt = columns.prompt
@@ -396,9 +396,9 @@ class CatalogWriter:
                 columns.archived,
                 columns.indexed,
                 len(step.add),
-                spans.size(columns.sight),
+                spans.size(columns.visible_spans),
                 tokens,
-                msgspec.json.encode(columns.sight).decode(),
+                msgspec.json.encode(columns.visible_spans).decode(),
                 msgspec.json.encode(columns.withdrawn).decode(),
                 columns.state,
                 searchable_text.title_from(columns.meta, prompt),

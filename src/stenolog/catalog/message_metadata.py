@@ -42,7 +42,7 @@ _MODEL: Final = "model"
 _USAGE: Final = "usage"
 _SECONDS: Final = "seconds"
 _FAILED: Final = "failed"
-_MOST: Final = 1e15
+_MAX_PLAUSIBLE: Final = 1e15
 """Upper limit of plausible token counts and seconds."""
 
 
@@ -53,32 +53,32 @@ def mark_seen(
     of_itself: dict[str, Any] = {} if seen is None else {_SEEN: seen}
     if interrupted:
         of_itself[_INTERRUPTED] = interrupted
-    return {**body, FIELD: {**_told(body), **of_itself}} if of_itself else dict(body)
+    return {**body, FIELD: {**_metadata(body), **of_itself}} if of_itself else dict(body)
 
 
-def seen_by(body: Mapping[str, Any], seq: int) -> int:
+def last_seen_seq(body: Mapping[str, Any], seq: int) -> int:
     """Return the last seq that the message at `seq` takes into account."""
-    told = _told(body).get(_SEEN)
-    if isinstance(told, int) and not isinstance(told, bool) and 0 <= told < seq:
-        return told
+    stored = _metadata(body).get(_SEEN)
+    if isinstance(stored, int) and not isinstance(stored, bool) and 0 <= stored < seq:
+        return stored
     return seq - 1
 
 
 def interruption(body: Mapping[str, Any]) -> str:
     """Return the reason why the answer is incomplete, or an empty string."""
-    told = _told(body).get(_INTERRUPTED)
-    return told if isinstance(told, str) else ""
+    stored = _metadata(body).get(_INTERRUPTED)
+    return stored if isinstance(stored, str) else ""
 
 
 def mark_client_calls(body: Mapping[str, Any], ids: Sequence[str]) -> dict[str, Any]:
     """Return the message with the ids of the tool calls that the client runs."""
-    return {**body, FIELD: {**_told(body), _OF_CLIENT: list(ids)}} if ids else dict(body)
+    return {**body, FIELD: {**_metadata(body), _OF_CLIENT: list(ids)}} if ids else dict(body)
 
 
 def client_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the ids of the tool calls in a message that the client runs."""
-    told = _told(body).get(_OF_CLIENT)
-    listed = told if isinstance(told, list) else []
+    stored = _metadata(body).get(_OF_CLIENT)
+    listed = stored if isinstance(stored, list) else []
     return frozenset(one for one in listed if isinstance(one, str))
 
 
@@ -93,7 +93,7 @@ def mark_model(
     of_itself: dict[str, Any] = {_MODEL: model, _SECONDS: round(seconds, 3)}
     if usage is not None:
         of_itself[_USAGE] = dict(usage)
-    return {**body, FIELD: {**_told(body), **of_itself}}
+    return {**body, FIELD: {**_metadata(body), **of_itself}}
 
 
 def mark_tool_outcome(body: Mapping[str, Any], *, seconds: float, failed: bool) -> dict[str, Any]:
@@ -101,41 +101,41 @@ def mark_tool_outcome(body: Mapping[str, Any], *, seconds: float, failed: bool) 
     of_itself: dict[str, Any] = {_SECONDS: round(seconds, 3)}
     if failed:
         of_itself[_FAILED] = True
-    return {**body, FIELD: {**_told(body), **of_itself}}
+    return {**body, FIELD: {**_metadata(body), **of_itself}}
 
 
 def model_of(body: Mapping[str, Any]) -> str | None:
     """Return the name of the model that wrote the message, or None if unknown."""
-    told = _told(body).get(_MODEL)
-    return told if isinstance(told, str) and told else None
+    stored = _metadata(body).get(_MODEL)
+    return stored if isinstance(stored, str) and stored else None
 
 
 def usage_of(body: Mapping[str, Any]) -> dict[str, int] | None:
     """Return the provider's token counts: `prompt`, `answer`, `cached`; None if unknown."""
-    told = _told(body).get(_USAGE)
-    if not isinstance(told, Mapping):
+    stored = _metadata(body).get(_USAGE)
+    if not isinstance(stored, Mapping):
         return None
     return {
         name: value
         for name in ("prompt", "answer", "cached")
-        if isinstance(value := told.get(name, 0), int) and _is_sane(value)
+        if isinstance(value := stored.get(name, 0), int) and _is_sane(value)
     }
 
 
 def seconds_of(body: Mapping[str, Any]) -> float | None:
     """Return the duration of an answer or a tool call in seconds, or None if unknown."""
-    told = _told(body).get(_SECONDS)
-    return float(told) if isinstance(told, int | float) and _is_sane(told) else None
+    stored = _metadata(body).get(_SECONDS)
+    return float(stored) if isinstance(stored, int | float) and _is_sane(stored) else None
 
 
 def _is_sane(number: float) -> bool:
     """Whether the number is plausible: any program can write a message."""
-    return not isinstance(number, bool) and 0 <= number <= _MOST
+    return not isinstance(number, bool) and 0 <= number <= _MAX_PLAUSIBLE
 
 
 def has_failed(body: Mapping[str, Any]) -> bool:
     """Whether the message is the result of a tool that failed."""
-    return _told(body).get(_FAILED) is True
+    return _metadata(body).get(_FAILED) is True
 
 
 def mark_received(
@@ -154,12 +154,12 @@ def mark_received(
 
 def is_received(body: Mapping[str, Any]) -> bool:
     """Whether a stenolog agent accepted this user message."""
-    return body.get("role") == "user" and isinstance(_told(body).get(_RECEIVED), Mapping)
+    return body.get("role") == "user" and isinstance(_metadata(body).get(_RECEIVED), Mapping)
 
 
 def sender_of(body: Mapping[str, Any]) -> str:
     """Return the verified sender of a user message, or an empty string."""
-    mark = _told(body).get(_RECEIVED)
+    mark = _metadata(body).get(_RECEIVED)
     sender = mark.get(_SENDER) if isinstance(mark, Mapping) and is_received(body) else None
     return sender if isinstance(sender, str) else ""
 
@@ -169,12 +169,12 @@ def mark_request(body: Mapping[str, Any], *, id: str, digest: str) -> dict[str, 
 
     `id`: the idempotency key of the client, or empty. `digest`: of all messages of the request.
     """
-    return {**body, FIELD: {**_told(body), _REQUEST: {_ID: id, _DIGEST: digest}}}
+    return {**body, FIELD: {**_metadata(body), _REQUEST: {_ID: id, _DIGEST: digest}}}
 
 
 def request_of(body: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the idempotency key and digest of the HTTP request of a message, or None."""
-    mark = _told(body).get(_REQUEST)
+    mark = _metadata(body).get(_REQUEST)
     if not isinstance(mark, Mapping):
         return None
     id, digest = mark.get(_ID), mark.get(_DIGEST)
@@ -188,13 +188,13 @@ def without_marks(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def origin_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the destination of the answer, or None if the message is not from a chat app."""
-    told = _told(body).get(_ORIGIN)
-    return told if isinstance(told, Mapping) else None
+    stored = _metadata(body).get(_ORIGIN)
+    return stored if isinstance(stored, Mapping) else None
 
 
-def _told(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    told = body.get(FIELD)
-    return told if isinstance(told, Mapping) else {}
+def _metadata(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    stored = body.get(FIELD)
+    return stored if isinstance(stored, Mapping) else {}
 
 
 # --- owners ----------------------------------------------------------------------------------

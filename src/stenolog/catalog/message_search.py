@@ -222,8 +222,8 @@ class Search:
                 role=role,
                 at=from_microseconds(at),
                 hidden=not spans.contains(msgspec.json.decode(sight, type=list[Span]), seq),
-                snippet=(made := make_snippet(text, self._query)).text,
-                marks=made.marks,
+                snippet=(snippet := make_snippet(text, self._query)).text,
+                marks=snippet.marks,
             )
             for key, uid, title, sight, seq, role, at, text in self._transaction.execute(
                 self._sql["hit"], (id_,)
@@ -293,11 +293,11 @@ def make_snippet(text: str, query: Query, *, width: int = WIDTH) -> Snippet:
 
 def _find_positions(text: str, query: Query) -> list[_WordPosition]:
     """Return the positions of the query's words."""
-    wanted: set[str] = set()
+    tokens_to_find: set[str] = set()
     prefixes: list[str] = []
     for term in query.terms:
         if not term.is_excluded:
-            wanted.update(t for word in term.words for t in (*word.parts, *word.joined))
+            tokens_to_find.update(t for word in term.words for t in (*word.parts, *word.joined))
             if term.is_prefix:
                 prefixes.append(term.words[-1].parts[-1])
                 prefixes += term.words[-1].joined[-1:]
@@ -309,10 +309,12 @@ def _find_positions(text: str, query: Query) -> list[_WordPosition]:
         plain = unicodedata.is_normalized("NFKC", text[start:end])
         if word.singles and plain and len(word.parts) == max(1, end - start - 1):
             # Such a run may be as long as the text.
-            found += islice(_pair_positions(text, start, word, wanted), _MAX_POSITIONS - len(found))
+            found += islice(
+                _pair_positions(text, start, word, tokens_to_find), _MAX_POSITIONS - len(found)
+            )
             continue
         tokens = word.parts + word.joined
-        matches = wanted.intersection(tokens)
+        matches = tokens_to_find.intersection(tokens)
         matches |= {begin for begin in prefixes if any(t.startswith(begin) for t in tokens)}
         if matches:
             found.append(_WordPosition(start, end, frozenset(matches)))

@@ -201,24 +201,24 @@ class FTS5:
 
     def rank_values(self, query: Query) -> Values | None:
         """Return the part of a query that is used for ranking, or None if there is none."""
-        asked = rank_expression(query)
-        return (asked,) if asked else None
+        ranked_terms = rank_expression(query)
+        return (ranked_terms,) if ranked_terms else None
 
     def mark_values(self, every: Sequence[Sequence[str]], *, but: Sequence[str]) -> Values:
         """Return a search for messages with a mark of each group in `every`, and none in `but`."""
-        asked = " AND ".join(f"({_any_of(group)})" for group in every)
-        return (f"({asked}) NOT ({_any_of(but)})" if but else asked,)
+        condition = " AND ".join(f"({_any_of(group)})" for group in every)
+        return (f"({condition}) NOT ({_any_of(but)})" if but else condition,)
 
 
 def expression(query: Query, *, role: str | None = None, sessions: Iterable[int] = ()) -> str:
     """Return the expression of a query, limited to a role and to sessions."""
-    wanted = [_term(term) for term in query.terms if not term.is_excluded]
+    conditions = [_term(term) for term in query.terms if not term.is_excluded]
     if role is not None:
-        wanted.append(_quoted([role_mark(role)]))
+        conditions.append(_quoted([role_mark(role)]))
     marks = [session_mark(session) for session in sessions]
     if marks:
-        wanted.append(f"({_any_of(marks)})")
-    text = " AND ".join(wanted)
+        conditions.append(f"({_any_of(marks)})")
+    text = " AND ".join(conditions)
     excluded = [_term(term) for term in query.terms if term.is_excluded]
     return f"({text}) NOT ({' OR '.join(excluded)})" if excluded else text
 

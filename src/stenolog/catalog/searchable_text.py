@@ -7,7 +7,7 @@ import msgspec
 
 from stenolog.catalog.catalog_database import replace_surrogates
 from stenolog.catalog.entries import State
-from stenolog.catalog.message_metadata import FIELD, seen_by
+from stenolog.catalog.message_metadata import FIELD, last_seen_seq
 from stenolog.messages import (
     REASONING_FIELDS,
     UNNAMED,
@@ -111,7 +111,7 @@ def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
         if seen is None:
             if fields.get("role") == "tool" or calls_of(fields):
                 return "interrupted"
-            seen = seen_by(fields, message.seq)
+            seen = last_seen_seq(fields, message.seq)
     return "idle" if whole else None
 
 

@@ -201,14 +201,14 @@ def connect_memory() -> sqlite3.Connection:
     return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
 
 
-def create_tables(connection: sqlite3.Connection, kept: Sequence[Row] = ()) -> None:
+def create_tables(connection: sqlite3.Connection, calibration_rows: Sequence[Row] = ()) -> None:
     """Create empty tables of this version with these calibrations, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     *tables, about = schema()
     for statement in tables:
         connection.execute(statement)
     connection.execute(about, (VERSION,))
-    connection.executemany(statements()["calibrate"], kept)
+    connection.executemany(statements()["calibrate"], calibration_rows)
     connection.execute("COMMIT")
 
 

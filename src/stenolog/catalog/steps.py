@@ -38,7 +38,7 @@ class CatalogRow(Struct, frozen=True):
     count: int
     visible: int
     tokens: int
-    sight: Sequence[Span]
+    visible_spans: Sequence[Span]
     prompt: str
     stamp: str | None
     problem: str | None
@@ -55,9 +55,9 @@ class CatalogRow(Struct, frozen=True):
 
 def decode_row(columns: Sequence[Any]) -> CatalogRow:
     """Return the row with these columns. Raises msgspec.DecodeError if the row is damaged."""
-    sight = columns[CatalogRow.__struct_fields__.index("sight")]
-    seqs = msgspec.json.decode(sight, type=list[Span])
-    return msgspec.structs.replace(CatalogRow(*columns), sight=seqs)
+    visible_spans = columns[CatalogRow.__struct_fields__.index("visible_spans")]
+    seqs = msgspec.json.decode(visible_spans, type=list[Span])
+    return msgspec.structs.replace(CatalogRow(*columns), visible_spans=seqs)
 
 
 class IndexedMessage(Struct, frozen=True):
@@ -81,7 +81,7 @@ class SessionColumns(Struct, frozen=True, kw_only=True):
     generation: int = 0
     archived: int = 0
     indexed: int = 0
-    sight: Sequence[Span] = ()
+    visible_spans: Sequence[Span] = ()
     withdrawn: Sequence[Span] = ()
     """Ranges of seqs in which a hidden message counts as withdrawn."""
     tokens: int | None = None
@@ -132,7 +132,7 @@ class SessionContent(Struct, frozen=True):
 
     info: SessionInfo
     messages: Sequence[Message]
-    sight: Sequence[Span]
+    visible_spans: Sequence[Span]
     from_start: bool
     state: State
 
@@ -168,7 +168,7 @@ def update_steps(
                 generation=info.generation,
                 archived=info.archived,
                 indexed=last_seq,
-                sight=content.sight,
+                visible_spans=content.visible_spans,
                 withdrawn=_withdrawn_spans(info),
                 tokens=tokens if _only_grew(known, content) else None,
                 state=content.state,
@@ -189,15 +189,17 @@ def _withdrawn_spans(info: SessionInfo) -> list[Span]:
     The floor alone does not show it: a message that was hidden by hand is below the floor too, as
     soon as all messages before it are hidden.
     """
-    told = info.floor if info.summary else 0
-    behind = [(told + 1, info.last_seq)] if told < info.last_seq else []
-    return spans.union(withdrawn_seqs(info.meta), behind)
+    summarized = info.floor if info.summary else 0
+    unsummarized = [(summarized + 1, info.last_seq)] if summarized < info.last_seq else []
+    return spans.union(withdrawn_seqs(info.meta), unsummarized)
 
 
 def _only_grew(known: CatalogRow | None, content: SessionContent) -> bool:
     """Whether exactly the new messages became visible and none was hidden."""
-    old = known.sight if known is not None else ()
-    return spans.union(old, ((m.seq, m.seq) for m in content.messages)) == list(content.sight)
+    old = known.visible_spans if known is not None else ()
+    return spans.union(old, ((m.seq, m.seq) for m in content.messages)) == list(
+        content.visible_spans
+    )
 
 
 def empty_steps(

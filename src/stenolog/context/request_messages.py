@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import seen_by
+from stenolog.catalog.message_metadata import last_seen_seq
 from stenolog.context.turn_state import TurnRange, split_turns
 from stenolog.messages import (
     REASONING_FIELDS,
@@ -97,7 +97,7 @@ def _in_spoken_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Bo
     for body, seq in stored:
         at = len(ordered)
         if seq is not None and role_of(body) == "assistant" and not calls_of(body):
-            seen = seen_by(body, seq)
+            seen = last_seen_seq(body, seq)
             while at and has_text(ordered[at - 1][0]) and (ordered[at - 1][1] or 0) > seen:
                 at -= 1
         ordered.insert(at, (body, seq))

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from stenolog.catalog.message_metadata import client_call_ids, seen_by
+from stenolog.catalog.message_metadata import client_call_ids, last_seen_seq
 from stenolog.messages import Spot, ToolCall, calls_of, has_text, pair
 from stenolog.records import Message
 
@@ -102,7 +102,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
     for index, body in enumerate(bodies):
         if body.get("role") == "assistant" and not calls_of(body):
             finished = index
-            seen = max(seen, seen_by(body, history[index].seq))
+            seen = max(seen, last_seen_seq(body, history[index].seq))
     answers = pair(bodies)
     after = range(finished + 1, len(bodies))
     calls = [(index, calls_of(bodies[index])) for index in after]
@@ -142,6 +142,6 @@ def answer_to(history: Sequence[Message], seq: int) -> Message | None:
         if message.seq > seq:
             body = message.to_dict()
             is_answer = body.get("role") == "assistant" and not calls_of(body)
-            if is_answer and seen_by(body, message.seq) >= seq:
+            if is_answer and last_seen_seq(body, message.seq) >= seq:
                 return message
     return None

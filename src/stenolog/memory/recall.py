@@ -100,7 +100,7 @@ def _messages(
         owner=scope.who,
         threads=scope.of == "sender",
         agent=scope.agent,
-        in_sight_of=session,
+        exclude_visible_of=session,
         since=None if period is None else period.since,
         until=None if period is None else period.until,
         limit=CANDIDATES,

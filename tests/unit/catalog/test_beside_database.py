@@ -22,7 +22,7 @@ def where(tmp_path: Path) -> str:
     return f"sqlite:{tmp_path}/s.db"
 
 
-def test_namespaces_in_one_file_have_an_index_each(where: str) -> None:
+def test_namespaces_in_one_file_have_separate_catalogs(where: str) -> None:
     with (
         open_store(where) as sessions,
         open_store(where, namespace="notes") as notes,
@@ -40,7 +40,7 @@ def test_namespaces_in_one_file_have_an_index_each(where: str) -> None:
             assert of_notes.search("hello").count == 0
 
 
-def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
+def test_read_only_store_is_indexed_in_memory(where: str) -> None:
     with open_store(where) as store:
         fill_three_sessions(store)
     with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
@@ -66,7 +66,7 @@ def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
         "UPDATE catalog_session SET sight = 'not json'",
     ],
 )
-def test_a_file_that_is_old_or_damaged_is_made_again(where: str, harm: str) -> None:
+def test_outdated_or_damaged_file_is_rebuilt(where: str, harm: str) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -85,7 +85,7 @@ def test_a_file_that_is_old_or_damaged_is_made_again(where: str, harm: str) -> N
         store.purge("cli:default")
 
 
-def test_a_damaged_store_is_told_as_such(where: str, tmp_path: Path) -> None:
+def test_damaged_store_raises_damaged_store(where: str, tmp_path: Path) -> None:
     with open_store(where) as store:
         fill_three_sessions(store)
         for number in range(50):
@@ -100,7 +100,7 @@ def test_a_damaged_store_is_told_as_such(where: str, tmp_path: Path) -> None:
         catalog.list()
 
 
-def test_a_turn_that_ran_out_is_over(where: str) -> None:
+def test_expired_lease_is_not_shown_as_running(where: str) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         lease = store.lease("cli:default", ttl=0.05)
@@ -111,7 +111,7 @@ def test_a_turn_that_ran_out_is_over(where: str) -> None:
         lease.release()
 
 
-def test_a_turn_whose_process_is_gone_is_over(where: str) -> None:
+def test_lease_of_an_ended_process_is_not_shown_as_running(where: str) -> None:
     if processes.current() is None:
         pytest.skip("NOT RUN: nothing can be told of processes here")
     with open_store(where) as store, open_catalog(store) as catalog:
@@ -134,7 +134,7 @@ def test_a_turn_whose_process_is_gone_is_over(where: str) -> None:
             os.close(descriptor)
 
 
-def test_a_turn_that_seems_to_begin_in_the_future_is_running_while_its_holder_lives(
+def test_lease_from_the_future_is_running_while_its_holder_runs(
     where: str,
 ) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
@@ -152,7 +152,7 @@ def test_a_turn_that_seems_to_begin_in_the_future_is_running_while_its_holder_li
 
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-def test_a_read_only_store_does_not_keep_its_index_and_reports_nothing(
+def test_read_only_store_writes_no_catalog_and_reports_no_problem(
     request: pytest.FixtureRequest,
     where: str,
     caplog: pytest.LogCaptureFixture,
@@ -181,7 +181,7 @@ def _catalogs(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.endswith(".catalog"))
 
 
-def test_p11_each_namespace_has_a_private_file_of_its_own(where: str, tmp_path: Path) -> None:
+def test_p11_each_namespace_has_its_own_private_file(where: str, tmp_path: Path) -> None:
     for namespace in ("sessions", "Sessions", "two words", "a.b", "x" * 200):
         with open_store(where, namespace=namespace) as store, open_catalog(store) as catalog:
             fill_three_sessions(store)
@@ -193,7 +193,7 @@ def test_p11_each_namespace_has_a_private_file_of_its_own(where: str, tmp_path: 
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-def test_p11_a_catalog_that_others_can_read_is_a_problem(where: str, tmp_path: Path) -> None:
+def test_p11_catalog_readable_by_others_is_reported(where: str, tmp_path: Path) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -202,9 +202,7 @@ def test_p11_a_catalog_that_others_can_read_is_a_problem(where: str, tmp_path: P
         assert any(advice in problem for problem in store.health().problems)
 
 
-def test_a_new_database_does_not_keep_the_catalog_of_the_one_before(
-    where: str, tmp_path: Path
-) -> None:
+def test_new_database_deletes_the_catalog_of_the_previous_one(where: str, tmp_path: Path) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -215,7 +213,7 @@ def test_a_new_database_does_not_keep_the_catalog_of_the_one_before(
     assert _catalogs(tmp_path) == []
 
 
-def test_a_folder_in_the_place_of_the_catalog_does_not_keep_the_store_closed(
+def test_folder_at_the_path_of_the_catalog_does_not_prevent_opening(
     where: str, tmp_path: Path
 ) -> None:
     (tmp_path / "s.db-sessions.catalog").mkdir()
@@ -228,7 +226,7 @@ def test_a_folder_in_the_place_of_the_catalog_does_not_keep_the_store_closed(
 
 @pytest.mark.parametrize("more", [1, 3, 60])
 @pytest.mark.parametrize("hidden", [False, True])
-def test_a_backup_put_in_the_place_of_the_database_is_indexed_as_it_is(
+def test_restored_backup_is_indexed_again(
     where: str, tmp_path: Path, more: int, hidden: bool
 ) -> None:
     with open_store(where) as store:
@@ -266,7 +264,7 @@ def test_p4_a_purge_deletes_the_catalogs_of_all_namespaces(where: str, tmp_path:
         assert not left.exists()
 
 
-def test_p4_a_purge_that_cannot_delete_the_catalog_says_so_and_is_finished_later(
+def test_p4_purge_reports_an_undeletable_catalog_and_is_finished_later(
     tmp_path: Path,
 ) -> None:
     with SQLiteStore(tmp_path / "s.db", busy_timeout=0.05) as store, open_catalog(store) as catalog:
@@ -323,7 +321,7 @@ def test_p13_the_catalog_inside_an_older_database_is_dropped(where: str, tmp_pat
         assert store.purge("cli:default").not_reached == ()
 
 
-def test_p4_an_earlier_version_cannot_purge_beside_a_catalog_that_is_half_dropped(
+def test_p4_older_version_cannot_purge_while_the_old_catalog_is_half_dropped(
     where: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "s.db"
@@ -348,7 +346,7 @@ def test_p4_an_earlier_version_cannot_purge_beside_a_catalog_that_is_half_droppe
         "",
     ],
 )
-def test_p3_a_damaged_old_catalog_does_not_keep_the_store_closed(
+def test_p3_damaged_old_catalog_does_not_prevent_opening(
     where: str, tmp_path: Path, harm: str
 ) -> None:
     with open_store(where) as store:
@@ -370,9 +368,7 @@ def test_p3_a_damaged_old_catalog_does_not_keep_the_store_closed(
     assert not any(name.endswith("_purged") for name in _old_names(tmp_path / "s.db"))
 
 
-def test_an_older_database_that_is_only_read_gets_no_catalog_file(
-    where: str, tmp_path: Path
-) -> None:
+def test_older_database_opened_read_only_gets_no_catalog_file(where: str, tmp_path: Path) -> None:
     with open_store(where) as store:
         fill_three_sessions(store)
     _with_old_catalog(tmp_path / "s.db")

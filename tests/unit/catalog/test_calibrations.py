@@ -16,11 +16,11 @@ from stenolog.tokens import Calibration
 ONCE = Calibration().after(estimated=100, reported=130)
 
 
-def test_a_model_nobody_reported_of_has_the_default(catalog: Catalog) -> None:
+def test_model_without_reports_has_the_default(catalog: Catalog) -> None:
     assert catalog.calibration("m") == Calibration()
 
 
-def test_reports_add_up_for_each_model_by_itself(catalog: Catalog) -> None:
+def test_reports_are_kept_per_model(catalog: Catalog) -> None:
     assert catalog.calibrate("m", estimated=100, reported=130) == ONCE
     twice = catalog.calibrate("m", estimated=100, reported=110)
     assert twice == ONCE.after(estimated=100, reported=110)
@@ -31,7 +31,7 @@ def test_reports_add_up_for_each_model_by_itself(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_it_is_there_the_next_time_and_for_others(tmp_path: Path, engine: str) -> None:
+def test_calibration_is_stored_and_shared(tmp_path: Path, engine: str) -> None:
     where = str(tmp_path / "w") if engine == "jsonl" else f"sqlite:{tmp_path}/s.db"
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         catalog.calibrate("m", estimated=100, reported=130)
@@ -68,7 +68,7 @@ def _touched_file(store: Store) -> None:
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
 @pytest.mark.parametrize("harm", [_old_file, _touched_file])
-def test_it_outlives_an_index_that_is_made_anew(
+def test_calibration_survives_a_rebuild(
     tmp_path: Path, engine: str, harm: Callable[[Store], None]
 ) -> None:
     where = str(tmp_path / "w") if engine == "jsonl" else f"sqlite:{tmp_path}/s.db"
@@ -82,7 +82,7 @@ def test_it_outlives_an_index_that_is_made_anew(
         assert catalog.calibration("forged") == Calibration()
 
 
-def test_an_index_that_is_gone_or_broken_costs_accuracy_only(tmp_path: Path) -> None:
+def test_missing_or_damaged_catalog_only_costs_accuracy(tmp_path: Path) -> None:
     with stenolog.open_store(tmp_path / "w") as store, open_catalog(store) as catalog:
         assert isinstance(store, stenolog.JSONLStore)
         catalog.calibrate("m", estimated=100, reported=130)
@@ -95,7 +95,7 @@ def test_an_index_that_is_gone_or_broken_costs_accuracy_only(tmp_path: Path) -> 
         assert catalog.calibrate("m", estimated=100, reported=130) == ONCE
 
 
-def test_where_nothing_can_be_written_it_holds_for_this_process(tmp_path: Path) -> None:
+def test_calibration_applies_to_this_process_if_it_cannot_be_stored(tmp_path: Path) -> None:
     with stenolog.open_store(tmp_path / "w") as store:
         store.add_message("a", "user", "hello")
     with (
@@ -107,7 +107,7 @@ def test_where_nothing_can_be_written_it_holds_for_this_process(tmp_path: Path) 
         assert catalog.problems == ()
 
 
-def test_what_makes_no_sense_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+def test_invalid_calibrations_are_ignored(tmp_path: Path) -> None:
     where = f"sqlite:{tmp_path}/s.db"
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         catalog.refresh()
@@ -119,7 +119,7 @@ def test_what_makes_no_sense_is_as_if_it_were_not_there(tmp_path: Path) -> None:
             assert catalog.calibrate(model, estimated=100, reported=130) == ONCE
 
 
-def test_a_closed_catalog_says_so(store: Store) -> None:
+def test_closed_catalog_raises(store: Store) -> None:
     catalog = open_catalog(store)
     catalog.close()
     with pytest.raises(UsageError, match="closed"):

@@ -39,12 +39,12 @@ def test_forms_of_a_word_are_found(store: Store, catalog: Catalog) -> None:
     assert catalog.search("deploy").count == 0, "a search is for words as they are"
 
 
-def test_the_messages_beside_one_come_with_it(store: Store, catalog: Catalog) -> None:
+def test_neighbours_of_a_match_are_returned(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", "far", "before", "before", "the dentist", "after", "after", "away")
     assert _found(catalog, "dentist", "cli:a") == [("cli:a", seq) for seq in (2, 3, 4, 5, 6)]
 
 
-def test_nobody_finds_what_is_anothers(
+def test_messages_of_another_owner_are_not_found(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked whose they are before only the newest with a word are looked at."""
@@ -86,9 +86,7 @@ def test_session_of_two_senders_is_found_by_neither_and_by_itself(
     assert alone == [("slack:t2:ann", seq) for seq in (1, 2, 3)]
 
 
-def test_session_that_began_without_a_sender_belongs_to_nobody(
-    store: Store, catalog: Catalog
-) -> None:
+def test_session_that_began_without_a_sender_has_no_owner(store: Store, catalog: Catalog) -> None:
     store.add_message("slack:ann", "user", "zanzibar of an older version")
     assert catalog.sender("slack:ann") == ""
     _say(store, "slack:ann", "zanzibar by ann")
@@ -121,7 +119,7 @@ def test_sender_is_kept_when_a_session_is_indexed_again(store: Store, catalog: C
     assert _found(catalog, "zanzibar", "slack:ann") == []
 
 
-def test_sender_travels_with_a_fork(store: Store, catalog: Catalog) -> None:
+def test_fork_keeps_the_sender(store: Store, catalog: Catalog) -> None:
     _say(store, "slack:t1:ann", "zanzibar by ann")
     store.fork("slack:t1:ann", "app:bob:1")
     assert catalog.sender("app:bob:1") == "slack:ann"
@@ -129,9 +127,7 @@ def test_sender_travels_with_a_fork(store: Store, catalog: Catalog) -> None:
     assert catalog.sender("app:bob:1") == ""
 
 
-def test_unless_threads_are_joined_nobody_finds_what_another_session_has(
-    store: Store, catalog: Catalog
-) -> None:
+def test_other_sessions_are_searched_only_with_threads(store: Store, catalog: Catalog) -> None:
     for number in range(30):
         _say(store, f"app:alice{number}:1", *["zanzibar"] * 10)
     _say(store, "app:bob:1", "zanzibar once")
@@ -141,12 +137,12 @@ def test_unless_threads_are_joined_nobody_finds_what_another_session_has(
     assert _found(catalog, "zanzibar", "app:bob", threads=False) == []
 
 
-def test_the_rarest_words_decide_who_is_among_the_limit(store: Store, catalog: Catalog) -> None:
+def test_rarest_words_decide_which_messages_are_returned(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", "ferry zanzibar", *["the ferry again"] * 50)
     assert ("cli:a", 1) in _found(catalog, "ferry zanzibar", "cli:a", limit=1)
 
 
-def test_a_word_found_everywhere_counts_for_old_messages_too(
+def test_common_word_counts_for_old_messages_too(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "_MAX_PER_WORD", 10)
@@ -154,7 +150,7 @@ def test_a_word_found_everywhere_counts_for_old_messages_too(
     assert ("cli:a", 1) in _found(catalog, "ferry zanzibar", "cli:a", limit=1)
 
 
-def test_what_was_compacted_is_found_and_what_was_taken_back_is_not(
+def test_summarized_messages_are_found_and_withdrawn_ones_are_not(
     store: Store, catalog: Catalog
 ) -> None:
     _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 9)])
@@ -167,9 +163,7 @@ def test_what_was_compacted_is_found_and_what_was_taken_back_is_not(
     assert len(_found(catalog, "ferry", "cli:a")) == 7
 
 
-def test_what_was_popped_is_not_found_however_far_back_that_goes(
-    store: Store, catalog: Catalog
-) -> None:
+def test_popped_messages_are_not_found(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", "my locker is zebra seven", "noted, zebra")
     for left in ([1], []):
         assert store.pop("cli:a") is not None
@@ -180,21 +174,19 @@ def test_what_was_popped_is_not_found_however_far_back_that_goes(
     assert _found(catalog, "zebra locker", "cli:a") == [("cli:a", 1), ("cli:a", 3)]
 
 
-def test_a_beginning_that_was_hidden_by_hand_is_not_found(store: Store, catalog: Catalog) -> None:
+def test_hidden_first_messages_are_not_found(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 5)])
     store.hide("cli:a", 1, 2)
     assert _found(catalog, "ferry", "cli:a") == [("cli:a", 3), ("cli:a", 4)]
 
 
-def test_what_was_taken_back_does_not_take_the_place_of_others(
-    store: Store, catalog: Catalog
-) -> None:
+def test_withdrawn_messages_do_not_use_up_the_limit(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", "ferry", *["the zanzibar ferry"] * 40)
     store.hide("cli:a", 2, 41)
     assert _found(catalog, "zanzibar ferry", "cli:a", limit=2) == [("cli:a", 1)]
 
 
-def test_recall_and_consolidation_agree_on_what_was_taken_back(
+def test_recall_and_consolidation_agree_on_withdrawn_messages(
     store: Store, catalog: Catalog
 ) -> None:
     """Both would have to change at once; the rule is that of memory.transcript."""
@@ -212,7 +204,7 @@ def test_recall_and_consolidation_agree_on_what_was_taken_back(
     assert hidden > taken_back > 100
 
 
-def test_what_was_taken_back_before_a_compaction_is_not_found_after_it(
+def test_messages_withdrawn_before_a_summary_are_not_found_after_it(
     store: Store, catalog: Catalog
 ) -> None:
     _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 9)])
@@ -226,15 +218,17 @@ def test_what_was_taken_back_before_a_compaction_is_not_found_after_it(
     assert _found(catalog, "ferry", "cli:a") == left
 
 
-def test_what_the_asking_session_has_in_sight_is_left_out(store: Store, catalog: Catalog) -> None:
+def test_visible_messages_of_the_asking_session_are_left_out(
+    store: Store, catalog: Catalog
+) -> None:
     _say(store, "cli:a", *[f"ferry {number}" for number in range(1, 7)])
     _say(store, "other:t:x", "ferry")
-    assert _found(catalog, "ferry", "cli:a", in_sight_of="cli:a") == []
+    assert _found(catalog, "ferry", "cli:a", exclude_visible_of="cli:a") == []
     store.checkpoint("cli:a", summary="they talked", upto=4)
-    assert _found(catalog, "ferry", "cli:a", in_sight_of="cli:a") == [
+    assert _found(catalog, "ferry", "cli:a", exclude_visible_of="cli:a") == [
         ("cli:a", seq) for seq in (1, 2, 3, 4)
     ]
-    assert ("cli:a", 4) in _found(catalog, "ferry", "cli:a", in_sight_of="cli:a", limit=1)
+    assert ("cli:a", 4) in _found(catalog, "ferry", "cli:a", exclude_visible_of="cli:a", limit=1)
 
 
 def test_sessions_of_another_agent_are_left_out(store: Store, catalog: Catalog) -> None:
@@ -245,15 +239,13 @@ def test_sessions_of_another_agent_are_left_out(store: Store, catalog: Catalog) 
     assert len(_found(catalog, "ferry", "s:u")) == 3
 
 
-def test_prompts_of_the_system_are_left_out(store: Store, catalog: Catalog) -> None:
+def test_system_prompts_are_left_out(store: Store, catalog: Catalog) -> None:
     store.add_messages("cli:a", [{"role": "system", "content": "talk about the ferry"}])
     _say(store, "cli:a", "the ferry")
     assert _found(catalog, "ferry", "cli:a") == [("cli:a", 2)]
 
 
-def test_a_time_comes_first_and_only_if_it_has_little_the_rest(
-    store: Store, catalog: Catalog
-) -> None:
+def test_messages_of_the_requested_period_come_first(store: Store, catalog: Catalog) -> None:
     day = timedelta(days=1)
     _say(store, "cli:t:a", *["ferry"] * 30, at=THEN)
     _say(store, "cli:a", "ferry", at=THEN + 40 * day)
@@ -265,14 +257,14 @@ def test_a_time_comes_first_and_only_if_it_has_little_the_rest(
     assert _found(catalog, "", "cli:a", **april) == [("cli:a", 1)], "a time alone is enough"
 
 
-def test_how_common_the_words_are(store: Store, catalog: Catalog) -> None:
+def test_word_frequencies_are_returned(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", "ferry", "ferry zanzibar", "neither")
     found = catalog.candidates(["ferri", "zanzibar", "absent"], owner="cli:a")
     assert found.count == 3
     assert found.containing == {"ferri": 2, "zanzibar": 1, "absent": 0}
 
 
-def test_a_session_that_was_deleted_is_found_no_more(store: Store, catalog: Catalog) -> None:
+def test_deleted_session_is_not_found(store: Store, catalog: Catalog) -> None:
     _say(store, "cli:a", "ferry")
     assert _found(catalog, "ferry", "cli:a")
     store.delete("cli:a")
@@ -281,7 +273,7 @@ def test_a_session_that_was_deleted_is_found_no_more(store: Store, catalog: Cata
     assert _found(catalog, "ferry", "cli:a") == []
 
 
-def test_a_limit_and_a_time_that_are_none_are_refused(catalog: Catalog) -> None:
+def test_invalid_limit_and_time_are_rejected(catalog: Catalog) -> None:
     with pytest.raises(UsageError, match="limit"):
         catalog.candidates([], owner="a", limit=0)
     assert catalog.candidates(["x"], owner="a", limit=2**40).messages == []

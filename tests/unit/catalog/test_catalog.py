@@ -31,7 +31,7 @@ def _found(catalog: Catalog, query: str, **how: object) -> list[tuple[str, int]]
 # --- list ------------------------------------------------------------------------------------
 
 
-def test_a_list_in_a_fresh_process_waits_for_nothing_that_only_other_calls_need(
+def test_list_imports_no_modules_that_only_other_calls_need(
     tmp_path: Path,
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
@@ -54,7 +54,7 @@ def test_a_list_in_a_fresh_process_waits_for_nothing_that_only_other_calls_need(
     assert loaded & slow == set()
 
 
-def test_an_entry_tells_what_a_session_is_about(store: Store, catalog: Catalog) -> None:
+def test_entry_describes_the_session(store: Store, catalog: Catalog) -> None:
     store.add_message("telegram:7", "system", "be brief")
     store.add_message("telegram:7", "user", "What is\n the time?")
     store.add_message("telegram:7", "assistant", "Noon.")
@@ -95,7 +95,7 @@ def test_a_session_is_found_by_its_key_among_those_whose_keys_begin_with_it(
         assert catalog.entry(nobody) is None
 
 
-def test_a_turn_that_ends_while_its_session_is_looked_up_leaves_no_older_state(
+def test_turn_that_ends_during_a_lookup_leaves_no_outdated_state(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_message("k", "user", "Where is it?")
@@ -129,7 +129,7 @@ def test_any_key_is_found(some: list[str]) -> None:
             assert found.key == key
 
 
-def test_a_title_that_somebody_gave_stays(store: Store, catalog: Catalog) -> None:
+def test_given_title_is_kept(store: Store, catalog: Catalog) -> None:
     store.add_message("k", "user", "prompt")
     assert catalog.list().entries[0].title == "prompt"
     store.set_meta("k", title="Given")
@@ -138,14 +138,14 @@ def test_a_title_that_somebody_gave_stays(store: Store, catalog: Catalog) -> Non
     assert catalog.list().entries[0].title == "prompt"
 
 
-def test_the_last_changed_comes_first(store: Store, catalog: Catalog) -> None:
+def test_most_recently_changed_session_is_listed_first(store: Store, catalog: Catalog) -> None:
     fill_three_sessions(store)
     assert _keys(catalog) == ["cli:default", "telegram:2", "telegram:1"]
     store.add_message("telegram:1", "user", "again")
     assert _keys(catalog) == ["telegram:1", "cli:default", "telegram:2"]
 
 
-def test_pages_follow_each_other(store: Store, catalog: Catalog) -> None:
+def test_pages_of_a_list_are_consecutive(store: Store, catalog: Catalog) -> None:
     for number in range(7):
         store.add_message(f"k{number}", "user", "x")
     first = catalog.list(limit=3)
@@ -156,9 +156,7 @@ def test_pages_follow_each_other(store: Store, catalog: Catalog) -> None:
     assert ([entry.key for entry in last.entries], last.after) == (["k0"], None)
 
 
-def test_sessions_of_one_moment_are_listed_by_key_and_each_once(
-    store: Store, catalog: Catalog
-) -> None:
+def test_sessions_with_equal_times_are_listed_once_by_key(store: Store, catalog: Catalog) -> None:
     store.add_message("a:0", "user", "x")
     for number in range(1, 6):
         store.fork("a:0", f"a:{number}")
@@ -171,7 +169,7 @@ def test_sessions_of_one_moment_are_listed_by_key_and_each_once(
     assert (sorted(seen), after) == ([f"a:{number}" for number in range(6)], None)
 
 
-def test_filters_of_a_list(store: Store, catalog: Catalog) -> None:
+def test_list_filters(store: Store, catalog: Catalog) -> None:
     fill_three_sessions(store)
     store.set_meta("telegram:1", tags=["work", "urgent"])
     store.set_meta("telegram:2", tags=["work"], agent="bob")
@@ -188,9 +186,7 @@ def test_filters_of_a_list(store: Store, catalog: Catalog) -> None:
     assert _keys(catalog, state="running") == []
 
 
-def test_a_session_in_which_somebody_has_the_turn_is_running(
-    store: Store, catalog: Catalog
-) -> None:
+def test_leased_session_is_running(store: Store, catalog: Catalog) -> None:
     fill_three_sessions(store)
     store.add_message("telegram:1", "user", "work on it")
     with store.lease("telegram:1", ttl=60):
@@ -205,7 +201,7 @@ def test_a_session_in_which_somebody_has_the_turn_is_running(
     "how",
     [{"limit": 0}, {"limit": True}, {"state": "asleep"}, {"after": "x"}, {"after": "1"}],
 )
-def test_a_list_that_makes_no_sense_is_refused(catalog: Catalog, how: dict[str, object]) -> None:
+def test_list_rejects_invalid_arguments(catalog: Catalog, how: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         _keys(catalog, **how)
 
@@ -213,7 +209,7 @@ def test_a_list_that_makes_no_sense_is_refused(catalog: Catalog, how: dict[str, 
 # --- search ----------------------------------------------------------------------------------
 
 
-def test_a_hit_tells_where_who_when_and_why(store: Store, catalog: Catalog) -> None:
+def test_hit_has_session_role_time_and_snippet(store: Store, catalog: Catalog) -> None:
     store.add_message("telegram:7", "user", "Where is the\nneedle?")
     store.add_message("telegram:7", "assistant", "In the haystack.")
     store.truncate_history("telegram:7", 1)
@@ -228,9 +224,7 @@ def test_a_hit_tells_where_who_when_and_why(store: Store, catalog: Catalog) -> N
 
 
 @pytest.mark.parametrize("begun", ["s", "r", "u", "=", "=s", "=r"])
-def test_what_the_index_marks_a_message_with_is_no_word_of_it(
-    store: Store, catalog: Catalog, begun: str
-) -> None:
+def test_index_marks_cannot_be_searched_for(store: Store, catalog: Catalog, begun: str) -> None:
     store.add_message("k", "user", "hello")
     assert _found(catalog, f"{begun}*") == []
     assert _found(catalog, f"hello -{begun}*") == [("k", 1)]
@@ -238,9 +232,7 @@ def test_what_the_index_marks_a_message_with_is_no_word_of_it(
 
 
 @pytest.mark.parametrize("letters", [1, 2, 3, 4, 5])
-def test_words_are_found_by_so_many_of_their_first_letters(
-    store: Store, catalog: Catalog, letters: int
-) -> None:
+def test_words_are_found_by_prefix(store: Store, catalog: Catalog, letters: int) -> None:
     words = ["therefore", "thereupon", "theory", "though", "tree", "Österreich", "das"]
     store.add_messages("k", [{"role": "user", "content": f"x {word} y"} for word in words])
     for word in words:
@@ -265,7 +257,7 @@ def test_p4_hidden_and_archived_messages_are_found_and_marked(
     assert [hit.seq for hit in catalog.search("word").hits if hit.hidden] == [2, 1]
 
 
-def test_calls_of_tools_and_their_results_are_found(store: Store, catalog: Catalog) -> None:
+def test_tool_calls_and_results_are_found(store: Store, catalog: Catalog) -> None:
     call = {"id": "1", "function": {"name": "read_file", "arguments": '{"path":"src/x.py"}'}}
     store.add_full_message("k", {"role": "assistant", "content": None, "tool_calls": [call]})
     store.add_full_message("k", {"role": "tool", "tool_call_id": "1", "content": "def needle():"})
@@ -274,7 +266,9 @@ def test_calls_of_tools_and_their_results_are_found(store: Store, catalog: Catal
     assert _found(catalog, "needle") == [("k", 2)]
 
 
-def test_all_words_must_be_there_and_excluded_ones_must_not(store: Store, catalog: Catalog) -> None:
+def test_all_words_are_required_and_excluded_words_forbidden(
+    store: Store, catalog: Catalog
+) -> None:
     for text in ("red green", "green blue", "red blue", "red green blue"):
         store.add_message("k", "user", text)
     assert sorted(_found(catalog, "red blue")) == [("k", 3), ("k", 4)]
@@ -284,7 +278,7 @@ def test_all_words_must_be_there_and_excluded_ones_must_not(store: Store, catalo
     assert _found(catalog, "-red") == []
 
 
-def test_filters_of_a_search(store: Store, catalog: Catalog) -> None:
+def test_search_filters(store: Store, catalog: Catalog) -> None:
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     for number, key in enumerate(("telegram:1", "telegram:2", "cli:x")):
         said = [{"role": role, "content": "word"} for role in ("user", "assistant")]
@@ -308,7 +302,7 @@ def test_filters_of_a_search(store: Store, catalog: Catalog) -> None:
     assert _found(catalog, "word", since=late, until=late) == []
 
 
-def test_the_best_comes_first_or_the_newest(store: Store, catalog: Catalog) -> None:
+def test_best_or_newest_match_comes_first(store: Store, catalog: Catalog) -> None:
     store.add_message("k", "user", "needle needle needle")
     store.add_message("k", "user", "a needle in a haystack of many other words that say nothing")
     assert _found(catalog, "needle") == [("k", 1), ("k", 2)]
@@ -316,7 +310,7 @@ def test_the_best_comes_first_or_the_newest(store: Store, catalog: Catalog) -> N
 
 
 @pytest.mark.parametrize("newest", [True, False])
-def test_pages_of_a_search_follow_each_other(store: Store, catalog: Catalog, newest: bool) -> None:
+def test_pages_of_a_search_are_consecutive(store: Store, catalog: Catalog, newest: bool) -> None:
     for number in range(11):
         store.add_message(f"k{number % 3}", "user", f"word {'word ' * number}")
     seen: list[tuple[str, int]] = []
@@ -328,7 +322,7 @@ def test_pages_of_a_search_follow_each_other(store: Store, catalog: Catalog, new
     assert (len(seen), len(set(seen)), after) == (11, 11, None)
 
 
-def test_a_word_that_stands_everywhere_gives_the_newest_and_says_that_there_are_more(
+def test_very_common_word_returns_the_newest_matches_and_an_inexact_count(
     store: Store, catalog: Catalog
 ) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
@@ -360,9 +354,7 @@ def test_a_word_that_stands_everywhere_gives_the_newest_and_says_that_there_are_
     assert len(catalog.search("word", prefix="k1", limit=1_000).hits) == 1_000
 
 
-def test_more_sessions_than_the_index_is_told_are_left_out_all_the_same(
-    store: Store, catalog: Catalog
-) -> None:
+def test_sessions_beyond_the_mark_limit_are_filtered_too(store: Store, catalog: Catalog) -> None:
     for number in range(70):
         store.add_message(f"a{number:02}", "user", "word")
         store.add_message(f"b{number:02}", "user", "word")
@@ -379,7 +371,7 @@ def test_more_sessions_than_the_index_is_told_are_left_out_all_the_same(
         {"after": "x", "newest": True},
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused(
+def test_search_rejects_invalid_arguments(
     store: Store, catalog: Catalog, how: dict[str, object]
 ) -> None:
     fill_three_sessions(store)
@@ -399,7 +391,7 @@ def test_a_search_that_makes_no_sense_is_refused(
     ),
     query=texts(),
 )
-def test_p10_any_message_key_and_query_can_be_indexed_and_asked(
+def test_p10_any_message_and_key_can_be_indexed_and_searched(
     said: list[tuple[str, dict[str, object]]], meta: dict[str, object], query: str
 ) -> None:
     with stenolog.InMemoryStore() as store, open_catalog(store) as catalog:
@@ -413,7 +405,7 @@ def test_p10_any_message_key_and_query_can_be_indexed_and_asked(
         _keys(catalog, tag=query, channel=query, agent=query)
 
 
-def test_p6_no_two_keys_are_mistaken_for_each_other(store: Store, catalog: Catalog) -> None:
+def test_p6_similar_keys_are_not_confused(store: Store, catalog: Catalog) -> None:
     hostile = hostile_keys()
     for key in hostile:
         store.add_message(key, "user", "word")
@@ -423,7 +415,7 @@ def test_p6_no_two_keys_are_mistaken_for_each_other(store: Store, catalog: Catal
         assert set(_keys(catalog, prefix=key)) == {k for k in hostile if k.startswith(key)}
 
 
-def test_a_closed_catalog_says_so_and_the_store_goes_on(store: Store) -> None:
+def test_closed_catalog_raises_and_the_store_stays_open(store: Store) -> None:
     catalog = open_catalog(store)
     catalog.close()
     catalog.close()
@@ -432,7 +424,7 @@ def test_a_closed_catalog_says_so_and_the_store_goes_on(store: Store) -> None:
     store.add_message("k", "user", "x")
 
 
-def test_a_catalog_that_is_closed_during_a_refresh_opens_nothing_again(store: Store) -> None:
+def test_catalog_closed_during_a_refresh_reopens_nothing(store: Store) -> None:
     fill_three_sessions(store)
     catalog = open_catalog(store)
     catalog.refresh()
@@ -462,7 +454,7 @@ def _target(link: Path) -> str:
         return ""
 
 
-def test_a_closed_store_is_told_as_such(store: Store, catalog: Catalog) -> None:
+def test_closed_store_raises_store_closed(store: Store, catalog: Catalog) -> None:
     fill_three_sessions(store)
     catalog.refresh()
     store.close()
@@ -470,5 +462,5 @@ def test_a_closed_store_is_told_as_such(store: Store, catalog: Catalog) -> None:
         catalog.list()
 
 
-def test_a_catalog_says_of_which_store_it_is(store: Store, catalog: Catalog) -> None:
+def test_repr_names_the_store(store: Store, catalog: Catalog) -> None:
     assert repr(catalog) == f"Catalog({store!r})"

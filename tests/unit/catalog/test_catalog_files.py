@@ -99,7 +99,7 @@ HARM: list[Harm] = [
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_whatever_happens_to_the_file_the_next_look_is_right(logs: Store, harm: Harm) -> None:
+def test_next_read_is_correct_after_any_damage_to_the_file(logs: Store, harm: Harm) -> None:
     chance = random.Random(1)
     for round_ in range(6):
         with open_catalog(logs) as catalog:
@@ -113,7 +113,7 @@ def test_whatever_happens_to_the_file_the_next_look_is_right(logs: Store, harm: 
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_whatever_happens_to_a_file_in_use_the_next_look_is_right(logs: Store, harm: Harm) -> None:
+def test_next_read_is_correct_after_any_damage_to_an_open_file(logs: Store, harm: Harm) -> None:
     chance = random.Random(2)
     with open_catalog(logs) as catalog, open_catalog(logs) as beside:
         for round_ in range(6):
@@ -126,7 +126,7 @@ def test_whatever_happens_to_a_file_in_use_the_next_look_is_right(logs: Store, h
         assert catalog.problems == beside.problems == ()
 
 
-def test_truncated_or_flipped_anywhere_it_is_made_anew(logs: Store) -> None:
+def test_file_truncated_or_flipped_anywhere_is_rebuilt(logs: Store) -> None:
     chance = random.Random(3)
     expected = full_scan(logs)
     for _ in range(25):
@@ -135,7 +135,7 @@ def test_truncated_or_flipped_anywhere_it_is_made_anew(logs: Store) -> None:
         chance.choice([_truncate, _overwrite])(_folder(logs), chance)
 
 
-def test_a_letter_that_changed_where_sqlite_does_not_see_it_is_found(logs: Store) -> None:
+def test_change_that_sqlite_does_not_notice_is_detected(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
     file = _folder(logs) / NAME
@@ -147,7 +147,7 @@ def test_a_letter_that_changed_where_sqlite_does_not_see_it_is_found(logs: Store
         _agree(logs, catalog)
 
 
-def test_an_older_copy_of_itself_is_brought_up_to_date(logs: Store, tmp_path: Path) -> None:
+def test_older_copy_of_the_file_is_brought_up_to_date(logs: Store, tmp_path: Path) -> None:
     copy = tmp_path / "older"
     with open_catalog(logs) as catalog:
         catalog.refresh()
@@ -162,7 +162,7 @@ def test_an_older_copy_of_itself_is_brought_up_to_date(logs: Store, tmp_path: Pa
         _agree(logs, catalog)
 
 
-def test_an_index_of_another_version_is_made_anew(logs: Store) -> None:
+def test_catalog_of_another_version_is_rebuilt(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
         with catalog._active.database.write() as transaction:
@@ -172,7 +172,7 @@ def test_an_index_of_another_version_is_made_anew(logs: Store) -> None:
         _agree(logs, catalog)
 
 
-def test_an_index_that_was_changed_by_another_program_is_made_anew(logs: Store) -> None:
+def test_catalog_changed_by_another_program_is_rebuilt(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
         other = sqlite3.connect(_folder(logs) / NAME)
@@ -218,7 +218,7 @@ def _leave_a_journal(logs: Store) -> None:
     assert (_folder(logs) / journal_name(NAME)).stat().st_size > 4096
 
 
-def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None:
+def test_unfinished_write_of_a_killed_process_is_rolled_back(logs: Store) -> None:
     _leave_a_journal(logs)
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
@@ -226,7 +226,7 @@ def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None
     assert not (_folder(logs) / journal_name(NAME)).exists()
 
 
-def test_a_journal_is_not_applied_to_the_database_that_comes_next(logs: Store) -> None:
+def test_journal_is_not_applied_to_the_next_database(logs: Store) -> None:
     _leave_a_journal(logs)
     (_folder(logs) / NAME).unlink()
     for _ in range(2):
@@ -236,7 +236,7 @@ def test_a_journal_is_not_applied_to_the_database_that_comes_next(logs: Store) -
         logs.add_message("cli:default", "user", "allmessages more")
 
 
-def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
+def test_reader_does_not_touch_the_journal_of_a_replaced_database(
     logs: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_catalog(logs) as reader, open_catalog(logs) as other, ExitStack() as writing:
@@ -263,7 +263,7 @@ def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
         assert len(other.list(agent="bob").entries) == 3
 
 
-def test_who_finds_others_writing_tries_again(logs: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_catalog_is_retried(logs: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[LockFile] = []
     open_lock = LockFile._open
 
@@ -283,7 +283,7 @@ def test_who_finds_others_writing_tries_again(logs: Store, monkeypatch: pytest.M
 # --- where it is -----------------------------------------------------------------------------
 
 
-def test_p11_only_the_owner_may_read_it(logs: Store) -> None:
+def test_p11_catalog_file_is_private(logs: Store) -> None:
     before = os.umask(0)
     try:
         with open_catalog(logs) as catalog:
@@ -303,7 +303,7 @@ def test_p11_a_symlink_is_not_followed(logs: Store, tmp_path: Path, name: str) -
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_store_that_is_only_read_gets_no_file(logs: Store, tmp_path: Path) -> None:
+def test_read_only_store_gets_no_catalog_file(logs: Store, tmp_path: Path) -> None:
     logs.close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with open_store(tmp_path / "w", read_only=True) as store, open_catalog(store) as catalog:
@@ -312,7 +312,7 @@ def test_a_store_that_is_only_read_gets_no_file(logs: Store, tmp_path: Path) -> 
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_store_that_is_only_read_uses_the_file_that_is_there(logs: Store, tmp_path: Path) -> None:
+def test_read_only_store_uses_an_existing_catalog_file(logs: Store, tmp_path: Path) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
     with open_store(tmp_path / "w", read_only=True) as store, open_catalog(store) as catalog:
@@ -325,7 +325,7 @@ def test_a_store_that_is_only_read_uses_the_file_that_is_there(logs: Store, tmp_
 
 
 @pytest.mark.usefixtures("logs")
-def test_with_keep_the_index_of_a_store_that_is_only_read_is_written(tmp_path: Path) -> None:
+def test_keep_writes_the_catalog_of_a_read_only_store(tmp_path: Path) -> None:
     with open_store(tmp_path / "w", read_only=True) as store:
         with open_catalog(store, keep=True) as catalog:
             _agree(store, catalog)
@@ -348,7 +348,7 @@ def _in_a_child(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-def test_in_a_folder_that_cannot_be_written_it_is_made_in_memory(
+def test_catalog_in_a_read_only_folder_is_built_in_memory(
     logs: Store, tmp_path: Path, indexed: bool
 ) -> None:
     if indexed:
@@ -378,7 +378,7 @@ def test_in_a_folder_that_cannot_be_written_it_is_made_in_memory(
 
 
 @pytest.mark.parametrize("room", [0, 4_096, 20_000, 60_000])
-def test_on_a_full_disk_it_is_made_in_memory(logs: Store, room: int) -> None:
+def test_catalog_on_a_full_disk_is_built_in_memory(logs: Store, room: int) -> None:
     expected = full_scan(logs)
 
     def look() -> None:
@@ -393,7 +393,7 @@ def test_on_a_full_disk_it_is_made_in_memory(logs: Store, room: int) -> None:
         assert catalog.problems == ()
 
 
-def test_on_a_disk_that_becomes_full_it_goes_on_in_memory(logs: Store) -> None:
+def test_catalog_moves_to_memory_when_the_disk_becomes_full(logs: Store) -> None:
     def look() -> None:
         with open_catalog(logs) as catalog:
             catalog.refresh()
@@ -412,7 +412,7 @@ def test_on_a_disk_that_becomes_full_it_goes_on_in_memory(logs: Store) -> None:
 # --- what cannot be read ---------------------------------------------------------------------
 
 
-def test_p3_a_session_that_cannot_be_read_is_listed_with_its_problem(logs: Store) -> None:
+def test_p3_unreadable_session_is_listed_with_its_problem(logs: Store) -> None:
     log = _folder(logs) / "telegram%3A1.jsonl"
     before = log.read_bytes()
     with open_catalog(logs) as catalog:
@@ -443,7 +443,7 @@ def test_a_log_of_another_program_is_not_listed(logs: Store) -> None:
         _agree(logs, catalog)
 
 
-def test_p3_damage_is_seen_also_by_an_index_that_was_made_before_it(logs: Store) -> None:
+def test_p3_damage_after_indexing_is_noticed(logs: Store) -> None:
     log = _folder(logs) / "telegram%3A1.jsonl"
     with open_catalog(logs) as catalog:
         catalog.refresh()
@@ -461,7 +461,7 @@ def _edited(line: bytes, *, signed: bool) -> bytes:
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_what_was_edited_by_hand_is_read_again(logs: Store, accepted: bool) -> None:
+def test_log_edited_by_hand_is_indexed_again(logs: Store, accepted: bool) -> None:
     with open_catalog(logs) as catalog:
         assert catalog.search("yourself").count == 3
     workspace, log = _folder(logs).parent, _folder(logs) / "telegram%3A1.jsonl"
@@ -483,7 +483,7 @@ def test_what_was_edited_by_hand_is_read_again(logs: Store, accepted: bool) -> N
 
 @pytest.mark.parametrize("before", [None, 2])
 @pytest.mark.parametrize("where", ["{0}/w", "sqlite:{0}/w/s.db"])
-def test_what_is_purged_leaves_no_trace_in_the_index(
+def test_purged_text_leaves_no_trace_in_the_catalog(
     tmp_path: Path, where: str, before: int | None
 ) -> None:
     (tmp_path / "w").mkdir(mode=0o700)

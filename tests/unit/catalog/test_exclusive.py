@@ -24,7 +24,7 @@ def _wait_for_waiters(lock: ExclusiveLock, count: int) -> None:
         time.sleep(0.001)
 
 
-def test_a_thread_that_comes_back_at_once_does_not_overtake_waiting_threads() -> None:
+def test_returning_thread_does_not_overtake_waiting_ones() -> None:
     lock, order = ExclusiveLock(), list[str]()
 
     def use(name: str) -> None:

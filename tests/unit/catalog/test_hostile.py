@@ -15,7 +15,7 @@ from stenolog.stores.base import Store
 
 
 @pytest.mark.parametrize("sign", ["㌔", "㋿", "🈁", "東京℡", "ำ", "ﷺ", "½東"])
-def test_a_sign_that_stands_for_several_is_shown_as_it_is(sign: str) -> None:
+def test_ligature_is_shown_unchanged_in_a_snippet(sign: str) -> None:
     with InMemoryStore() as store, open_catalog(store) as catalog:
         store.add_message("a", "user", f"hello {sign}")
         store.add_message("b", "user", f"hello 東京 {sign}")
@@ -26,23 +26,23 @@ def test_a_sign_that_stands_for_several_is_shown_as_it_is(sign: str) -> None:
             assert all(0 <= first < last <= len(hit.snippet) for first, last in hit.marks)
 
 
-def test_the_same_word_many_times_is_asked_for_once() -> None:
+def test_repeated_word_is_searched_once() -> None:
     assert len(parse("word " * 100_000).terms) == 1
     assert len(parse('word -word "word" word*').terms) == 4
     assert len(parse(" ".join(f"w{n}" for n in range(1_000))).terms) == MAX_TERMS
 
 
-def test_numbers_that_nobody_means_are_refused_or_find_nothing() -> None:
+def test_implausible_numbers_are_rejected_or_find_nothing() -> None:
     with InMemoryStore() as store, open_catalog(store) as catalog:
         store.add_message("a", "user", "hello")
-        with pytest.raises(UsageError, match="how many"):
+        with pytest.raises(UsageError, match="limit must be"):
             catalog.list(limit=2**63)
         assert [entry.key for entry in catalog.list(after="9" * 30 + ":k").entries] == ["a"]
         assert catalog.search("hello", newest=True, after="9" * 30 + ".1").hits
         assert not catalog.search("hello", after="9" * 30).hits
 
 
-def test_a_key_with_a_nul_is_found_by_its_state(tmp_path: Path) -> None:
+def test_key_with_a_nul_is_found_by_state(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
         for key in ("a", "a\0b"):
             store.add_message(key, "user", "hello")
@@ -57,7 +57,7 @@ def test_a_key_with_a_nul_is_found_by_its_state(tmp_path: Path) -> None:
         "UPDATE catalog_session SET sight = 'not json'",
     ],
 )
-def test_an_index_that_holds_what_nobody_wrote_is_made_anew(tmp_path: Path, damage: str) -> None:
+def test_catalog_with_invalid_data_is_rebuilt(tmp_path: Path, damage: str) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message("a", "user", "hello there")
         with open_catalog(store) as catalog:

@@ -127,7 +127,7 @@ def test_p8_ctrl_c_at_any_place_leaves_no_file_of_the_catalog_open(
     assert number > 100
 
 
-def test_p8_another_thread_waits_no_longer_than_its_patience(tmp_path: Path) -> None:
+def test_p8_waiting_thread_gives_up_after_its_timeout(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
         store.add_message("k", "user", "hello")
         catalog.refresh()
@@ -139,7 +139,7 @@ def test_p8_another_thread_waits_no_longer_than_its_patience(tmp_path: Path) -> 
         assert _in_thread(catalog.list) == []
 
 
-def test_a_use_that_nothing_refers_to_is_over() -> None:
+def test_unreferenced_use_counts_as_ended() -> None:
     turns, first, second = ExclusiveLock(), ExclusiveUse(), ExclusiveUse()
     second.thread = first.thread + 1
     turns.begin(first, timeout=0, what="it")

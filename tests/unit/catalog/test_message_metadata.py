@@ -8,7 +8,7 @@ from stenolog.catalog.message_metadata import seconds_of, usage_of
 
 
 @pytest.mark.parametrize("odd", [10**400, -5, float("inf"), float("nan"), True, "7"])
-def test_what_nobody_can_have_counted_counts_for_nothing(odd: Any) -> None:
+def test_implausible_token_counts_are_ignored(odd: Any) -> None:
     body = {"stenolog": {"seconds": odd, "usage": {"prompt": odd, "answer": 3}}}
     assert seconds_of(body) is None
     assert usage_of(body) == {"answer": 3, "cached": 0}

@@ -65,12 +65,12 @@ def test_session_belongs_to_the_one_sender_of_all_its_user_messages(
         [{"received": {"sender": ANN}}],
     ],
 )
-def test_malformed_mark_names_nobody(mark: Any) -> None:
+def test_malformed_mark_has_no_sender(mark: Any) -> None:
     body = {"role": "user", "content": "x", "stenolog": mark}
     assert Ownership().after([_message(1, body)]).sender == ""
 
 
-def test_mark_in_an_answer_or_in_a_content_part_names_nobody() -> None:
+def test_mark_in_an_answer_or_content_part_has_no_sender() -> None:
     mark = {"received": {"sender": ANN}}
     answer = {"role": "assistant", "content": "x", "stenolog": mark}
     nested = {"role": "user", "content": [{"type": "text", "text": "x", "stenolog": mark}]}

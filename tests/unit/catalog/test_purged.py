@@ -10,7 +10,7 @@ def _bytes(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
-def test_p4_words_that_the_index_has_forgotten_before_go_with_a_purge(tmp_path: Path) -> None:
+def test_p4_purge_removes_words_that_the_index_had_deleted_before(tmp_path: Path) -> None:
     with (
         stenolog.open_store(f"sqlite:{tmp_path / 's.db'}") as store,
         open_catalog(store) as catalog,
@@ -25,7 +25,7 @@ def test_p4_words_that_the_index_has_forgotten_before_go_with_a_purge(tmp_path: 
         assert word not in text
 
 
-def test_p4_an_index_that_read_before_a_purge_does_not_write_it_down_afterwards(
+def test_p4_refresh_that_read_before_a_purge_does_not_write_after_it(
     tmp_path: Path,
 ) -> None:
     with (

@@ -35,12 +35,12 @@ from stenolog.testing.strategies import texts
         ("x:y^2", '"x y 2"'),
     ],
 )
-def test_a_query_asks_for(typed: str, asked: str) -> None:
+def test_query_is_translated_to(typed: str, asked: str) -> None:
     assert expression(parse(typed)) == asked
 
 
 @pytest.mark.parametrize("typed", ["", "   ", '"', '""', "*", "-", "-x", '-"x y"', "()&|", "\x00"])
-def test_what_has_nothing_to_search_for_is_empty(typed: str) -> None:
+def test_query_without_words_is_empty(typed: str) -> None:
     assert parse(typed).is_empty
 
 
@@ -68,7 +68,9 @@ SIGNS = st.text("ab\"*-+^:(){}[]\\ 'NEARO東,\x00\n", max_size=30)
 @example("{parts} : a", None)
 @example("a" * 100_000, None)
 @example("a " * 10_000, None)
-def test_no_query_is_refused(index: sqlite3.Connection, typed: str, role: str | None) -> None:
+def test_every_text_is_a_valid_query(
+    index: sqlite3.Connection, typed: str, role: str | None
+) -> None:
     parsed = parse(typed)
     if not parsed.is_empty:
         asked = expression(parsed, role=role, sessions=[1])

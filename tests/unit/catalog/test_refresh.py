@@ -47,7 +47,7 @@ def _walk(stores: Sequence[Store], catalogs: Sequence[Catalog], *, seed: int, st
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("where", ["{0}", "sqlite:{0}/s.db"])
-def test_after_any_operations_of_several_writers_it_is_what_a_full_scan_says(
+def test_catalog_equals_a_full_scan_after_any_operations(
     tmp_path: Path, where: str, seed: int
 ) -> None:
     with ExitStack() as opened:
@@ -58,14 +58,14 @@ def test_after_any_operations_of_several_writers_it_is_what_a_full_scan_says(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_in_memory_it_is_what_a_full_scan_says(seed: int) -> None:
+def test_catalog_in_memory_equals_a_full_scan(seed: int) -> None:
     with stenolog.InMemoryStore() as store, open_catalog(store) as catalog:
         _walk([store], [catalog], seed=seed, steps=250)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("where", ["{0}", "sqlite:{0}/s.db"])
-def test_after_ten_thousand_operations_it_is_what_a_full_scan_says(
+def test_catalog_equals_a_full_scan_after_ten_thousand_operations(
     tmp_path: Path, where: str
 ) -> None:
     seed = random.randrange(1_000_000)
@@ -78,7 +78,7 @@ def test_after_ten_thousand_operations_it_is_what_a_full_scan_says(
             _walk(stores, catalogs, seed=seed + part, steps=500)
 
 
-def test_small_transactions_lead_to_the_same(
+def test_small_transactions_give_the_same_catalog(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "MAX_MESSAGES", 2)
@@ -94,7 +94,7 @@ class Cut(Exception):
     """Stands for the end of a process."""
 
 
-def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
+def test_interrupted_refresh_can_be_continued_by_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
@@ -128,7 +128,7 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
 
 
 @pytest.mark.parametrize("left", range(5))
-def test_the_first_prompt_is_found_by_whoever_goes_on(
+def test_first_prompt_is_found_by_the_process_that_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
@@ -175,7 +175,7 @@ class Watched(stenolog.InMemoryStore):
         return read
 
 
-def test_only_what_is_new_is_read() -> None:
+def test_only_new_messages_are_read() -> None:
     with Watched() as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -192,7 +192,7 @@ def test_only_what_is_new_is_read() -> None:
         assert store.taken() == []
 
 
-def test_a_session_of_another_uid_is_read_from_its_beginning() -> None:
+def test_session_with_another_uid_is_read_from_its_start() -> None:
     with Watched() as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -205,7 +205,7 @@ def test_a_session_of_another_uid_is_read_from_its_beginning() -> None:
         _agree(store, catalog)
 
 
-def test_messages_that_are_purged_are_gone_and_the_rest_is_read_again() -> None:
+def test_purged_messages_are_removed_and_the_others_read_again() -> None:
     with Watched() as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -217,7 +217,7 @@ def test_messages_that_are_purged_are_gone_and_the_rest_is_read_again() -> None:
         _agree(store, catalog)
 
 
-def test_progress_is_told_by_sessions(store: Store, catalog: Catalog) -> None:
+def test_progress_counts_sessions(store: Store, catalog: Catalog) -> None:
     fill_three_sessions(store)
     told: list[tuple[int, int]] = []
     catalog.refresh(lambda done, total: told.append((done, total)))
@@ -260,7 +260,7 @@ def _remade(store: Store, key: str) -> None:
         store.add_message(key, "user", f"allmessages other {number}")
 
 
-def test_what_happens_while_a_session_is_read_is_not_missed() -> None:
+def test_changes_during_a_read_are_not_missed() -> None:
     for happens in (
         lambda store, key: store.add_message(key, "user", "allmessages meanwhile"),
         lambda store, key: store.truncate_history(key, 1),
@@ -301,7 +301,7 @@ def _after_each_look(
     monkeypatch.setattr(SessionReader, "_read", looked)
 
 
-def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
+def test_concurrent_refreshes_of_a_session_do_not_duplicate_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="stenolog")
@@ -335,7 +335,7 @@ def _slow(catalog: Catalog) -> Indexer:
     )
 
 
-def test_one_who_was_overtaken_by_an_older_look_looks_again(
+def test_refresh_overtaken_by_an_older_one_repeats_its_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
@@ -349,7 +349,7 @@ def test_one_who_was_overtaken_by_an_older_look_looks_again(
         assert catalog.list(prefix="cli:").entries[0].count == 4
 
 
-def test_one_who_looked_long_ago_does_not_take_away_what_came_back(tmp_path: Path) -> None:
+def test_slow_refresh_does_not_remove_a_restored_session(tmp_path: Path) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -362,7 +362,7 @@ def test_one_who_looked_long_ago_does_not_take_away_what_came_back(tmp_path: Pat
         assert "telegram:1" in catalog._active.refresher._read_known().stamps
 
 
-def test_one_who_comes_late_does_not_read_anew_what_is_newer_than_its_stamp(
+def test_slow_refresh_does_not_replace_newer_rows(
     tmp_path: Path,
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
@@ -378,7 +378,7 @@ def test_one_who_comes_late_does_not_read_anew_what_is_newer_than_its_stamp(
         assert catalog._active.refresher._read_known() == before
 
 
-def test_steps_for_an_index_that_was_thrown_away_are_not_carried_out_in_the_next(
+def test_steps_for_a_discarded_catalog_are_not_applied_to_the_next(
     tmp_path: Path,
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
@@ -396,7 +396,7 @@ def test_steps_for_an_index_that_was_thrown_away_are_not_carried_out_in_the_next
         _agree(store, catalog)
 
 
-def test_a_moment_is_kept_to_the_microsecond() -> None:
+def test_times_have_microsecond_precision() -> None:
     for moment in (
         datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
         datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
@@ -429,7 +429,7 @@ class _CountingDatabase(_Counting, stenolog.SQLiteStore):
 
 @pytest.mark.parametrize("kind", [_CountingLogs, _CountingDatabase])
 @pytest.mark.slow
-def test_p9_what_an_append_costs_the_index_does_not_follow_the_history(
+def test_p9_indexing_an_append_does_not_depend_on_the_length_of_the_history(
     tmp_path: Path, kind: type[_CountingLogs | _CountingDatabase]
 ) -> None:
     with kind(tmp_path / "place") as store, open_catalog(store) as catalog:
@@ -444,7 +444,7 @@ def test_p9_what_an_append_costs_the_index_does_not_follow_the_history(
         _agree(store, catalog)
 
 
-def test_what_was_hidden_beside_an_append_is_known_to_be(store: Store, catalog: Catalog) -> None:
+def test_messages_hidden_during_an_append_are_noticed(store: Store, catalog: Catalog) -> None:
     store.add_messages("k", _said(["user", "assistant"] * 4))
     store.hide("k", 3, 3)
     catalog.refresh()
@@ -456,9 +456,7 @@ def test_what_was_hidden_beside_an_append_is_known_to_be(store: Store, catalog: 
     _agree(store, catalog)
 
 
-def test_an_index_that_is_emptied_before_it_is_looked_at_is_filled_again(
-    store: Store, catalog: Catalog
-) -> None:
+def test_catalog_emptied_before_a_read_is_filled_again(store: Store, catalog: Catalog) -> None:
     fill_three_sessions(store)
     catalog.refresh()
     database = catalog._active.database
@@ -495,7 +493,7 @@ class _Overtaken(stenolog.JSONLStore):
         return found
 
 
-def test_who_is_overtaken_every_time_goes_on_in_memory_and_says_so(
+def test_refresh_that_is_always_overtaken_continues_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -521,7 +519,7 @@ def test_who_is_overtaken_every_time_goes_on_in_memory_and_says_so(
         _agree(store, catalog)
 
 
-def test_who_is_overtaken_once_takes_in_only_what_it_missed(tmp_path: Path) -> None:
+def test_refresh_that_was_overtaken_indexes_only_missed_sessions(tmp_path: Path) -> None:
     with (
         _Overtaken(tmp_path) as store,
         open_catalog(store) as catalog,

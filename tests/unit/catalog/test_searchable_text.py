@@ -166,7 +166,7 @@ def test_tags_agent_and_channel_are_taken_where_they_make_sense() -> None:
     assert [channel_of(key) for key in ("telegram:1:2", "plain", ":x")] == ["telegram", None, None]
 
 
-def test_the_range_of_a_prefix_holds_exactly_the_keys_that_begin_so() -> None:
+def test_prefix_range_contains_exactly_the_keys_with_the_prefix() -> None:
     keys = ["a", "ab", "abc", "ac", "b", "é", "a\U0010ffff", "a\x00", "ab\U0010ffffz"]
     for prefix in ("a", "ab", "a\U0010ffff", "é", "a\x00"):
         low, high = prefix_range(prefix)

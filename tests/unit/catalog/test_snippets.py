@@ -35,11 +35,11 @@ def _shown(text: str, query: str) -> str:
         ("", "other", ""),
     ],
 )
-def test_words_are_marked(text: str, query: str, shown: str) -> None:
+def test_matching_words_are_marked(text: str, query: str, shown: str) -> None:
     assert _shown(text, query) == shown
 
 
-def test_a_long_text_is_cut_around_the_words_at_spaces() -> None:
+def test_long_text_is_cut_at_spaces_around_the_words() -> None:
     text = "far away " * 100 + "the needle is here " + "and so on " * 100
     shown = _shown(text, "needle")
     assert shown.startswith("…")
@@ -49,12 +49,12 @@ def test_a_long_text_is_cut_around_the_words_at_spaces() -> None:
     assert shown.strip("…").split()[0] in ("far", "away")
 
 
-def test_the_part_with_most_different_words_is_shown() -> None:
+def test_snippet_shows_the_part_with_most_different_words() -> None:
     text = "one " * 50 + "x " * 300 + "one and two " + "y " * 300
     assert "[one] and [two]" in _shown(text, "one two")
 
 
-def test_no_more_places_are_gathered_than_a_window_is_chosen_from() -> None:
+def test_number_of_positions_is_limited() -> None:
     for text in ("東京" * 30_000, "one " * 30_000, "東京 " * 30_000):
         assert (
             len(message_search._find_positions(text, parse("東京 one")))

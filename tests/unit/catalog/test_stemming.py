@@ -43,24 +43,24 @@ def test_different_words_stay_different(words: str) -> None:
     assert len({stem(word) for word in words.split()}) == 2
 
 
-def test_stop_words_and_single_letters_have_none() -> None:
+def test_stop_words_and_single_letters_have_no_stem() -> None:
     assert stems("What did I do with it? Und was ist das?") == []
     assert all(stem(word) == "" for word in STOP_WORDS)
 
 
-def test_names_numbers_and_other_scripts_stay_as_they_are() -> None:
+def test_names_numbers_and_other_scripts_are_not_stemmed() -> None:
     assert stems("Zürich 2026 東京都 getUserNames") == [
         "zurich", "2026", "東京", "京都", "user", "nam",
     ]  # fmt: skip
 
 
 @given(st.text())
-def test_a_text_and_its_tokens_give_the_same(text: str) -> None:
+def test_text_and_its_tokens_have_the_same_stems(text: str) -> None:
     assert stems(text) == stem_tokens(tokenizer.lines(text).parts.split())
 
 
 @given(st.text(st.characters(categories=["Ll"]), min_size=1))
-def test_no_stem_is_longer_than_its_word_or_more_than_a_token(word: str) -> None:
+def test_stem_is_one_token_and_not_longer_than_its_word(word: str) -> None:
     for token in tokenizer.lines(word).parts.split():
         found = stem(token)
         assert len(found) <= len(token) + 1

@@ -45,14 +45,14 @@ SOME = st.one_of(texts(), NAMES, UNSPACED, st.text(max_size=40))
         ("\x00 \ud800 --- \u200b", "", ""),
     ],
 )
-def test_a_text_becomes_these_tokens(text: str, parts: str, more: str) -> None:
+def test_text_is_split_into_tokens(text: str, parts: str, more: str) -> None:
     found = lines(text)
     assert (found.parts, found.more) == (parts, more)
 
 
 @given(SOME)
 @example("a:_:bB")
-def test_fts5_splits_nothing_again_and_changes_nothing(text: str) -> None:
+def test_fts5_leaves_tokens_unchanged(text: str) -> None:
     found = lines(text)
     index = sqlite3.connect(":memory:")
     try:
@@ -70,7 +70,7 @@ def test_fts5_splits_nothing_again_and_changes_nothing(text: str) -> None:
 
 
 @given(SOME)
-def test_no_token_is_long_or_has_a_capital_or_a_sign_of_the_index(text: str) -> None:
+def test_tokens_are_short_and_lower_case_without_index_marks(text: str) -> None:
     for token in f"{lines(text).parts} {lines(text).more}".split():
         assert len(token) <= MAX_TOKEN_LENGTH
         assert not set(token) & set(string.ascii_uppercase + string.punctuation)
@@ -98,7 +98,7 @@ def _finds(query: str, text: str) -> bool:
 
 
 @given(st.lists(NAMES, min_size=1, max_size=6), st.data())
-def test_a_word_is_found_however_it_is_written(names: list[str], data: st.DataObject) -> None:
+def test_word_is_found_in_any_spelling(names: list[str], data: st.DataObject) -> None:
     text = " ".join(names)
     name = data.draw(st.sampled_from(names))
     for query in (f'"{name}"', f'"{name.upper()}"', f'"{name.lower()}"'):
@@ -112,28 +112,26 @@ def test_parts_of_names_are_found(part: str, around: list[str]) -> None:
 
 
 @given(UNSPACED, st.data())
-def test_every_piece_of_what_is_written_without_spaces_is_found(
-    text: str, data: st.DataObject
-) -> None:
+def test_every_part_of_a_text_without_spaces_is_found(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(start + 1, len(text)))
     assert _finds(text[start:end], f"before {text} after")
 
 
 @given(SOME, SOME)
-def test_a_text_finds_itself_among_others(text: str, other: str) -> None:
+def test_text_as_query_finds_itself(text: str, other: str) -> None:
     word = " ".join(w for w in text.replace('"', " ").split() if lines(w).parts)
     assert _finds(f'"{word}"', f"{other} {word} {other}") == bool(word)
 
 
-def test_words_that_stand_apart_are_no_phrase() -> None:
+def test_separate_words_do_not_match_a_phrase() -> None:
     assert _finds('"user name"', "the user name is")
     assert not _finds('"user name"', "name of the user")
     assert not _finds("京東", "東京")
 
 
 @given(SOME)
-def test_places_are_those_of_the_words(text: str) -> None:
+def test_word_positions_match_the_text(text: str) -> None:
     found = [text[start:end] for start, end, _ in tokenizer.word_positions(text)]
     assert " ".join(word.line for word in tokenizer.words(" ".join(found))) == " ".join(
         word.line for _, _, word in tokenizer.word_positions(text)

@@ -154,8 +154,8 @@ class SchemaDatabase:
     def _recreate_tables(self, transaction: Transaction) -> None:
         if self._has_tables(transaction):
             transaction.execute(self.sql["hold_all"])
-        *made, about = tables(self.schema, self.prefix)
-        for statement in (self.sql["drop_tables"], *made):
+        *creation, about = tables(self.schema, self.prefix)
+        for statement in (self.sql["drop_tables"], *creation):
             transaction.execute(statement)
         self._create_function(transaction)
         transaction.execute(about, (self._version,))

@@ -315,23 +315,23 @@ _PARENT_CONNECTIONS: Final[list[Transaction]] = []
 def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     """Return the connection parameters that the caller did not set. Raises UsageError."""
     try:
-        given = psycopg.conninfo.conninfo_to_dict(conninfo)
+        parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
         # The driver's message contains parts of the URL, perhaps of the password.
         message = " ".join(str(error).split())
         if "query parameter" in message:
             raise UsageError(f"postgresql: {message}") from None
         raise UsageError(_INVALID_URL) from None
-    if "@" in str(given.get("host") or ""):
+    if "@" in str(parameters.get("host") or ""):
         raise UsageError("postgresql: there is an @ in the host; in the password write %40 for it")
-    ports = str(given.get("port") or "").split(",")
-    in_database = "@" in str(given.get("dbname") or "") and "%40" not in conninfo
+    ports = str(parameters.get("port") or "").split(",")
+    in_database = "@" in str(parameters.get("dbname") or "") and "%40" not in conninfo
     if in_database or not all(port.isdigit() for port in ports if port):
         # The driver ends the host at a / in the password, and would print the rest.
         raise UsageError(_INVALID_URL)
-    found = {name: value for name, value in _DEFAULTS.items() if given.get(name) is None}
-    hosts = str(given.get("host") or given.get("hostaddr") or "")
-    if "," in hosts and not read_only and given.get("target_session_attrs") is None:
+    found = {name: value for name, value in _DEFAULTS.items() if parameters.get(name) is None}
+    hosts = str(parameters.get("host") or parameters.get("hostaddr") or "")
+    if "," in hosts and not read_only and parameters.get("target_session_attrs") is None:
         # Of several servers, use the one that accepts writes.
         found["target_session_attrs"] = "read-write"
     return found

@@ -342,10 +342,10 @@ def _not_stored(error: StenologError) -> StenologError:
 
 def address_of(conninfo: str) -> str:
     """Return the address of a database, without the password."""
-    given = psycopg.conninfo.conninfo_to_dict(conninfo)
-    host = given.get("host") or given.get("hostaddr") or "this machine"
-    port = f":{given['port']}" if given.get("port") else ""
-    return f"{host}{port}/{given.get('dbname') or given.get('user') or ''}"
+    parameters = psycopg.conninfo.conninfo_to_dict(conninfo)
+    host = parameters.get("host") or parameters.get("hostaddr") or "this machine"
+    port = f":{parameters['port']}" if parameters.get("port") else ""
+    return f"{host}{port}/{parameters.get('dbname') or parameters.get('user') or ''}"
 
 
 # --- sharing -----------------------------------------------------------------------------------
@@ -367,11 +367,11 @@ def open_database(settings: Settings) -> Database:
             if found is not None and not found.closed:
                 found.users += 1
                 return found
-        made = Database(settings)
-        made.users = 1
+        database = Database(settings)
+        database.users = 1
         with _sharing:
-            _shared[settings] = made
-        return made
+            _shared[settings] = database
+        return database
 
 
 def _after_fork() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stenolog.stores.postgres.transactions import Transaction
 
 _LEASE_POLL: Final = 0.05
-_LONGEST_LEASE: Final = 100 * 365 * 86_400.0
+_MAX_LEASE_SECONDS: Final = 100 * 365 * 86_400.0
 """Maximum duration of a lease, in seconds: the server's timestamps have a limit."""
 _MAX_ATTEMPTS: Final = 4
 _TEXT, _BYTEA, _INT8 = 25, 17, 20
@@ -231,7 +231,7 @@ class PostgresDialect:
     def acquire_lease(self, leases: StoreLeases, namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease by the server's clock and return its epoch; 0 if it is not free."""
         # The random name makes a retry safe after a lost response.
-        name, seconds = os.urandom(8).hex(), min(float(ttl), _LONGEST_LEASE)
+        name, seconds = os.urandom(8).hex(), min(float(ttl), _MAX_LEASE_SECONDS)
         values = namespace, key.encode(), holder_name(), name, seconds
         for (epoch,) in self.database.run_statement(
             lambda transaction: transaction.run("take_lease", *values), safe=True
@@ -247,7 +247,7 @@ class PostgresDialect:
     def renew_lease(self, leases: StoreLeases, key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
         self.check_open()
-        seconds = min(float(ttl), _LONGEST_LEASE)
+        seconds = min(float(ttl), _MAX_LEASE_SECONDS)
         if not self.database.run_statement(
             lambda transaction: transaction.run("renew_lease", epoch, seconds), safe=True
         ) or not leases.confirm(key, epoch):

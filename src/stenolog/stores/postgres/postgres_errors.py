@@ -82,7 +82,7 @@ def is_temporary(error: BaseException) -> bool:
 def _is_refused(error: psycopg.OperationalError) -> bool:
     """Return whether the server refused for a reason that a retry does not change."""
     text = str(error)
-    return any(words in text for words in _REFUSALS)
+    return any(phrase in text for phrase in _REFUSALS)
 
 
 def read_failure(error: Exception, action: str) -> StenologError:
@@ -140,7 +140,7 @@ def describe_error(error: Exception) -> str:
     line = _first_line(error)
     advice = _ADVICE.get(state) or _ADVICE.get(state[:2])
     if advice is None and isinstance(error, psycopg.OperationalError):
-        advice = next((what for words, what in _REFUSALS.items() if words in text), None)
+        advice = next((what for phrase, what in _REFUSALS.items() if phrase in text), None)
     if advice is None and "failed to resolve host" in text:
         advice = "check the name of the host"
     if advice is None and is_connection_lost(error):

@@ -44,7 +44,7 @@ def fork(
     """Create a session from the visible messages of another. Raises the errors of Store.fork."""
     source = require_session(transaction, namespace, key, lock=True)
     _check_key_is_free(transaction, namespace, new_key)
-    made = states.decide_fork(
+    forked = states.decide_fork(
         source.state,
         source.last_seq,
         new_key=new_key,
@@ -54,16 +54,16 @@ def fork(
     )
     size = sum(
         size_in_bytes
-        for first, last in made.taken
+        for first, last in forked.taken
         for *_, size_in_bytes in transaction.run("extent", source.id, first, last)
     )
-    number = create_session(transaction, namespace, made.state, made.next_seq - 1, size)
+    number = create_session(transaction, namespace, forked.state, forked.next_seq - 1, size)
     if not number:
         raise SessionExists(new_key)
-    for first, last in made.taken:
+    for first, last in forked.taken:
         transaction.run("copy_messages", number, source.id, first, last)
-    for change in states.changes_for_state(made.state, []):
-        add_change(transaction, Session(number, "", 0, 0, made.state), change)
+    for change in states.changes_for_state(forked.state, []):
+        add_change(transaction, Session(number, "", 0, 0, forked.state), change)
 
 
 def require_session(
@@ -224,8 +224,10 @@ def purge_before(
         session.state, lambda entry: complete_undo_step(transaction, session, entry)
     )
     entries = {entry.number: entry for entry in steps}
-    kept = replace(session.state, undo=[e for e in session.state.undo if e.number in entries])
-    state = states.decide_purge(kept, session.last_seq, before, lambda entry: entries[entry.number])
+    readable = replace(session.state, undo=[e for e in session.state.undo if e.number in entries])
+    state = states.decide_purge(
+        readable, session.last_seq, before, lambda entry: entries[entry.number]
+    )
     if messages or state != session.state:
         with transaction.erasing():
             transaction.run("remove_messages", session.id, upto)

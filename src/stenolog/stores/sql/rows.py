@@ -98,7 +98,7 @@ def rebuilt_state(key: str, changes: Iterable[tuple[int, bytes]]) -> State:
     for number, body in changes:
         newest = max(newest, number)
         with suppress(DamagedStore):
-            readable.append(decode_change(body, key))
+            readable.append(_decode(body, Change, key))
     states.replay(state, readable)  # guard: rebuild-damaged-state
     state.number = max(state.number, newest)
     return state
@@ -184,24 +184,14 @@ def readable_undo_steps(state: State, look_up: Callable[[Undo], Undo]) -> list[U
     return steps
 
 
-def damaged_change(key: str, number: int) -> DamagedStore:
-    """Return the error for a change that undo needs and that cannot be read."""
-    return DamagedStore(
-        f"{key!r}: change {number} is damaged and cannot be undone; run `steno doctor`"
-    )
-
-
 def undo_step_from(bodies: Iterable[bytes], key: str, entry: Undo) -> Undo:
     """Complete an undo step from its change. Raises DamagedStore."""
     for body in bodies:
         with suppress(DamagedStore):
-            return states.undo_step_of(decode_change(body, key))
-    raise damaged_change(key, entry.number)
-
-
-def decode_change(body: bytes, key: str) -> Change:
-    """Decode a change of this session. Raises DamagedStore."""
-    return _decode(body, Change, key)
+            return states.undo_step_of(_decode(body, Change, key))
+    raise DamagedStore(
+        f"{key!r}: change {entry.number} is damaged and cannot be undone; run `steno doctor`"
+    )
 
 
 def _decode(body: bytes, kind: type[T], key: str) -> T:

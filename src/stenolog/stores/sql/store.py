@@ -2,9 +2,9 @@
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self
 
 from stenolog.codec import check_key, check_once, encode_message, encode_object
 from stenolog.errors import NoSuchSession, StenologError, UsageError
@@ -40,6 +40,8 @@ from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease, rel
 from stenolog.stores.sql.lifecycle import RemovedMessages
 from stenolog.stores.sql.rows import parse_time, session_info
 from stenolog.stores.sql.session_rows import decode_text
+
+P = ParamSpec("P")
 
 
 class SQLStore:
@@ -161,12 +163,7 @@ class SQLStore:
     def _change(self, key: str, decide: Decide[T]) -> T:
         """Decide on a change and store it in one transaction, which may be retried."""
         check_key(key)
-        damage = self._dialect.damage
-        decision = self._write(
-            lambda transaction: changes.apply_operation(
-                transaction, self._namespace, key, decide, damage
-            )
-        )
+        decision = self._write(changes.apply_operation, key, decide, self._dialect.damage)
         if decision.change is not None:
             self._dialect.notify(self._namespace, key)
         return decision.result
@@ -179,8 +176,8 @@ class SQLStore:
         """
         check_key(key)
 
-        def work(transaction: Transaction) -> Compacted:
-            session = session_rows.find_session(transaction, self._namespace, key, lock=True)
+        def work(transaction: Transaction, namespace: str) -> Compacted:
+            session = session_rows.find_session(transaction, namespace, key, lock=True)
             if session is None:
                 return Compacted(archived=0, bytes_before=0, bytes_after=0)
             messages, size = changes.compact(transaction, session)
@@ -197,17 +194,13 @@ class SQLStore:
         check_key(key)
         check_key(new_key)
         check_optional_int(at=at)
-        self._write(
-            lambda transaction: lifecycle.fork(transaction, self._namespace, key, new_key, at=at)
-        )
+        self._write(lifecycle.fork, key, new_key, at=at)
         self._dialect.notify(self._namespace, new_key)
 
     def delete(self, key: str) -> Trashed:
         """Move the session into the trash."""
         check_key(key)
-        trashed = self._write(
-            lambda transaction: lifecycle.delete(transaction, self._namespace, key)
-        )
+        trashed = self._write(lifecycle.delete, key)
         self._dialect.notify(self._namespace, key)
         return trashed
 
@@ -216,20 +209,12 @@ class SQLStore:
         check_key(key)
         target = key if as_key is None else as_key
         check_key(target)
-        self._write(
-            lambda transaction: lifecycle.restore(
-                transaction, self._namespace, key, uid=uid, as_key=target
-            )
-        )
+        self._write(lifecycle.restore, key, uid=uid, as_key=target)
         self._dialect.notify(self._namespace, target)
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, the last deleted first."""
-        return self._dialect.run_read(
-            lambda transaction: lifecycle.list_trash(
-                transaction, self._namespace, self._dialect.damage
-            )
-        )
+        return self._read(lifecycle.list_trash, self._dialect.damage)
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete permanently, and erase the bytes.
@@ -240,11 +225,11 @@ class SQLStore:
         check_key(key)
         check_optional_int(before=before)
 
-        def work(transaction: Transaction) -> tuple[RemovedMessages | None, bool]:
+        def work(transaction: Transaction, namespace: str) -> tuple[RemovedMessages | None, bool]:
             if before is None:
-                removed = lifecycle.purge_all(transaction, self._namespace, key)
+                removed = lifecycle.purge_all(transaction, namespace, key)
             else:
-                removed = lifecycle.purge_before(transaction, self._namespace, key, before=before)
+                removed = lifecycle.purge_before(transaction, namespace, key, before=before)
             return removed, bool(transaction.unfinished_purges())
 
         removed, unfinished = self._write(work)
@@ -256,9 +241,7 @@ class SQLStore:
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
         check_key(key)
-        removed = self._write(
-            lambda transaction: lifecycle.purge_trash(transaction, self._namespace, key, entries)
-        )
+        removed = self._write(lifecycle.purge_trash, key, entries)
         if removed is None:
             raise NoSuchSession(key, "not in the trash; it may have been restored or deleted again")
         self._dialect.notify(self._namespace, key)
@@ -266,12 +249,12 @@ class SQLStore:
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the interrupted purges of all namespaces; their keys are unknown."""
-        begun = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
-        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in begun]
+        started = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
+        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in started]
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purges of this database; their uids are unknown."""
-        if uid or not self._write(lambda transaction: transaction.unfinished_purges()):
+        if uid or not self._write(lambda transaction, _: transaction.unfinished_purges()):
             raise NoSuchSession(uid, "it has no interrupted purge")
         return self._purge_result(RemovedMessages(0, 0, 0, ()))
 
@@ -343,17 +326,13 @@ class SQLStore:
     def get_summary(self, key: str) -> str:
         """Return the summary, or an empty text."""
         check_key(key)
-        session = self._dialect.run_read(
-            lambda transaction: session_rows.find_session(transaction, self._namespace, key)
-        )
+        session = self._read(session_rows.find_session, key)
         return session.state.summary if session is not None else ""
 
     def info(self, key: str) -> SessionInfo:
         """Return the info of the session. Raises NoSuchSession."""
         check_key(key)
-        session = self._dialect.run_read(
-            lambda transaction: lifecycle.require_session(transaction, self._namespace, key)
-        )
+        session = self._read(lifecycle.require_session, key)
         return session_info(session, self._dialect.damage.lost_seqs(session.state.uid))
 
     def view(self, key: str, last: int | None = None) -> SessionView:
@@ -394,35 +373,22 @@ class SQLStore:
         if limit is not None and limit < 0:
             raise UsageError(f"limit must be 0 or more, not {limit}")
         check_text(prefix=prefix, after=after)
-        return self._dialect.run_read(
-            lambda transaction: session_rows.list_keys(
-                transaction,
-                self._namespace,
-                self._dialect.damage,
-                prefix=prefix,
-                limit=limit,
-                after=after,
-            )
+        return self._read(
+            session_rows.list_keys, self._dialect.damage, prefix=prefix, limit=limit, after=after
         )
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session. It differs after every change."""
-        return self._dialect.run_read(
-            lambda transaction: session_rows.session_stamps(
-                transaction, self._namespace, self._dialect.damage
-            )
-        )
+        return self._read(session_rows.session_stamps, self._dialect.damage)
 
     def mark(self, name: str) -> str:
         """Return the change marker of this name; empty if it was never changed."""
-        found = self._dialect.run_read(
-            lambda transaction: transaction.run("find_mark", self._namespace, name)
-        )
+        found = self._read(lambda transaction, space: transaction.run("find_mark", space, name))
         return "".join(str(number) for (number,) in found)
 
     def change_mark(self, name: str) -> None:
         """Give the change marker of this name a new value."""
-        self._write(lambda transaction: transaction.run("change_mark", self._namespace, name))
+        self._write(lambda transaction, space: transaction.run("change_mark", space, name))
 
     def follow(
         self,
@@ -441,9 +407,9 @@ class SQLStore:
     def _follow(
         self, key: str, after: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
-        def read_new(seen: int) -> NewMessages | None:
+        def read_new(last_seq: int) -> NewMessages | None:
             return self._dialect.run_message_read(
-                lambda transaction, damage: self._new_messages(transaction, damage, key, seen)
+                lambda transaction, damage: self._new_messages(transaction, damage, key, last_seq)
             )
 
         with self._dialect.listening(self._namespace, key) as (wait, poll):
@@ -473,9 +439,7 @@ class SQLStore:
 
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return every session of this namespace, the deleted ones first."""
-        return self._dialect.run_read(
-            lambda transaction: snapshots.list_snapshots(transaction, self._namespace)
-        )
+        return self._read(snapshots.list_snapshots)
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
@@ -496,13 +460,11 @@ class SQLStore:
     @contextmanager
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Return a writer for several sessions in one transaction."""
-        with self._dialect.write() as transaction:
-            writer = snapshots.SQLSnapshotWriter(transaction, self._namespace)
-            if self._lease is None:
-                yield writer
-                return
-            with self._lease.fenced(transaction):
-                yield writer
+        with (
+            self._dialect.write() as transaction,
+            nullcontext() if self._lease is None else self._lease.fenced(transaction),
+        ):
+            yield snapshots.SQLSnapshotWriter(transaction, self._namespace)
 
     # --- health and close --------------------------------------------------------------------
 
@@ -521,16 +483,31 @@ class SQLStore:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _write(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` in a transaction, fenced by the lease if there is one."""
+    def _read(
+        self,
+        work: Callable[Concatenate[Transaction, str, P], T],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Run `work` with a transaction that only reads, the namespace and these arguments."""
+        return self._dialect.run_read(
+            lambda transaction: work(transaction, self._namespace, *args, **options)
+        )
+
+    def _write(
+        self,
+        work: Callable[Concatenate[Transaction, str, P], T],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Do the same in a write transaction, fenced by the lease if there is one."""
         lease = self._lease
-        if lease is None:
-            return self._dialect.run_write(work)
-        self._dialect.check_open()
-        lease.check_ownership()
+        if lease is not None:
+            self._dialect.check_open()
+            lease.check_ownership()
 
         def fenced(transaction: Transaction) -> T:
-            with lease.fenced(transaction):
-                return work(transaction)
+            with nullcontext() if lease is None else lease.fenced(transaction):
+                return work(transaction, self._namespace, *args, **options)
 
         return self._dialect.run_write(fenced)

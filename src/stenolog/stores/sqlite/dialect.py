@@ -257,8 +257,8 @@ class SQLiteDialect:
         with self.database.read() as transaction:
             if transaction.unfinished_purges():
                 problems.append("a purge was interrupted; purge again to finish it")
-        free, wrong = self.database.disk_space()
-        return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
+        free, errors = self.database.disk_space()
+        return Health(ok=not errors, free_bytes=free, problems=(*errors, *problems))
 
 
 def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) -> int:
@@ -321,8 +321,8 @@ class _LeaseHolder(Struct, frozen=True):
     """Expiry by the monotonic clock of the machine; None in rows of older versions."""
 
 
-def _parse_holder(words: bytes) -> _LeaseHolder | None:
-    process, _, store = words.decode(errors="replace").rpartition(" ")
+def _parse_holder(text: bytes) -> _LeaseHolder | None:
+    process, _, store = text.decode(errors="replace").rpartition(" ")
     found = processes.parse(process)
     if found is None:
         return None
@@ -344,14 +344,6 @@ def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
     return processes.has_ended(holder.process)
 
 
-def _monotonic_deadline(holder: _LeaseHolder | None) -> float | None:
-    """Return the expiry by our monotonic clock; None if the lease has another clock."""
-    here = processes.current()
-    if holder is None or here is None or not here.shares_clock(holder.process):
-        return None
-    return holder.until
-
-
 def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> bool:
     """Return whether a lease that was acquired or renewed at `since` has not expired.
 
@@ -360,7 +352,9 @@ def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> 
     """
     if isinstance(expires, float) and expires <= 0:
         return False  # released
-    until = _monotonic_deadline(holder)
+    here = processes.current()
+    is_local = holder is not None and here is not None and here.shares_clock(holder.process)
+    until = holder.until if holder is not None and is_local else None
     if until is not None:  # guard: sqlite-lease-clock
         return time.monotonic() < until
     wall_time = time.time()

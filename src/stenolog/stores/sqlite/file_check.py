@@ -80,10 +80,10 @@ def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterat
             meaning=meaning,
             advice="Change its mode, or move it to a local disk.",
         )
-    cannot = write_problem(file)
-    if cannot is not None:
+    reason = write_problem(file)
+    if reason is not None:
         meaning = "Stored messages can be read, but new messages cannot be stored."
-        yield Finding(kind="not writable", meaning=meaning, advice=f"{cannot}.")
+        yield Finding(kind="not writable", meaning=meaning, advice=f"{reason}.")
     for (complaint,) in transaction.execute(f"PRAGMA integrity_check({_MAX_COMPLAINTS})"):
         if complaint != "ok":
             yield _damage_finding(complaint)

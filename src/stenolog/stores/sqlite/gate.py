@@ -244,8 +244,8 @@ class ProcessLock:
 
         Raises the errors of `lock`.
         """
-        begun = time.monotonic()
-        overtake_at = begun + min(_OVERTAKE_SECONDS, (deadline - begun) / 2)
+        started = time.monotonic()
+        overtake_at = started + min(_OVERTAKE_SECONDS, (deadline - started) / 2)
         while not self._next.run():
             now = time.monotonic()
             if now >= deadline:

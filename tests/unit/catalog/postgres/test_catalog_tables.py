@@ -57,9 +57,7 @@ def _agree(store: Store, catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("seed", range(1))
-def test_after_any_operations_of_several_writers_it_is_what_a_full_scan_says(
-    where: str, seed: int
-) -> None:
+def test_catalog_equals_a_full_scan_after_any_operations(where: str, seed: int) -> None:
     chance = random.Random(seed)
     with ExitStack() as opened:
         stores = [opened.enter_context(stenolog.open_store(where)) for _ in range(2)]
@@ -72,7 +70,7 @@ def test_after_any_operations_of_several_writers_it_is_what_a_full_scan_says(
             _agree(stores[0], catalog)
 
 
-def test_it_is_kept_and_found_by_the_next_one(where: str, tables: str) -> None:
+def test_catalog_is_stored_and_reused(where: str, tables: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.calibrate("m", estimated=100, reported=130)
@@ -87,7 +85,7 @@ def test_it_is_kept_and_found_by_the_next_one(where: str, tables: str) -> None:
     assert _run(where, about) == before
 
 
-def test_namespaces_in_one_database_have_an_index_each(where: str) -> None:
+def test_namespaces_in_one_database_have_separate_catalogs(where: str) -> None:
     with (
         stenolog.open_store(where) as sessions,
         stenolog.open_store(where, namespace="notes" * 40) as notes,
@@ -105,7 +103,7 @@ def test_namespaces_in_one_database_have_an_index_each(where: str) -> None:
             assert of_notes.search("hello").count == 0
 
 
-def test_a_schema_whose_name_has_to_be_quoted_has_an_index(postgres_database: str) -> None:
+def test_schema_with_a_quoted_name_has_a_catalog(postgres_database: str) -> None:
     with (
         stenolog.open_store(f"{postgres_database}?schema=Order_catalog_") as store,
         open_catalog(store) as catalog,
@@ -116,7 +114,7 @@ def test_a_schema_whose_name_has_to_be_quoted_has_an_index(postgres_database: st
         _agree(store, catalog)
 
 
-def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
+def test_read_only_store_is_indexed_in_memory(where: str) -> None:
     with stenolog.open_store(where) as store:
         fill_three_sessions(store)
     with stenolog.open_store(where, read_only=True) as store, open_catalog(store) as catalog:
@@ -150,9 +148,7 @@ def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
         "DROP FUNCTION {0}purged CASCADE; UPDATE {0}about SET version = 'old'",
     ],
 )
-def test_tables_that_are_gone_old_or_damaged_are_made_anew(
-    where: str, tables: str, harm: str
-) -> None:
+def test_missing_outdated_or_damaged_tables_are_rebuilt(where: str, tables: str, harm: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -171,9 +167,7 @@ def test_tables_that_are_gone_old_or_damaged_are_made_anew(
 
 
 @pytest.mark.parametrize("gone", ["about", "words", "session"])
-def test_p4_what_is_left_of_an_index_keeps_nobody_from_purging(
-    where: str, tables: str, gone: str
-) -> None:
+def test_p4_remains_of_a_catalog_do_not_prevent_a_purge(where: str, tables: str, gone: str) -> None:
     with stenolog.open_store(where) as store:
         fill_three_sessions(store)
         with open_catalog(store) as catalog:
@@ -216,7 +210,7 @@ def _say_secrets(store: Store) -> None:
 SECRETS = (b"zebrasecret", b"xylophonequux", b"ocarinafoo", b"secretkey")
 
 
-def test_p4_what_is_purged_leaves_no_trace_in_the_files_of_the_index(where: str) -> None:
+def test_p4_purged_text_leaves_no_trace_in_the_files_of_the_catalog(where: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         _say_secrets(store)
         assert catalog.search("zebrasecret").hits
@@ -232,7 +226,7 @@ def test_p4_what_is_purged_leaves_no_trace_in_the_files_of_the_index(where: str)
         assert b"zebrasecret" not in _bytes_of_index(where)
 
 
-def test_p4_words_that_the_index_has_forgotten_before_go_with_a_purge(where: str) -> None:
+def test_p4_purge_removes_words_that_the_index_had_deleted_before(where: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         _say_secrets(store)
         catalog.refresh()
@@ -243,7 +237,7 @@ def test_p4_words_that_the_index_has_forgotten_before_go_with_a_purge(where: str
     assert not any(word in found for word in SECRETS)
 
 
-def test_p4_an_index_that_read_before_a_purge_does_not_write_it_down_afterwards(
+def test_p4_refresh_that_read_before_a_purge_does_not_write_after_it(
     where: str,
 ) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
@@ -290,9 +284,7 @@ def _somebody_waits(where: str) -> bool:
     return any(_run(where, waiting) != [(0,)] for _ in attempts())
 
 
-def test_p4_a_purge_waits_for_who_is_writing_and_takes_that_away_too(
-    where: str, tables: str
-) -> None:
+def test_p4_purge_waits_for_a_catalog_writer_and_removes_its_rows(where: str, tables: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         store.add_message("secretkey", "user", "zebrasecret")
         catalog.refresh()
@@ -308,7 +300,7 @@ def test_p4_a_purge_waits_for_who_is_writing_and_takes_that_away_too(
 
 
 @pytest.mark.slow
-def test_p4_while_a_dump_is_read_a_purge_takes_the_rows(where: str, tables: str) -> None:
+def test_p4_purge_during_a_dump_deletes_the_rows(where: str, tables: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         _say_secrets(store)
         catalog.refresh()
@@ -323,7 +315,7 @@ def test_p4_while_a_dump_is_read_a_purge_takes_the_rows(where: str, tables: str)
 
 
 @pytest.mark.slow
-def test_who_looks_while_the_index_is_emptied_sees_all_of_it_or_none(where: str) -> None:
+def test_read_during_emptying_sees_all_rows_or_none(where: str) -> None:
     """And none is what the next look fills again: a search never misses what is there."""
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
@@ -339,7 +331,7 @@ def test_who_looks_while_the_index_is_emptied_sees_all_of_it_or_none(where: str)
         _agree(store, catalog)
 
 
-def test_who_waited_for_who_emptied_it_sees_it_emptied(where: str, tables: str) -> None:
+def test_read_that_waited_for_emptying_sees_no_rows(where: str, tables: str) -> None:
     """What a look sees is decided when it begins; it must not begin before it has waited."""
     with (
         stenolog.open_store(where) as store,
@@ -370,7 +362,7 @@ def test_who_waited_for_who_emptied_it_sees_it_emptied(where: str, tables: str) 
         _agree(store, catalog)
 
 
-def test_one_at_a_time_writes_and_others_read_meanwhile(where: str) -> None:
+def test_one_writer_at_a_time_does_not_block_readers(where: str) -> None:
     with (
         stenolog.open_store(where) as store,
         open_catalog(store) as catalog,
@@ -389,7 +381,7 @@ def test_one_at_a_time_writes_and_others_read_meanwhile(where: str) -> None:
         _agree(store, catalog)
 
 
-def test_whoever_purges_the_index_is_emptied(where: str, tables: str) -> None:
+def test_purge_by_any_program_empties_the_catalog(where: str, tables: str) -> None:
     """Another user of the database may not touch the tables of who made the index."""
     schema = where.partition("schema=")[2]
     user = f"u{schema}"
@@ -434,7 +426,7 @@ def _stranger(where: str) -> Iterator[tuple[str, str]]:
         _run(where, f"DROP ROLE {user}")
 
 
-def test_what_empties_an_index_is_no_trigger_for_others(where: str, tables: str) -> None:
+def test_purge_trigger_cannot_be_used_by_other_users(where: str, tables: str) -> None:
     """It runs with the rights of who made the index."""
     with (
         stenolog.open_store(where) as store,
@@ -459,9 +451,7 @@ def test_what_empties_an_index_is_no_trigger_for_others(where: str, tables: str)
         assert (_made(where, tables), _count(where, f"{tables}session")) == (before, 3)
 
 
-def test_what_a_trigger_is_told_or_a_temporary_table_says_leads_nowhere_else(
-    where: str, tables: str
-) -> None:
+def test_purge_trigger_ignores_arguments_and_temporary_tables(where: str, tables: str) -> None:
     """Nor do tables beside ours that have the names of an index."""
     schema = where.partition("schema=")[2]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
@@ -480,7 +470,7 @@ def test_what_a_trigger_is_told_or_a_temporary_table_says_leads_nowhere_else(
         assert _count(where, f"{tables}session") == 0
 
 
-def test_where_no_message_is_deleted_the_index_stays(where: str, tables: str) -> None:
+def test_delete_of_no_rows_keeps_the_catalog(where: str, tables: str) -> None:
     """To copy a session that is there already deletes what it has too much."""
     schema = where.partition("schema=")[2]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
@@ -497,7 +487,7 @@ def test_where_no_message_is_deleted_the_index_stays(where: str, tables: str) ->
 
 
 @pytest.mark.parametrize("name", ["notes", "o'clock $$ {schema} \\ \" %I; catalog_ 東京"])
-def test_p4_a_purge_empties_the_index_of_its_namespace_alone(
+def test_p4_purge_empties_only_the_catalog_of_its_namespace(
     where: str, tables: str, name: str
 ) -> None:
     with (
@@ -524,7 +514,7 @@ def test_p4_a_purge_empties_the_index_of_its_namespace_alone(
         assert (_made(where, own), _count(where, f"{own}session")) == (between, 1)
 
 
-def test_p4_a_session_without_messages_leaves_no_trace_in_the_index(where: str) -> None:
+def test_p4_purged_session_without_messages_leaves_no_trace(where: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         store.add_message("other", "user", "allmessages hello")
         store.set_meta("secretkey", title="zebrasecret")
@@ -535,7 +525,7 @@ def test_p4_a_session_without_messages_leaves_no_trace_in_the_index(where: str) 
         _agree(store, catalog)
 
 
-def test_p4_a_purge_before_some_message_leaves_none_of_it_in_the_index(where: str) -> None:
+def test_p4_partial_purge_leaves_no_trace_in_the_catalog(where: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         store.add_message("other", "user", "allmessages zebrasecret")
         store.add_message("other", "user", "allmessages hello")
@@ -545,9 +535,7 @@ def test_p4_a_purge_before_some_message_leaves_none_of_it_in_the_index(where: st
         _agree(store, catalog)
 
 
-def test_p4_messages_whose_session_is_gone_before_them_go_from_the_index(
-    where: str, tables: str
-) -> None:
+def test_p4_messages_deleted_after_their_session_leave_no_trace(where: str, tables: str) -> None:
     schema = where.partition("schema=")[2]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         _say_secrets(store)
@@ -561,7 +549,7 @@ def test_p4_messages_whose_session_is_gone_before_them_go_from_the_index(
         assert _count(where, f"{tables}said") == 0
 
 
-def test_a_trigger_of_an_older_version_is_made_anew(where: str, tables: str) -> None:
+def test_older_trigger_is_replaced(where: str, tables: str) -> None:
     schema = where.partition("schema=")[2]
     with stenolog.open_store(where) as store:
         fill_three_sessions(store)
@@ -584,7 +572,7 @@ def test_a_trigger_of_an_older_version_is_made_anew(where: str, tables: str) -> 
         assert _run(where, rights) == [(False,)]
 
 
-def test_p4_in_a_schema_that_was_renamed_the_index_is_made_anew(postgres_database: str) -> None:
+def test_p4_catalog_in_a_renamed_schema_is_rebuilt(postgres_database: str) -> None:
     with stenolog.open_store(f"{postgres_database}?schema=before") as store:
         fill_three_sessions(store)
         with open_catalog(store) as catalog:
@@ -636,7 +624,7 @@ def _talk(where: str, name: int) -> None:
         assert catalog.problems == ()
 
 
-def test_many_who_begin_write_and_look_at_once_see_what_they_wrote(where: str) -> None:
+def test_concurrent_catalogs_see_their_own_writes(where: str) -> None:
     with stenolog.open_store(where) as store:
         fill_three_sessions(store)
         pids = [_child(partial(_talk, where, name)) for name in range(6)]
@@ -655,7 +643,7 @@ def _refresh_for_ever(where: str, seed: int) -> None:
                 raise AssertionError(catalog.problems)
 
 
-def test_refreshers_that_are_killed_leave_what_others_go_on_from(where: str) -> None:
+def test_refresh_of_a_killed_process_is_continued_by_others(where: str) -> None:
     chance = random.Random(3)
     killed = 0
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
@@ -680,7 +668,7 @@ def test_refreshers_that_are_killed_leave_what_others_go_on_from(where: str) -> 
 # --- a server that goes and comes --------------------------------------------------------------
 
 
-def test_a_connection_that_breaks_is_not_the_end_of_the_index(where: str) -> None:
+def test_catalog_survives_a_broken_connection(where: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         fill_three_sessions(store)
         catalog.refresh()
@@ -700,7 +688,7 @@ def test_a_connection_that_breaks_is_not_the_end_of_the_index(where: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_server_that_is_away_is_told_and_the_index_is_there_when_it_comes_back(
+def test_unreachable_server_raises_and_the_catalog_is_kept(
     postgres_installation: Installation,
 ) -> None:
     server = postgres_installation.server().start()

@@ -39,7 +39,7 @@ def connection(postgres_database: str) -> Iterator[Connection]:
         ("it's a:* & (b | !c)", "((('it' & 's') & 'a':*) & ('b' & 'c'))", [[False, [[" it s "]]]]),
     ],
 )
-def test_a_query_asks_for(typed: str, words: str, looked_up: object) -> None:
+def test_query_is_translated_to(typed: str, words: str, looked_up: object) -> None:
     asked, more = TSQuery().match_values(parse(typed), role=None, sessions=())
     assert asked == words
     assert (None if more is None else json.loads(more)) == looked_up
@@ -77,7 +77,7 @@ def _of(text: str) -> MessageTokens:
 
 @settings(max_examples=150)
 @given(text=texts())
-def test_p10_every_token_of_any_text_can_be_asked_for(connection: Connection, text: str) -> None:
+def test_p10_every_token_of_any_text_can_be_searched(connection: Connection, text: str) -> None:
     said = _of(replace_surrogates(text))
     [(_, words, _)] = TSQuery().tokens_to_add([said])
     [(found,)] = connection.execute("SELECT tsvector_to_array(%s::tsvector)", (words,))
@@ -98,7 +98,7 @@ def test_p10_every_token_of_any_text_can_be_asked_for(connection: Connection, te
         ),
     ],
 )
-def test_the_most_that_a_message_can_hold_is_taken(connection: Connection, text: str) -> None:
+def test_largest_possible_message_is_indexed(connection: Connection, text: str) -> None:
     said = _of(text)
     [(_, words, _)] = TSQuery().tokens_to_add([said])
     [(found,)] = connection.execute("SELECT tsvector_to_array(%s::tsvector)", (words,))

@@ -91,7 +91,7 @@ def _filter(chance: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(1))
-def test_random_messages_are_found_by_random_queries_alike(
+def test_both_databases_find_the_same_random_messages(
     both: list[tuple[Store, Catalog]], seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -128,7 +128,7 @@ _namespaces = count()
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=st.lists(messages(), min_size=1, max_size=4), asked=st.lists(texts(), max_size=3))
-def test_p10_any_message_is_found_by_any_query_alike(
+def test_p10_both_databases_find_the_same_messages(
     postgres_schema: str, said: list[dict[str, object]], asked: list[str]
 ) -> None:
     namespace = f"n{next(_namespaces)}"
@@ -200,7 +200,7 @@ def test_a_very_long_message_is_found_by_the_same_phrases(
     assert entry.count == 1
 
 
-def test_hits_look_alike_and_pages_follow_each_other(both: list[tuple[Store, Catalog]]) -> None:
+def test_both_databases_return_the_same_hits_and_pages(both: list[tuple[Store, Catalog]]) -> None:
     for store, _ in both:
         for number in range(30):
             text = f"before\0it the needle\ud800{number} {'needle ' * (number % 3)}"

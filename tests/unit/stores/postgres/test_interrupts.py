@@ -95,9 +95,7 @@ def _follow(store: PostgresStore, heard: list[int]) -> threading.Thread:
 @pytest.mark.parametrize(
     "every", [2, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
 )
-def test_p8_an_append_that_is_interrupted_anywhere_leaves_no_later_call_hanging(
-    postgres_url: str, every: int
-) -> None:
+def test_p8_interrupted_append_leaves_the_store_usable(postgres_url: str, every: int) -> None:
     heard: list[int] = []
     # Two connections: one that is not given back would soon be missed.
     with PostgresStore(postgres_url, connections=2) as store:
@@ -115,9 +113,7 @@ def test_p8_an_append_that_is_interrupted_anywhere_leaves_no_later_call_hanging(
 @pytest.mark.parametrize(
     "every", [37, pytest.param(1, marks=pytest.mark.full)], ids=["sample", "all"]
 )
-def test_p8_a_first_append_that_is_interrupted_anywhere_leaves_no_later_call_hanging(
-    postgres_url: str, every: int
-) -> None:
+def test_p8_interrupted_first_append_leaves_the_store_usable(postgres_url: str, every: int) -> None:
     PostgresStore(postgres_url).close()
     for count, strike in enumerate(_strikes(every)):
         with PostgresStore(postgres_url, connections=2) as store:

@@ -30,12 +30,12 @@ def test_a_url_opens_the_database_and_carries_parameters(
 @pytest.mark.parametrize(
     "parameters", ["schema=", "schema=a-b", "connections=0", "connections=x", "busy_timeout=-1"]
 )
-def test_p8_other_values_are_refused(postgres_url: str, parameters: str) -> None:
+def test_p8_invalid_arguments_are_rejected(postgres_url: str, parameters: str) -> None:
     with pytest.raises(UsageError, match=r"schema|connections"):
         stenolog.open_store(f"{postgres_url}?{parameters}")
 
 
-def test_p8_what_the_driver_does_not_know_is_told_by_name(postgres_url: str) -> None:
+def test_p8_unknown_parameter_is_rejected_by_name(postgres_url: str) -> None:
     with pytest.raises(UsageError, match="synchronous"):
         stenolog.open_store(f"{postgres_url}?synchronous=full")
 
@@ -52,7 +52,7 @@ def test_the_stores_of_a_process_share_their_connections(postgres_url: str) -> N
         assert len(again.get_history("a")) == 1
 
 
-def test_p8_a_store_that_is_read_only_makes_nothing_and_refuses_writes(
+def test_p8_read_only_store_creates_nothing_and_rejects_writes(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     with pytest.raises(StoreUnavailable, match="no sessions of stenolog in this database yet"):
@@ -68,7 +68,7 @@ def test_p8_a_store_that_is_read_only_makes_nothing_and_refuses_writes(
             store.lease("a", ttl=1)
 
 
-def test_p8_a_database_of_another_encoding_is_refused(
+def test_p8_database_with_another_encoding_is_rejected(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     name = f"{server.info.dbname}_latin"
@@ -81,7 +81,7 @@ def test_p8_a_database_of_another_encoding_is_refused(
         server.execute(f"DROP DATABASE {name}")
 
 
-def test_p1_a_server_that_does_not_sync_commits_is_asked_to(
+def test_p1_synchronous_commit_is_enabled_if_the_server_has_it_off(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     server.execute(f"ALTER DATABASE {server.info.dbname} SET synchronous_commit = off")
@@ -92,7 +92,7 @@ def test_p1_a_server_that_does_not_sync_commits_is_asked_to(
         assert found == [("on",)]
 
 
-def test_p13_newer_tables_are_refused_by_name_by_who_was_running_too(
+def test_p13_running_process_rejects_newer_tables_with_their_version(
     store: PostgresStore, server: psycopg.Connection, postgres_url: str
 ) -> None:
     store.add_message("gone", "user", "x")
@@ -119,7 +119,7 @@ def test_p13_newer_tables_are_refused_by_name_by_who_was_running_too(
     assert [message.content for message in store.get_history("a")] == ["x"]
 
 
-def test_who_comes_while_the_tables_are_made_waits_for_them(postgres_url: str) -> None:
+def test_open_waits_while_another_process_creates_the_tables(postgres_url: str) -> None:
     found: list[object] = []
 
     def come(number: int) -> None:
@@ -137,7 +137,7 @@ def test_who_comes_while_the_tables_are_made_waits_for_them(postgres_url: str) -
     assert sorted(map(str, found)) == [str(seq) for seq in range(1, 9)]
 
 
-def test_without_the_driver_one_sentence_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_driver_error_names_the_package(tmp_path: Path) -> None:
     (tmp_path / "psycopg.py").write_text("raise ImportError('no such module', name='psycopg')\n")
     script = (
         "import stenolog\n"
@@ -154,7 +154,7 @@ def test_without_the_driver_one_sentence_says_what_to_install(tmp_path: Path) ->
     assert install_command("postgres") in told.stdout
 
 
-def test_a_child_after_a_fork_uses_connections_of_its_own(store: PostgresStore) -> None:
+def test_forked_child_uses_its_own_connections(store: PostgresStore) -> None:
     store.add_message("a", "user", "parent")
     child = os.fork()
     if child == 0:
@@ -171,7 +171,7 @@ def test_a_child_after_a_fork_uses_connections_of_its_own(store: PostgresStore) 
     ]
 
 
-def test_p8_more_callers_than_connections_wait_their_turn_and_then_say_so(
+def test_p8_callers_beyond_the_connection_limit_wait_and_then_raise(
     postgres_url: str,
 ) -> None:
     with PostgresStore(postgres_url, connections=1, busy_timeout=0.2) as store:
@@ -198,7 +198,7 @@ def test_p8_tables_of_another_program_are_left_alone(
         PostgresStore(postgres_url)
 
 
-def test_p10_text_is_kept_whatever_encoding_a_client_is_told_to_use(
+def test_p10_text_is_unchanged_with_any_client_encoding(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
@@ -209,15 +209,15 @@ def test_p10_text_is_kept_whatever_encoding_a_client_is_told_to_use(
             assert {message.content for message in store.get_history("a")} == {"café €"}
 
 
-def test_ten_who_come_at_once_all_come_up_whatever_isolation_is_the_default(
+def test_concurrent_opens_work_with_any_default_isolation(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     name = server.info.dbname
     server.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
-    test_who_comes_while_the_tables_are_made_waits_for_them(postgres_url)
+    test_open_waits_while_another_process_creates_the_tables(postgres_url)
 
 
-def test_health_tells_that_the_server_takes_no_writes(
+def test_health_reports_a_server_that_accepts_no_writes(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     PostgresStore(postgres_url).close()
@@ -237,14 +237,14 @@ def test_health_tells_that_the_server_takes_no_writes(
         "postgresql://u:pa@SECRET@host/db",
     ],
 )
-def test_p11_a_url_that_cannot_be_read_is_not_repeated(url: str) -> None:
+def test_p11_error_for_an_invalid_url_does_not_contain_it(url: str) -> None:
     with pytest.raises(UsageError) as raised:
         stenolog.open_store(url)
     assert "SECRET" not in str(raised.value)
     assert "%40" in str(raised.value)
 
 
-def test_p8_whoever_waits_for_a_connection_is_told_when_the_store_is_closed(
+def test_p8_close_wakes_callers_that_wait_for_a_connection(
     postgres_url: str,
 ) -> None:
     store = PostgresStore(postgres_url, connections=1, busy_timeout=30)

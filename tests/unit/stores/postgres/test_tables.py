@@ -28,9 +28,7 @@ def rows(server: psycopg.Connection, table: str) -> int:
     return int(count)
 
 
-def test_p10_a_message_stands_in_the_table_as_it_was_encoded(
-    store: PostgresStore, server: psycopg.Connection
-) -> None:
+def test_p10_message_is_stored_as_encoded(store: PostgresStore, server: psycopg.Connection) -> None:
     odd = {"role": "user", "content": "a\0b \ud83d €", "n": 10**400, "z": 1, "a": [True, None]}
     store.add_full_message("k\0ey", odd)
     [message] = store.get_history("k\0ey")
@@ -41,7 +39,7 @@ def test_p10_a_message_stands_in_the_table_as_it_was_encoded(
     assert list(message.to_dict()) == list(odd)
 
 
-def test_p8_a_lease_waits_for_a_purge_and_is_none_of_what_it_removed(
+def test_p8_lease_waits_for_a_purge_and_survives_it(
     store: PostgresStore, server: psycopg.Connection
 ) -> None:
     store.add_message("k", "user", "secret")
@@ -61,7 +59,7 @@ def test_p8_a_lease_waits_for_a_purge_and_is_none_of_what_it_removed(
     assert rows(server, "lease") == 0
 
 
-def test_p4_nothing_of_a_purged_session_stays_in_any_table(
+def test_p4_no_table_has_rows_of_a_purged_session(
     store: PostgresStore, server: psycopg.Connection
 ) -> None:
     for key in ("gone", "stays"):
@@ -81,7 +79,7 @@ def test_p4_nothing_of_a_purged_session_stays_in_any_table(
     ).fetchall() == [(1,)]
 
 
-def test_p3_a_message_that_is_gone_hides_only_itself_and_is_reported(
+def test_p3_missing_message_hides_only_itself_and_is_reported(
     store: PostgresStore,
     server: psycopg.Connection,
     postgres_url: str,
@@ -115,7 +113,7 @@ def test_p3_a_damaged_key_hides_only_its_own_session(
     assert "the session with the key b'\\xff' cannot be read" in caplog.text
 
 
-def test_the_doctor_tells_what_is_wrong_in_the_tables(
+def test_doctor_reports_damage_in_the_tables(
     store: PostgresStore, server: psycopg.Connection, postgres_url: str
 ) -> None:
     for key in ("state", "body", "past"):
@@ -139,7 +137,7 @@ def test_the_doctor_tells_what_is_wrong_in_the_tables(
     assert "rows belong to sessions that do not exist" in stray.meaning
 
 
-def test_p8_whoever_waits_for_a_locked_session_says_so_in_the_end(
+def test_p8_wait_for_a_locked_session_ends_with_store_busy(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     with PostgresStore(postgres_url, busy_timeout=0.2) as store:
@@ -159,7 +157,7 @@ def test_p8_whoever_waits_for_a_locked_session_says_so_in_the_end(
         assert store.add_message("a", "user", "y") == 2
 
 
-def test_p12_of_many_who_store_one_token_at_once_one_does(store: PostgresStore) -> None:
+def test_p12_concurrent_appends_with_one_token_store_once(store: PostgresStore) -> None:
     store.add_message("a", "user", "first")
     together = threading.Barrier(8)
 
@@ -190,7 +188,7 @@ def told_of(seen: Sequence[Exchange], *, after: int) -> bool:
     return bool(stored) and any("pg_notify" in one.text for one in seen[stored[0] :])
 
 
-def test_p9_an_append_is_one_exchange_and_tells_of_itself_in_another(
+def test_p9_append_is_one_round_trip_and_one_notification(
     postgres_databases: Databases,
 ) -> None:
     url = urlsplit(postgres_databases.new())
@@ -215,7 +213,7 @@ def test_p9_an_append_is_one_exchange_and_tells_of_itself_in_another(
                 assert "pg_notify" not in made.text
 
 
-def test_p9_a_view_is_two_exchanges_and_a_refresh_without_news_is_one(
+def test_p9_view_is_two_round_trips_and_an_empty_refresh_is_one(
     postgres_databases: Databases,
 ) -> None:
     url = urlsplit(postgres_databases.new())
@@ -248,7 +246,7 @@ def test_p9_a_view_is_two_exchanges_and_a_refresh_without_news_is_one(
             assert ([message.content for message in tail.messages], count) == (["y"], 2)
 
 
-def test_p8_what_was_prepared_is_prepared_again_after_a_rollback(postgres_url: str) -> None:
+def test_p8_statements_are_prepared_again_after_a_rollback(postgres_url: str) -> None:
     with PostgresStore(postgres_url, connections=1) as store:
         for number in range(1, 4):
             assert store.add_message("a", "user", number) == number
@@ -256,7 +254,7 @@ def test_p8_what_was_prepared_is_prepared_again_after_a_rollback(postgres_url: s
                 store.fork("a", "a")
 
 
-def test_p8_rows_that_should_not_be_there_are_damage_and_nobody_waits_for_ever(
+def test_p8_unexpected_rows_raise_damaged_store_without_endless_retries(
     store: PostgresStore, server: psycopg.Connection
 ) -> None:
     for key in ("stray", "format"):
@@ -276,7 +274,7 @@ def test_p8_rows_that_should_not_be_there_are_damage_and_nobody_waits_for_ever(
                 call()
 
 
-def test_p7_the_appends_of_a_group_stand_in_their_order(store: PostgresStore) -> None:
+def test_p7_appends_of_a_group_keep_their_order(store: PostgresStore) -> None:
     counts = [1 + number % 2 for number in range(8)]
     group = [
         Append(messages=[{"n": number}] * count, once=f"t{number}" if number % 3 else None)
@@ -293,7 +291,7 @@ def _seqs(found: object) -> list[int]:
     return found
 
 
-def test_p8_an_error_of_a_group_is_that_of_each(
+def test_p8_error_of_a_group_is_returned_for_each_append(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     with PostgresStore(postgres_url, busy_timeout=0.2) as store:
@@ -305,7 +303,7 @@ def test_p8_an_error_of_a_group_is_that_of_each(
         assert found[0] is not found[1]
 
 
-def test_p8_what_breaks_after_it_was_sent_is_unknown(
+def test_p8_connection_lost_after_sending_raises_maybe_stored(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_message("a", "user", "x")
@@ -322,7 +320,7 @@ def test_p8_what_breaks_after_it_was_sent_is_unknown(
     assert len(store.get_history("a")) == 2
 
 
-def test_p8_a_transaction_in_which_something_failed_is_not_taken_for_stored(
+def test_p8_transaction_with_an_ignored_error_raises_not_stored(
     store: PostgresStore,
 ) -> None:
     def fail() -> None:
@@ -336,7 +334,7 @@ def test_p8_a_transaction_in_which_something_failed_is_not_taken_for_stored(
     assert store.mark("m") == ""
 
 
-def test_p8_nothing_that_comes_after_the_commit_fails_an_append(
+def test_p8_errors_after_the_commit_do_not_fail_an_append(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -348,7 +346,7 @@ def test_p8_nothing_that_comes_after_the_commit_fails_an_append(
     assert store.add_message("a", "user", "y") == 2
 
 
-def test_p7_a_process_that_stores_and_ends_tells_of_it(
+def test_p7_process_that_ends_after_an_append_still_notifies(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     with PostgresStore(postgres_url) as store:
@@ -359,7 +357,7 @@ def test_p7_a_process_that_stores_and_ends_tells_of_it(
     assert len(list(server.notifies(timeout=20, stop_after=1))) == 1
 
 
-def test_p4_who_may_not_vacuum_is_told_that_something_stays(
+def test_p4_purge_reports_remaining_bytes_without_vacuum_permission(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     PostgresStore(postgres_url).close()
@@ -396,7 +394,7 @@ def test_rewritten_session_has_another_stamp(store: PostgresStore) -> None:
     assert len(stamps) == 4
 
 
-def test_a_session_that_was_deleted_since_it_was_listed_can_be_read(store: PostgresStore) -> None:
+def test_session_deleted_after_listing_can_be_read(store: PostgresStore) -> None:
     store.add_message("a", "user", "x")
     [mark] = store.list_snapshots()
     store.delete("a")

@@ -52,7 +52,7 @@ def test_p3_a_damaged_message_hides_only_itself_and_is_reported(
         assert _texts(store) == [*intact, "word 7"]
 
 
-def test_p3_in_the_place_of_a_damaged_message_an_earlier_one_is_given(spoilt: Path) -> None:
+def test_p3_last_n_skips_a_damaged_message_and_returns_an_earlier_one(spoilt: Path) -> None:
     with SQLiteStore(spoilt) as store:
         assert _texts(store, last=2) == _texts(store, last=2, full=True) == ["word 4", "word 6"]
         assert _texts(store, last=2, after=3) == ["word 4", "word 6"]
@@ -70,7 +70,7 @@ def emptied(file: Path) -> Path:
     return file
 
 
-def test_p3_p7_a_message_that_is_gone_is_counted_and_reported_once(
+def test_p3_p7_missing_message_is_counted_and_reported_once(
     emptied: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = ["word 1", "word 2", "word 3", "word 4", "word 7", "word 9"]
@@ -89,7 +89,7 @@ def test_p3_p7_a_message_that_is_gone_is_counted_and_reported_once(
         assert [message.seq for message in store.follow("a", timeout=0)] == [1, 2, 3, 4, 7, 9]
 
 
-def test_p9_what_is_gone_costs_no_second_look_at_the_rest(
+def test_p9_missing_rows_cause_no_second_read(
     emptied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -108,7 +108,7 @@ def test_p9_what_is_gone_costs_no_second_look_at_the_rest(
             assert asked == [SQL["find_session"], SQL["messages"]]
 
 
-def test_p9_a_last_seq_that_is_damaged_costs_no_more_than_what_is_there(emptied: Path) -> None:
+def test_p9_damaged_last_seq_does_not_slow_down_reads(emptied: Path) -> None:
     with SQLiteStore(emptied) as store:
         with store.database.write() as transaction:
             transaction.execute("UPDATE session SET last_seq = 1000000000000")
@@ -118,7 +118,7 @@ def test_p9_a_last_seq_that_is_damaged_costs_no_more_than_what_is_there(emptied:
         assert store.info("a").lost == 1_000_000_000_000 - 6
 
 
-def test_p3_who_follows_is_given_all_but_the_damaged_one(spoilt: Path) -> None:
+def test_p3_follow_yields_all_messages_except_the_damaged_one(spoilt: Path) -> None:
     with SQLiteStore(spoilt) as store:
         assert [m.seq for m in store.follow("a", timeout=0)] == [1, 2, 3, 4, 6]
 
@@ -128,7 +128,7 @@ def test_p3_the_doctor_names_the_damaged_message(spoilt: Path) -> None:
     assert (found.kind, found.key, found.lost) == ("damaged message", "a", ((5, 5),))
 
 
-def test_p3_a_place_that_is_put_right_again_counts_no_longer(spoilt: Path) -> None:
+def test_p3_restored_message_is_no_longer_counted_as_damaged(spoilt: Path) -> None:
     with SQLiteStore(spoilt) as store:
         assert len(_texts(store)) == 5
         with store.database.write() as transaction:
@@ -140,7 +140,7 @@ def test_p3_a_place_that_is_put_right_again_counts_no_longer(spoilt: Path) -> No
         assert (store.info("a").lost, store.info("a").visible) == (0, 6)
 
 
-def test_the_index_has_what_can_be_read(spoilt: Path) -> None:
+def test_catalog_contains_the_readable_messages(spoilt: Path) -> None:
     with SQLiteStore(spoilt) as store, open_catalog(store) as catalog:
         for _ in range(2):
             [entry] = catalog.list(prefix="a").entries
@@ -170,7 +170,7 @@ def test_p3_every_way_to_store_a_message_stores_its_crc(file: Path) -> None:
     assert all(crc == checksum(body, seq) for seq, body, crc in rows)
 
 
-def test_p13_messages_from_before_there_were_crcs_are_believed(file: Path) -> None:
+def test_p13_messages_without_crc_are_read(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "old")
     connection = apsw.Connection(str(file))
@@ -181,7 +181,7 @@ def test_p13_messages_from_before_there_were_crcs_are_believed(file: Path) -> No
     assert file_check.examine(file).findings == ()
 
 
-def test_p3_every_flipped_bit_is_seen() -> None:
+def test_p3_every_flipped_bit_is_detected() -> None:
     body = b'{"role":"user","content":"hello"}'
     right = checksum(body, 7)
     for place in range(len(body) * 8):

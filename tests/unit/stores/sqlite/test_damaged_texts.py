@@ -40,7 +40,7 @@ def _found(file: Path) -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("time", TIMES)
-def test_p3_a_message_whose_time_is_damaged_hides_only_itself(
+def test_p3_message_with_damaged_time_hides_only_itself(
     store: SQLiteStore, file: Path, time: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     _spoil(store, "UPDATE message SET at = CAST(? AS TEXT) WHERE session = 1 AND seq = 3", time)
@@ -60,7 +60,7 @@ def test_p3_a_message_whose_time_is_damaged_hides_only_itself(
 
 @pytest.mark.parametrize("column", ["created", "updated"])
 @pytest.mark.parametrize("time", TIMES)
-def test_p8_a_session_whose_times_are_damaged_is_named(
+def test_p8_error_names_a_session_with_damaged_times(
     store: SQLiteStore, file: Path, column: str, time: bytes
 ) -> None:
     _spoil_row(store, "a", column, time)
@@ -75,7 +75,7 @@ def test_p8_a_session_whose_times_are_damaged_is_named(
 
 
 @pytest.mark.parametrize("column", ["uid", "created", "updated", "fork_of"])
-def test_p8_a_session_with_a_text_that_is_none_is_named_whoever_asks(
+def test_p8_every_call_names_a_session_with_damaged_text(
     store: SQLiteStore, file: Path, column: str
 ) -> None:
     _spoil_row(store, "a", column, NO_TEXT)
@@ -87,7 +87,7 @@ def test_p8_a_session_with_a_text_that_is_none_is_named_whoever_asks(
     assert _found(file) == [("damaged session", "a")]
 
 
-def test_p3_a_key_that_is_damaged_hides_only_itself(
+def test_p3_damaged_key_hides_only_its_own_session(
     store: SQLiteStore, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.add_message("e", "user", "x")
@@ -111,7 +111,7 @@ def test_p3_a_key_that_is_damaged_hides_only_itself(
         ("key", b"\xff", ("damaged session", r"\xff")),
     ],
 )
-def test_p3_of_the_trash_only_what_is_damaged_is_left_out(
+def test_p3_trash_omits_only_damaged_sessions(
     store: SQLiteStore,
     file: Path,
     column: str,
@@ -132,7 +132,7 @@ def test_p8_deleted_session_with_damaged_state_is_listed(store: SQLiteStore) -> 
     assert [(one.key, one.count) for one in store.list_trash()] == [("d", 1), ("c", 1)]
 
 
-def test_p8_a_fork_whose_key_is_damaged_does_not_keep_its_source_from_being_purged(
+def test_p8_source_of_a_fork_with_damaged_key_can_be_purged(
     store: SQLiteStore,
 ) -> None:
     store.fork("a", "fork")

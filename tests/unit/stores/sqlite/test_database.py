@@ -41,7 +41,7 @@ store.close()
 """
 
 
-def test_p7_a_forked_child_uses_the_store_and_takes_nothing_from_its_parent(file: Path) -> None:
+def test_p7_forked_child_uses_the_store_without_disturbing_its_parent(file: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", _FORKING, str(file)],
         capture_output=True,
@@ -75,7 +75,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-def test_a_forked_child_never_closes_what_is_its_parents(file: Path) -> None:
+def test_forked_child_does_not_close_connections_of_its_parent(file: Path) -> None:
     subprocess.run([sys.executable, "-c", _ABANDONING, str(file)], check=True, timeout=60)
 
 
@@ -92,7 +92,7 @@ def test_no_thread_is_inside_sqlite_while_the_process_forks(file: Path) -> None:
         assert len(store.get_history("a")) == 1
 
 
-def test_a_fork_inside_of_a_transaction_does_not_wait_for_itself(store: SQLiteStore) -> None:
+def test_fork_inside_a_transaction_does_not_deadlock(store: SQLiteStore) -> None:
     with store.database.write() as transaction:
         transaction.execute("INSERT INTO purge (begun) VALUES ('x')")
         pid = os.fork()
@@ -137,7 +137,7 @@ def _touch(store: SQLiteStore, first: int, end: int) -> None:
         assert len(store.get_history(key)) == (number % 25 == 0)
 
 
-def test_p9_the_log_does_not_grow_for_ever_beside_readers(
+def test_p9_log_size_is_bounded_while_readers_overlap(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_CHECKPOINT_PAGES", 20)
@@ -184,7 +184,7 @@ def test_a_follower_is_woken_by_a_writer_of_this_process(
     assert found == ["1", "2"]
 
 
-def test_followers_leave_nothing_behind(store: SQLiteStore) -> None:
+def test_followers_unregister_their_events(store: SQLiteStore) -> None:
     store.add_message("a", "user", "1")
     for _ in range(3):
         following = store.follow("a")
@@ -197,7 +197,7 @@ def test_followers_leave_nothing_behind(store: SQLiteStore) -> None:
 # --- what is kept ----------------------------------------------------------------------------
 
 
-def test_p10_a_payload_is_kept_byte_for_byte(store: SQLiteStore) -> None:
+def test_p10_payload_is_stored_byte_for_byte(store: SQLiteStore) -> None:
     store.add_full_message("a", {"b": 1.50, "a": "\u00e9\0", "n": 10**400})
     with store.database.read() as transaction:
         [(kind, body)] = transaction.execute("SELECT typeof(body), body FROM message")
@@ -205,7 +205,7 @@ def test_p10_a_payload_is_kept_byte_for_byte(store: SQLiteStore) -> None:
     assert body == store.get_history("a")[0].to_json()
 
 
-def test_p9_reading_costs_what_is_visible(
+def test_p9_read_fetches_only_visible_rows(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_messages("a", [{"content": number} for number in range(5_000)])
@@ -227,7 +227,7 @@ def test_p9_reading_costs_what_is_visible(
     assert len(found) == 20
 
 
-def test_p8_numbers_that_no_database_holds_are_numbers_all_the_same(store: SQLiteStore) -> None:
+def test_p8_arguments_beyond_64_bits_are_accepted(store: SQLiteStore) -> None:
     store.add_messages("a", [{"content": number} for number in range(3)])
     huge = 10**30
     assert len(store.get_history("a", last=huge)) == 3

@@ -35,7 +35,7 @@ def _spoil(file: Path, script: str) -> None:
     connection.close()
 
 
-def test_a_database_as_it_should_be(used: Path) -> None:
+def test_intact_database_has_no_findings(used: Path) -> None:
     before = used.read_bytes()
     report = file_check.examine(used)
     assert report.findings == ()
@@ -43,13 +43,13 @@ def test_a_database_as_it_should_be(used: Path) -> None:
     assert used.read_bytes() == before
 
 
-def test_missing_messages_are_told_by_seq(used: Path) -> None:
+def test_missing_messages_are_reported_by_seq(used: Path) -> None:
     _spoil(used, "DELETE FROM message WHERE seq IN (7, 8, 11) AND session = 1")
     [found] = file_check.examine(used).findings
     assert (found.kind, found.key, found.lost) == ("missing message", "a", ((7, 8), (11, 11)))
 
 
-def test_messages_that_are_no_objects_are_told_by_seq(used: Path) -> None:
+def test_messages_that_are_not_json_objects_are_reported_by_seq(used: Path) -> None:
     _spoil(
         used, "UPDATE message SET body = CAST('{\"role\"' AS BLOB) WHERE seq = 9 AND session = 1"
     )
@@ -58,7 +58,7 @@ def test_messages_that_are_no_objects_are_told_by_seq(used: Path) -> None:
     assert (found.kind, found.key, found.lost) == ("damaged message", "a", ((9, 10),))
 
 
-def test_a_state_that_cannot_be_read(used: Path) -> None:
+def test_unreadable_state_is_reported(used: Path) -> None:
     _spoil(used, "UPDATE state SET body = CAST('{}' AS BLOB) WHERE session = 1")
     _spoil(used, "DELETE FROM state WHERE session = 2")
     found = file_check.examine(used).findings
@@ -68,13 +68,13 @@ def test_a_state_that_cannot_be_read(used: Path) -> None:
     ]
 
 
-def test_rows_that_belong_to_nobody(used: Path) -> None:
+def test_stray_rows_are_reported(used: Path) -> None:
     _spoil(used, "PRAGMA foreign_keys = OFF; INSERT INTO token VALUES (99, x'00', 1, 1)")
     _spoil(used, "INSERT INTO message VALUES (999, 1, 31, '', CAST('{}' AS BLOB), NULL)")
     assert [one.kind for one in file_check.examine(used).findings] == ["stray row", "stray row"]
 
 
-def test_pages_that_are_damaged(used: Path) -> None:
+def test_damaged_pages_are_reported(used: Path) -> None:
     size = used.stat().st_size
     with used.open("r+b") as database:
         database.seek(4096)
@@ -84,12 +84,12 @@ def test_pages_that_are_damaged(used: Path) -> None:
     assert {one.kind for one in found} == {"damaged database"}
 
 
-def test_a_purge_that_was_interrupted(used: Path) -> None:
+def test_interrupted_purge_is_reported(used: Path) -> None:
     _spoil(used, "INSERT INTO purge (begun) VALUES ('2026-01-01T00:00:00.000000Z')")
     assert [one.kind for one in file_check.examine(used).findings] == ["unfinished purge"]
 
 
-def test_modes_and_known_bugs(used: Path) -> None:
+def test_wide_modes_and_known_bugs_are_reported(used: Path) -> None:
     used.chmod(0o644)
     # What SQLite makes beside it has the same mode.
     assert {one.kind for one in file_check.examine(used).findings} == {"wide permissions"}
@@ -98,7 +98,7 @@ def test_modes_and_known_bugs(used: Path) -> None:
     assert "3.50.4" in found[0].meaning
 
 
-def test_files_that_are_not_ours_or_not_yet(tmp_path: Path, used: Path) -> None:
+def test_foreign_and_newer_files_are_reported(tmp_path: Path, used: Path) -> None:
     theirs = tmp_path / "theirs.db"
     shutil.copyfile(SAMPLES / "openai-agents.db", theirs)
     assert [one.kind for one in file_check.examine(theirs).findings] == ["foreign file"]

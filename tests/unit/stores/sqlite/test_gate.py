@@ -76,14 +76,14 @@ class _Held:
         return self.groups
 
 
-def test_p7_who_waits_goes_along_with_the_first() -> None:
+def test_p7_waiting_writes_join_the_first_group() -> None:
     held = _Held()
     for number in range(5):
         held.arrive(number)
     assert held.release() == [[0, 1, 2, 3, 4]]
 
 
-def test_p7_the_order_of_arrival_is_kept_around_one_who_wants_a_turn_alone() -> None:
+def test_p7_exclusive_turns_keep_the_order_of_arrival() -> None:
     held = _Held()
     held.arrive(0)
     held.arrive(1)
@@ -93,7 +93,7 @@ def test_p7_the_order_of_arrival_is_kept_around_one_who_wants_a_turn_alone() -> 
     assert held.release() == [[0, 1], [2], [3], [4]]
 
 
-def test_p7_only_the_first_in_the_queue_may_go() -> None:
+def test_p7_only_the_first_in_the_queue_runs() -> None:
     queue = WriteQueue()
     first, second = QueuedWrite(), QueuedWrite()
     queue.waiting += [first, second]
@@ -103,7 +103,7 @@ def test_p7_only_the_first_in_the_queue_may_go() -> None:
         assert not queue.is_first(first)
 
 
-def test_p8_who_waits_too_long_is_told_and_gone_from_the_queue() -> None:
+def test_p8_write_that_waits_too_long_raises_and_leaves_the_queue() -> None:
     queue = WriteQueue()
     with queue.lock:
         with pytest.raises(StoreBusy):
@@ -113,7 +113,7 @@ def test_p8_who_waits_too_long_is_told_and_gone_from_the_queue() -> None:
     assert queue.waiting == []
 
 
-def test_whoever_was_taken_and_not_told_goes_first() -> None:
+def test_unfinished_members_of_a_group_return_to_the_head_of_the_queue() -> None:
     queue = WriteQueue()
     mine, second, third, alone = (
         QueuedWrite(print),
@@ -133,7 +133,7 @@ def test_whoever_was_taken_and_not_told_goes_first() -> None:
     assert queue.waiting == [third, alone]
 
 
-def test_each_caller_gets_an_error_of_its_own() -> None:
+def test_each_caller_gets_its_own_error_object() -> None:
     error = OnceConflict("a", "t", 3)
     other = copy_error(error)
     assert isinstance(other, OnceConflict)
@@ -159,7 +159,7 @@ def _hold_the_gate(store: SQLiteStore) -> tuple[threading.Event, threading.Threa
     return leave, thread
 
 
-def test_p7_threads_that_wait_share_one_transaction(store: SQLiteStore) -> None:
+def test_p7_waiting_threads_share_one_transaction(store: SQLiteStore) -> None:
     leave, holder = _hold_the_gate(store)
     found: dict[int, int] = {}
 
@@ -182,7 +182,7 @@ def test_p7_threads_that_wait_share_one_transaction(store: SQLiteStore) -> None:
     assert after == before + 1
 
 
-def test_p12_one_wrong_append_in_a_group_concerns_nobody_else(store: SQLiteStore) -> None:
+def test_p12_failed_append_of_a_group_does_not_affect_the_others(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x", once="t")
     found = store.add_group(
         "a",
@@ -208,7 +208,7 @@ def test_p12_one_wrong_append_in_a_group_concerns_nobody_else(store: SQLiteStore
     assert [message.content for message in store.get_history("a")] == ["x", "1", "2"]
 
 
-def test_p8_a_group_that_cannot_be_stored_tells_each_of_its_callers(file: Path) -> None:
+def test_p8_failed_group_raises_for_each_caller(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.05) as store:
         leave, holder = _hold_the_gate(store)
         try:
@@ -223,7 +223,7 @@ def test_p8_a_group_that_cannot_be_stored_tells_each_of_its_callers(file: Path) 
         assert store.list_sessions() == []
 
 
-def test_an_interruption_of_the_leader_costs_nobody_else_anything(store: SQLiteStore) -> None:
+def test_interrupted_leader_does_not_affect_other_callers(store: SQLiteStore) -> None:
     leave, holder = _hold_the_gate(store)
     found: list[object] = []
 
@@ -252,7 +252,7 @@ def test_an_interruption_of_the_leader_costs_nobody_else_anything(store: SQLiteS
     assert store.add_message("a", "user", "y") == 2
 
 
-def test_an_interruption_after_the_commit_is_told_when_all_know_of_it(
+def test_interrupt_after_commit_is_raised_after_all_callers_finished(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_message("a", "user", "x")
@@ -271,7 +271,7 @@ def test_an_interruption_after_the_commit_is_told_when_all_know_of_it(
     assert (other.result, other.error) == (2, None)
 
 
-def test_whatever_strikes_nobody_stays_untold(
+def test_every_caller_finishes_after_any_interrupt(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def strike() -> None:
@@ -314,7 +314,7 @@ class _LookedAt:
 
 
 @pytest.mark.parametrize("first", ["append", "change"])
-def test_p8_nobody_waits_behind_one_who_came_after_the_look(store: SQLiteStore, first: str) -> None:
+def test_p8_no_caller_waits_behind_a_later_one(store: SQLiteStore, first: str) -> None:
     store.add_message("a", "user", "1")
     queue, inside, leave = store.database._queue, threading.Event(), threading.Event()
     waited: list[bool] = []
@@ -376,7 +376,7 @@ def test_p8_a_caller_waits_no_longer_than_busy_timeout_for_a_writer_that_came_fi
         assert len(store.get_history("k")) == 1
 
 
-def test_p7_a_caller_whose_work_another_has_done_meanwhile_returns_its_result(file: Path) -> None:
+def test_p7_caller_returns_the_result_of_work_done_by_another_thread(file: Path) -> None:
     with SQLiteStore(file) as store:
         database = store.database
         queue = database._queue
@@ -394,7 +394,7 @@ def test_p7_a_caller_whose_work_another_has_done_meanwhile_returns_its_result(fi
 # --- closing ---------------------------------------------------------------------------------
 
 
-def test_closing_waits_for_nobody_and_takes_nothing_from_who_is_inside(file: Path) -> None:
+def test_close_does_not_wait_and_running_calls_finish(file: Path) -> None:
     store = SQLiteStore(file)
     leave, holder = _hold_the_gate(store)
     found: list[object] = []
@@ -420,7 +420,7 @@ def test_closing_waits_for_nobody_and_takes_nothing_from_who_is_inside(file: Pat
     store.close()
 
 
-def test_a_transaction_that_fails_inside_leaves_nothing(store: SQLiteStore) -> None:
+def test_failed_transaction_stores_nothing(store: SQLiteStore) -> None:
     def fail() -> None:
         with store.database.write() as transaction:
             transaction.execute("INSERT INTO purge (begun) VALUES ('x')")
@@ -441,7 +441,7 @@ def test_readers_do_not_wait_for_a_writer(store: SQLiteStore) -> None:
     assert store.get_history("a") == []
 
 
-def test_p8_more_readers_than_connections_wait_their_turn(file: Path) -> None:
+def test_p8_readers_beyond_the_limit_wait(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.05) as store:
         store.add_message("a", "user", "x")
         inside = [store.database.read() for _ in range(8)]
@@ -469,7 +469,7 @@ sys.stdin.read()
 """
 
 
-def test_p7_a_process_that_comes_back_at_once_does_not_overtake_who_waits(file: Path) -> None:
+def test_p7_returning_process_does_not_overtake_waiting_ones(file: Path) -> None:
     mine = ProcessLock(file)
     mine.lock(0)
     next_one = file.with_name(f"{file.name}-next")
@@ -496,7 +496,7 @@ def test_p7_a_process_that_comes_back_at_once_does_not_overtake_who_waits(file: 
     mine.close()
 
 
-def test_p7_a_process_that_is_stopped_while_it_is_next_keeps_nobody_out(file: Path) -> None:
+def test_p7_stopped_process_that_is_next_does_not_block_others(file: Path) -> None:
     mine, third = ProcessLock(file), ProcessLock(file)
     mine.lock(0)
     next_one = file.with_name(f"{file.name}-next")
@@ -527,7 +527,7 @@ def test_p7_a_process_that_is_stopped_while_it_is_next_keeps_nobody_out(file: Pa
     third.close()
 
 
-def test_p7_a_writer_that_is_stopped_at_the_gate_does_not_stop_the_others(file: Path) -> None:
+def test_p7_writer_stopped_at_the_gate_does_not_block_others(file: Path) -> None:
     code = "import sys, stenolog; stenolog.SQLiteStore(sys.argv[1]).add_message('k', 'user', 'b')"
     with SQLiteStore(file) as store:
         store.add_message("k", "user", "a")

@@ -29,7 +29,7 @@ def _take_over(store: SQLiteStore, key: str) -> None:
     store.lease(key, ttl=60).release()
 
 
-def test_p7_an_epoch_is_never_given_out_twice(file: Path) -> None:
+def test_p7_epochs_are_never_reused(file: Path) -> None:
     epochs: list[int] = []
     for turn in range(3):
         with SQLiteStore(file) as store:
@@ -43,7 +43,7 @@ def test_p7_an_epoch_is_never_given_out_twice(file: Path) -> None:
     assert epochs == sorted(set(epochs))
 
 
-def test_a_turn_outlasts_a_session_that_is_made_anew(store: SQLiteStore) -> None:
+def test_lease_survives_deletion_and_new_session_of_the_key(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     with store.lease("a", ttl=60) as lease:
         lease.store.delete("a")
@@ -54,7 +54,7 @@ def test_a_turn_outlasts_a_session_that_is_made_anew(store: SQLiteStore) -> None
     store.lease("a", ttl=60, wait=0).release()
 
 
-def test_p8_a_purge_by_another_ends_the_turn(store: SQLiteStore) -> None:
+def test_p8_purge_by_another_process_ends_the_lease(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     with store.lease("a", ttl=60) as lease:
         store.purge("a")
@@ -66,7 +66,7 @@ def test_p8_a_purge_by_another_ends_the_turn(store: SQLiteStore) -> None:
     assert store.list_sessions() == []
 
 
-def test_p8_a_group_through_a_lost_lease_is_refused_whole(store: SQLiteStore) -> None:
+def test_p8_group_append_through_a_lost_lease_stores_nothing(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     lease = store.lease("a", ttl=60)
     _take_over(store, "a")
@@ -80,7 +80,7 @@ def test_p8_a_group_through_a_lost_lease_is_refused_whole(store: SQLiteStore) ->
     assert store.info("a").count == 1
 
 
-def test_p8_the_fence_is_looked_at_when_the_write_is_made_and_not_before(
+def test_p8_lease_is_checked_inside_the_write_transaction(
     store: SQLiteStore,
 ) -> None:
     store.add_message("a", "user", "x")
@@ -105,7 +105,7 @@ def test_p8_the_fence_is_looked_at_when_the_write_is_made_and_not_before(
     assert store.info("a").count == 1
 
 
-def test_p7_of_two_who_find_the_turn_free_at_once_one_has_it(store: SQLiteStore) -> None:
+def test_p7_concurrent_acquirers_get_one_lease(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     found: list[object] = []
 
@@ -127,7 +127,7 @@ def test_p7_of_two_who_find_the_turn_free_at_once_one_has_it(store: SQLiteStore)
     assert sorted(found, key=str) == [1, StoreBusy]
 
 
-def test_the_holder_is_named(store: SQLiteStore) -> None:
+def test_error_names_the_lease_holder(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     with store.lease("a", ttl=60), pytest.raises(StoreBusy, match=f"process {os.getpid()} on"):
         store.lease("a", ttl=60, wait=0)
@@ -154,7 +154,7 @@ def test_closing_ends_the_wait_for_a_lease(file: Path) -> None:
     lease.release()
 
 
-def test_a_lease_in_one_namespace_is_none_in_another(file: Path) -> None:
+def test_leases_of_namespaces_are_independent(file: Path) -> None:
     with SQLiteStore(file) as sessions, SQLiteStore(file, namespace="notes") as notes:
         sessions.add_message("a", "user", "x")
         notes.add_message("a", "user", "x")
@@ -165,7 +165,7 @@ def test_a_lease_in_one_namespace_is_none_in_another(file: Path) -> None:
 # --- closing ---------------------------------------------------------------------------------
 
 
-def test_who_closes_while_a_lease_is_being_released_leaves_nothing_behind(file: Path) -> None:
+def test_close_during_a_release_leaves_no_lease(file: Path) -> None:
     store = SQLiteStore(file)
     store.add_message("a", "user", "x")
     lease = store.lease("a", ttl=600)
@@ -199,7 +199,7 @@ class _Watching(StoreLeases):
         super().add(key, epoch)
 
 
-def test_a_lease_is_written_down_for_closing_before_it_counts(file: Path) -> None:
+def test_lease_is_registered_before_it_is_committed(file: Path) -> None:
     store = SQLiteStore(file)
     store.add_message("a", "user", "x")
     store._leases = watching = _Watching(file)
@@ -210,7 +210,7 @@ def test_a_lease_is_written_down_for_closing_before_it_counts(file: Path) -> Non
     assert _is_free_elsewhere(file)
 
 
-def test_once_closing_has_begun_no_lease_is_taken(file: Path) -> None:
+def test_no_lease_is_acquired_after_close_began(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "x")
         store._leases.close()
@@ -235,7 +235,7 @@ def _in_a_child(work: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_p8_in_a_forked_child_the_turn_is_still_the_parents(store: SQLiteStore) -> None:
+def test_p8_lease_counts_as_lost_in_a_forked_child(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     with store.lease("a", ttl=600) as lease:
 
@@ -281,7 +281,7 @@ def _forget_process(store: SQLiteStore) -> None:
         transaction.execute("UPDATE lease SET process = ''")
 
 
-def test_a_lease_of_another_machine_taken_when_its_clock_was_ahead_keeps_nobody_out(
+def test_lease_with_a_time_in_the_future_does_not_block(
     store: SQLiteStore,
 ) -> None:
     store.add_message("a", "user", "x")
@@ -295,7 +295,7 @@ def test_a_lease_of_another_machine_taken_when_its_clock_was_ahead_keeps_nobody_
         store.lease("a", ttl=60, wait=0)
 
 
-def test_a_lease_whose_time_is_damaged_keeps_nobody_out(store: SQLiteStore) -> None:
+def test_lease_with_damaged_time_does_not_block(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     for spoilt in (b"never", b"\xff"):
         lease = store.lease("a", ttl=60)
@@ -312,7 +312,7 @@ def test_a_lease_whose_time_is_damaged_keeps_nobody_out(store: SQLiteStore) -> N
 
 
 @pytest.mark.parametrize("ahead", [-3600, -3, 0, 3, 61, 3600])
-def test_p7_setting_the_clock_does_not_take_the_turn_from_a_living_holder(
+def test_p7_setting_the_clock_does_not_free_a_held_lease(
     store: SQLiteStore, file: Path, ahead: int
 ) -> None:
     store.add_message("a", "user", "x")
@@ -327,7 +327,7 @@ def test_p7_setting_the_clock_does_not_take_the_turn_from_a_living_holder(
     lease.release()
 
 
-def test_a_lease_runs_out_by_the_monotonic_clock(
+def test_lease_expires_by_the_monotonic_clock(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_message("a", "user", "x")
@@ -389,9 +389,7 @@ told = pytest.mark.usefixtures("_tells")
 
 
 @told
-def test_p7_the_turn_of_a_process_that_was_killed_is_free_at_once(
-    store: SQLiteStore, file: Path
-) -> None:
+def test_p7_lease_of_a_killed_process_is_free_immediately(store: SQLiteStore, file: Path) -> None:
     store.add_message("a", "user", "x")
     with _holder(file, _WAITS) as holder:
         assert not _is_free(store)
@@ -402,7 +400,7 @@ def test_p7_the_turn_of_a_process_that_was_killed_is_free_at_once(
 
 
 @told
-def test_a_child_that_outlives_the_holder_does_not_have_the_turn(
+def test_child_that_outlives_the_holder_does_not_hold_the_lease(
     store: SQLiteStore, file: Path
 ) -> None:
     store.add_message("a", "user", "x")
@@ -411,13 +409,13 @@ def test_a_child_that_outlives_the_holder_does_not_have_the_turn(
         assert _is_free(store)
 
 
-def test_a_holder_that_lives_keeps_the_turn(store: SQLiteStore, file: Path) -> None:
+def test_running_holder_keeps_the_lease(store: SQLiteStore, file: Path) -> None:
     store.add_message("a", "user", "x")
     with _holder(file, _WAITS), pytest.raises(StoreBusy):
         store.lease("a", ttl=60, wait=0.2)
 
 
-def test_a_child_that_lives_keeps_the_turn_that_it_took(store: SQLiteStore) -> None:
+def test_running_child_keeps_its_own_lease(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     store.lease("a", ttl=60).release()
     (heard, says), (reads, ends) = os.pipe(), os.pipe()
@@ -438,7 +436,7 @@ def test_a_child_that_lives_keeps_the_turn_that_it_took(store: SQLiteStore) -> N
         os.close(descriptor)
 
 
-def test_another_store_of_the_same_process_keeps_the_turn(store: SQLiteStore, file: Path) -> None:
+def test_lease_of_another_store_in_this_process_is_held(store: SQLiteStore, file: Path) -> None:
     store.add_message("a", "user", "x")
     with SQLiteStore(file) as other, other.lease("a", ttl=600) as lease:
         assert not _is_free(store)
@@ -449,7 +447,7 @@ def test_another_store_of_the_same_process_keeps_the_turn(store: SQLiteStore, fi
 
 @told
 @pytest.mark.parametrize("field", range(3), ids=["boot", "processes", "times"])
-def test_a_holder_of_another_boot_or_namespace_is_waited_for(
+def test_holder_of_another_boot_or_namespace_blocks_until_expiry(
     store: SQLiteStore, file: Path, field: int
 ) -> None:
     store.add_message("a", "user", "x")
@@ -468,9 +466,7 @@ def test_a_holder_of_another_boot_or_namespace_is_waited_for(
 
 
 @pytest.mark.parametrize("process", [b"", b"\xff", b"a b c d e f", b"1 2 3", b" " * 5])
-def test_a_holder_of_whom_nothing_is_known_is_waited_for(
-    store: SQLiteStore, process: bytes
-) -> None:
+def test_unknown_holder_blocks_until_expiry(store: SQLiteStore, process: bytes) -> None:
     store.add_message("a", "user", "x")
     lease = store.lease("a", ttl=600)
     with store.database.write() as transaction:
@@ -481,7 +477,7 @@ def test_a_holder_of_whom_nothing_is_known_is_waited_for(
 
 
 @pytest.mark.parametrize("options", [("--mount-proc",), ()], ids=["its own /proc", "our /proc"])
-def test_a_holder_in_a_container_is_waited_for(
+def test_holder_in_a_container_blocks_until_expiry(
     store: SQLiteStore, file: Path, options: tuple[str, ...]
 ) -> None:
     store.add_message("a", "user", "x")
@@ -515,7 +511,7 @@ def _is_free_elsewhere(file: Path) -> bool:
 
 
 @told
-def test_p8_a_turn_that_could_not_be_given_back_is_free_in_this_process(
+def test_p8_lease_whose_release_failed_is_free_in_this_process(
     store: SQLiteStore, file: Path
 ) -> None:
     store.add_message("a", "user", "x")
@@ -535,7 +531,7 @@ def test_p8_a_turn_that_could_not_be_given_back_is_free_in_this_process(
         assert not third.lost
 
 
-def test_closing_gives_back_what_could_not_be_given_back_before(file: Path) -> None:
+def test_close_releases_leases_whose_release_failed(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "x")
         lease = store.lease("a", ttl=600)
@@ -545,7 +541,7 @@ def test_closing_gives_back_what_could_not_be_given_back_before(file: Path) -> N
 
 
 @told
-def test_a_turn_of_a_store_that_was_closed_without_room_is_free_in_this_process(
+def test_lease_of_a_store_closed_on_a_full_disk_is_free_in_this_process(
     store: SQLiteStore, file: Path
 ) -> None:
     other = SQLiteStore(file)
@@ -560,14 +556,14 @@ def test_a_turn_of_a_store_that_was_closed_without_room_is_free_in_this_process(
 
 
 @told
-def test_a_turn_that_could_not_be_taken_is_free_in_this_process(store: SQLiteStore) -> None:
+def test_lease_whose_acquisition_failed_is_free_in_this_process(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     with _no_room(), pytest.raises(StenologError):
         store.lease("a", ttl=600)
     assert _is_free(store)
 
 
-def test_a_turn_goes_on_that_somebody_could_not_take_over(file: Path) -> None:
+def test_failed_takeover_does_not_end_the_lease(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.2) as store:
         store.add_message("a", "user", "x")
         lease = store.lease("a", ttl=600)
@@ -582,7 +578,7 @@ def test_a_turn_goes_on_that_somebody_could_not_take_over(file: Path) -> None:
 
 
 @told
-def test_a_store_that_nobody_has_any_more_has_no_turn(store: SQLiteStore, file: Path) -> None:
+def test_garbage_collected_store_holds_no_lease(store: SQLiteStore, file: Path) -> None:
     store.add_message("a", "user", "x")
     forgotten = [SQLiteStore(file)]
     lease = [forgotten[0].lease("a", ttl=600)]

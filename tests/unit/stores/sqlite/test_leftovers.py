@@ -22,9 +22,7 @@ def _left_behind(file: Path, *, key: str = "a") -> None:
     assert file.with_name(f"{file.name}-wal").stat().st_size > 0
 
 
-def test_p1_p12_what_a_killed_writer_left_in_the_log_is_synced_before_it_is_answered(
-    file: Path, tmp_path: Path
-) -> None:
+def test_p1_p12_log_of_a_killed_writer_is_synced_before_reads(file: Path, tmp_path: Path) -> None:
     needs.tool("strace")
     _left_behind(file)
     code = (
@@ -46,7 +44,7 @@ def test_p1_p12_what_a_killed_writer_left_in_the_log_is_synced_before_it_is_answ
     assert any("sync(" in line and "-wal>" in line for line in before.splitlines())
 
 
-def test_p3_the_log_of_a_database_that_was_taken_away_does_not_get_into_the_next(
+def test_p3_log_of_a_removed_database_is_not_applied_to_a_new_one(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _left_behind(file, key="old")
@@ -64,7 +62,7 @@ def test_p3_the_log_of_a_database_that_was_taken_away_does_not_get_into_the_next
     assert any("belongs to a database that no longer exists" in r.message for r in caplog.records)
 
 
-def test_p8_who_opens_a_store_waits_for_who_holds_the_database(file: Path) -> None:
+def test_p8_open_waits_for_the_process_that_holds_the_database(file: Path) -> None:
     SQLiteStore(file).close()
     other = apsw.Connection(str(file))
     list(other.execute("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE"))
@@ -79,7 +77,7 @@ def test_p8_who_opens_a_store_waits_for_who_holds_the_database(file: Path) -> No
     opened[0].close()
 
 
-def test_p4_the_end_of_one_purge_is_not_the_end_of_another(
+def test_p4_finished_purge_keeps_the_record_of_another(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in ("mine", "theirs"):
@@ -97,7 +95,7 @@ def test_p4_the_end_of_one_purge_is_not_the_end_of_another(
         assert transaction.unfinished_purges()
 
 
-def test_p9_a_lease_that_was_released_is_forgotten(store: SQLiteStore) -> None:
+def test_p9_released_lease_uses_no_memory(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x")
     for number in range(50):
         key = f"k{number}"
@@ -138,7 +136,7 @@ store.close()
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, file], check=True, timeout=60)
 
 
-def test_an_alias_that_cannot_be_looked_up_begins_no_second_session(
+def test_failed_alias_lookup_creates_no_second_session(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_message("telegram:1", "user", "x")

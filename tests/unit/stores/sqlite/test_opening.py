@@ -52,7 +52,7 @@ def test_a_url_carries_parameters(file: Path) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_p8_other_parameters_are_refused_and_the_accepted_ones_named(
+def test_p8_unknown_parameters_are_rejected_with_the_accepted_names(
     file: Path, parameters: str
 ) -> None:
     with pytest.raises(UsageError, match=r"synchronous=normal.* cache_kb=NUMBER"):
@@ -78,7 +78,7 @@ def test_p8_a_url_without_a_file_is_refused(where: str) -> None:
     ],
     ids=str,
 )
-def test_p8_the_class_refuses_the_same(file: Path, wrong: dict[str, object]) -> None:
+def test_p8_class_rejects_the_same_arguments(file: Path, wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         SQLiteStore(file, **wrong)  # type: ignore[arg-type]
     assert not file.exists()
@@ -125,7 +125,7 @@ def test_import_stenolog_loads_no_driver() -> None:
     assert done.stdout == "none\n"
 
 
-def test_namespaces_share_a_file_and_nothing_else(file: Path) -> None:
+def test_namespaces_in_one_file_are_independent(file: Path) -> None:
     with SQLiteStore(file) as sessions, SQLiteStore(file, namespace="notes") as notes:
         sessions.add_message("a", "user", "said")
         notes.add_message("a", "user", "remembered")

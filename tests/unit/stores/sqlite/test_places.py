@@ -49,7 +49,7 @@ def _connection(file: Path) -> Iterator[apsw.Connection]:
 # --- P11 -------------------------------------------------------------------------------------
 
 
-def test_p11_what_is_created_is_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_p11_created_files_are_private_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with SQLiteStore(tmp_path / "new" / "workspace" / "sessions.db") as store:
@@ -71,7 +71,7 @@ def test_p11_what_is_created_is_private_whatever_the_umask(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "name", [f"sessions.db{end}" for end in ("", "-wal", "-shm", "-gate", "-next")]
 )
-def test_p11_what_is_open_to_others_is_warned_about(
+def test_p11_wide_permissions_cause_a_warning(
     file: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     with SQLiteStore(file) as store:
@@ -88,7 +88,7 @@ def test_p11_what_is_open_to_others_is_warned_about(
                 assert any(advice in problem for problem in health.problems)
 
 
-def test_p11_the_folder_may_be_anybody_s_as_long_as_the_files_are_private(file: Path) -> None:
+def test_p11_shared_folder_is_accepted_if_files_are_private(file: Path) -> None:
     file.parent.chmod(0o755)
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
@@ -103,7 +103,7 @@ def test_p11_the_folder_may_be_behind_a_symlink(tmp_path: Path) -> None:
     assert (tmp_path / "real" / "sessions.db").is_file()
 
 
-def test_p11_the_file_itself_is_not_followed(file: Path) -> None:
+def test_p11_symlinked_database_file_is_rejected(file: Path) -> None:
     outside = file.parent / "outside.db"
     SQLiteStore(outside).close()
     before = outside.read_bytes()
@@ -116,7 +116,7 @@ def test_p11_the_file_itself_is_not_followed(file: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["-gate", "-next", "-wal"])
-def test_p11_nothing_beside_it_is_followed(file: Path, end: str) -> None:
+def test_p11_symlinked_companion_files_are_rejected(file: Path, end: str) -> None:
     target = file.parent / "target"
     target.write_bytes(b"mine")
     SQLiteStore(file).close()
@@ -131,7 +131,7 @@ def test_p11_nothing_beside_it_is_followed(file: Path, end: str) -> None:
 # --- what stands in its place ----------------------------------------------------------------
 
 
-def test_p8_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_p8_database_of_another_program_is_rejected_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "theirs.db"
     shutil.copyfile(SAMPLES / "openai-agents.db", file)
     before, changed = file.read_bytes(), file.stat().st_mtime_ns
@@ -144,9 +144,7 @@ def test_p8_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", [b"hello", b"SQLite format 3\0", b"\0" * 4096, b"{}\n" * 1000])
-def test_p8_a_file_that_is_no_database_is_refused_and_left_as_it_is(
-    file: Path, text: bytes
-) -> None:
+def test_p8_file_that_is_not_a_database_is_rejected_unchanged(file: Path, text: bytes) -> None:
     file.write_bytes(text)
     with pytest.raises(ForeignLog):
         SQLiteStore(file)
@@ -154,14 +152,14 @@ def test_p8_a_file_that_is_no_database_is_refused_and_left_as_it_is(
     assert _beside(file) == ["sessions.db"]
 
 
-def test_p8_a_folder_in_its_place_is_said(file: Path) -> None:
+def test_p8_folder_instead_of_a_file_is_rejected(file: Path) -> None:
     with pytest.raises(UsageError, match="is a folder"):
         SQLiteStore(file.parent)
     with pytest.raises(UsageError):
         SQLiteStore("/")
 
 
-def test_p8_a_pipe_in_its_place_does_not_hang(file: Path) -> None:
+def test_p8_pipe_instead_of_a_file_does_not_hang(file: Path) -> None:
     os.mkfifo(file)
     with pytest.raises(DamagedStore):
         SQLiteStore(file)
@@ -173,7 +171,7 @@ def test_an_empty_file_becomes_a_database(file: Path) -> None:
         assert store.add_message(KEY, "user", "hello") == 1
 
 
-def test_what_a_killed_creator_left_is_in_nobodys_way(file: Path) -> None:
+def test_leftovers_of_a_killed_creator_do_not_prevent_opening(file: Path) -> None:
     file.with_name(f".{file.name}.new").write_bytes(b"half of it")
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
@@ -183,7 +181,7 @@ def test_what_a_killed_creator_left_is_in_nobodys_way(file: Path) -> None:
 # --- P13 -------------------------------------------------------------------------------------
 
 
-def test_p13_a_newer_schema_is_refused_by_name(file: Path) -> None:
+def test_p13_newer_schema_is_rejected_with_its_number(file: Path) -> None:
     SQLiteStore(file).close()
     with _connection(file) as connection:
         schema.run_script(connection, f"PRAGMA user_version = {schema.newest_version() + 1}")
@@ -194,7 +192,7 @@ def test_p13_a_newer_schema_is_refused_by_name(file: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_p13_a_process_that_was_already_running_refuses_it_too(file: Path) -> None:
+def test_p13_running_process_rejects_a_newer_schema(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
         with _connection(file) as connection:
@@ -214,7 +212,7 @@ def test_p13_a_process_that_was_already_running_refuses_it_too(file: Path) -> No
 # --- places that change under a running store ------------------------------------------------
 
 
-def test_p8_a_file_that_vanished_is_said_and_not_made_anew(file: Path) -> None:
+def test_p8_missing_file_raises_and_is_not_recreated(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
         for path in file.parent.iterdir():
@@ -226,7 +224,7 @@ def test_p8_a_file_that_vanished_is_said_and_not_made_anew(file: Path) -> None:
     assert not file.exists()
 
 
-def test_p8_another_file_in_its_place_is_neither_read_nor_written(file: Path) -> None:
+def test_p8_replaced_file_is_neither_read_nor_written(file: Path) -> None:
     other = file.with_name("other.db")
     SQLiteStore(other).close()
     with SQLiteStore(file) as store:
@@ -240,7 +238,7 @@ def test_p8_another_file_in_its_place_is_neither_read_nor_written(file: Path) ->
         assert file.read_bytes() == before
 
 
-def test_p8_a_damaged_page_is_damage_and_names_the_doctor(file: Path) -> None:
+def test_p8_damaged_page_raises_damaged_store_and_names_the_doctor(file: Path) -> None:
     with SQLiteStore(file) as store:
         for number in range(200):
             store.add_message(KEY, "user", f"{number} " * 50)
@@ -260,7 +258,7 @@ def test_p8_a_damaged_page_is_damage_and_names_the_doctor(file: Path) -> None:
 # --- read-only -------------------------------------------------------------------------------
 
 
-def test_read_only_changes_nothing_and_says_so(file: Path) -> None:
+def test_read_only_store_rejects_writes(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
     before, changed = file.read_bytes(), file.stat().st_mtime_ns
@@ -281,14 +279,14 @@ def test_read_only_changes_nothing_and_says_so(file: Path) -> None:
     assert (file.read_bytes(), file.stat().st_mtime_ns) == (before, changed)
 
 
-def test_read_only_sees_what_others_write(file: Path) -> None:
+def test_read_only_store_sees_writes_of_others(file: Path) -> None:
     with SQLiteStore(file) as writing, SQLiteStore(file, read_only=True) as reading:
         for number in range(3):
             writing.add_message(KEY, "user", number)
             assert len(reading.get_history(KEY)) == number + 1
 
 
-def test_p8_read_only_does_not_make_a_file(file: Path) -> None:
+def test_p8_read_only_store_creates_no_file(file: Path) -> None:
     with pytest.raises(StoreUnavailable, match="no such file"):
         SQLiteStore(file, read_only=True)
     assert _beside(file) == []
@@ -325,7 +323,7 @@ def _texts(store: SQLiteStore) -> list[object]:
     return [message.content for message in store.get_history(KEY)]
 
 
-def test_p8_who_reads_where_nothing_can_be_written_sees_what_others_write(file: Path) -> None:
+def test_p8_reader_on_a_read_only_disk_sees_writes_of_others(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", 0)
     with (
@@ -347,7 +345,7 @@ def test_p8_who_reads_where_nothing_can_be_written_sees_what_others_write(file: 
         assert _texts(reading) == list(range(300, 400))
 
 
-def test_p8_what_was_written_to_while_it_was_read_is_not_believed(file: Path) -> None:
+def test_p8_read_fails_if_the_file_changed_during_it(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", 0)
     with (
@@ -363,7 +361,7 @@ def test_p8_what_was_written_to_while_it_was_read_is_not_believed(file: Path) ->
         assert _texts(reading) == [0, 1]
 
 
-def test_p8_a_log_that_cannot_be_read_is_said_and_not_passed_over(file: Path) -> None:
+def test_p8_unreadable_log_raises(file: Path) -> None:
     code = (
         "import os, sys, stenolog; store = stenolog.SQLiteStore(sys.argv[1]);"
         "store.add_message('a', 'user', 'in the log'); os._exit(0)"
@@ -402,7 +400,7 @@ print(file_check.examine(sys.argv[1]).sessions)
 """
 
 
-def test_p8_who_may_not_write_to_the_folder_can_read_the_file(tmp_path: Path) -> None:
+def test_p8_user_without_write_permission_can_read_the_file(tmp_path: Path) -> None:
     needs.root()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as open_to_all:
         Path(open_to_all).chmod(0o755)
@@ -441,7 +439,7 @@ def _fill(store: SQLiteStore) -> int:
     raise AssertionError("it never was full")
 
 
-def test_p8_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_p8_full_disk_stores_nothing_and_recovers_when_space_is_free(tmp_path: Path) -> None:
     needs.kernel("mount")
     with tiny_tmpfs(tmp_path, "2m") as mounted:
         with SQLiteStore(mounted / "sessions.db") as store:
@@ -455,7 +453,7 @@ def test_p8_a_full_disk_stores_nothing_and_goes_on_when_there_is_room(tmp_path: 
             assert len(store.get_history(KEY)) == stored + 1
 
 
-def test_a_store_on_a_full_disk_can_be_opened_to_read(tmp_path: Path) -> None:
+def test_store_on_a_full_disk_can_be_opened_read_only(tmp_path: Path) -> None:
     needs.root()
     needs.kernel("mount")
     with tiny_tmpfs(tmp_path, "2m") as mounted:
@@ -471,7 +469,7 @@ def test_a_store_on_a_full_disk_can_be_opened_to_read(tmp_path: Path) -> None:
             open_store(where)
 
 
-def test_a_closed_store_on_a_full_disk_can_be_opened_to_read(tmp_path: Path) -> None:
+def test_closed_store_on_a_full_disk_can_be_opened_read_only(tmp_path: Path) -> None:
     needs.root()
     needs.kernel("mount")
     with tiny_tmpfs(tmp_path, "2m") as mounted:
@@ -490,7 +488,7 @@ def test_a_closed_store_on_a_full_disk_can_be_opened_to_read(tmp_path: Path) -> 
             assert len(reader.get_history(KEY)) == 2
 
 
-def test_p8_a_log_that_has_no_room_for_its_index_is_not_passed_over(tmp_path: Path) -> None:
+def test_p8_log_without_space_for_its_index_raises(tmp_path: Path) -> None:
     needs.root()
     needs.kernel("mount")
     code = (
@@ -520,7 +518,7 @@ def _fill_up(folder: Path) -> None:
 # --- locks, and the end ----------------------------------------------------------------------
 
 
-def test_p8_another_program_that_writes_for_too_long_is_store_busy(file: Path) -> None:
+def test_p8_long_write_of_another_program_raises_store_busy(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.1) as store, _connection(file) as connection:
         store.add_message(KEY, "user", "hello")
         connection.execute("BEGIN IMMEDIATE")
@@ -534,7 +532,7 @@ def test_p8_another_program_that_writes_for_too_long_is_store_busy(file: Path) -
         assert store.add_message(KEY, "user", "x") == 2
 
 
-def test_p8_another_process_at_the_gate_for_too_long_is_store_busy(file: Path) -> None:
+def test_p8_gate_held_too_long_raises_store_busy(file: Path) -> None:
     script = (
         "import fcntl, sys; gate = open(sys.argv[1], 'r+b'); fcntl.flock(gate, fcntl.LOCK_EX);"
         "print('held', flush=True); sys.stdin.read()"
@@ -555,7 +553,7 @@ def test_p8_another_process_at_the_gate_for_too_long_is_store_busy(file: Path) -
         assert store.add_message(KEY, "user", "x") == 2
 
 
-def test_closing_lets_go_of_every_file(file: Path) -> None:
+def test_close_closes_every_file(file: Path) -> None:
     gc.collect()  # what earlier tests left behind is not ours to count
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of this process
     with SQLiteStore(file) as store:
@@ -568,9 +566,7 @@ def test_closing_lets_go_of_every_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [b"hello", None])
-def test_a_store_that_could_not_be_opened_leaves_nothing_open(
-    file: Path, wrong: bytes | None
-) -> None:
+def test_failed_open_leaves_no_file_open(file: Path, wrong: bytes | None) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     if wrong is not None:
         file.write_bytes(wrong)

@@ -69,7 +69,7 @@ def _linux() -> None:
         pytest.skip("NOT RUN: there is no /proc")
 
 
-def test_a_process_is_told_by_its_number_and_its_start() -> None:
+def test_process_is_identified_by_number_and_start_time() -> None:
     with _child(_WAITS) as (child, words):
         other = _parsed(words)
         assert other.number == child.pid
@@ -79,14 +79,14 @@ def test_a_process_is_told_by_its_number_and_its_start() -> None:
         assert _parsed(str(other)) == other
 
 
-def test_one_that_lives_is_not_gone() -> None:
+def test_running_process_has_not_ended() -> None:
     assert not has_ended(_here())
     with _child(_WAITS) as (_, words):
         assert not has_ended(_parsed(words))
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["waited for", "not waited for"])
-def test_one_that_was_killed_is_gone(heard: bool) -> None:
+def test_killed_process_has_ended(heard: bool) -> None:
     with _child(_WAITS) as (child, words):
         child.kill()
         _until_ended(child.pid)
@@ -95,13 +95,13 @@ def test_one_that_was_killed_is_gone(heard: bool) -> None:
         assert has_ended(_parsed(words))
 
 
-def test_one_whose_number_was_given_out_again_is_gone() -> None:
+def test_process_whose_number_was_reused_has_ended() -> None:
     with _child(_WAITS) as (_, words):
         living = _parsed(words)
         assert has_ended(replace(living, started=living.started - 1))
 
 
-def test_one_whose_first_thread_ended_lives_while_another_goes_on() -> None:
+def test_process_runs_while_any_of_its_threads_runs() -> None:
     with _child(_FIRST_THREAD_ENDS) as (child, words):
         limit = time.monotonic() + PATIENCE
         while b") Z " not in (stat := _stat(child.pid)):
@@ -113,7 +113,7 @@ def _stat(number: int) -> bytes:
     return Path(f"/proc/{number}/stat").read_bytes()
 
 
-def test_a_name_that_looks_like_fields_deceives_nobody() -> None:
+def test_process_name_that_looks_like_fields_is_parsed_correctly() -> None:
     before = _stat(os.getpid()).partition(b"(")[2].rpartition(b")")[0]
     set_name = ctypes.CDLL(None).prctl
     assert set_name(15, b"x) Z 1 (", 0, 0, 0) == 0
@@ -123,7 +123,7 @@ def test_a_name_that_looks_like_fields_deceives_nobody() -> None:
         set_name(15, before, 0, 0, 0)
 
 
-def test_a_forked_child_is_another_one() -> None:
+def test_forked_child_is_another_process() -> None:
     here = _here()
     reading, writing = os.pipe()
     child = os.fork()
@@ -138,13 +138,13 @@ def test_a_forked_child_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("field", ["boot", "pid_namespace", "time_namespace"])
-def test_one_of_another_boot_or_namespace_is_not_seen(field: str) -> None:
+def test_process_of_another_boot_or_namespace_cannot_be_checked(field: str) -> None:
     here = _here()
     assert here.can_check(replace(here, number=1))
     assert not here.can_check(replace(here, **{field: "another"}))
 
 
-def test_one_that_is_hidden_may_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_process_does_not_count_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     here = _here()
     monkeypatch.setattr(processes, "_PROC", processes._PROC / "nowhere")
     assert not has_ended(replace(here, started=0))
@@ -154,22 +154,22 @@ def test_one_that_is_hidden_may_live(monkeypatch: pytest.MonkeyPatch) -> None:
     "words",
     ["", "None", "a b c d", "a b c d e", "a b c 1 2 3", "a b c 1 ", "a b c 1.5 2"],
 )
-def test_words_that_say_nothing_are_nobody(words: str) -> None:
+def test_invalid_text_is_not_a_process(words: str) -> None:
     assert parse(words) is None
 
 
 @pytest.mark.parametrize("number", [0, -1, 10**30])
-def test_a_number_that_no_process_has_is_not_gone_for_certain(number: int) -> None:
+def test_impossible_process_number_does_not_count_as_ended(number: int) -> None:
     assert not has_ended(replace(_here(), number=number))
 
 
-def test_in_another_namespace_one_does_not_see_who_is_in_this_one() -> None:
+def test_process_in_another_pid_namespace_cannot_check_this_one() -> None:
     with _child(_WAITS, *in_namespace("--mount-proc")) as (_, words):
         other = _parsed(words)
         assert other.boot == _here().boot
         assert not _here().can_check(other)
 
 
-def test_where_proc_is_that_of_another_namespace_nothing_is_told() -> None:
+def test_no_process_is_identified_if_proc_belongs_to_another_namespace() -> None:
     with _child(_WAITS, *in_namespace()) as (_, words):
         assert words == "None"

@@ -22,7 +22,7 @@ def _talk(store: SQLiteStore, key: str, word: str, *, count: int = 40) -> None:
         store.add_message(key, "user", f"{word} {number} " * size, once=f"{word}-token-{number}")
 
 
-def test_nothing_of_a_purged_session_stays(file: Path) -> None:
+def test_no_bytes_of_a_purged_session_remain(file: Path) -> None:
     with SQLiteStore(file) as store:
         _talk(store, "keep", "harmless")
         _talk(store, "secret-key", "confidential")
@@ -61,7 +61,7 @@ def _beside(file: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in file.parent.iterdir()}
 
 
-def test_nothing_of_purged_messages_stays_and_the_session_goes_on(file: Path) -> None:
+def test_no_bytes_of_purged_messages_remain_and_the_session_stays_usable(file: Path) -> None:
     with SQLiteStore(file) as store:
         _talk(store, "a", "confidential")
         store.checkpoint("a", summary="classified " * 900, upto=20)
@@ -84,7 +84,7 @@ def test_nothing_of_purged_messages_stays_and_the_session_goes_on(file: Path) ->
     assert b"classified" not in left
 
 
-def test_an_undo_step_that_is_kept_still_works_though_it_is_long(file: Path) -> None:
+def test_long_undo_step_works_after_a_purge(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_messages("a", [{"role": "user", "content": n} for n in range(1200)])
         store.set_summary("a", "classified")
@@ -110,7 +110,7 @@ def cut_short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     monkeypatch.undo()
 
 
-def test_what_is_deleted_is_overwritten_even_where_it_goes_no_further(
+def test_deleted_rows_are_overwritten_even_if_the_purge_stops(
     file: Path, cut_short: Callable[[], None]
 ) -> None:
     with SQLiteStore(file) as store:
@@ -123,9 +123,7 @@ def test_what_is_deleted_is_overwritten_even_where_it_goes_no_further(
     cut_short()
 
 
-def test_a_purge_that_was_interrupted_is_finished_by_the_next_one(
-    file: Path, cut_short: Callable[[], None]
-) -> None:
+def test_next_purge_finishes_an_interrupted_one(file: Path, cut_short: Callable[[], None]) -> None:
     with SQLiteStore(file) as store:
         _talk(store, "a", "confidential")
         with pytest.raises(KeyboardInterrupt):
@@ -141,7 +139,7 @@ def test_a_purge_that_was_interrupted_is_finished_by_the_next_one(
     assert b"confidential" not in _bytes(file)
 
 
-def test_while_somebody_reads_the_log_the_caller_is_told_that_it_stays(file: Path) -> None:
+def test_purge_reports_that_the_log_remains_while_a_reader_uses_it(file: Path) -> None:
     with SQLiteStore(file, busy_timeout=0.1) as store:
         _talk(store, "a", "confidential")
         with store.database.read() as transaction:
@@ -152,7 +150,7 @@ def test_while_somebody_reads_the_log_the_caller_is_told_that_it_stays(file: Pat
     assert b"confidential" not in _bytes(file)
 
 
-def test_p4_a_purge_removes_the_mark_of_a_copied_session(file: Path) -> None:
+def test_p4_purge_removes_the_marker_of_a_copied_session(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "x")
         [mark] = store.list_snapshots()

@@ -52,7 +52,7 @@ def _old_database(file: Path, version: int) -> None:
     connection.close()
 
 
-def test_a_fresh_schema_equals_the_migrated_one(file: Path) -> None:
+def test_new_schema_equals_the_migrated_one(file: Path) -> None:
     SQLiteStore(file).close()
     fresh = apsw.Connection(str(file))
     migrated = _made(*schema.migrations())
@@ -65,9 +65,7 @@ def test_a_fresh_schema_equals_the_migrated_one(file: Path) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, schema.newest_version()))
-def test_p13_an_older_database_is_brought_up_to_date_with_its_content(
-    file: Path, version: int
-) -> None:
+def test_p13_older_database_is_migrated_with_its_content(file: Path, version: int) -> None:
     _old_database(file, version)
     with SQLiteStore(file) as store:
         assert [message.content for message in store.get_history("a")] == ["old"]
@@ -85,9 +83,7 @@ def test_p13_an_older_database_is_brought_up_to_date_with_its_content(
 
 
 @pytest.mark.parametrize("version", range(1, schema.newest_version()))
-def test_p13_who_only_reads_finds_an_older_database_as_if_it_were_up_to_date(
-    file: Path, version: int
-) -> None:
+def test_p13_read_only_store_reads_an_older_database(file: Path, version: int) -> None:
     _old_database(file, version)
     before = file.read_bytes()
     with SQLiteStore(file, read_only=True) as store:
@@ -104,7 +100,7 @@ def test_p13_who_only_reads_finds_an_older_database_as_if_it_were_up_to_date(
     assert file.read_bytes() == before
 
 
-def test_p13_who_reads_sees_what_a_writer_brought_up_to_date(file: Path) -> None:
+def test_p13_reader_sees_a_migration_by_a_writer(file: Path) -> None:
     _old_database(file, 1)
     with SQLiteStore(file, read_only=True) as reading:
         assert reading.mark("aliases") == "1"
@@ -115,7 +111,7 @@ def test_p13_who_reads_sees_what_a_writer_brought_up_to_date(file: Path) -> None
 
 
 @pytest.mark.parametrize("version", range(1, schema.newest_version()))
-def test_what_stands_for_a_newer_table_has_all_of_its_columns(version: int) -> None:
+def test_views_of_older_tables_have_all_new_columns(version: int) -> None:
     fresh, old = _made(*schema.migrations()), _made(*schema.migrations()[:version])
     schema.show_as_newest(old, version)
     try:
@@ -131,13 +127,13 @@ def _columns(connection: apsw.Connection, table: str) -> list[str]:
     return [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
 
 
-def test_each_migration_opens_with_why() -> None:
+def test_each_migration_starts_with_its_reason() -> None:
     for script in (*schema.migrations(), *schema.views().values()):
         assert script.startswith("-- ")
 
 
 @pytest.mark.parametrize("name", SQL)
-def test_every_statement_is_one_that_sqlite_takes_without_a_full_scan(name: str) -> None:
+def test_no_statement_needs_a_full_scan(name: str) -> None:
     connection = _made(*schema.migrations())
     plan = [
         detail
@@ -164,7 +160,7 @@ def test_messages_and_sessions_are_found_by_index_alone(store: SQLiteStore) -> N
     assert any("USING INDEX session_live" in step for step in plan)
 
 
-def test_the_file_is_as_the_design_says(store: SQLiteStore) -> None:
+def test_file_header_matches_the_design(store: SQLiteStore) -> None:
     with store.database.write() as transaction:
         found = {
             name: next(iter(transaction.execute(f"PRAGMA {name}")))[0]
@@ -178,7 +174,7 @@ def test_the_file_is_as_the_design_says(store: SQLiteStore) -> None:
     }
 
 
-def test_removing_a_session_takes_everything_of_it_along(store: SQLiteStore) -> None:
+def test_removing_a_session_removes_all_its_rows(store: SQLiteStore) -> None:
     store.add_message("a", "user", "x", once="t")
     store.set_summary("a", "text")
     with store.database.write() as transaction:

@@ -37,7 +37,7 @@ def spoilt(store: SQLiteStore) -> SQLiteStore:
     return store
 
 
-def test_p3_a_damaged_session_does_not_keep_others_from_being_appended_to(
+def test_p3_damaged_session_does_not_prevent_appends_to_others(
     spoilt: SQLiteStore,
 ) -> None:
     found: dict[str, object] = {}
@@ -68,9 +68,7 @@ def _caller(deadline: float) -> QueuedWrite:
     return caller
 
 
-def test_p8_of_a_group_only_those_give_up_whose_time_is_over(
-    store: SQLiteStore, file: Path
-) -> None:
+def test_p8_only_expired_callers_of_a_group_give_up(store: SQLiteStore, file: Path) -> None:
     store.add_message("a", "user", "x")
     passed = time.monotonic()
     first, second, third = group = [_caller(at) for at in (passed, passed, math.inf)]
@@ -83,7 +81,7 @@ def test_p8_of_a_group_only_those_give_up_whose_time_is_over(
     assert (third.done, third.error, third.result) == (True, None, "done")
 
 
-def test_p8_who_leads_a_group_has_no_more_time_than_it_came_with(
+def test_p8_leader_of_a_group_keeps_its_own_deadline(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed: list[float] = []

@@ -46,7 +46,7 @@ _CASES: list[tuple[Exception, type[StenologError], type[StenologError], type[Ste
     _CASES,
     ids=[f"{type(error).__name__}-{getattr(error, 'extendedresult', '')}" for error, *_ in _CASES],
 )
-def test_p8_no_error_of_the_driver_comes_out_as_it_is(
+def test_p8_driver_errors_are_converted(
     error: Exception,
     reading: type[StenologError],
     writing: type[StenologError],
@@ -57,19 +57,19 @@ def test_p8_no_error_of_the_driver_comes_out_as_it_is(
     assert type(commit_failure(error, "x")) is committing
 
 
-def test_p8_our_own_errors_stay_what_they_are() -> None:
+def test_p8_own_errors_are_returned_unchanged() -> None:
     error = NewerFormat("x")
     assert read_failure(error, "y") is error
     assert write_failure(error, "y") is error
 
 
-def test_p8_damage_names_the_doctor() -> None:
+def test_p8_damage_error_names_the_doctor() -> None:
     for code in (apsw.SQLITE_CORRUPT, apsw.SQLITE_NOTADB, apsw.SQLITE_ERROR):
         assert "steno doctor" in str(read_failure(_error(code), "x"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_p8_a_commit_that_was_refused_for_want_of_room_is_surely_absent(number: int) -> None:
+def test_p8_commit_refused_for_lack_of_space_is_not_stored(number: int) -> None:
     refused = commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", system_errno=number)
     assert type(refused) is NotStored
     assert os.strerror(number) in str(refused)

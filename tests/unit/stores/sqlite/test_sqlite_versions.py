@@ -25,7 +25,7 @@ def test_versions_with_the_wal_reset_bug_are_named(version: str) -> None:
 @pytest.mark.parametrize(
     "version", ["3.6.23", "3.44.6", "3.44.9", "3.50.7", "3.51.3", "3.52.0", "3.54.1", "4.0.0"]
 )
-def test_versions_without_it_are_not(version: str) -> None:
+def test_versions_without_the_wal_reset_bug_are_not_named(version: str) -> None:
     assert known_bugs(version) == []
 
 
@@ -46,6 +46,6 @@ def test_start_up_and_health_name_a_sqlite_with_a_known_bug(
         assert any("3.40.1" in problem for problem in store.health().problems)
 
 
-def test_the_version_that_counts_is_that_of_the_driver_s_library(file: Path) -> None:
+def test_known_bugs_depend_on_the_library_of_the_driver(file: Path) -> None:
     with SQLiteStore(file) as store:
         assert store.database.settings.sqlite_version == apsw.sqlite_lib_version()
