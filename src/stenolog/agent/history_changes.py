@@ -30,8 +30,8 @@ def replace_history(
     """
     if view is None:
         view = find_view(sessions, key)
-    shown = () if view is None else view.messages
-    history = make(shown)
+    visible = () if view is None else view.messages
+    history = make(visible)
     if history is None:
         return "unchanged"
     # Not `last_seq`, which includes a message whose write another process has not finished.

@@ -101,19 +101,19 @@ def tool(
     Raises UsageError if a type hint is missing or has no JSON schema.
     """
 
-    def made(function: Callable[..., Any]) -> Tool:
+    def make_tool(function: Callable[..., Any]) -> Tool:
         called = name or getattr(function, "__name__", "")
         if not _NAME.fullmatch(called):
             raise UsageError(f"tool {called!r}: the name must have 1 to 64 letters, digits, _ or -")
-        fields, here = _parameters(function, called)
+        fields, context_name = _parameters(function, called)
         arguments = msgspec.defstruct(
             f"{called}_arguments", fields, forbid_unknown_fields=True, kw_only=True
         )
 
-        def call(given: Mapping[str, Any], where: ToolContext) -> Any:
-            found = msgspec.convert(given, arguments, strict=False)
+        def call(raw: Mapping[str, Any], context: ToolContext) -> Any:
+            found = msgspec.convert(raw, arguments, strict=False)
             values = {field: getattr(found, field) for field in arguments.__struct_fields__}
-            return function(**values, **({here: where} if here else {}))
+            return function(**values, **({context_name: context} if context_name else {}))
 
         return Tool(
             name=called,
@@ -126,17 +126,17 @@ def tool(
             timeout=timeout,
         )
 
-    return made if function is None else made(function)
+    return make_tool if function is None else make_tool(function)
 
 
-def as_tools(given: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
+def as_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
     """Return the tools by name; functions become tools. Raise UsageError for a duplicate name."""
     found: dict[str, Tool] = {}
-    for one in given:
-        made = one if isinstance(one, Tool) else tool(one)
-        if made.name in found:
-            raise UsageError(f"there are two tools called {made.name!r}; give one another name")
-        found[made.name] = made
+    for one in tools:
+        new = one if isinstance(one, Tool) else tool(one)
+        if new.name in found:
+            raise UsageError(f"there are two tools called {new.name!r}; give one another name")
+        found[new.name] = new
     return found
 
 
@@ -179,7 +179,7 @@ def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], s
     except (TypeError, ValueError, NameError) as error:
         raise UsageError(f"tool {called!r}: its type hints cannot be read: {error}") from error
     fields: list[Any] = []
-    here = ""
+    context_name = ""
     for parameter in signature.parameters.values():
         name = parameter.name
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -189,12 +189,14 @@ def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], s
         if name not in hints:
             raise UsageError(f"tool {called!r}: {name} has no type hint; add one")
         if hints[name] is ToolContext:
-            here = name
+            context_name = name
             continue
         kind = _with_description(hints[name])
-        given = parameter.default
-        fields.append((name, kind) if given is parameter.empty else (name, kind, _default(given)))
-    return fields, here
+        default = parameter.default
+        fields.append(
+            (name, kind) if default is parameter.empty else (name, kind, _default(default))
+        )
+    return fields, context_name
 
 
 def _with_description(hint: Any) -> Any:
@@ -252,10 +254,10 @@ STOPPED: Final = "[stopped by the user before it ended; it may have done its wor
 def cut_off_result(call: Mapping[str, Any], on_event: EventHandler) -> dict[str, Any]:
     """Return an error result for a call that was cut off at the model's limit."""
     name = call["function"]["name"]
-    words = "Error: the answer was cut off at the model's limit, and so this call was not made"
+    text = "Error: the answer was cut off at the model's limit, and so this call was not made"
     on_event(ToolStarted(id=call["id"], name=name, arguments=call["function"]["arguments"]))
-    on_event(ToolFinished(id=call["id"], name=name, text=words, failed=True, seconds=0.0))
-    return {"role": "tool", "tool_call_id": call["id"], "content": words}
+    on_event(ToolFinished(id=call["id"], name=name, text=text, failed=True, seconds=0.0))
+    return {"role": "tool", "tool_call_id": call["id"], "content": text}
 
 
 class ToolRunner(Struct, frozen=True, kw_only=True):
@@ -270,7 +272,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
     async def run(
         self,
         calls: Sequence[Mapping[str, Any]],
-        here: ToolContext,
+        context: ToolContext,
         *,
         on_event: EventHandler,
         keep: Callable[[dict[str, Any]], Awaitable[object]],
@@ -281,7 +283,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         """
 
         async def one(call: Mapping[str, Any]) -> None:
-            await keep(await self._result(call, here, on_event))
+            await keep(await self._result(call, context, on_event))
 
         alone = [call for call in calls if self._is_alone(call)]
         together = [asyncio.create_task(one(call)) for call in calls if call not in alone]
@@ -298,18 +300,18 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         return found is not None and found.alone
 
     async def _result(
-        self, call: Mapping[str, Any], here: ToolContext, on_event: EventHandler
+        self, call: Mapping[str, Any], context: ToolContext, on_event: EventHandler
     ) -> dict[str, Any]:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         on_event(ToolStarted(id=call["id"], name=name, arguments=arguments))
         began = time.monotonic()
-        failed, text = await self._outcome(name, arguments, here)
+        failed, text = await self._outcome(name, arguments, context)
         took = time.monotonic() - began
         on_event(ToolFinished(id=call["id"], name=name, text=text, failed=failed, seconds=took))
         body = {"role": "tool", "tool_call_id": call["id"], "content": text}
         return mark_tool_outcome(body, seconds=took, failed=failed)
 
-    async def _outcome(self, name: str, arguments: str, here: ToolContext) -> tuple[bool, str]:
+    async def _outcome(self, name: str, arguments: str, context: ToolContext) -> tuple[bool, str]:
         """Return whether the call failed, and the text for the model."""
         tool = self.tools.get(name)
         if tool is None:
@@ -318,9 +320,9 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         allowed = self.timeout if tool.timeout is None else tool.timeout
         timeout = asyncio.timeout(allowed)
         try:
-            given = read_arguments(arguments)
+            values = read_arguments(arguments)
             async with timeout:
-                result = await _call(tool, given, here)
+                result = await _call(tool, values, context)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -329,14 +331,16 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         except Exception as error:  # noqa: BLE001 - a tool may raise anything; goes to the model
             if timeout.expired():
                 return True, f"Error: {name} did not end within {allowed:g} s and was given up"
-            words = str(error) or type(error).__name__
-            return True, result_as_text(f"Error: {type(error).__name__}: {words}", limit=self.limit)
+            message = str(error) or type(error).__name__
+            return True, result_as_text(
+                f"Error: {type(error).__name__}: {message}", limit=self.limit
+            )
         return False, result_as_text(result, limit=self.limit)
 
 
-async def _call(tool: Tool, given: Mapping[str, Any], here: ToolContext) -> Any:
+async def _call(tool: Tool, values: Mapping[str, Any], tool_context: ToolContext) -> Any:
     if tool.is_async:
-        return await tool.call(given, here)
+        return await tool.call(values, tool_context)
     # A daemon thread, not a pool: a tool that hangs cannot be stopped and must not keep the program
     # from exiting.
     running = asyncio.get_running_loop()
@@ -354,7 +358,7 @@ async def _call(tool: Tool, given: Mapping[str, Any], here: ToolContext) -> Any:
     def work() -> None:
         result, failed = None, None
         try:
-            result = context.run(tool.call, given, here)
+            result = context.run(tool.call, values, tool_context)
         except Exception as error:  # noqa: BLE001 - raised in the waiting coroutine
             failed = error
         except BaseException as error:  # noqa: BLE001 - SystemExit of a tool must not end the agent

@@ -75,8 +75,8 @@ def late_message(sessions: SessionStore, view: SessionView) -> int | None:
     if not newest or body.get("role") == "user" or FIELD not in body:
         return None
     first = info.in_sight[-1][0] if info.in_sight else last.seq
-    shown = [message for message in view.messages if message.seq >= first]
-    if _last_user_message(shown) is not None:
+    later = [message for message in view.messages if message.seq >= first]
+    if _last_user_message(later) is not None:
         return None
     seen = last_seen_seq(body, last.seq)
     stored = sessions.get_history(view.key, last=_SCANNED, full=True)

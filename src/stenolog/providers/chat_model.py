@@ -180,8 +180,8 @@ class StreamedAnswer:
             self._details.append(dict(piece))
             return
         self._words.add(str(piece.get(name) or ""))
-        given = {field: value for field, value in piece.items() if value is not None}
-        last.update({**given, name: last.get(name) or ""})
+        fields = {field: value for field, value in piece.items() if value is not None}
+        last.update({**fields, name: last.get(name) or ""})
 
     def _join_words(self) -> None:
         """Append the unjoined pieces to the last detail."""
@@ -197,14 +197,14 @@ class StreamedAnswer:
 
         Each has a unique id, also if the server sent none.
         """
-        made: dict[str, dict[str, Any]] = {}
+        calls: dict[str, dict[str, Any]] = {}
         for _, part in sorted(self._calls.items()):
             if part.name:
-                id = part.id if part.id and part.id not in made else f"call_{part.index}"
+                id = part.id if part.id and part.id not in calls else f"call_{part.index}"
                 arguments = self._arguments[part.index].text
                 function = {"name": part.name, "arguments": arguments}
-                made[id] = {**part.extra, "id": id, "type": "function", "function": function}
-        return list(made.values())
+                calls[id] = {**part.extra, "id": id, "type": "function", "function": function}
+        return list(calls.values())
 
     def message(self) -> dict[str, Any]:
         """Return the answer as a message in OpenAI's chat format, ready to be stored."""

@@ -42,10 +42,10 @@ def read_object(text: object) -> dict[str, Any] | None:
     """
     if not isinstance(text, str):
         return None
-    shown = text[:_MAX_TEXT]
-    found = _longest_object(_THINKING.sub("", shown))
+    start = text[:_MAX_TEXT]
+    found = _longest_object(_THINKING.sub("", start))
     # A model that never closes its thinking may have put the answer inside.
-    return found if found is not None or "<" not in shown else _longest_object(shown)
+    return found if found is not None or "<" not in start else _longest_object(start)
 
 
 def _longest_object(text: str) -> dict[str, Any] | None:

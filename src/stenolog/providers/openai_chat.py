@@ -165,23 +165,23 @@ class OpenAIChat:
         )
         if seconds is None:
             self._give_up(failure, tried)
-        _logger.info("%s; retrying in %.1f s", self._told(failure), seconds)
+        _logger.info("%s; retrying in %.1f s", self._describe(failure), seconds)
         await asyncio.sleep(seconds)
 
     def _give_up(self, failure: Failure, tried: int) -> NoReturn:
-        said = self._told(failure)
+        message = self._describe(failure)
         if not is_temporary(failure):
-            raise ModelRefused(said)
+            raise ModelRefused(message)
         later = f"; Retry-After: {failure.retry_after}" if failure.retry_after else ""
         times = f" (after {tried} tries)" if tried > 1 else ""
-        raise ModelUnavailable(f"{said}{later}{times}")
+        raise ModelUnavailable(f"{message}{later}{times}")
 
-    def _told(self, failure: Failure) -> str:
+    def _describe(self, failure: Failure) -> str:
         where = f"{self._url.scheme}://{self._url.netloc.decode('ascii')}{self._url.path}"
-        said = f"{self.model} at {where} {failure.what}"
+        message = f"{self.model} at {where} {failure.what}"
         advice = advice_for(failure, model=self.model, base_url=where, key_name=self._key_name)
-        said = f"{said.rstrip('.')}. {advice}" if advice else said
-        return self._secrets.sub("[key]", said)  # guard: model-error-redacted
+        message = f"{message.rstrip('.')}. {advice}" if advice else message
+        return self._secrets.sub("[key]", message)  # guard: model-error-redacted
 
     # --- one try -----------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class OpenAIChat:
                 Failure("answered with a web page, so base_url is not the address of an API", 404)
             )
         if kind.endswith("json") and "event" not in kind:
-            delta = reader.whole(await self._body(response, _MAX_ANSWER, cut=False))
+            delta = reader.read_complete(await self._body(response, _MAX_ANSWER, cut=False))
         else:
             response.headers["content-type"] = "text/event-stream"
             async with aclosing(self._streamed(response, reader, begins)) as deltas:
@@ -292,8 +292,8 @@ class OpenAIChat:
             raise RequestError(Failure("broke off in the middle: the answer is incomplete"))
         await _read_rest(events)
 
-    async def _body(self, response: httpx2.Response, most: int, *, cut: bool) -> str:
-        """Return at most `most` bytes of the body as text. Raises RequestError."""
+    async def _body(self, response: httpx2.Response, max_bytes: int, *, cut: bool) -> str:
+        """Return at most `max_bytes` bytes of the body as text. Raises RequestError."""
         read = bytearray()
         try:
             async with (
@@ -302,7 +302,7 @@ class OpenAIChat:
             ):
                 async for piece in pieces:
                     read += piece
-                    if len(read) > most:
+                    if len(read) > max_bytes:
                         break
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError) as error:
             if not cut:
@@ -310,9 +310,9 @@ class OpenAIChat:
                 raise RequestError(
                     Failure(_connection_failure("broke off", error), silent=silent)
                 ) from error
-        if len(read) > most and not cut:
+        if len(read) > max_bytes and not cut:
             raise RequestError(Failure("sent more data than an answer can have", 400))
-        return read[:most].decode("utf-8", "replace")
+        return read[:max_bytes].decode("utf-8", "replace")
 
 
 class OllamaChat(OpenAIChat):
@@ -357,12 +357,12 @@ def _secrets(key: str, headers: Mapping[str, str]) -> re.Pattern[str]:
         elif len(value) >= _MIN_SECRET:
             found.add(value)
     # A short secret matches only whole words, so that other parts of the message stay intact.
-    told = [
+    patterns = [
         re.escape(one) if len(one) >= _MIN_SECRET else rf"(?<!\w){re.escape(one)}(?!\w)"
         for one in sorted(found, key=len, reverse=True)
         if one
     ]
-    return re.compile("|".join(told) or "(?!)")
+    return re.compile("|".join(patterns) or "(?!)")
 
 
 def _without_implausible_usage(delta: Delta, sent: Mapping[str, Any]) -> Delta:
@@ -383,8 +383,8 @@ def _silence(seconds: float) -> str:
 
 
 def _connection_failure(what: str, error: Exception) -> str:
-    said = str(error).strip()
-    return f"{what} ({type(error).__name__}{': ' + said if said else ''})"
+    message = str(error).strip()
+    return f"{what} ({type(error).__name__}{': ' + message if message else ''})"
 
 
 async def _read_rest(events: AsyncIterator[httpx2.ServerSentEvent]) -> None:

@@ -73,9 +73,9 @@ def seconds_to_wait(
         retries = min(retries, patience.after_silence)
     if tried > retries or not is_temporary(failure):
         return None
-    asked = read_retry_after(failure.retry_after, now)
-    if asked is not None:
-        return asked if asked <= patience.longest else None
+    requested = read_retry_after(failure.retry_after, now)
+    if requested is not None:
+        return requested if requested <= patience.longest else None
     doubled = patience.backoff * 2.0 ** min(tried - 1, 30)
     return min(doubled * (0.5 + chance / 2), patience.longest)
 
@@ -132,23 +132,23 @@ def failure_of(answer: Any) -> Failure | None:
 
 def failure_of_response(status: int, body: str) -> Failure:
     """Return the failure for a response with this status and body, with the server's message."""
-    words = error_message(body)
+    message = error_message(body)
     # `no body`: the wording of most clients, which `read_overflow` looks for.
-    said = f"answered {status}: {words}" if words else f"answered {status} (no body)"
-    return Failure(said, status)
+    text = f"answered {status}: {message}" if message else f"answered {status} (no body)"
+    return Failure(text, status)
 
 
 def error_message(body: str) -> str:
     """Return the message of an error body in one line; JSON fields are listed with their names."""
     try:
-        told = json.loads(body)
+        error = json.loads(body)
     except (ValueError, RecursionError):
         return _short(_without_tags(body))
-    if isinstance(told, list) and len(told) == 1:
-        told = told[0]
-    if isinstance(told, Mapping) and told.get("error"):
-        told = told["error"]
-    return _describe_error(told)
+    if isinstance(error, list) and len(error) == 1:
+        error = error[0]
+    if isinstance(error, Mapping) and error.get("error"):
+        error = error["error"]
+    return _describe_error(error)
 
 
 # ASCII: otherwise "\u017f" counts as a form of "s".
@@ -189,22 +189,22 @@ def _describe_error(error: Any) -> str:
     message = error.get("message")
     others = {name: value for name, value in error.items() if name != "message" or not message}
     further = ", ".join(_fields(others, depth=0))
-    said = message if isinstance(message, str) else json.dumps(message) if message else ""
-    return _short(f"{said} ({further})" if said and further else said or further)
+    text = message if isinstance(message, str) else json.dumps(message) if message else ""
+    return _short(f"{text} ({further})" if text and further else text or further)
 
 
 def _fields(value: Any, *, depth: int, name: str = "") -> Iterator[str]:
     if value is None or value == "" or depth > _MAX_DEPTH or name in _ECHOES:
         return
     if isinstance(value, Mapping):
-        for inner, held in value.items():
-            yield from _fields(held, depth=depth + 1, name=str(inner))
-    elif isinstance(value, list) and any(isinstance(held, Mapping) for held in value):
-        for held in value:
-            yield from _fields(held, depth=depth + 1, name=name)
+        for inner, item in value.items():
+            yield from _fields(item, depth=depth + 1, name=str(inner))
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for item in value:
+            yield from _fields(item, depth=depth + 1, name=name)
     else:
-        told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield f"{name}: {told}" if name else told
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield f"{name}: {text}" if name else text
 
 
 def _short(text: str) -> str:
@@ -222,8 +222,8 @@ def _status(error: Any) -> int:
             value = int(value[:4])
         if isinstance(value, int) and not isinstance(value, bool) and 400 <= value < 600:
             return value
-    words = f"{error.get('type')} {error.get('code')}".lower()
-    return next((status for word, status in _STATUS_BY_WORD.items() if word in words), 0)
+    kinds = f"{error.get('type')} {error.get('code')}".lower()
+    return next((status for word, status in _STATUS_BY_WORD.items() if word in kinds), 0)
 
 
 _STATUS_BY_WORD: Final = {

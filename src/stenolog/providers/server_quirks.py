@@ -106,30 +106,30 @@ class ServerQuirks:
 
     def applied(self, body: Mapping[str, Any]) -> Body:
         """Return the request with all learned changes."""
-        made = dict(body)
-        for way in self._learnt.values():
-            made = way.change(made)
-        return made
+        changed = dict(body)
+        for quirk in self._learnt.values():
+            changed = quirk.change(changed)
+        return changed
 
     def learn(self, sent: Mapping[str, Any], failure: Failure) -> str | None:
         """Learn a change from a failure, and return its note for the user, which may be empty.
 
         Return None if no known change matches the failure and changes the request.
         """
-        for name, way in _QUIRKS.items():
+        for name, quirk in _QUIRKS.items():
             if (
                 name not in self._learnt
-                and failure.status in way.statuses
-                and way.words.search(failure.what)
-                and way.change(dict(sent)) != sent
+                and failure.status in quirk.statuses
+                and quirk.pattern.search(failure.what)
+                and quirk.change(dict(sent)) != sent
             ):
-                self._learnt[name] = way
-                return way.notice
+                self._learnt[name] = quirk
+                return quirk.notice
         return None
 
 
 class _Quirk(Struct, frozen=True, kw_only=True):
-    words: re.Pattern[str]
+    pattern: re.Pattern[str]
     """Pattern of the server messages for this rejection."""
     change: Callable[[Body], Body]
     statuses: frozenset[int] = _REFUSED
@@ -144,31 +144,31 @@ def _with_newer_limit(body: Body) -> Body:
     """Replace `max_tokens` by the field that newer models of OpenAI require."""
     if "max_tokens" not in body:
         return body
-    made = _without("max_tokens", body)
-    return {**made, "max_completion_tokens": body["max_tokens"]}
+    changed = _without("max_tokens", body)
+    return {**changed, "max_completion_tokens": body["max_tokens"]}
 
 
 def _without_tools(body: Body) -> Body:
     """Remove tools, and rewrite earlier calls and results as text, which any model can read."""
     unwanted = ("tools", "tool_choice", "parallel_tool_calls")
-    made = {name: value for name, value in body.items() if name not in unwanted}
-    told: list[Mapping[str, Any]] = []
+    changed = {name: value for name, value in body.items() if name not in unwanted}
+    messages: list[Mapping[str, Any]] = []
     before = ""
     for message in body["messages"]:
         role = message.get("role")
         if role == "tool":
-            said = f"[the tool answered: {_text(message.get('content'))}]"
+            text = f"[the tool answered: {_text(message.get('content'))}]"
             if before == "tool":
                 # Many chat templates require user and assistant messages to alternate.
-                said = f"{told.pop()['content']}\n{said}"
-            told.append({"role": "user", "content": said})
+                text = f"{messages.pop()['content']}\n{text}"
+            messages.append({"role": "user", "content": text})
         elif calls := _calls(message):
-            words = [_text(message.get("content")), *map(_call_as_text, calls)]
-            told.append({"role": role, "content": "\n".join(filter(None, words))})
+            texts = [_text(message.get("content")), *map(_call_as_text, calls)]
+            messages.append({"role": role, "content": "\n".join(filter(None, texts))})
         else:
-            told.append(message)
+            messages.append(message)
         before = role
-    return {**made, "messages": told}
+    return {**changed, "messages": messages}
 
 
 def _call_as_text(call: Mapping[str, Any]) -> str:
@@ -195,21 +195,21 @@ def _with_short_ids(body: Body) -> Body:
     def short(call: Mapping[str, Any]) -> Body:
         return {**call, "id": _short_id(call.get("id"))}
 
-    made = _with_calls(body, short)
+    changed = _with_calls(body, short)
     messages = [
         {**message, "tool_call_id": _short_id(message["tool_call_id"])}
         if "tool_call_id" in message
         else message
-        for message in made["messages"]
+        for message in changed["messages"]
     ]
-    return {**made, "messages": messages}
+    return {**changed, "messages": messages}
 
 
 def _short_id(id: Any) -> str:
-    given = str(id)
-    if re.fullmatch(r"[A-Za-z0-9]{9}", given):
-        return given
-    return sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+    text = str(id)
+    if re.fullmatch(r"[A-Za-z0-9]{9}", text):
+        return text
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _with_calls(body: Body, change: Callable[[Mapping[str, Any]], Body]) -> Body:
@@ -242,19 +242,19 @@ _UNKNOWN_FIELD: Final = (
 )
 _QUIRKS: Final = {
     "stream_options": _Quirk(
-        words=re.compile(r"stream.?options|include_usage", re.I),
+        pattern=re.compile(r"stream.?options|include_usage", re.I),
         change=partial(_without, "stream_options"),
     ),
     "response_format": _Quirk(
-        words=re.compile(r"response.?format|json.?schema|structured.?output", re.I),
+        pattern=re.compile(r"response.?format|json.?schema|structured.?output", re.I),
         change=partial(_without, "response_format"),
     ),
     "max_tokens": _Quirk(
-        words=re.compile(r"max_tokens.{0,20} (?:is|are) not supported", re.I),
+        pattern=re.compile(r"max_tokens.{0,20} (?:is|are) not supported", re.I),
         change=_with_newer_limit,
     ),
     "tools": _Quirk(
-        words=re.compile(
+        pattern=re.compile(
             r"(?:not|n't) support (?:\w+ ){0,2}(?:tools\b|tool.?(?:use|call)|function.?call)"
             r"|no endpoints found that support tool"
             r"|tool choice requires --enable-auto-tool-choice"
@@ -270,14 +270,15 @@ _QUIRKS: Final = {
         notice=NO_TOOLS,
     ),
     "call fields": _Quirk(
-        words=re.compile(
+        pattern=re.compile(
             rf"extra_content|{_UNKNOWN_FIELD}.{{0,80}}tool_calls|tool_calls.{{0,80}}{_UNKNOWN_FIELD}",
             re.I | re.S,
         ),
         change=_with_plain_calls,
     ),
     "call ids": _Quirk(
-        words=re.compile(r"tool.?call.?id.{0,100}length of 9", re.I | re.S), change=_with_short_ids
+        pattern=re.compile(r"tool.?call.?id.{0,100}length of 9", re.I | re.S),
+        change=_with_short_ids,
     ),
 }
 """By the rejected part of the request."""

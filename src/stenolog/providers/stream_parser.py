@@ -49,7 +49,7 @@ class ChunkReader:
             raise RequestError(failure)
         return self._delta(chunk, "delta", data)
 
-    def whole(self, body: str) -> Delta | None:
+    def read_complete(self, body: str) -> Delta | None:
         """Parse a complete answer that a server sent although a stream was requested."""
         answer = decode_json(body, "answer")
         if (failure := failure_of(answer)) is not None:
@@ -81,16 +81,16 @@ class ChunkReader:
         return None
 
     def _choice(self, choice: Mapping[str, Any], field: str, data: str) -> Delta | None:
-        said = choice.get(field) or {}
-        if not isinstance(said, dict):
+        message = choice.get(field) or {}
+        if not isinstance(message, dict):
             raise _malformed("chunk", data)
-        listed = said.get("tool_calls") or []
+        listed = message.get("tool_calls") or []
         if not isinstance(listed, list) or not all(isinstance(call, dict) for call in listed):
             raise _malformed("chunk", data)
-        text, thought = _text_and_reasoning(said.get("content"))
-        if isinstance(said.get("refusal"), str):
-            text += said["refusal"]
-        thoughts = (said.get(name) for name in _REASONING_FIELDS)
+        text, thought = _text_and_reasoning(message.get("content"))
+        if isinstance(message.get("refusal"), str):
+            text += message["refusal"]
+        thoughts = (message.get(name) for name in _REASONING_FIELDS)
         reasoning = next((one for one in thoughts if isinstance(one, str) and one), thought)
         finish = choice.get("finish_reason")
         ended = "" if self.finished or not isinstance(finish, str) else finish
@@ -98,7 +98,7 @@ class ChunkReader:
         delta = Delta(
             text=self._whole_characters(text),
             reasoning=_fix_surrogates(reasoning),
-            details=_details(said.get("reasoning_details")),
+            details=_details(message.get("reasoning_details")),
             calls=tuple(self._calls.part(call) for call in listed),
             finish=ended,
         )
@@ -133,8 +133,8 @@ class _Calls:
         function = call.get("function")
         function = function if isinstance(function, dict) else {}
         id, name = _text(call.get("id")), _text(function.get("name"))
-        given = function.get("arguments")
-        arguments = given if isinstance(given, str) else "" if given is None else json.dumps(given)
+        value = function.get("arguments")
+        arguments = value if isinstance(value, str) else "" if value is None else json.dumps(value)
         number = call.get("index")
         number = number if isinstance(number, int) and not isinstance(number, bool) else None
         place = self._place(number, id=id, name=name, arguments=arguments)
@@ -184,8 +184,10 @@ def decode_json(data: str, what: str) -> Any:
 
 
 def _malformed(what: str, data: str) -> RequestError:
-    shown = data if len(data) <= _SHOWN else f"{data[:_SHOWN]}…"
-    return RequestError(Failure(f"sent a malformed {what} of {len(data):,} characters: {shown!r}"))
+    excerpt = data if len(data) <= _SHOWN else f"{data[:_SHOWN]}…"
+    return RequestError(
+        Failure(f"sent a malformed {what} of {len(data):,} characters: {excerpt!r}")
+    )
 
 
 def _text_and_reasoning(content: Any) -> tuple[str, str]:
@@ -204,20 +206,20 @@ def _text_and_reasoning(content: Any) -> tuple[str, str]:
     return text, thought
 
 
-def _details(told: Any) -> tuple[dict[str, Any], ...]:
-    listed = told if isinstance(told, list) else ()
+def _details(value: Any) -> tuple[dict[str, Any], ...]:
+    listed = value if isinstance(value, list) else ()
     return tuple(_storable(detail) for detail in listed if isinstance(detail, dict))
 
 
-def _usage(told: Any) -> Usage | None:
-    if not isinstance(told, dict):
+def _usage(value: Any) -> Usage | None:
+    if not isinstance(value, dict):
         return None
-    details = told.get("prompt_tokens_details")
+    details = value.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     found = Usage(
-        prompt=_count(told.get("prompt_tokens")),
-        answer=_count(told.get("completion_tokens")),
-        cached=_count(cached) or _count(told.get("prompt_cache_hit_tokens")),
+        prompt=_count(value.get("prompt_tokens")),
+        answer=_count(value.get("completion_tokens")),
+        cached=_count(cached) or _count(value.get("prompt_cache_hit_tokens")),
     )
     return found if found != Usage() else None
 
@@ -249,7 +251,7 @@ def _storable(value: dict[str, Any]) -> dict[str, Any]:
     """Return the value without parts that stores reject; empty if it cannot be encoded."""
     try:
         written = json.dumps(value, ensure_ascii=False)
-        made = json.loads(_fix_surrogates(written), parse_constant=lambda _: None)
+        decoded = json.loads(_fix_surrogates(written), parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
-    return made if isinstance(made, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}

@@ -321,12 +321,12 @@ class _Connection(BaseHTTPRequestHandler):
         elif (error := model.overflow(request, play)) is not None:
             self._send(*error)
         elif play.status != 200 or play.body is not None:
-            told = (
+            text = (
                 _error(_DEFAULT_ERRORS.get(play.status, "Error"))
                 if play.body is None
                 else play.body
             )
-            self._send(play.status, told, kind=play.content_type, retry_after=play.retry_after)
+            self._send(play.status, text, kind=play.content_type, retry_after=play.retry_after)
         else:
             self._say(request, play)
 
@@ -339,8 +339,8 @@ class _Connection(BaseHTTPRequestHandler):
             )
             return
         options = request.get("stream_options") or {}
-        told = usage if play.usage and options.get("include_usage") else None
-        self._stream(request, play, message, told)
+        sent_usage = usage if play.usage and options.get("include_usage") else None
+        self._stream(request, play, message, sent_usage)
 
     def _stream(
         self,
@@ -444,8 +444,8 @@ _DEFAULT_ERRORS: Final = {
 
 
 def _error(message: str, *, code: str | None = None) -> str:
-    told = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return json.dumps({"error": told})
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return json.dumps({"error": error})
 
 
 def _head(request: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -462,8 +462,8 @@ def _completion(
 ) -> dict[str, Any]:
     finish = "tool_calls" if message.get("tool_calls") else "stop"
     choice = {"index": 0, "message": message, "finish_reason": finish}
-    told = {"usage": _usage_body(usage)} if usage else {}
-    return {**_head(request, "chat.completion"), "choices": [choice], **told}
+    counts = {"usage": _usage_body(usage)} if usage else {}
+    return {**_head(request, "chat.completion"), "choices": [choice], **counts}
 
 
 def _usage_body(usage: Usage) -> dict[str, int]:
@@ -483,12 +483,12 @@ def _choices(message: Mapping[str, Any], play: Play) -> Iterator[dict[str, Any]]
         if not delta.finish:
             yield _choice(_fields(delta, play))
     for index, call in enumerate(calls if play.calls != "parts" else ()):
-        whole = {"index": 0 if play.calls == "zero_index" else index, **call}
+        sent_call = {"index": 0 if play.calls == "zero_index" else index, **call}
         if play.calls in ("no_index", "no_id"):
-            del whole["index"]
+            del sent_call["index"]
         if play.calls == "no_id":
-            del whole["id"]
-        yield _choice({"tool_calls": [whole]})
+            del sent_call["id"]
+        yield _choice({"tool_calls": [sent_call]})
     if play.finish:
         yield _choice({}, finish="tool_calls" if calls else "stop")
 
@@ -539,9 +539,9 @@ def main(arguments: list[str] | None = None) -> None:
         default=[],
         help="behaviour for the next request, as JSON",
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        plays = [msgspec.json.decode(play, type=Play) for play in given.play]
+        plays = [msgspec.json.decode(play, type=Play) for play in options.play]
     except msgspec.DecodeError as error:
         parser.error(f"--play takes a JSON object, as in '{{\"pause\": 0.5}}': {error}")
     ended = threading.Event()
@@ -554,11 +554,11 @@ def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGINT, end)
     with ModelServer(
         plays=plays,
-        context=given.context,
-        dialect=given.dialect,
-        pause=given.pause,
-        key=given.key,
-        port=given.port,
+        context=options.context,
+        dialect=options.dialect,
+        pause=options.pause,
+        key=options.key,
+        port=options.port,
     ) as server:
         print(server.url, flush=True)
         ended.wait()

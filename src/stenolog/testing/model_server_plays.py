@@ -156,17 +156,17 @@ def answer_by_rule(request: Mapping[str, Any]) -> ScriptedMessage:
         results.append(_text(message.get("content")))
     if results:
         return "The tools said: " + " | ".join(reversed(results))
-    said = next(
+    question = next(
         (_text(m.get("content")) for m in reversed(messages) if m.get("role") == "user"), ""
     )
-    wanted = calls_in(said)
+    wanted = calls_in(question)
     if not wanted:
-        return f"You said: {said}"
-    made = sum(len(message.get("tool_calls") or ()) for message in messages)
+        return f"You said: {question}"
+    earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
     return {
         "content": None,
         "tool_calls": [
-            tool_call(name, arguments, id=f"call_{made + number}")
+            tool_call(name, arguments, id=f"call_{earlier + number}")
             for number, (name, arguments) in enumerate(wanted, start=1)
         ],
     }

@@ -105,14 +105,14 @@ class ScriptedModel:
         max_tokens: int | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Stream the next answer of the script, with estimated token counts at the end."""
-        asked = RecordedRequest(
+        request = RecordedRequest(
             messages=[dict(message) for message in messages],
             tools=[dict(tool) for tool in tools],
             schema=schema,
             max_tokens=max_tokens,
         )
-        self.asked.append(asked)
-        message = as_message(self._answer(asked))
+        self.asked.append(request)
+        message = as_message(self._answer(request))
         # Sleeps even without a pause, so that other tasks run between two pieces, as with a server.
         for delta in split_message(message):
             await asyncio.sleep(self._pause)
@@ -129,22 +129,22 @@ class ScriptedModel:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _answer(self, asked: RecordedRequest) -> ScriptedMessage:
+    def _answer(self, request: RecordedRequest) -> ScriptedMessage:
         if self._script is not None:
-            return self._script(asked.messages, asked.tools)
+            return self._script(request.messages, request.tools)
         scene = next(self._scenes, None)
         if scene is None:
             raise UsageError("the script has no answer left; give ScriptedModel one more")
         if isinstance(scene, Exception):
             raise scene
-        return scene(asked.messages) if callable(scene) else scene
+        return scene(request.messages) if callable(scene) else scene
 
 
-def as_message(said: ScriptedMessage) -> dict[str, Any]:
+def as_message(answer: ScriptedMessage) -> dict[str, Any]:
     """Return an answer as an assistant message in OpenAI's chat format, with arguments as text."""
-    if isinstance(said, str):
-        return {"role": "assistant", "content": said}
-    message = {"role": "assistant", "content": None, **said}
+    if isinstance(answer, str):
+        return {"role": "assistant", "content": answer}
+    message = {"role": "assistant", "content": None, **answer}
     if message.get("tool_calls"):
         message["tool_calls"] = [
             _as_call(call, number) for number, call in enumerate(message["tool_calls"], start=1)
@@ -154,8 +154,8 @@ def as_message(said: ScriptedMessage) -> dict[str, Any]:
 
 def tool_call(name: str, arguments: Mapping[str, Any] | str = "{}", *, id: str) -> dict[str, Any]:
     """Return a tool call in OpenAI's chat format."""
-    given = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": given}}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 _CALL: Final = re.compile(r"\s*call\s+([A-Za-z0-9_-]+)", re.IGNORECASE)
@@ -183,9 +183,11 @@ def calls_in(text: str) -> list[tuple[str, str]]:
 
 def _as_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
     function = call.get("function") or call
-    given = function.get("arguments", "{}")
-    made = tool_call(str(function["name"]), given, id=str(call.get("id") or f"call_{number}"))
-    return {**_extra(call), **made}
+    arguments = function.get("arguments", "{}")
+    call_body = tool_call(
+        str(function["name"]), arguments, id=str(call.get("id") or f"call_{number}")
+    )
+    return {**_extra(call), **call_body}
 
 
 def _extra(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,11 +281,11 @@ def offline_script(
     last = messages[-1] if messages else {}
     if last.get("role") == "tool":
         return f"The tool says: {_text(last.get('content'))}"
-    said = next(
+    question = next(
         (_text(one.get("content")) for one in reversed(messages) if one.get("role") == "user"), ""
     )
-    words = {word.strip(".,;:!?'\"()").lower() for word in said.split()}
-    if wanted := calls_in(said):
+    words = {word.strip(".,;:!?'\"()").lower() for word in question.split()}
+    if wanted := calls_in(question):
         unknown = [name for name, _ in wanted if name not in _names(tools)]
         if unknown:
             return f"I was not given a tool called {unknown[0]}."
@@ -293,7 +295,7 @@ def offline_script(
                 for number, (name, arguments) in enumerate(wanted, start=1)
             ]
         }
-    if _TIME.search(said):
+    if _TIME.search(question):
         if "now" in _names(tools):
             return {"tool_calls": [tool_call("now", id=f"call_now_{len(messages)}")]}
         return "I was not given a tool that tells the time."
@@ -304,10 +306,10 @@ def offline_script(
             f"This is sentence {n} of {_LONG_SENTENCES}." for n in range(1, _LONG_SENTENCES + 1)
         )
     notice = _SCRIPT_NOTICE.format(install=install_command("local"))
-    if not said.strip():
+    if not question.strip():
         return f"Hello! {notice}"
-    shown = said if len(said) <= 200 else f"{said[:200]}…"
-    return f"You said: {shown}\n\n{notice}\n\nTry “what time is it?”, “markdown” or “long”."
+    excerpt = question if len(question) <= 200 else f"{question[:200]}…"
+    return f"You said: {excerpt}\n\n{notice}\n\nTry “what time is it?”, “markdown” or “long”."
 
 
 def offline_model(*, pause: float = 0.02) -> ScriptedModel:

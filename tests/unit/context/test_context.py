@@ -165,7 +165,7 @@ def test_errors_of_on_event_are_logged(store: Store, caplog: pytest.LogCaptureFi
     assert done is not None
     assert "on_event failed after a summary of 'cli:default': RuntimeError" in caplog.text
     assert loop.context.call(KEY, lambda _: "paid for", usage=fails) == "paid for"
-    assert "could not be taken in: RuntimeError('screen is off')" in caplog.text
+    assert "could not be stored: RuntimeError('screen is off')" in caplog.text
 
 
 def test_summary_requests_fit_the_limits_of_their_model(store: Store) -> None:

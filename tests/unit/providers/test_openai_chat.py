@@ -199,7 +199,7 @@ def test_broken_stream_raises_after_the_received_text(server: ModelServer, play:
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
     assert "broke off" in str(error)
-    assert "not whole" in str(error)
+    assert "is incomplete" in str(error)
     assert reply.text
     if play.reset_after is None:
         assert reply.text == SAID[:24]
@@ -230,7 +230,7 @@ def test_429_waits_for_retry_after(server: ModelServer, caplog: pytest.LogCaptur
         reply, error = asked_once(model_of(server, backoff=100), ASKED)
     assert (reply.text, error) == (SAID, None)
     assert server.asked == 3
-    assert "asked again in 0.0 s" in caplog.text
+    assert "retrying in 0.0 s" in caplog.text
 
 
 def test_too_long_retry_after_raises(server: ModelServer) -> None:
@@ -576,7 +576,7 @@ def test_short_header_does_not_redact_other_text(server: ModelServer) -> None:
 
 @pytest.mark.parametrize("key", ["sk-secret\nHeader: x", "sk-secret\N{EM DASH}"])
 def test_key_with_invalid_characters_is_rejected_without_showing_it(key: str) -> None:
-    with pytest.raises(UsageError, match="the key has characters") as caught:
+    with pytest.raises(UsageError, match="the key contains characters") as caught:
         OpenAIChat("x", key=key)
     assert "secret" not in str(caught.value)
 

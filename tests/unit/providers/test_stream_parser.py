@@ -249,17 +249,17 @@ def _trouble(way: str, text: str) -> str | None:
 def test_every_chunk_is_parsed_or_raises_a_request_error(sent: Any) -> None:
     chunk = json.dumps({"choices": [{"delta": sent, "finish_reason": sent}], "usage": sent})
     for text in (json.dumps(sent), chunk):
-        for way in ("read", "whole"):
+        for way in ("read", "read_complete"):
             found = _trouble(way, text)
             assert found is None or "malformed" in found or "error" in found
 
 
 def test_complete_answer_with_an_error_or_no_choices_raises() -> None:
     with pytest.raises(RequestError, match="no such model"):
-        reader().whole('{"error": {"message": "no such model"}}')
+        reader().read_complete('{"error": {"message": "no such model"}}')
     for nothing in ("{}", "[]", '{"choices": []}', "null"):
         with pytest.raises(RequestError, match="malformed answer"):
-            reader().whole(nothing)
+            reader().read_complete(nothing)
 
 
 def test_extra_fields_of_a_call_are_kept_and_storable() -> None:
