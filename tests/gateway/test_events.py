@@ -204,7 +204,7 @@ def test_many_who_listen_to_one_session_are_one_to_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few that some of it is read from the store again.
-    monkeypatch.setattr("stenolog.gateway.shared_state._MOST_AHEAD", 3)
+    monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED", 3)
     count, listeners = 60, 6
     with open_store(str(tmp_path)) as store, _served(tmp_path) as served:
         found: list[list[Any]] = [[] for _ in range(listeners)]

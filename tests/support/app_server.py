@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp
 
-from stenolog.gateway.server import Patience, Server, config
+from stenolog.gateway.server import ClientLimits, Server, config
 
 
 @contextmanager
 def served(
-    app: ASGIApp, *, patience: Patience | None = None, connections: int = 200, idle: int = 1
+    app: ASGIApp, *, patience: ClientLimits | None = None, connections: int = 200, idle: int = 1
 ) -> Iterator[int]:
     """The port at which it answers, until it is left."""
     bound = socket.create_server(("127.0.0.1", 0))

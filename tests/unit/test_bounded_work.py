@@ -17,8 +17,8 @@ from stenolog.cli.output import printable
 from stenolog.cli.show import painter
 from stenolog.cli.terminal_markdown import Stream
 from stenolog.gateway.error_responses import without_secrets
-from stenolog.gateway.viewer.markdown_html import LONGEST, to_html
-from stenolog.gateway.viewer.message_views import one_line, pretty, shown
+from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
+from stenolog.gateway.viewer.message_views import message_views, one_line, pretty
 from stenolog.memory.facts import Fact, is_backed
 from stenolog.memory.named_details import unsaid
 from stenolog.memory.quotes import follows, shares_enough
@@ -130,14 +130,14 @@ def test_arguments_of_a_tool_are_cut_before_they_are_laid_out() -> None:
     value = {"a": [deep] * 2_000}
 
     def show() -> None:
-        assert len(pretty(value)) < 2 * LONGEST
+        assert len(pretty(value)) < 2 * MAX_RENDERED
 
     run_limited(show, cpu=30, memory=150 * MB)
 
 
 def test_a_cut_result_says_so() -> None:
-    assert pretty([1] * LONGEST).endswith("… cut")
-    assert pretty("x" * (LONGEST + 1)).endswith("… cut")
+    assert pretty([1] * MAX_RENDERED).endswith("… cut")
+    assert pretty("x" * (MAX_RENDERED + 1)).endswith("… cut")
     assert "cut" not in pretty([1, 2])
 
 
@@ -171,7 +171,7 @@ def _show_in_terminal(text: str) -> None:
 def _show_in_viewer(text: str) -> None:
     with InMemoryStore() as store:
         store.add_message("k", "assistant", text)
-        shown(store.get_history("k"))
+        message_views(store.get_history("k"))
 
 
 def _stream(text: str) -> None:

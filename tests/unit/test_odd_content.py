@@ -114,8 +114,8 @@ def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:
 
 
 def _viewer(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
-    viewer.shown(history[:1], history[1:])
-    for one in viewer.shown(history):
+    viewer.message_views(history[:1], history[1:])
+    for one in viewer.message_views(history):
         assert "<script" not in one.words
     turns_of(history, None)
 

@@ -30,13 +30,13 @@ from stenolog.settings.fields import (
     Field,
     all_fields,
     commented_file,
-    find,
+    find_field,
     literal,
 )
 from stenolog.settings.file import config_path, dotted, lines_of
 from stenolog.settings.loading import load_effective, load_settings
 from stenolog.settings.secrets import without_password
-from stenolog.settings.validation import wanted
+from stenolog.settings.validation import describe_type
 from stenolog.settings.values import ModelSettings, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -273,8 +273,8 @@ def test_an_old_settings_key_is_an_error_that_names_the_new_key(file: Path) -> N
 
 
 def test_every_renamed_key_leads_to_a_setting_and_is_none_itself() -> None:
-    assert [find(new) is not None for new in RENAMED.values()] == [True] * len(RENAMED)
-    assert [find(old) for old in RENAMED] == [None] * len(RENAMED)
+    assert [find_field(new) is not None for new in RENAMED.values()] == [True] * len(RENAMED)
+    assert [find_field(old) for old in RENAMED] == [None] * len(RENAMED)
 
 
 @pytest.mark.parametrize(
@@ -800,7 +800,8 @@ def _table() -> str:
         if field.path[0] == "agents" and field.path[-1] != "routes":
             continue
         rows.append(
-            f"| `{field.name}` | `{literal(field.default)}` | {wanted(field)} | {field.text} |"
+            f"| `{field.name}` | `{literal(field.default)}` | {describe_type(field)} | "
+            f"{field.text} |"
         )
     return "\n".join(rows) + "\n"
 

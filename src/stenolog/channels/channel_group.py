@@ -14,11 +14,11 @@ from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import Channel
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
-from stenolog.channels.inbox import Inbox, Register
+from stenolog.channels.inbox import Inbox, MessageRegister
 from stenolog.channels.webhook import Webhook, webhook_routes
 from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.sessions.folders import CHANNELS
-from stenolog.settings.validation import LEAST_SECRET
+from stenolog.settings.validation import MIN_SECRET
 from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("stenolog")
 
 
-class _Wired(Struct, frozen=True, kw_only=True):
+class _ChannelSetup(Struct, frozen=True, kw_only=True):
     """A channel with its inbox and delivery."""
 
     channel: Channel
@@ -53,7 +53,7 @@ class Channels:
         self._settings = settings
         self._pause = pause
         self._tasks: list[asyncio.Task[Any]] = []
-        self._wired: list[_Wired] = []
+        self._wired: list[_ChannelSetup] = []
         token = _secret(
             settings,
             settings.channels.telegram.token,
@@ -132,14 +132,14 @@ class Channels:
             self._loop,
             channel=channel.name,
             delivery=delivery,
-            register=Register(self._claims),
+            register=MessageRegister(self._claims),
             most=self._settings.gateway.max_turns,
         )
-        self._wired.append(_Wired(channel=channel, inbox=inbox, delivery=delivery))
+        self._wired.append(_ChannelSetup(channel=channel, inbox=inbox, delivery=delivery))
         return inbox
 
 
-async def _run(wired: _Wired) -> None:
+async def _run(wired: _ChannelSetup) -> None:
     try:
         await wired.channel.run(wired.inbox)
     except Exception:
@@ -168,9 +168,9 @@ def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
 def _webhook_secret(settings: Settings, name: str) -> str:
     hook = settings.webhooks[name]
     secret = _secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
-    if len(secret) < LEAST_SECRET:
+    if len(secret) < MIN_SECRET:
         raise UsageError(
-            f"webhooks.{name} needs a secret of at least {LEAST_SECRET} characters: set secret, or "
+            f"webhooks.{name} needs a secret of at least {MIN_SECRET} characters: set secret, or "
             "the variable that secret_env names"
         )
     return secret

@@ -19,7 +19,7 @@ from stenolog.stores.base import Lease, Store
 from stenolog.stores.in_memory import InMemoryStore
 
 _TTL: Final = 20.0
-_OFTEN: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 """Seconds between two checks whether another holder has ended."""
 
 
@@ -97,15 +97,15 @@ class Claims:
             except StoreBusy:
                 if not wait:
                     raise
-                await asyncio.sleep(_OFTEN)
+                await asyncio.sleep(_POLL_SECONDS)
 
 
-def conversation(agent: str | None, key: str) -> str:
+def delivery_claim(agent: str | None, key: str) -> str:
     """Return the name of the claim to deliver in a session, of fixed length."""
     return f"delivery-{_place(agent, key)}"
 
 
-def said_in(agent: str | None, key: str) -> str:
+def register_name(agent: str | None, key: str) -> str:
     """Return the name of the session that lists the messages of a chat."""
     return f"said-{_place(agent, key)}"
 

@@ -23,8 +23,8 @@ from stenolog.agent.turn_events import Answer
 from stenolog.agent.turn_ownership import read_forked_at
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, origin_of
-from stenolog.channels.channel import Channel, MaybeSent, NotSent, Place, Undeliverable
-from stenolog.channels.claims import Claims, conversation
+from stenolog.channels.channel import Channel, Destination, MaybeSent, NotSent, Undeliverable
+from stenolog.channels.claims import Claims, delivery_claim
 from stenolog.channels.splitting import split
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
@@ -45,18 +45,18 @@ FIELD: Final = "delivery"
 State = Literal["sending", "sent", "unsure", "refused", "owed"]
 """unsure: it may have arrived, and the user was notified. refused: the app rejected it. owed: it
 was certainly not sent."""
-MOST_OWED: Final = 20
+MAX_OWED: Final = 20
 """Maximum number of owed answers per session. Only the newest are kept."""
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class DeliveryMark(Struct, frozen=True, kw_only=True):
     """How far the answers of a session were sent, and the result of the last attempt."""
 
     seq: int
     """The newest answer whose sending was started."""
     state: State
     """State of the answer that was started last, which may be an older, owed one."""
-    origin: Place
+    origin: Destination
     owed: tuple[int, ...] = ()
     """Seqs up to `seq` that are still to be sent, in order."""
 
@@ -66,15 +66,15 @@ class Mark(Struct, frozen=True, kw_only=True):
         return {**told, "owed": list(self.owed)} if self.owed else told
 
 
-class Due(Struct, frozen=True, kw_only=True):
+class DueAnswer(Struct, frozen=True, kw_only=True):
     """An answer to be delivered."""
 
     seq: int
     text: str
-    origin: Place
+    origin: Destination
 
 
-def mark_in(meta: Mapping[str, Any]) -> Mark | None:
+def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
     """Return the mark in a session's meta, or None."""
     told = meta.get(FIELD)
     if not isinstance(told, Mapping):
@@ -84,19 +84,19 @@ def mark_in(meta: Mapping[str, Any]) -> Mark | None:
         return None
     owed = told.get("owed", ())
     found = [one for one in owed if isinstance(one, int)] if isinstance(owed, list | tuple) else []
-    return Mark(seq=seq, state=cast(State, state), origin=origin, owed=tuple(sorted(found)))
+    return DeliveryMark(seq=seq, state=cast(State, state), origin=origin, owed=tuple(sorted(found)))
 
 
-def is_due(mark: Mark | None, seq: int) -> bool:
+def is_due(mark: DeliveryMark | None, seq: int) -> bool:
     """Whether sending the answer at `seq` was never started."""
     return mark is None or seq > mark.seq or seq in mark.owed
 
 
-def begun(mark: Mark | None, answer: Due) -> Mark:
+def sending_mark(mark: DeliveryMark | None, answer: DueAnswer) -> DeliveryMark:
     """Return the mark for an answer that is being sent."""
     if mark is None:
-        return Mark(seq=answer.seq, state="sending", origin=answer.origin)
-    return Mark(
+        return DeliveryMark(seq=answer.seq, state="sending", origin=answer.origin)
+    return DeliveryMark(
         seq=max(mark.seq, answer.seq),
         state="sending",
         origin=answer.origin,
@@ -104,28 +104,28 @@ def begun(mark: Mark | None, answer: Due) -> Mark:
     )
 
 
-def owing(mark: Mark, seq: int) -> Mark:
+def owed_mark(mark: DeliveryMark, seq: int) -> DeliveryMark:
     """Return the mark after an answer was certainly not sent."""
-    owed = sorted({*mark.owed, seq})[-MOST_OWED:]
+    owed = sorted({*mark.owed, seq})[-MAX_OWED:]
     return replace(mark, state="owed", owed=tuple(owed))
 
 
-def due(
+def due_answers(
     history: Sequence[Message],
     *,
-    mark: Mark | None,
+    mark: DeliveryMark | None,
     channel: str,
     since: datetime,
     after: int = 0,
-    allows: Callable[[Place], bool] = lambda _: False,
-) -> list[Due]:
+    allows: Callable[[Destination], bool] = lambda _: False,
+) -> list[DueAnswer]:
     """Return the answers to send to a channel, by seq, so that owed ones come first.
 
     Only answers to messages above seq `after` that were stored at or after `since`. The origin of a
     message is trusted if an agent received the message: the agent writes origin and mark in one
     append. Older versions wrote the origin without that mark: those are sent if `allows` agrees.
     """
-    found: dict[int, Due] = {}
+    found: dict[int, DueAnswer] = {}
     for index, message in enumerate(history):
         body = message.to_dict()
         origin = origin_of(body)
@@ -138,7 +138,7 @@ def due(
         answer = answer_to(history[index:], message.seq)
         if answer is not None and is_due(mark, answer.seq):
             text = text_parts_of(answer.to_dict())
-            found[answer.seq] = Due(seq=answer.seq, text=text, origin=origin)
+            found[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
     return [found[seq] for seq in sorted(found)]
 
 
@@ -149,11 +149,11 @@ UNSURE: Final = (
     "An answer may not have reached you: I was interrupted while sending it. "
     "Send /retry to get your last message answered again."
 )
-_FRESH: Final = timedelta(days=1)
+_MAX_AGE: Final = timedelta(days=1)
 """Maximum age of a message whose answer is still delivered."""
-_LONGEST: Final = 120.0
+_MAX_RETRY_SECONDS: Final = 120.0
 """Maximum seconds of retries for a message, besides delays that the app asks for."""
-_TRIES: Final = 5
+_MAX_ATTEMPTS: Final = 5
 _PAGE: Final = 200
 _REMEMBERED: Final = 10_000
 
@@ -170,7 +170,7 @@ class Delivery:
         claims: Claims,
         *,
         pause: float = 1.0,
-        allows: Callable[[Place], bool] = lambda _: False,
+        allows: Callable[[Destination], bool] = lambda _: False,
     ) -> None:
         """`pause`: seconds before the first retry of a message that was not sent.
 
@@ -188,7 +188,7 @@ class Delivery:
         """Answers that are being sent."""
 
     async def deliver(
-        self, instance: AgentInstance, answer: Answer, text: str, origin: Place
+        self, instance: AgentInstance, answer: Answer, text: str, origin: Destination
     ) -> None:
         """Send `text` as the answer, unless sending it was started before. Raises nothing.
 
@@ -199,7 +199,7 @@ class Delivery:
         if answer.seq is None:
             await self.tell(origin, text)
             return
-        one = Due(seq=answer.seq, text=text, origin=origin)
+        one = DueAnswer(seq=answer.seq, text=text, origin=origin)
         if await self._safely(instance, answer.key, one):
             # The app accepts messages again, so send those that it did not accept before.
             try:
@@ -216,7 +216,7 @@ class Delivery:
         if await cancel_and_wait(self._running):
             raise asyncio.CancelledError
 
-    async def tell(self, origin: Place, text: str) -> None:
+    async def tell(self, origin: Destination, text: str) -> None:
         """Send a text that is not an answer in the log. Raises nothing."""
         try:
             await self._send(origin, text, [])
@@ -233,7 +233,7 @@ class Delivery:
         be a killed process whose claim has not expired.
         """
         left: list[tuple[AgentInstance, str, bool]] = []
-        since = datetime.now(UTC) - _FRESH
+        since = datetime.now(UTC) - _MAX_AGE
         for instance in self._loop.registry:
             async for entry in self._entries(instance):
                 fresh = entry.updated is not None and entry.updated >= since
@@ -277,8 +277,8 @@ class Delivery:
         if only_owed and (mark is None or not mark.owed):
             return
         history = await self._loop.run(instance.sessions.get_history, key)
-        since = datetime.now(UTC) - _FRESH
-        waiting = due(
+        since = datetime.now(UTC) - _MAX_AGE
+        waiting = due_answers(
             history,
             mark=mark,
             channel=self.channel.name,
@@ -309,7 +309,7 @@ class Delivery:
     async def _tell_if_unsure(self, instance: AgentInstance, key: str) -> None:
         if not self._is_sending(await self._mark(instance, key)):
             return
-        async with self._claims.held(conversation(instance.id, key), wait=False):
+        async with self._claims.held(delivery_claim(instance.id, key), wait=False):
             mark = await self._mark(instance, key)
             if mark is not None and self._is_sending(mark):
                 _logger.warning(
@@ -317,20 +317,20 @@ class Delivery:
                 )
                 await self._tell_unsure(instance, key, mark)
 
-    def _is_sending(self, mark: Mark | None) -> bool:
+    def _is_sending(self, mark: DeliveryMark | None) -> bool:
         own = mark is not None and mark.origin.get("channel") == self.channel.name
         return own and mark is not None and mark.state == "sending"
 
-    async def _tell_unsure(self, instance: AgentInstance, key: str, mark: Mark) -> None:
+    async def _tell_unsure(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         # The mark is written first, so that the user is notified at most once.
         await self._set_mark(instance, key, replace(mark, state="unsure"))
         await self.tell(mark.origin, UNSURE)
 
     # --- one answer --------------------------------------------------------------------------
 
-    async def _safely(self, instance: AgentInstance, key: str, answer: Due) -> bool:
+    async def _safely(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
         """Deliver an answer, and return whether it was sent now. Raises nothing."""
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             if self._cut:
                 return False
             running = asyncio.create_task(self._deliver(instance, key, answer))
@@ -348,8 +348,8 @@ class Delivery:
         _logger.error("answer %s in %r is sent after the next start", answer.seq, key)
         return False
 
-    async def _deliver(self, instance: AgentInstance, key: str, answer: Due) -> bool:
-        async with self._claims.held(conversation(instance.id, key)):
+    async def _deliver(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
+        async with self._claims.held(delivery_claim(instance.id, key)):
             before = await self._mark(instance, key)
             if not is_due(before, answer.seq):
                 return False
@@ -357,7 +357,7 @@ class Delivery:
                 # The process that sent it is gone, and the new mark would replace the only record
                 # of it.
                 await self._tell_unsure(instance, key, before)
-            mark = begun(before, answer)
+            mark = sending_mark(before, answer)
             handed_over: list[str] = []
             try:
                 await self._set_mark(instance, key, mark)
@@ -372,24 +372,24 @@ class Delivery:
                 if handed_over:
                     await self._tell_unsure(instance, key, mark)
                 else:
-                    await self._set_mark(instance, key, owing(mark, answer.seq))
+                    await self._set_mark(instance, key, owed_mark(mark, answer.seq))
             except asyncio.CancelledError:
                 if not handed_over:
-                    await self._owe(instance, key, owing(mark, answer.seq))
+                    await self._owe(instance, key, owed_mark(mark, answer.seq))
                 raise
             else:
                 await self._set_mark(instance, key, replace(mark, state="sent"))
                 return True
         return False
 
-    async def _owe(self, instance: AgentInstance, key: str, mark: Mark) -> None:
+    async def _owe(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         """Record that an answer was not sent. Raises only CancelledError."""
         try:
             await self._set_mark(instance, key, mark)
         except Exception:
             _logger.exception("could not record that an answer in %r was not sent", key)
 
-    async def _send(self, origin: Place, text: str, handed_over: list[str]) -> None:
+    async def _send(self, origin: Destination, text: str, handed_over: list[str]) -> None:
         """Send a text in pieces. `handed_over` gets each piece that may have arrived."""
         for piece in split(text, self.channel.limit):
             waited, pause = 0.0, self._pause
@@ -401,10 +401,10 @@ class Delivery:
                     handed_over.pop()
                     if not error.after:
                         waited += pause
-                    if waited > _LONGEST:
+                    if waited > _MAX_RETRY_SECONDS:
                         raise
                     await asyncio.sleep(error.after or pause)
-                    pause = min(2 * pause, _LONGEST / 4)
+                    pause = min(2 * pause, _MAX_RETRY_SECONDS / 4)
                 except (MaybeSent, Undeliverable):
                     raise
                 except Exception as error:  # noqa: BLE001 - its text might contain a secret
@@ -414,14 +414,14 @@ class Delivery:
 
     # --- marks -------------------------------------------------------------------------------
 
-    async def _mark(self, instance: AgentInstance, key: str) -> Mark | None:
+    async def _mark(self, instance: AgentInstance, key: str) -> DeliveryMark | None:
         try:
             info = await self._loop.run(instance.store.info, key)
         except NoSuchSession:
             return None
-        mark = mark_in(info.meta)
+        mark = read_mark(info.meta)
         # Older versions copied the mark of the source into a fork.
         return None if mark is not None and mark.seq > info.last_seq else mark
 
-    async def _set_mark(self, instance: AgentInstance, key: str, mark: Mark) -> None:
+    async def _set_mark(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         await self._loop.run(instance.store.set_meta, key, **{FIELD: mark.fields()})

@@ -31,15 +31,15 @@ from telegram.request import HTTPXRequest
 
 from stenolog.agent.threads import cancel_and_wait
 from stenolog.channels.channel import (
+    AcceptedMessage,
     AllowList,
-    Arrival,
-    Inward,
+    Destination,
+    IncomingMessage,
     MaybeSent,
+    MessageReceiver,
     NotSent,
-    Place,
-    Taken,
     Undeliverable,
-    is_here,
+    is_local,
     uses_tls,
 )
 from stenolog.channels.claims import Claims
@@ -118,9 +118,9 @@ _TEXT_ONLY: Final = "I can only read text messages."
 _LONG_POLL: Final = 25
 """Seconds that the server keeps a request for updates open."""
 _LONGEST: Final = 60.0
-_HINT: Final = 86_400.0
+_OFFSET_SECONDS: Final = 86_400.0
 """Seconds for which a stored offset is valid. Telegram may restart its numbers after a week."""
-_TALKATIVE: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
+_URL_LOGGERS: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
 """Loggers of libraries that log complete URLs, which contain the token."""
 
 _logger = logging.getLogger("stenolog")
@@ -168,7 +168,7 @@ class Telegram:
         self._place = f"{NAME}-{id[0]}" if id else NAME
         self._telling: set[asyncio.Task[bool]] = set()
         self._filter = _NoSecret(token)
-        for name in _TALKATIVE:
+        for name in _URL_LOGGERS:
             logging.getLogger(name).addFilter(self._filter)
         base = settings.base_url.rstrip("/") or _SERVER
         self._bot = Bot(
@@ -181,7 +181,7 @@ class Telegram:
 
     # --- in ----------------------------------------------------------------------------------
 
-    async def run(self, inward: Inward) -> None:
+    async def run(self, inward: MessageReceiver) -> None:
         """Receive messages until it is cancelled or the token is rejected."""
         while True:
             try:
@@ -198,7 +198,7 @@ class Telegram:
             "the gateway again"
         )
 
-    async def _poll_if_free(self, inward: Inward) -> None:
+    async def _poll_if_free(self, inward: MessageReceiver) -> None:
         """Poll while this gateway holds the claim. Raises StoreBusy, _Stopped."""
         polling: asyncio.Task[None] | None = None
 
@@ -215,7 +215,7 @@ class Telegram:
             if not polling.cancelled():
                 polling.result()
 
-    async def _poll(self, inward: Inward) -> None:
+    async def _poll(self, inward: MessageReceiver) -> None:
         await self._patiently(self._bot.initialize)
         inward.recover()
         under_way: set[asyncio.Task[None]] = set()
@@ -269,7 +269,7 @@ class Telegram:
                     pause = min(2 * pause, _LONGEST)
             await asyncio.sleep(wait)
 
-    def _take_in(self, update: Update, inward: Inward) -> Taken | None:
+    def _take_in(self, update: Update, inward: MessageReceiver) -> AcceptedMessage | None:
         """Start to process an update; return None if it is not for the agent."""
         message = update.message
         user = None if message is None else message.from_user
@@ -283,16 +283,16 @@ class Telegram:
         if command.startswith("/") and at and to.casefold() != self._bot.username.casefold():
             return None
         if not text.strip():
-            telling = asyncio.create_task(_told(inward, _origin(message)))
+            telling = asyncio.create_task(_send_text_only(inward, _origin(message)))
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
-            return Taken(durable=telling)
+            return AcceptedMessage(durable=telling)
         if command == "/start":
             text = "/help"
         private = message.chat.type == ChatType.PRIVATE
         thread = message.message_thread_id if message.is_topic_message else None
         return inward.take_in(
-            Arrival(
+            IncomingMessage(
                 sender=str(user.id),
                 text=text,
                 id=f"{NAME}-{message.chat.id}-{message.message_id}",
@@ -310,7 +310,7 @@ class Telegram:
         number, at = noted.get("next"), noted.get("at")
         if not isinstance(number, int) or not isinstance(at, int | float):
             return 0
-        return number if 0 <= time.time() - at < _HINT else 0
+        return number if 0 <= time.time() - at < _OFFSET_SECONDS else 0
 
     async def _note(self, number: int | None) -> None:
         with suppress(StenologError):
@@ -318,7 +318,7 @@ class Telegram:
 
     # --- out ---------------------------------------------------------------------------------
 
-    async def send(self, origin: Place, text: str) -> None:
+    async def send(self, origin: Destination, text: str) -> None:
         """Send one message. Raises NotSent, MaybeSent, Undeliverable."""
         try:
             await self._send(origin, origin.get("chat"), text)
@@ -329,7 +329,7 @@ class Telegram:
             except ChatMigrated as again:
                 raise Undeliverable(self._words(again)) from None
 
-    async def _send(self, origin: Place, chat: Any, text: str) -> None:
+    async def _send(self, origin: Destination, chat: Any, text: str) -> None:
         try:
             await self._bot.send_message(
                 chat_id=chat, text=text, message_thread_id=origin.get("thread")
@@ -343,15 +343,15 @@ class Telegram:
         except (BadRequest, Forbidden) as error:
             raise Undeliverable(self._words(error)) from None
         except TelegramError as error:
-            if isinstance(error, NetworkError) and isinstance(error.__cause__, _NEVER_LEFT):
+            if isinstance(error, NetworkError) and isinstance(error.__cause__, _NOT_SENT_ERRORS):
                 raise NotSent(self._words(error)) from None
             raise MaybeSent(self._words(error)) from None
 
-    def allows(self, origin: Place) -> bool:
+    def allows(self, origin: Destination) -> bool:
         """Return whether the user of this private chat is on the allow list."""
         return self._allowed.has(str(origin.get("chat")))
 
-    async def typing(self, origin: Place) -> None:
+    async def typing(self, origin: Destination) -> None:
         """Show that an answer is being written. Raises nothing."""
         with suppress(TelegramError):
             await self._bot.send_chat_action(
@@ -364,14 +364,14 @@ class Telegram:
         """Close connections. A second call does nothing."""
         await cancel_and_wait(self._telling)
         await self._bot.shutdown()
-        for name in _TALKATIVE:
+        for name in _URL_LOGGERS:
             logging.getLogger(name).removeFilter(self._filter)
 
     def _words(self, error: Exception) -> str:
         return str(error).replace(self._token, "***")
 
 
-_NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Errors that occur before anything is sent."""
 
 
@@ -383,7 +383,7 @@ def _request(base: str, *, connections: int) -> HTTPXRequest:
         write_timeout=30.0,
         pool_timeout=30.0,
         httpx_kwargs={
-            "trust_env": not is_here(base),
+            "trust_env": not is_local(base),
             "verify": uses_tls(base),  # guard: telegram-tls
         },
     )
@@ -401,12 +401,12 @@ def _seconds(error: RetryAfter) -> float:
     return wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
 
 
-async def _told(inward: Inward, origin: Place) -> bool:
+async def _send_text_only(inward: MessageReceiver, origin: Destination) -> bool:
     await inward.tell(origin, _TEXT_ONLY)
     return True
 
 
-async def _settle(taken: Taken | None, number: int, offsets: Offsets) -> None:
+async def _settle(taken: AcceptedMessage | None, number: int, offsets: Offsets) -> None:
     """Record whether an update is durable."""
     # Shielded: when polling stops, messages that have arrived are still processed.
     offsets.settled(number, durable=taken is None or await asyncio.shield(taken.durable))

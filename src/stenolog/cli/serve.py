@@ -26,7 +26,7 @@ from stenolog.cli.output import one_line, printable, sentence
 from stenolog.cli.workspace import WORKSPACE_HELP, shown
 from stenolog.errors import install_command
 from stenolog.gateway.access_token import Token, read_token, token_path
-from stenolog.gateway.hosts import end_of, is_loopback, login_host
+from stenolog.gateway.hosts import is_loopback, login_host, server_end
 from stenolog.stores import disk
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def serve_command(
 async def _serve(settings: "Settings", options: Options) -> int:
     # Imported late: slow, and an optional extra.
     try:
-        from stenolog.gateway.access_token import keep_token, token_path
+        from stenolog.gateway.access_token import read_or_create_token, token_path
         from stenolog.gateway.daemon import Daemon, listen
         from stenolog.gateway.shared_state import Gateway
     except ModuleNotFoundError as error:
@@ -109,7 +109,7 @@ async def _serve(settings: "Settings", options: Options) -> int:
         for one in listening:
             undo.callback(one.close)
         file = token_path(settings.gateway.token_file)
-        token = keep_token(file)
+        token = read_or_create_token(file)
         agents = open_agents(options, settings, channel=_CHANNEL)
         undo.callback(_close_stores, agents)
         signals = Signals()
@@ -261,7 +261,7 @@ def _link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
     try:
         connection.connect()
         address = str(connection.sock.getpeername()[0])
-        status, content = _asked(connection, end_of(address, port), nonce, token)
+        status, content = _asked(connection, server_end(address, port), nonce, token)
     except (OSError, http.client.HTTPException) as error:
         words = f"There is no gateway at {one_line(host)}:{port}. Start it with: steno serve"
         raise click.ClickException(words) from error

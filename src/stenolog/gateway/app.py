@@ -13,10 +13,10 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.errors import StoreClosed
 from stenolog.gateway.access import Access
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.api_types import Health, answered, failure
+from stenolog.gateway.api_types import Health, error_response, json_response
 from stenolog.gateway.chat_completions import CHAT
 from stenolog.gateway.error_responses import HANDLERS
-from stenolog.gateway.hosts import known
+from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.limits import BodyLimit
 from stenolog.gateway.live_stream import EVENTS
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
@@ -35,7 +35,7 @@ _CLOSING: Final = "the gateway is shutting down"
 async def healthz(request: Request) -> Response:
     """Answer that the process is running."""
     del request
-    return answered(Health(status="ok", version=VERSION))
+    return json_response(Health(status="ok", version=VERSION))
 
 
 async def readyz(request: Request) -> Response:
@@ -45,8 +45,8 @@ async def readyz(request: Request) -> Response:
     """
     problems = await _problems(gateway_of(request))
     if problems:
-        return failure(503, "; ".join(problems), code="not_ready")
-    return answered(Health(status="ok", version=VERSION))
+        return error_response(503, "; ".join(problems), code="not_ready")
+    return json_response(Health(status="ok", version=VERSION))
 
 
 async def _problems(gateway: Gateway) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ async def _problems(gateway: Gateway) -> tuple[str, ...]:
     for agent in gateway.loop.registry:
         try:
             # Only the health of the store counts: a wrong request says nothing about it.
-            well = await gateway.loop.run(_is_well, agent)
+            well = await gateway.loop.run(_is_healthy, agent)
         except StoreClosed:
             return (_CLOSING,)
         if not well:
@@ -64,7 +64,7 @@ async def _problems(gateway: Gateway) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_well(agent: AgentInstance) -> bool:
+def _is_healthy(agent: AgentInstance) -> bool:
     return agent.store.health().ok
 
 
@@ -103,7 +103,9 @@ def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = (
     shared = gateway.loop.registry.agent().shared_place
     cookies, links = Cookies(token, where=shared), LoginLinks(token, shared)
     own = token.host_name()
-    names = known(bound=settings.host, hosts=settings.hosts, origins=settings.origins, own=own)
+    names = known_hosts(
+        bound=settings.host, hosts=settings.hosts, origins=settings.origins, own=own
+    )
     app = Starlette(
         routes=[
             *viewer_routes(),

@@ -20,7 +20,7 @@ from stenolog.agent.turn_events import Answer
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
-from stenolog.gateway.hosts import BOTH_LOOPBACKS
+from stenolog.gateway.hosts import LOOPBACK_HOSTS
 from stenolog.gateway.server import Server, config
 from stenolog.gateway.shared_state import Gateway
 from stenolog.maintenance.retention_runs import apply_rules_everywhere
@@ -33,20 +33,20 @@ _NO_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI_NONAME
 """Errors of a machine that does not have the address."""
 _SPARE: Final = 512
 """Connections in addition to those of turns and streams, for responses that reject requests."""
-_LOOKS: Final = 4
+_SEARCHES: Final = 4
 """Number of searches for interrupted turns per takeover interval."""
-_MOST_LOOKS: Final = 4
+_MAX_SEARCHES: Final = 4
 """Maximum number of such searches, with the turns they resume, that run at the same time."""
-_FIRST_KEEP: Final = 60.0
-_KEEP: Final = 3_600.0
+_FIRST_RETENTION: Final = 60.0
+_RETENTION_INTERVAL: Final = 3_600.0
 """Interval in seconds between two runs of the retention rules."""
-_CUT: Final = 3.0
+_SEND_TIMEOUT: Final = 3.0
 """Time limit in seconds for sending responses after their turns were cancelled."""
 
 _logger = logging.getLogger("stenolog")
 
 
-class Attached(Protocol):
+class ChannelService(Protocol):
     """The chat apps: they receive messages and send answers without HTTP requests of users."""
 
     @property
@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     listens at both: otherwise a program of another user could listen at the other address and get
     the token.
     """
-    if host not in BOTH_LOOPBACKS:
+    if host not in LOOPBACK_HOSTS:
         return [_listen(host, port)]
     for _ in range(_ATTEMPTS if port == 0 else 1):
         first = _listen("::1" if host == "::1" else "127.0.0.1", port)
@@ -90,7 +90,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
         chosen = first.getsockname()[1]
         try:
             return [first, _listen(other, chosen)]
-        except _Taken as error:
+        except _PortInUse as error:
             first.close()
             if port != 0:
                 words = (
@@ -112,7 +112,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     raise UsageError("no port is free at both 127.0.0.1 and ::1")
 
 
-class _Taken(UsageError):
+class _PortInUse(UsageError):
     """Another program listens at this address."""
 
 
@@ -139,7 +139,7 @@ def _listen(host: str, port: int) -> socket.socket:
                 f"port {port} at {host} is in use, perhaps by another gateway; choose another port "
                 "with --port"
             )
-            raise _Taken(words) from error
+            raise _PortInUse(words) from error
         raise UsageError(f"{words}: {error.strerror}") from error
     return listening
 
@@ -152,7 +152,7 @@ class Daemon:
         gateway: Gateway,
         token: Token,
         listening: Sequence[socket.socket],
-        attached: Attached,
+        attached: ChannelService,
     ) -> None:
         self._gateway = gateway
         self._attached = attached
@@ -161,7 +161,7 @@ class Daemon:
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE
         # uvicorn's own limit is longer: `stop` cancels the turns before it, and more gently.
-        stopping = settings.shutdown_timeout + 2 * _CUT
+        stopping = settings.shutdown_timeout + 2 * _SEND_TIMEOUT
         self._server = Server(config(app, stopping=stopping, connections=connections))
         self._serving: asyncio.Task[None] | None = None
         self._resuming: asyncio.Task[None] | None = None
@@ -212,10 +212,10 @@ class Daemon:
             cancelled |= await cancel_and_wait([self._resuming, *self._looks])
         if self._keeping is not None:
             cancelled |= await cancel_and_wait([self._keeping])
-        await asyncio.wait({self.serving}, timeout=_CUT)
+        await asyncio.wait({self.serving}, timeout=_SEND_TIMEOUT)
         if not self.serving.done():
             self._server.force_exit = True
-            await asyncio.wait({self.serving}, timeout=_CUT)
+            await asyncio.wait({self.serving}, timeout=_SEND_TIMEOUT)
         await self._attached.close()
         for listening in self._listening:
             listening.close()
@@ -231,21 +231,21 @@ class Daemon:
         takeover = self._gateway.settings.gateway.takeover
         idle_for = 0.0
         while not self._gateway.closing.is_set():
-            if len(self._looks) < _MOST_LOOKS:
+            if len(self._looks) < _MAX_SEARCHES:
                 look = asyncio.create_task(self._look(idle_for))
                 self._looks.add(look)
                 look.add_done_callback(self._looks.discard)
             idle_for = takeover
-            await asyncio.sleep(takeover / _LOOKS)
+            await asyncio.sleep(takeover / _SEARCHES)
 
     async def _keep(self) -> None:
         """Apply the retention rules once an hour, if there are any."""
         rules = rules_of(self._gateway.settings)
         places = list(dict.fromkeys(one.spec.sessions for one in self._gateway.loop.registry))
-        wait = _FIRST_KEEP
+        wait = _FIRST_RETENTION
         while rules and not self._gateway.closing.is_set():
             await asyncio.sleep(wait)
-            wait = _KEEP
+            wait = _RETENTION_INTERVAL
             try:
                 closing = self._gateway.closing.is_set
                 await asyncio.to_thread(apply_rules_everywhere, places, rules, until=closing)

@@ -20,8 +20,8 @@ from starlette.responses import Response
 
 from stenolog.agent.threads import cancel_and_wait
 from stenolog.errors import NoSuchSession, SessionDeleted, UsageError
-from stenolog.gateway.api_types import MessageShown, OfAgent, encoded, sse_data
-from stenolog.gateway.limits import Held
+from stenolog.gateway.api_types import AgentQuery, MessageItem, encode_json, sse_data
+from stenolog.gateway.limits import SlotResponse
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shared_state import Gateway, gateway_of
@@ -65,11 +65,11 @@ def event_stream(
 
 
 _ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
-_AGAIN: Final = 500
+_RECONNECT: Final = 500
 """Milliseconds after which a client should reconnect if the stream breaks."""
 
 
-class EventsQuery(OfAgent, frozen=True, kw_only=True):
+class EventsQuery(AgentQuery, frozen=True, kw_only=True):
     """Options of a stream."""
 
     changes: Annotated[
@@ -88,7 +88,7 @@ class EventsQuery(OfAgent, frozen=True, kw_only=True):
     ) = UNSET
 
 
-class ChangeShown(Struct, frozen=True, kw_only=True):
+class ChangeEvent(Struct, frozen=True, kw_only=True):
     """A change of a session other than a new message."""
 
     kind: Kind
@@ -99,7 +99,7 @@ class ChangeShown(Struct, frozen=True, kw_only=True):
     summary: str
 
 
-class _Place(Struct, frozen=True):
+class _Position(Struct, frozen=True):
     """The last message that a client has received; the uid is empty if the client sent none."""
 
     uid: str
@@ -116,32 +116,32 @@ async def events(request: Request) -> Response:
     except UsageError as error:
         raise HTTPException(404, str(error)) from None
     after = request.headers.get("last-event-id") or (query.after if query.after else "0")
-    heard = _place(after)
+    heard = _parse_position(after)
     own = await gateway.loop.run(agent.own_key, key)
     store = agent.store
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     events = _stream(gateway, store, own, heard, changes=query.changes)
-    return Held(event_stream(events), gateway.streams.admit())
+    return SlotResponse(event_stream(events), gateway.streams.admit())
 
 
-def _place(id: str) -> _Place:
+def _parse_position(id: str) -> _Position:
     found = _ID.fullmatch(id.strip())
     if found is None:
         raise UsageError(f"invalid Last-Event-ID {id!r}; send the id of the last received event")
-    return _Place(found[1] or "", int(found[2]))
+    return _Position(found[1] or "", int(found[2]))
 
 
 async def _stream(
-    gateway: Gateway, store: Store, key: str, heard: _Place, *, changes: bool
+    gateway: Gateway, store: Store, key: str, heard: _Position, *, changes: bool
 ) -> AsyncGenerator[StreamEvent, None]:
-    yield StreamEvent(comment="stenolog", retry=_AGAIN)
+    yield StreamEvent(comment="stenolog", retry=_RECONNECT)
     while not gateway.closing.is_set():
         uid = await gateway.loop.run(_uid, store, key)
         if heard.uid and heard.uid != uid:
             # Deleted while the client was disconnected; a session with this key is another one now.
             yield _deleted(heard.uid)
-            heard = _Place(uid, 0)
+            heard = _Position(uid, 0)
         try:
             following = _news(gateway, store, key, heard.seq, uid or None, changes=changes)
             async with aclosing(following) as arrivals:
@@ -152,12 +152,12 @@ async def _stream(
                         yield _changed(news)
                         continue
                     yield _event(uid, news)
-                    heard = _Place(uid, news.seq)
+                    heard = _Position(uid, news.seq)
                 else:
                     return
         except SessionDeleted:
             yield _deleted(uid)
-            heard = _Place("", 0)
+            heard = _Position("", 0)
 
 
 async def _news(
@@ -208,10 +208,12 @@ def _uid(store: Store, key: str) -> str:
 
 
 def _event(uid: str, message: Message) -> StreamEvent:
-    shown = MessageShown(
+    shown = MessageItem(
         seq=message.seq, at=message.at, hidden=message.hidden, message=Raw(message.to_json())
     )
-    return StreamEvent(id=f"{uid}:{message.seq}", event="message", data=sse_data(encoded(shown)))
+    return StreamEvent(
+        id=f"{uid}:{message.seq}", event="message", data=sse_data(encode_json(shown))
+    )
 
 
 def _changed(change: SessionChange) -> StreamEvent:
@@ -220,7 +222,7 @@ def _changed(change: SessionChange) -> StreamEvent:
     It has no id: a client that reconnects reads the current state of the session.
     """
     info = change.info
-    told = ChangeShown(
+    told = ChangeEvent(
         kind=change.kind,
         floor=info.floor,
         visible=info.visible,
@@ -228,7 +230,7 @@ def _changed(change: SessionChange) -> StreamEvent:
         undoable=info.undoable,
         summary=info.summary,
     )
-    return StreamEvent(event="change", data=sse_data(encoded(told)))
+    return StreamEvent(event="change", data=sse_data(encode_json(told)))
 
 
 def _deleted(uid: str) -> StreamEvent:

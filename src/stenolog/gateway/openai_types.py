@@ -13,9 +13,9 @@ from stenolog.errors import UsageError
 from stenolog.gateway.history_matching import is_of_system
 from stenolog.messages import calls_of, text_of
 
-MOST_MESSAGES: Final = 10_000
-_SPEAKERS: Final = ("system", "developer", "user", "assistant", "tool")
-_HONOURED: Final = frozenset(
+MAX_CHAT_MESSAGES: Final = 10_000
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_SUPPORTED: Final = frozenset(
     {
         "model", "messages", "stream", "stream_options", "tools", "tool_choice", "metadata",
         "max_tokens", "max_completion_tokens", "response_format", "n", "modalities",
@@ -54,20 +54,20 @@ class Usage(Struct, kw_only=True):
     total_tokens: int = 0
 
 
-def checked(request: ChatRequest) -> None:
+def check_request(request: ChatRequest) -> None:
     """Raise UsageError if the request cannot be answered."""
     if request.n not in (None, 1):
         raise UsageError("n must be 1: each request gets one answer")
     if request.modalities is not None and request.modalities != ["text"]:
         raise UsageError('modalities must be ["text"]')
-    if len(request.messages) > MOST_MESSAGES:
-        raise UsageError(f"more than {MOST_MESSAGES:,} messages; send only the new ones")
-    talk = talk_of(request)
+    if len(request.messages) > MAX_CHAT_MESSAGES:
+        raise UsageError(f"more than {MAX_CHAT_MESSAGES:,} messages; send only the new ones")
+    talk = conversation_of(request)
     if not talk:
         raise UsageError("messages must contain at least one user message")
     for index, body in enumerate(request.messages):
-        if body.get("role") not in _SPEAKERS:
-            known = ", ".join(_SPEAKERS)
+        if body.get("role") not in _ROLES:
+            known = ", ".join(_ROLES)
             raise UsageError(f"messages[{index}].role must be one of {known}")
         if body.get("role") == "tool" and not isinstance(body.get("tool_call_id"), str):
             raise UsageError(f"messages[{index}].tool_call_id must be the id of a tool call")
@@ -86,12 +86,12 @@ def _is_content(content: Any) -> bool:
     return isinstance(content, str)
 
 
-def talk_of(request: ChatRequest) -> list[dict[str, Any]]:
+def conversation_of(request: ChatRequest) -> list[dict[str, Any]]:
     """Return the messages without system messages."""
-    return [_own(body) for body in request.messages if not is_of_system(body)]
+    return [_client_body(body) for body in request.messages if not is_of_system(body)]
 
 
-def _own(body: Mapping[str, Any]) -> dict[str, Any]:
+def _client_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a client's message without stenolog's marks, which only agents may set.
 
     Tool calls in it are marked as the client's; otherwise they would count as the agent's.
@@ -127,9 +127,9 @@ def _schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return None
 
 
-def without_effect(request: ChatRequest, fields: Iterable[str]) -> list[str]:
+def ignored_fields(request: ChatRequest, fields: Iterable[str]) -> list[str]:
     """Return the fields of a request that are ignored, to be reported to the client."""
-    found = set(fields) - _HONOURED
+    found = set(fields) - _SUPPORTED
     if request.tool_choice not in (None, "none", "auto"):
         found.add("tool_choice")
     wanted = request.response_format
@@ -163,7 +163,7 @@ def wants_new_session(request: ChatRequest, header: str | None) -> bool:
 # --- the response ----------------------------------------------------------------------------
 
 
-class Head(Struct, frozen=True, kw_only=True):
+class ResponseHead(Struct, frozen=True, kw_only=True):
     """Fields that all chunks of one response share."""
 
     id: str
@@ -171,10 +171,10 @@ class Head(Struct, frozen=True, kw_only=True):
     model: str
 
 
-def head(model: str) -> Head:
+def response_head(model: str) -> ResponseHead:
     """Return the shared fields of a new response."""
     id = f"chatcmpl-{secrets.token_hex(12)}"
-    return Head(id=id, created=int(time.time()), model=model)
+    return ResponseHead(id=id, created=int(time.time()), model=model)
 
 
 def finish_of(answer: Answer) -> str:
@@ -184,7 +184,7 @@ def finish_of(answer: Answer) -> str:
     return "length" if answer.finish == "length" else "stop"
 
 
-def completion(head: Head, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
+def completion(head: ResponseHead, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
     """Return a complete response body."""
     message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None}
     if answer.calls:
@@ -211,7 +211,9 @@ def completion(head: Head, answer: Answer, text: str, usage: Usage) -> dict[str,
     }
 
 
-def chunk(head: Head, delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str, Any]:
+def chunk(
+    head: ResponseHead, delta: Mapping[str, Any], *, finish: str | None = None
+) -> dict[str, Any]:
     """Return one chunk of a streamed response."""
     return {
         "id": head.id,
@@ -227,6 +229,6 @@ def calls_delta(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]}
 
 
-def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+def usage_chunk(head: ResponseHead, usage: Usage) -> dict[str, Any]:
     """Return the last chunk, with the token counts."""
     return {**chunk(head, {}), "choices": [], "usage": usage}

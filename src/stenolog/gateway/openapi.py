@@ -18,9 +18,9 @@ from starlette.routing import Route
 
 from stenolog.codec import MAX_KEY_BYTES
 from stenolog.errors import UsageError
-from stenolog.gateway.api_types import Failure, Nothing, OfAgent, answered
-from stenolog.gateway.error_responses import failed
-from stenolog.gateway.requests import Call, body_of, key_of, query_of
+from stenolog.gateway.api_types import AgentQuery, EmptyBody, ErrorResponse, json_response
+from stenolog.gateway.error_responses import response_for
+from stenolog.gateway.requests import ApiCall, body_of, key_of, query_of
 from stenolog.gateway.shared_state import Gateway, gateway_of
 
 VERSION: Final = metadata.version("stenolog")
@@ -57,8 +57,8 @@ _KEY: Final = {
     "example": "cli:default",
 }
 
-Answering = Callable[[Call[Any, Any]], Awaitable[Struct]]
-RawAnswering = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[ApiCall[Any, Any]], Awaitable[Struct]]
+RawHandler = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
@@ -69,11 +69,11 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     name: str
     """The operationId, used by client generators."""
     summary: str
-    answer: Answering | None = None
+    answer: Handler | None = None
     """Handles a parsed and checked request and returns the response value."""
-    raw: RawAnswering | None = None
+    raw: RawHandler | None = None
     """Handles the request itself and returns the response."""
-    query: type[Struct] | None = OfAgent
+    query: type[Struct] | None = AgentQuery
     """Type of the query parameters; for `answer` it has a field `agent`."""
     body: type[Struct] | None = None
     body_schema: Mapping[str, Any] | None = None
@@ -103,7 +103,7 @@ def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
     for one in endpoints:
         paths.setdefault(one.path, {})[one.method] = one
     return [
-        Route(path, _answering(methods), methods=sorted(methods), name=path)
+        Route(path, _make_handler(methods), methods=sorted(methods), name=path)
         for path, methods in paths.items()
     ]
 
@@ -134,7 +134,10 @@ def with_document(endpoints: Sequence[Endpoint], *, version: str) -> tuple[Endpo
 def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     """Return the OpenAPI document, version 3.1."""
     kinds = {
-        kind for one in endpoints for kind in (one.body, one.response, Failure) if kind is not None
+        kind
+        for one in endpoints
+        for kind in (one.body, one.response, ErrorResponse)
+        if kind is not None
     }
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     found, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
@@ -158,39 +161,39 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     }
 
 
-def _answering(methods: Mapping[str, Endpoint]) -> RawAnswering:
+def _make_handler(methods: Mapping[str, Endpoint]) -> RawHandler:
     async def answering(request: Request) -> Response:
         endpoint = methods["GET" if request.method == "HEAD" else request.method]
         try:
             if endpoint.raw is not None:
                 return await endpoint.raw(request)
-            return await _answer(endpoint, request)
+            return await _handle(endpoint, request)
         except Exception as error:  # noqa: BLE001 - `failed` logs it and makes a response
-            return await failed(request, error)
+            return await response_for(request, error)
 
     return answering
 
 
-async def _answer(endpoint: Endpoint, request: Request) -> Response:
+async def _handle(endpoint: Endpoint, request: Request) -> Response:
     assert endpoint.answer is not None, "the table was checked when it was made"
     gateway = gateway_of(request)
     # Before the request is read, so that a rejected request costs nothing.
     with nullcontext() if endpoint.always else gateway.turns.admit():
-        return await _admitted(endpoint, endpoint.answer, request, gateway)
+        return await _handle_admitted(endpoint, endpoint.answer, request, gateway)
 
 
-async def _admitted(
-    endpoint: Endpoint, answer: Answering, request: Request, gateway: Gateway
+async def _handle_admitted(
+    endpoint: Endpoint, answer: Handler, request: Request, gateway: Gateway
 ) -> Response:
     key = key_of(request) if "{key}" in endpoint.path else ""
-    query = query_of(request, endpoint.query or OfAgent)
+    query = query_of(request, endpoint.query or AgentQuery)
     try:
         agent = gateway.agent(getattr(query, "agent", None))
     except UsageError as error:
         raise HTTPException(404, str(error)) from None
-    body = await body_of(request, endpoint.body or Nothing)
-    call = Call(gateway=gateway, agent=agent, key=key, query=query, body=body)
-    return answered(await answer(call), status=endpoint.status)
+    body = await body_of(request, endpoint.body or EmptyBody)
+    call = ApiCall(gateway=gateway, agent=agent, key=key, query=query, body=body)
+    return json_response(await answer(call), status=endpoint.status)
 
 
 def _operation(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, Any]:
@@ -232,7 +235,7 @@ def _responses(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, 
     content = {media: {} if schema is None else {"schema": schema} for media in endpoint.media}
     done = {"description": endpoint.summary, "content": content}
     failures = sorted({*(OPEN if endpoint.open else COMMON), *endpoint.statuses})
-    wrong = {"application/json": {"schema": references[Failure]}}
+    wrong = {"application/json": {"schema": references[ErrorResponse]}}
     return {
         str(endpoint.status): done,
         **{str(status): {"description": _REASONS[status], "content": wrong} for status in failures},

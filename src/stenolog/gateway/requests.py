@@ -25,12 +25,12 @@ Q = TypeVar("Q")
 B = TypeVar("B")
 S = TypeVar("S", bound=Struct)
 
-_MOST_PARAMETERS: Final = 100
-_BROKEN: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_MAX_PARAMETERS: Final = 100
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-class Call(Struct, Generic[Q, B], frozen=True, kw_only=True):
+class ApiCall(Struct, Generic[Q, B], frozen=True, kw_only=True):
     """A parsed and checked request."""
 
     gateway: Gateway
@@ -59,7 +59,7 @@ class RawPaths:
 def key_of(request: Request) -> str:
     """Return the key in the path. Raise UsageError if it is invalid."""
     segment: str = request.path_params["key"]
-    if _BROKEN.search(segment):
+    if _BAD_ESCAPE.search(segment):
         raise UsageError("the key in the path has a % without two hex digits; write it as %25")
     try:
         key = unquote_to_bytes(segment.encode("latin-1")).decode()
@@ -74,12 +74,12 @@ def query_of(request: Request, kind: type[S]) -> S:
     try:
         text = request.scope["query_string"].decode("ascii")
         found = parse_qsl(
-            text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS
+            text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS
         )
     except UnicodeError:
         raise UsageError("the query is not percent-encoded UTF-8") from None
     except ValueError:
-        raise UsageError(f"the query has more than {_MOST_PARAMETERS} parameters") from None
+        raise UsageError(f"the query has more than {_MAX_PARAMETERS} parameters") from None
     fields = dict(found)
     if len(fields) < len(found):
         names = [name for name, _ in found]
@@ -88,7 +88,7 @@ def query_of(request: Request, kind: type[S]) -> S:
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"invalid query: {_in_words(error)}") from None
+        raise UsageError(f"invalid query: {_validation_text(error)}") from None
 
 
 async def body_of(request: Request, kind: type[S]) -> S:
@@ -103,18 +103,18 @@ async def body_of(request: Request, kind: type[S]) -> S:
         except TypeError:
             raise UsageError("the body is empty; send a JSON object") from None
     _check_media_type(request)
-    return decoded(body, kind)
+    return decode_body(body, kind)
 
 
-def decoded(body: bytes, kind: type[S]) -> S:
+def decode_body(body: bytes, kind: type[S]) -> S:
     """Decode JSON to a value. Raise UsageError."""
     try:
         if _SURROGATE.search(body):
             # Only the standard library decodes lone surrogates.
-            return msgspec.convert(json.loads(body.decode(), parse_constant=_refused), kind)
+            return msgspec.convert(json.loads(body.decode(), parse_constant=_reject_constant), kind)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"invalid body: {_in_words(error)}") from None
+        raise UsageError(f"invalid body: {_validation_text(error)}") from None
     except RecursionError:
         raise UsageError("the body is nested too deeply") from None
     except UnicodeDecodeError:
@@ -123,7 +123,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
         raise UsageError(f"the body is not JSON: {error}") from None
 
 
-def _refused(name: str) -> Never:
+def _reject_constant(name: str) -> Never:
     raise ValueError(f"{name} is not allowed in JSON")
 
 
@@ -139,7 +139,7 @@ def _check_media_type(request: Request) -> None:
         )
 
 
-def _in_words(error: msgspec.ValidationError) -> str:
+def _validation_text(error: msgspec.ValidationError) -> str:
     """Return msgspec's error text, with the field name as the client wrote it."""
     words = str(error)
     reason, at, place = words.rpartition(" - at ")

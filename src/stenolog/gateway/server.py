@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stenolog.gateway.limits import HEAD_BYTES
 
-_TOLD: Final = 60.0
+_LOG_INTERVAL: Final = 60.0
 """Minimum interval in seconds between log lines about too many connections."""
 _PROXIES: Final = ["127.0.0.1", "::1"]
 """Addresses of proxies whose `X-Forwarded` headers are trusted."""
@@ -30,7 +30,7 @@ _PROXIES: Final = ["127.0.0.1", "::1"]
 _logger = logging.getLogger("stenolog")
 
 
-class Patience(Struct, frozen=True, kw_only=True):
+class ClientLimits(Struct, frozen=True, kw_only=True):
     """Time limits in seconds and size limits in bytes for clients."""
 
     head: float = 10.0
@@ -48,7 +48,7 @@ class Patience(Struct, frozen=True, kw_only=True):
     """
 
 
-class Room:
+class ConnectionLimit:
     """Limit for the number of connections, and a counter of those that were closed for it."""
 
     def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
@@ -62,7 +62,7 @@ class Room:
     def close_one(self) -> None:
         """Count a closed connection, and log it at most once per interval."""
         self.closed += 1
-        if self._now() - self._told_at < _TOLD:
+        if self._now() - self._told_at < _LOG_INTERVAL:
             return
         words = "too many connections: the limit is %d, and %d connections were closed"
         _logger.warning(words, self.most, self.closed - self._told)
@@ -72,14 +72,14 @@ class Room:
 class _Config(uvicorn.Config):
     """uvicorn's configuration with the additional limits."""
 
-    patience: Patience
-    room: Room
+    patience: ClientLimits
+    room: ConnectionLimit
 
 
 def config(
     app: ASGIApp,
     *,
-    patience: Patience | None = None,
+    patience: ClientLimits | None = None,
     connections: int = 1_024,
     idle: int = 15,
     stopping: float = 10.0,
@@ -90,7 +90,7 @@ def config(
     closed at once. `idle`: seconds that a connection stays open between two requests. `stopping`:
     seconds that responses have to end at shutdown.
     """
-    patience = patience or Patience()
+    patience = patience or ClientLimits()
     made = _Config(
         app,
         http=_Connection,
@@ -113,7 +113,7 @@ def config(
         timeout_graceful_shutdown=math.ceil(stopping),
     )
     made.patience = patience
-    made.room = Room(connections)
+    made.room = ConnectionLimit(connections)
     return made
 
 

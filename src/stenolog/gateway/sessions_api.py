@@ -21,29 +21,29 @@ from stenolog.codec import encode_object
 from stenolog.context.summarize import SummaryReport
 from stenolog.errors import ModelUnavailable, StenologError, StoreClosed, StoreUnavailable
 from stenolog.gateway.api_types import (
-    MOST_SESSIONS,
-    Changed,
-    CompactionShown,
-    Counted,
-    Events,
-    Forking,
+    MAX_SESSIONS,
+    AgentQuery,
+    EmptyBody,
+    ForkRequest,
+    GroupStats,
     ListQuery,
+    MessageItem,
     MessagePage,
-    MessageShown,
+    MessageRequest,
+    MessageResponse,
     MessagesQuery,
-    Nothing,
-    OfAgent,
-    Restoring,
-    Said,
+    RestoreRequest,
     SearchQuery,
-    SessionShown,
+    SessionDetails,
+    SessionPatch,
     Stats,
-    Stopped,
-    given,
+    StopResponse,
+    SummaryResponse,
+    value_or_none,
 )
 from stenolog.gateway.chat_turns import resolve_session
 from stenolog.gateway.openapi import Endpoint
-from stenolog.gateway.requests import Call
+from stenolog.gateway.requests import ApiCall
 from stenolog.records import Message, SessionInfo, Trashed, Undone
 from stenolog.sessions import undoing
 from stenolog.sessions.session_store import SessionStore
@@ -60,57 +60,57 @@ _TAIL: Final = 32
 # --- reading ---------------------------------------------------------------------------------
 
 
-async def list_sessions(call: Call[ListQuery, Nothing]) -> Page:
+async def list_sessions(call: ApiCall[ListQuery, EmptyBody]) -> Page:
     """Return a page of sessions, most recently changed first."""
     query = call.query
     return await call.gateway.loop.run(
         call.agent.catalog.list,
         prefix=query.prefix,
-        tag=given(query.tag),
-        state=given(query.state),
-        channel=given(query.channel),
+        tag=value_or_none(query.tag),
+        state=value_or_none(query.state),
+        channel=value_or_none(query.channel),
         limit=query.limit,
-        after=given(query.after),
+        after=value_or_none(query.after),
     )
 
 
-async def show_session(call: Call[OfAgent, Nothing]) -> SessionShown:
+async def show_session(call: ApiCall[AgentQuery, EmptyBody]) -> SessionDetails:
     """Return one session, without its messages."""
     return await call.gateway.loop.run(_shown, call.agent, call.key)
 
 
-async def list_messages(call: Call[MessagesQuery, Nothing]) -> MessagePage:
+async def list_messages(call: ApiCall[MessagesQuery, EmptyBody]) -> MessagePage:
     """Return a page of messages, ordered by seq."""
     return await call.gateway.loop.run(_page, call.agent, call.key, call.query)
 
 
-async def search(call: Call[SearchQuery, Nothing]) -> Hits:
+async def search(call: ApiCall[SearchQuery, EmptyBody]) -> Hits:
     """Return a page of search results."""
     query = call.query
     return await call.gateway.loop.run(
         call.agent.catalog.search,
         query.q,
-        role=given(query.role),
+        role=value_or_none(query.role),
         prefix=query.prefix,
-        tag=given(query.tag),
-        since=given(query.since),
-        until=given(query.until),
+        tag=value_or_none(query.tag),
+        since=value_or_none(query.since),
+        until=value_or_none(query.until),
         limit=query.limit,
         newest=query.newest,
-        after=given(query.after),
+        after=value_or_none(query.after),
     )
 
 
-async def stats(call: Call[OfAgent, Nothing]) -> Stats:
+async def stats(call: ApiCall[AgentQuery, EmptyBody]) -> Stats:
     """Return the numbers of sessions, messages and tokens."""
     return await call.gateway.loop.run(_stats, call.agent.catalog)
 
 
-def _shown(agent: AgentInstance, key: str) -> SessionShown:
+def _shown(agent: AgentInstance, key: str) -> SessionDetails:
     store = agent.store
     own = agent.own_key(key)
     info = store.info(own)
-    return SessionShown(
+    return SessionDetails(
         key=info.key,
         uid=info.uid,
         title=_title(agent, info),
@@ -157,11 +157,13 @@ def _page(agent: AgentInstance, key: str, query: MessagesQuery) -> MessagePage:
     store = agent.store
     own = agent.own_key(key)
     store.info(own)  # raises NoSuchSession: get_history returns an empty list
-    history = store.get_history(own, last=given(query.last), after=query.after, full=query.full)
+    history = store.get_history(
+        own, last=value_or_none(query.last), after=query.after, full=query.full
+    )
     page = _first(history, query.limit)
     return MessagePage(
         messages=[
-            MessageShown(seq=one.seq, at=one.at, hidden=one.hidden, message=Raw(one.to_json()))
+            MessageItem(seq=one.seq, at=one.at, hidden=one.hidden, message=Raw(one.to_json()))
             for one in page
         ],
         after=page[-1].seq if len(page) < len(history) else None,
@@ -180,20 +182,20 @@ def _first(history: list[Message], limit: int) -> list[Message]:
 
 def _stats(catalog: Catalog) -> Stats:
     seen: set[str] = set()
-    channels: dict[str, Counted] = {}
-    states: dict[str, Counted] = {}
-    every = Counted()
+    channels: dict[str, GroupStats] = {}
+    states: dict[str, GroupStats] = {}
+    every = GroupStats()
     after: str | None = None
     while True:
-        page = catalog.list(limit=MOST_SESSIONS, after=after)
+        page = catalog.list(limit=MAX_SESSIONS, after=after)
         # A session that changes during the count moves to the front; count it once.
         new = [entry for entry in page.entries if entry.key not in seen]
         seen.update(entry.key for entry in new)
         for entry in new:
             every = _plus(every, entry)
             channel = entry.channel or ""
-            channels[channel] = _plus(channels.get(channel, Counted()), entry)
-            states[entry.state] = _plus(states.get(entry.state, Counted()), entry)
+            channels[channel] = _plus(channels.get(channel, GroupStats()), entry)
+            states[entry.state] = _plus(states.get(entry.state, GroupStats()), entry)
         after = page.after
         if after is None or len(seen) >= MOST_COUNTED:
             break
@@ -207,8 +209,8 @@ def _stats(catalog: Catalog) -> Stats:
     )
 
 
-def _plus(count: Counted, entry: Entry) -> Counted:
-    return Counted(
+def _plus(count: GroupStats, entry: Entry) -> GroupStats:
+    return GroupStats(
         sessions=count.sessions + 1,
         messages=count.messages + entry.count,
         tokens=count.tokens + entry.tokens,
@@ -218,7 +220,7 @@ def _plus(count: Counted, entry: Entry) -> Counted:
 # --- talking ---------------------------------------------------------------------------------
 
 
-async def say(call: Call[OfAgent, Said]) -> Events:
+async def say(call: ApiCall[AgentQuery, MessageRequest]) -> MessageResponse:
     """Answer a message or run a command. A failed turn is 502 or 503."""
     key, view = await call.gateway.loop.run(
         resolve_session, call.agent, call.key, new_session=call.body.new_session
@@ -228,7 +230,7 @@ async def say(call: Call[OfAgent, Said]) -> Events:
     if answer.outcome == "failed":
         kept = "the message is stored" if answer.saved else "the message is not stored yet"
         raise HTTPException(_status(answer), f"{answer.text} ({kept})")
-    return Events(
+    return MessageResponse(
         answer=answer.text,
         outcome=answer.outcome,
         seq=answer.seq,
@@ -243,42 +245,42 @@ def _status(answer: Answer) -> int:
     return 503 if later or not answer.saved else 502
 
 
-async def stop(call: Call[OfAgent, Nothing]) -> Stopped:
+async def stop(call: ApiCall[AgentQuery, EmptyBody]) -> StopResponse:
     """Stop the answer in progress; the text so far is kept."""
-    return Stopped(stopped=await call.gateway.loop.stop(call.key, agent=call.agent.id))
+    return StopResponse(stopped=await call.gateway.loop.stop(call.key, agent=call.agent.id))
 
 
 # --- changing --------------------------------------------------------------------------------
 
 
-async def change_session(call: Call[OfAgent, Changed]) -> SessionShown:
+async def change_session(call: ApiCall[AgentQuery, SessionPatch]) -> SessionDetails:
     """Change the title or the tags of a session."""
     return await call.gateway.loop.run(_changed, call.agent, call.key, call.body)
 
 
-async def delete_session(call: Call[OfAgent, Nothing]) -> Trashed:
+async def delete_session(call: ApiCall[AgentQuery, EmptyBody]) -> Trashed:
     """Move a session to the trash; the uid restores it."""
     return await _alone(call, lambda store, key: store.delete(key))
 
 
-async def restore_session(call: Call[OfAgent, Restoring]) -> SessionShown:
+async def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionDetails:
     """Restore a session from the trash."""
     return await call.gateway.loop.run(_restored, call.agent, call.key, call.body)
 
 
-async def fork_session(call: Call[OfAgent, Forking]) -> SessionShown:
+async def fork_session(call: ApiCall[AgentQuery, ForkRequest]) -> SessionDetails:
     """Copy the visible messages to a new session."""
-    new_key, at = call.body.new_key, given(call.body.at)
+    new_key, at = call.body.new_key, value_or_none(call.body.at)
     await _alone(call, lambda store, key: store.fork(key, new_key, at=at))
     return await call.gateway.loop.run(_shown, call.agent, new_key)
 
 
-async def undo(call: Call[OfAgent, Nothing]) -> Undone:
+async def undo(call: ApiCall[AgentQuery, EmptyBody]) -> Undone:
     """Undo the newest operation."""
     return await _alone(call, undoing.undo_last)
 
 
-async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
+async def compact(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResponse:
     """Summarize all but the last turns."""
     key = await call.gateway.loop.run(_existing, call.agent, call.key)
 
@@ -292,8 +294,8 @@ async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
 
     done = await call.gateway.loop.change(key, change, agent=call.agent.id)
     if done is None:
-        return CompactionShown(compacted=0, words="there is nothing to summarize")
-    return CompactionShown(
+        return SummaryResponse(compacted=0, words="there is nothing to summarize")
+    return SummaryResponse(
         compacted=done.count,
         first=done.first,
         last=done.last,
@@ -303,7 +305,7 @@ async def compact(call: Call[OfAgent, Nothing]) -> CompactionShown:
     )
 
 
-async def _alone(call: Call[Any, Any], change: Callable[[Store, str], T]) -> T:
+async def _alone(call: ApiCall[Any, Any], change: Callable[[Store, str], T]) -> T:
     """Run a change of the store while holding the lease. Raise Busy."""
     loop = call.gateway.loop
     key = await loop.run(_existing, call.agent, call.key)
@@ -320,7 +322,7 @@ def _existing(agent: AgentInstance, key: str) -> str:
     return agent.store.info(own).key
 
 
-def _changed(agent: AgentInstance, key: str, body: Changed) -> SessionShown:
+def _changed(agent: AgentInstance, key: str, body: SessionPatch) -> SessionDetails:
     own = _existing(agent, key)
     fields: dict[str, Any] = {}
     if body.title is not UNSET:
@@ -332,9 +334,9 @@ def _changed(agent: AgentInstance, key: str, body: Changed) -> SessionShown:
     return _shown(agent, own)
 
 
-def _restored(agent: AgentInstance, key: str, body: Restoring) -> SessionShown:
-    as_key = given(body.as_key)
-    agent.store.restore(key, uid=given(body.uid), as_key=as_key)
+def _restored(agent: AgentInstance, key: str, body: RestoreRequest) -> SessionDetails:
+    as_key = value_or_none(body.as_key)
+    agent.store.restore(key, uid=value_or_none(body.uid), as_key=as_key)
     return _shown(agent, as_key or key)
 
 
@@ -358,7 +360,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         name="getSession",
         summary="Return one session, without its messages.",
         answer=show_session,
-        response=SessionShown,
+        response=SessionDetails,
     ),
     Endpoint(
         method="PATCH",
@@ -366,8 +368,8 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         name="changeSession",
         summary="Change the title or the tags of a session.",
         answer=change_session,
-        body=Changed,
-        response=SessionShown,
+        body=SessionPatch,
+        response=SessionDetails,
     ),
     Endpoint(
         method="DELETE",
@@ -384,8 +386,8 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         name="restoreSession",
         summary="Restore a session from the trash.",
         answer=restore_session,
-        body=Restoring,
-        response=SessionShown,
+        body=RestoreRequest,
+        response=SessionDetails,
         statuses=(409,),
     ),
     Endpoint(
@@ -403,8 +405,8 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         name="say",
         summary="Send a message and wait for the answer. Creates the session if there is none.",
         answer=say,
-        body=Said,
-        response=Events,
+        body=MessageRequest,
+        response=MessageResponse,
         statuses=(409, 410, 502),
     ),
     Endpoint(
@@ -413,8 +415,8 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         name="forkSession",
         summary="Copy the visible messages to a new session.",
         answer=fork_session,
-        body=Forking,
-        response=SessionShown,
+        body=ForkRequest,
+        response=SessionDetails,
         status=201,
         statuses=(409,),
     ),
@@ -424,8 +426,8 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         name="compactSession",
         summary="Summarize all but the last turns now.",
         answer=compact,
-        body=Nothing,
-        response=CompactionShown,
+        body=EmptyBody,
+        response=SummaryResponse,
         statuses=(409,),
     ),
     Endpoint(
@@ -434,7 +436,7 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         name="undo",
         summary="Undo the newest operation that hid messages.",
         answer=undo,
-        body=Nothing,
+        body=EmptyBody,
         response=Undone,
         statuses=(409,),
     ),
@@ -444,8 +446,8 @@ SESSIONS: Final[tuple[Endpoint, ...]] = (
         name="stop",
         summary="Stop the answer that is being written. The text so far is kept.",
         answer=stop,
-        body=Nothing,
-        response=Stopped,
+        body=EmptyBody,
+        response=StopResponse,
         always=True,
     ),
     Endpoint(

@@ -15,7 +15,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.threads import cancel_and_wait
 from stenolog.errors import NoSuchSession
-from stenolog.gateway.limits import streams_admission, turns_admission
+from stenolog.gateway.limits import stream_limit, turn_limit
 from stenolog.records import Message
 from stenolog.settings.values import Settings
 from stenolog.stores.async_store import AsyncStore
@@ -26,7 +26,7 @@ from stenolog.stores.base import Store
 # a thread that polls the store; additional listeners share it.
 
 
-_MOST_AHEAD: Final = 256
+_MAX_BUFFERED: Final = 256
 """Maximum number of messages buffered per listener; a slower one reads them from the store."""
 
 
@@ -43,7 +43,7 @@ class _Listener:
 
     def tell(self, message: Message) -> None:
         """Buffer a message, unless the listener has to read the store anyway."""
-        if len(self.messages) >= _MOST_AHEAD:
+        if len(self.messages) >= _MAX_BUFFERED:
             self.messages.clear()
             self.missed = True
         elif not self.missed:
@@ -64,7 +64,7 @@ class _Followed:
         self.task: asyncio.Task[None] | None = None
 
 
-class Following:
+class SessionFollower:
     """Follows sessions of all agents for any number of listeners."""
 
     def __init__(self, loop: AgentLoop) -> None:
@@ -167,9 +167,9 @@ class Gateway:
     def __init__(self, loop: AgentLoop, settings: Settings) -> None:
         self.loop = loop
         self.settings = settings
-        self.turns = turns_admission(settings.gateway.max_turns)
-        self.streams = streams_admission(settings.gateway.max_streams)
-        self.following = Following(loop)
+        self.turns = turn_limit(settings.gateway.max_turns)
+        self.streams = stream_limit(settings.gateway.max_streams)
+        self.following = SessionFollower(loop)
         self.closing = asyncio.Event()
         """Set at shutdown: live streams end, and their clients reconnect elsewhere."""
         self._tasks: set[asyncio.Task[Any]] = set()

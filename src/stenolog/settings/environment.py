@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from msgspec import inspect
 
 from stenolog.errors import Problem
-from stenolog.settings.fields import NAMED, Field, all_fields, find, unknown
+from stenolog.settings.fields import NAMED, Field, all_fields, find_field, unknown_setting
 from stenolog.settings.file import PREFIX, Path
 
 DOT: Final = "__"
@@ -39,11 +39,11 @@ class EnvironmentValue:
                 self._look_at_other(variable, words)
                 continue
             path = _with_names(tuple(part.lower() for part in words.split(DOT)), names)
-            field = find(path)
+            field = find_field(path)
             if field is None:
                 self._refuse(variable, path)
             elif environment[variable]:
-                self.values[path] = (variable, parsed(field, environment[variable]))
+                self.values[path] = (variable, parse_value(field, environment[variable]))
 
     def _look_at_other(self, variable: str, words: str) -> None:
         # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL would silently have no effect.
@@ -56,7 +56,7 @@ class EnvironmentValue:
         self.problems.append(Problem(source=variable, reason=reason))
 
     def _refuse(self, variable: str, path: Path) -> None:
-        reason = unknown(path)
+        reason = unknown_setting(path)
         self.problems.append(Problem(source=variable, field=".".join(path), reason=reason))
 
 
@@ -65,9 +65,9 @@ def variable_of(path: Path) -> str:
     return PREFIX + DOT.join(path).upper().replace("-", "_")
 
 
-def parsed(field: Field, text: str) -> object:
+def parse_value(field: Field, text: str) -> object:
     """Parse a text for a field; return the text itself if it cannot be parsed."""
-    if half_characters(text):
+    if has_surrogates(text):
         return text
     match inspect.type_info(field.type):
         case inspect.BoolType():
@@ -83,7 +83,7 @@ def parsed(field: Field, text: str) -> object:
     return text
 
 
-def half_characters(text: str) -> bool:
+def has_surrogates(text: str) -> bool:
     """Whether the text came from bytes that are not UTF-8."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
@@ -109,10 +109,10 @@ def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
     """
     if len(path) < 2 or path[0] not in NAMED:
         return path
-    known = {as_in_variables(name): name for name in names.get(path[0], ())}
-    return (path[0], known.get(as_in_variables(path[1]), path[1]), *path[2:])
+    known = {variable_form(name): name for name in names.get(path[0], ())}
+    return (path[0], known.get(variable_form(path[1]), path[1]), *path[2:])
 
 
-def as_in_variables(name: str) -> str:
+def variable_form(name: str) -> str:
     """Return a name without the differences that variables ignore."""
     return name.lower().replace("-", "_")

@@ -71,30 +71,30 @@ def sections() -> frozenset[Path]:
     return frozenset(path[:end] for path in fields for end in range(1, len(path)))
 
 
-def general(path: Path) -> Path:
+def field_path(path: Path) -> Path:
     """Return the path in the table of fields, with NAME for a name that the user chose."""
     return (path[0], NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED else path
 
 
-def find(path: Path) -> Field | None:
+def find_field(path: Path) -> Field | None:
     """Return the field at this path or alias, or None."""
-    return all_fields().get(general(ALIASES.get(path, path)))
+    return all_fields().get(field_path(ALIASES.get(path, path)))
 
 
-def of_section(path: Path) -> list[Field]:
+def fields_of(path: Path) -> list[Field]:
     """Return the direct fields of a table."""
-    return [found for found in all_fields().values() if found.path[:-1] == general(path)]
+    return [found for found in all_fields().values() if found.path[:-1] == field_path(path)]
 
 
-def unknown(path: Path) -> str:
+def unknown_setting(path: Path) -> str:
     """Return the error text for an unknown path: the closest name, or the known ones."""
     *above, name = path
-    if renamed := RENAMED.get(general(path)):
+    if renamed := RENAMED.get(field_path(path)):
         new = (renamed[0], path[1], *renamed[2:]) if NAME in renamed else renamed
         return f"renamed to {dotted(new)}; use the new name"
-    inside = general(path)[:-1]
+    inside = field_path(path)[:-1]
     if len(inside) == 1 and inside[0] in NAMED:
-        fields = [found.path[-1] for found in of_section(path)]
+        fields = [found.path[-1] for found in fields_of(path)]
         example = "model" if "model" in fields else fields[0]
         return f"set a field of it, such as {dotted(path)}.{example}"
     known = {
@@ -114,7 +114,7 @@ def unknown(path: Path) -> str:
 def section_class(path: Path) -> type[Struct]:
     """Return the class for the value of a table."""
     found: Any = Settings
-    for part in general(path):
+    for part in field_path(path):
         if part == NAME:
             continue
         hint = next(each.type for each in msgspec.structs.fields(found) if each.name == part)
@@ -174,7 +174,7 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
 _COLUMNS: Final = 78
 _EXAMPLES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop", "retention": "old"}
 """Example names for user-chosen names in the commented file."""
-_OF_KINDS: Final = {
+_SECTION_COMMENTS: Final = {
     "models": "# A named model, for agent.model. Add as many as you like.\n",
     "agents": (
         "# An additional agent. Add as many as you like. It has all fields of [agent] and\n"
@@ -189,7 +189,7 @@ _OF_KINDS: Final = {
         "# `steno retention run --dry-run` shows what the rules would do.\n"
     ),
 }
-_OF_AGENTS: Final = ("model", "system", "routes")
+_AGENT_FIELDS: Final = ("model", "system", "routes")
 """Fields listed for additional agents. The others are listed only under [agent]."""
 
 _HEAD: Final = """\
@@ -225,12 +225,14 @@ def commented_file() -> str:
     lines = [_HEAD]
     section: Path = ()
     for field in all_fields().values():
-        if field.path[0] == "agents" and (len(field.path) > 3 or field.path[-1] not in _OF_AGENTS):
+        if field.path[0] == "agents" and (
+            len(field.path) > 3 or field.path[-1] not in _AGENT_FIELDS
+        ):
             continue
         if field.path[:-1] != section:
             section = field.path[:-1]
             lines += _header(section)
-        lines += _lines_of(field)
+        lines += _field_lines(field)
     return "\n".join(lines)
 
 
@@ -240,12 +242,12 @@ def _header(section: Path) -> Iterator[str]:
             if kind not in _EXAMPLES:
                 yield f"[{'.'.join(section)}]\n"
                 return
-            yield _OF_KINDS[kind]
+            yield _SECTION_COMMENTS[kind]
             yield f"#[{kind}.{_EXAMPLES[kind]}]\n"
         case _:
             yield f"[{'.'.join(section)}]\n"
 
 
-def _lines_of(field: Field) -> Iterator[str]:
+def _field_lines(field: Field) -> Iterator[str]:
     yield from (f"# {line}" for line in textwrap.wrap(field.text, _COLUMNS))
     yield f"#{field.path[-1]} = {literal(field.default)}\n"

@@ -84,9 +84,9 @@ def config_path(config: File | None, environment: Mapping[str, str]) -> File:
     A file in the current folder is never used: it could send conversations and keys elsewhere.
     """
     if config is not None:
-        return at_home(config)
+        return expand_home(config)
     if environment.get(VARIABLE):
-        return at_home(environment[VARIABLE])
+        return expand_home(environment[VARIABLE])
     return platformdirs.user_config_path("stenolog") / "config.toml"
 
 
@@ -107,7 +107,7 @@ def is_anything_set(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def at_home(name: str | File) -> File:
+def expand_home(name: str | File) -> File:
     """Return a file by its name, in which `~` is the user's home."""
     # pathlib raises an error for an unknown user.
     return File(os.path.expanduser(name))  # noqa: PTH111
@@ -191,10 +191,10 @@ def _parsed(file: File, text: str) -> dict[str, Any]:
         source = f"{file}:{at[1]}:{at[2]}" if at else str(file)
         raise _wrong(source, f"invalid TOML: {_AT.sub('', words)}") from error
     except ValueError as error:
-        raise WrongSettings([_refused_number(file, text)]) from error
+        raise WrongSettings([_long_number_problem(file, text)]) from error
 
 
-def _refused_number(file: File, text: str) -> Problem:
+def _long_number_problem(file: File, text: str) -> Problem:
     """Return the problem of a text with a number that has more digits than Python reads."""
     short = _DIGITS.sub("0", text)
     for found in _DIGITS.finditer(text):

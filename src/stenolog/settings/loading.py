@@ -11,20 +11,20 @@ from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
 from stenolog.errors import Problem, WrongSettings
-from stenolog.settings.environment import EnvironmentValue, as_in_variables
+from stenolog.settings.environment import EnvironmentValue, variable_form
 from stenolog.settings.fields import (
     ALIASES,
     NAMED,
     all_fields,
-    find,
-    general,
-    of_section,
+    field_path,
+    fields_of,
+    find_field,
     section_class,
     sections,
-    unknown,
+    unknown_setting,
 )
-from stenolog.settings.file import FileValue, Path, at_home, config_path, dotted, read_file
-from stenolog.settings.validation import InvalidValue, checked
+from stenolog.settings.file import FileValue, Path, config_path, dotted, expand_home, read_file
+from stenolog.settings.validation import InvalidValue, check_value
 from stenolog.settings.values import Settings, masked
 from stenolog.stores import log_reports
 
@@ -39,7 +39,7 @@ FLAGS: Final = "the command line"
 
 _MAIN: Final = "main"
 _NAME: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
-_RIVALS: Final = {
+_ALTERNATIVES: Final = {
     "system": "system_file",
     "system_file": "system",
     "key": "key_env",
@@ -53,7 +53,7 @@ _RIVALS: Final = {
 _LONGEST_PROMPT: Final = 1_048_576
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class SettingValue(Struct, frozen=True, kw_only=True):
     """A value and its source."""
 
     value: Any
@@ -62,20 +62,20 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Folder at which a relative path in it starts. None: the current folder."""
 
 
-Layer = dict[Path, Entry]
+Layer = dict[Path, SettingValue]
 
 
-def over(below: Layer, above: Layer) -> Layer:
+def merge_layers(below: Layer, above: Layer) -> Layer:
     """Merge two layers. A field in `above` also removes the field with the same meaning."""
     kept = {
         path: entry
         for path, entry in below.items()
-        if not ((rival := _rival(path)) in above and above[rival].value)
+        if not ((rival := _alternative(path)) in above and above[rival].value)
     }
     return {**kept, **above}
 
 
-class Layers:
+class LayerReader:
     """One reading of all layers: user-chosen names, and all problems."""
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ class Layers:
             path = tuple(name.split("."))
             if value is None:
                 continue
-            if find(path) is None:
-                self._refuse(FLAGS, path, unknown(path))
+            if find_field(path) is None:
+                self._refuse(FLAGS, path, unknown_setting(path))
             else:
                 self._take(layer, path, value, source=FLAGS)
         self._settle(layer)
@@ -129,10 +129,10 @@ class Layers:
         """
         for name, value in table.items():
             path = (*above, name)
-            if find(path) is not None:
+            if find_field(path) is not None:
                 yield path, value
-            elif general(path) not in sections():
-                self._refuse(written.source(path), path, unknown(path))
+            elif field_path(path) not in sections():
+                self._refuse(written.source(path), path, unknown_setting(path))
             elif not isinstance(value, dict):
                 reason = f"must be a table: [{dotted(path)}]"
                 self._refuse(written.source(path), path, reason)
@@ -144,11 +144,13 @@ class Layers:
         self, layer: Layer, path: Path, value: object, *, source: str, folder: File | None = None
     ) -> None:
         self._note_name(path, source)
-        field = find(path)
+        field = find_field(path)
         if field is None:
             raise AssertionError(f"{path} was looked up before")
         try:
-            layer[path] = Entry(value=checked(field, value), source=source, folder=folder)
+            layer[path] = SettingValue(
+                value=check_value(field, value), source=source, folder=folder
+            )
         except InvalidValue as wrong:
             self._refuse(source, path, str(wrong))
 
@@ -179,7 +181,7 @@ class Layers:
 
     def _check_rivals(self, layer: Layer) -> None:
         for path, entry in layer.items():
-            rival = _rival(path)
+            rival = _alternative(path)
             # Only one of the two reports the conflict.
             if entry.value and rival > path and rival in layer and layer[rival].value:
                 reason = f"set either this or {dotted(rival)} ({layer[rival].source}), not both"
@@ -197,7 +199,7 @@ class Layers:
                     self._refuse(source, path, reason)
                 elif path == ("agents", _MAIN):
                     self._refuse(source, path, "configure the agent main in [agent]")
-                same = seen.setdefault((kind, as_in_variables(name)), name)
+                same = seen.setdefault((kind, variable_form(name)), name)
                 if same != name:
                     reason = (
                         f"too similar to {same!r}: environment variables ignore case and dashes"
@@ -208,7 +210,7 @@ class Layers:
         """Reject a route that two agents have."""
         taken: dict[str, Path] = {}
         for path, entry in layer.items():
-            if general(path) != ("agents", "NAME", "routes"):
+            if field_path(path) != ("agents", "NAME", "routes"):
                 continue
             for route in entry.value:
                 other = taken.setdefault(route, path)
@@ -233,7 +235,7 @@ class Layers:
         for path, entry in list(layer.items()):
             if path[-1] != "system_file" or not entry.value:
                 continue
-            file = at_home(entry.value)
+            file = expand_home(entry.value)
             if entry.folder is not None:
                 file = entry.folder / file
             try:
@@ -241,8 +243,8 @@ class Layers:
             except InvalidValue as wrong:
                 self._refuse(entry.source, path, str(wrong))
                 continue
-            layer[path] = Entry(value=str(file), source=entry.source)
-            layer[(*path[:-1], "system")] = Entry(value=text, source=str(file))
+            layer[path] = SettingValue(value=str(file), source=entry.source)
+            layer[(*path[:-1], "system")] = SettingValue(value=text, source=str(file))
 
 
 def _prompt(file: File) -> str:
@@ -260,25 +262,25 @@ def _prompt(file: File) -> str:
     return text
 
 
-def _rival(path: Path) -> Path:
+def _alternative(path: Path) -> Path:
     """Return the path of the field with the same meaning.
 
     If there is none, the path of no field.
     """
-    return (*path[:-1], _RIVALS.get(path[-1], ""))
+    return (*path[:-1], _ALTERNATIVES.get(path[-1], ""))
 
 
-def with_shared(layer: Layer, agents: Iterable[str]) -> Layer:
+def with_inherited(layer: Layer, agents: Iterable[str]) -> Layer:
     """Return the layer with the values that each additional agent inherits from `agent`."""
     whole = dict(layer)
     for name in agents:
         shared = {
-            ("agents", name, *path[1:]): Entry(value=entry.value, source=dotted(path))
+            ("agents", name, *path[1:]): SettingValue(value=entry.value, source=dotted(path))
             for path, entry in layer.items()
             if path[0] == "agent"
         }
         own = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
-        whole.update(over(shared, own))
+        whole.update(merge_layers(shared, own))
     return whole
 
 
@@ -287,13 +289,13 @@ def with_shared(layer: Layer, agents: Iterable[str]) -> Layer:
 
 DEFAULT: Final = "default"
 
-_OF_SERVERS: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
+_SERVER_VARIABLES: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
 """Environment variables of servers, besides keys."""
 _VARIABLES: Final = ("key_env", "token_env", "secret_env")
 """Fields that name a variable with a secret."""
 
 
-class Shown(Struct, frozen=True, kw_only=True):
+class EffectiveValue(Struct, frozen=True, kw_only=True):
     """A value without secrets, and its source."""
 
     value: Any
@@ -310,7 +312,7 @@ class EffectiveSettings(Struct, frozen=True, kw_only=True):
     """The config file that was read, or would be read if it existed."""
     found: bool
     """Whether the file exists."""
-    shown: Mapping[str, Shown]
+    shown: Mapping[str, EffectiveValue]
     """All fields by dotted name."""
     warnings: tuple[str, ...] = ()
 
@@ -345,14 +347,14 @@ def load_effective(
     """
     variables = os.environ if environment is None else environment
     written = read_file(config, variables)
-    layers = Layers()
+    layers = LayerReader()
     of_file = layers.of_file(written)
-    layer = over(of_file, layers.of_environment(variables))
-    layer = over(layer, layers.of_flags(flags))
+    layer = merge_layers(of_file, layers.of_environment(variables))
+    layer = merge_layers(layer, layers.of_flags(flags))
     layers.check_names()
     layers.check_routes(layer)
     layers.read_prompts(layer)
-    layer = with_shared(layer, sorted(layers.names["agents"]))
+    layer = with_inherited(layer, sorted(layers.names["agents"]))
     layers.check_reserves(layer)
     if layers.problems:
         raise WrongSettings(layers.problems)
@@ -360,7 +362,7 @@ def load_effective(
         settings=_settings(layer, layers.names, variables),
         file=config_path(config, variables) if written is None else written.file,
         found=written is not None,
-        shown=MappingProxyType(_told(layer, layers.names)),
+        shown=MappingProxyType(_effective_values(layer, layers.names)),
         warnings=tuple(_warnings(written, of_file)),
     )
 
@@ -372,15 +374,18 @@ def _settings(
     layer: Layer, names: Mapping[str, Iterable[str]], variables: Mapping[str, str]
 ) -> Settings:
     parts = {
-        each.name: _built(layer, (each.name,))
+        each.name: _build(layer, (each.name,))
         for each in struct_fields(Settings)
         if each.name not in (*NAMED, "keys")
     }
     tables: dict[str, Any] = {
-        kind: MappingProxyType({name: _built(layer, (kind, name)) for name in sorted(names[kind])})
+        kind: MappingProxyType({name: _build(layer, (kind, name)) for name in sorted(names[kind])})
         for kind in NAMED
     }
-    named = {*_OF_SERVERS, *(one.value for path, one in layer.items() if path[-1] in _VARIABLES)}
+    named = {
+        *_SERVER_VARIABLES,
+        *(one.value for path, one in layer.items() if path[-1] in _VARIABLES),
+    }
     keys = {
         name: value
         for name, value in variables.items()
@@ -389,28 +394,30 @@ def _settings(
     return Settings(**parts, **tables, keys=MappingProxyType(keys))
 
 
-def _built(layer: Layer, path: Path) -> Any:
+def _build(layer: Layer, path: Path) -> Any:
     """Return the value of a table, including its sub-tables."""
     given: dict[str, Any] = {}
     for each in struct_fields(section_class(path)):
         here = (*path, each.name)
-        if general(here) in sections():
-            given[each.name] = _built(layer, here)
+        if field_path(here) in sections():
+            given[each.name] = _build(layer, here)
         elif here in layer:
             value = layer[here].value
             given[each.name] = MappingProxyType(value) if isinstance(value, dict) else value
     return section_class(path)(**given)
 
 
-def _told(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, Shown]:
+def _effective_values(
+    layer: Layer, names: Mapping[str, Iterable[str]]
+) -> dict[str, EffectiveValue]:
     """Return all fields with value and source, by dotted name."""
-    told: dict[str, Shown] = {}
+    told: dict[str, EffectiveValue] = {}
     for section in _sections_in_use(names):
-        for field in of_section(section):
+        for field in fields_of(section):
             path = (*section, field.path[-1])
-            entry = layer.get(path) or Entry(value=field.default, source=DEFAULT)
+            entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT)
             value = masked(field.path[-1], entry.value)
-            told[dotted(path)] = Shown(value=value, source=entry.source)
+            told[dotted(path)] = EffectiveValue(value=value, source=entry.source)
     return told
 
 

@@ -24,7 +24,7 @@ from stenolog.providers.chat_model import ChatModel
 # Ollama silently truncates longer requests, so the size must be known before the first request.
 
 
-USUAL_CONTEXT: Final = 4_096
+DEFAULT_CONTEXT: Final = 4_096
 """Ollama's default context size in tokens on most machines."""
 _SAID: Final = "OLLAMA_CONTEXT_LENGTH"
 _MOST_ANSWERED: Final = 4 * 2**20
@@ -47,7 +47,7 @@ def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> i
         # Skipped if the server did not answer before.
         or (_loaded_with(address, model) if shown is not None else 0)
         or (int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0)
-        or USUAL_CONTEXT
+        or DEFAULT_CONTEXT
     )
     lengths = about.items() if isinstance(about, dict) else ()
     made_for = [_count(value) for name, value in lengths if name.endswith(".context_length")]

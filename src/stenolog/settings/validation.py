@@ -12,7 +12,7 @@ import msgspec
 from msgspec import inspect
 
 from stenolog.errors import UsageError
-from stenolog.settings.environment import half_characters
+from stenolog.settings.environment import has_surrogates
 from stenolog.settings.fields import Field, literal
 from stenolog.settings.secrets import has_password, has_user
 from stenolog.stores.open_store import address
@@ -25,7 +25,7 @@ _NO_USER: Final = (
     "variable and name it in key_env"
 )
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
-LEAST_SECRET: Final = 16
+MIN_SECRET: Final = 16
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -33,21 +33,21 @@ class InvalidValue(Exception):
     """A value that the field does not accept. The text says what it accepts."""
 
 
-def checked(field: Field, value: object) -> Any:
+def check_value(field: Field, value: object) -> Any:
     """Return the value in the type of the field. Raises Wrong."""
-    if isinstance(value, str) and half_characters(value):
+    if isinstance(value, str) and has_surrogates(value):
         raise InvalidValue("this is not UTF-8 text")
     try:
         found = msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
-        raise InvalidValue(f"must be {wanted(field)}{_instead_of(field, value)}") from error
+        raise InvalidValue(f"must be {describe_type(field)}{_not_value(field, value)}") from error
     further = _FURTHER.get(field.path)
     if further is not None and found:
         further(found)
     return found
 
 
-def wanted(field: Field) -> str:
+def describe_type(field: Field) -> str:
     """Describe the values that a field accepts: `a whole number from 1 to 100`."""
     match inspect.type_info(field.type):
         case inspect.BoolType():
@@ -71,7 +71,7 @@ def _from_to(kind: inspect.IntType | inspect.FloatType) -> str:
     return f"{least} to {kind.le:,}"
 
 
-def _instead_of(field: Field, value: object) -> str:
+def _not_value(field: Field, value: object) -> str:
     # A misplaced secret must not appear in a log.
     if field.secret or isinstance(value, Mapping):  # guard: settings-error-redacted
         return ""
@@ -170,8 +170,8 @@ def _are_headers(value: Mapping[str, str]) -> None:
 
 
 def _is_a_secret(value: str) -> None:
-    if len(value) < LEAST_SECRET:
-        raise InvalidValue(f"must have at least {LEAST_SECRET} characters")
+    if len(value) < MIN_SECRET:
+        raise InvalidValue(f"must have at least {MIN_SECRET} characters")
 
 
 def _is_a_host(value: str) -> None:

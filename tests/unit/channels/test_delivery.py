@@ -13,8 +13,8 @@ import pytest
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.channels.channel import MaybeSent, NotSent, Place, Undeliverable
-from stenolog.channels.claims import Claims, conversation
+from stenolog.channels.channel import Destination, MaybeSent, NotSent, Undeliverable
+from stenolog.channels.claims import Claims, delivery_claim
 from stenolog.channels.delivery import FIELD, UNSURE, Delivery
 from stenolog.channels.splitting import split
 from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
@@ -188,7 +188,7 @@ class _App:
     async def run(self, inward: object) -> None:
         """Nothing comes in."""
 
-    async def send(self, origin: Place, text: str) -> None:
+    async def send(self, origin: Destination, text: str) -> None:
         """What happens is played."""
         del origin
         play = self.plays.pop(0) if self.plays else None
@@ -198,7 +198,7 @@ class _App:
             play()
         self.sent.append(text)
 
-    async def typing(self, origin: Place) -> None:
+    async def typing(self, origin: Destination) -> None:
         """Nobody looks."""
 
     async def close(self) -> None:
@@ -475,7 +475,7 @@ def test_what_another_gateway_is_sending_is_left_to_it_until_that_has_ended(
         app = _App()
         another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
         async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
-            async with another.held(conversation(None, KEY)):
+            async with another.held(delivery_claim(None, KEY)):
                 recovering = asyncio.create_task(Delivery(loop, app, own).recover())
                 await until_it_holds(lambda: own.looks > 1 or recovering.done())
                 assert mark(loop) == sending
@@ -497,7 +497,7 @@ def test_who_is_to_end_waits_for_no_other_gateway(tmp_path: Path) -> None:
         another, own = _claims(tmp_path, ttl=600.0), _claims(tmp_path, ttl=600.0)
         async with (
             agent_loop("jsonl", tmp_path, []) as loop,
-            another.held(conversation(None, KEY)),
+            another.held(delivery_claim(None, KEY)),
             asyncio.timeout(20),
         ):
             delivery = Delivery(loop, _App(), own)

@@ -7,9 +7,9 @@ from typing import Any, Final
 import pytest
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.channels.channel import Arrival
+from stenolog.channels.channel import IncomingMessage
 from stenolog.channels.claims import Claims
-from stenolog.channels.inbox import Inbox, Register
+from stenolog.channels.inbox import Inbox, MessageRegister
 from stenolog.errors import NotStored
 from stenolog.stores.open_store import open_store
 from support.agents import agent_loop
@@ -21,12 +21,12 @@ def _claims(folder: Path) -> Claims:
     return Claims(open_store(str(folder), namespace="channels"))
 
 
-def _said(text: str, id: str) -> Arrival:
-    return Arrival(sender="alice", text=text, id=id)
+def _said(text: str, id: str) -> IncomingMessage:
+    return IncomingMessage(sender="alice", text=text, id=id)
 
 
 def _inbox(loop: AgentLoop, claims: Claims) -> Inbox:
-    return Inbox(loop, channel="webhook-ci", register=Register(claims))
+    return Inbox(loop, channel="webhook-ci", register=MessageRegister(claims))
 
 
 def test_of_two_processes_that_are_given_a_command_one_carries_it_out(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_of_two_processes_that_are_given_a_command_one_carries_it_out(tmp_path: 
         several = [_claims(tmp_path) for _ in range(2)]
         async with agent_loop("jsonl", tmp_path, []) as loop:
             instance = loop.registry.agent()
-            command = Arrival(sender="alice", text="/new", id="1", number=1)
-            begun = [Register(claims).begin(instance, OWN, command) for claims in several]
+            command = IncomingMessage(sender="alice", text="/new", id="1", number=1)
+            begun = [MessageRegister(claims).begin(instance, OWN, command) for claims in several]
             assert sorted(await asyncio.gather(*begun)) == [False, True]
         for claims in several:
             await claims.close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.channels.channel import Arrival, Undeliverable
+from stenolog.channels.channel import IncomingMessage, Undeliverable
 from stenolog.channels.claims import Claims
 from stenolog.channels.inbox import Inbox
 from stenolog.channels.telegram import Telegram
@@ -367,11 +367,11 @@ def test_of_messages_that_crash_us_before_they_are_stored_not_all_are_remembered
             loop.registry.agent().own_key = broken  # type: ignore[method-assign]
             inbox = Inbox(loop, channel="telegram")
             for number in range(30):
-                arrival = Arrival(sender="1001", text="boom", id=str(number))
+                arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
                 assert await inbox.take_in(arrival).durable is False
             assert len(inbox._crashes) == 10
             # Coming again and again, it is given up.
-            last = Arrival(sender="1001", text="boom", id="29")
+            last = IncomingMessage(sender="1001", text="boom", id="29")
             found = [await inbox.take_in(last).durable for _ in range(2)]
             assert found == [False, True]
 

@@ -16,8 +16,8 @@ from click.testing import Result
 from starlette.applications import Starlette
 
 from stenolog.gateway.access import Access
-from stenolog.gateway.access_token import Token, keep_token
-from stenolog.gateway.hosts import known
+from stenolog.gateway.access_token import Token, read_or_create_token
+from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
 from support.app_server import served
 
@@ -30,14 +30,14 @@ def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Token:
     monkeypatch.setenv("STENO_GATEWAY__TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setattr(webbrowser, "open", lambda url: pytest.fail(url))
     monkeypatch.setenv("DISPLAY", ":0")
-    return keep_token(tmp_path / "token")
+    return read_or_create_token(tmp_path / "token")
 
 
 @contextmanager
 def _gateway(token: Token) -> Iterator[int]:
     cookies = Cookies(token)
     own = token.host_name()
-    names = known(bound="127.0.0.1", own=own)
+    names = known_hosts(bound="127.0.0.1", own=own)
     app = Starlette(routes=login_routes(LoginLinks(token), cookies, names, own))
     with served(Access(app, token=token, known=names, cookies=cookies)) as port:
         yield port

@@ -17,7 +17,7 @@ import pytest
 from stenolog.catalog.searchable_text import text_of as searchable
 from stenolog.cli.show import painter, print_message
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
-from stenolog.gateway.viewer.message_views import shown
+from stenolog.gateway.viewer.message_views import message_views
 from stenolog.memory import transcript
 from stenolog.messages import calls_of, has_text, results_of, text_of, text_parts_of
 from stenolog.records import Message
@@ -77,7 +77,7 @@ def _viewer(body: dict[str, Any]) -> Any:
                 [call.name, call.line, str(call.arguments), call.failed] for call in one.calls
             ],
         }
-        for one in shown([_stored(body)])
+        for one in message_views([_stored(body)])
     ]
 
 

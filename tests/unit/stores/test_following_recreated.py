@@ -11,7 +11,7 @@ from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.spec import AgentSpec
 from stenolog.errors import SessionDeleted
-from stenolog.gateway.shared_state import Following
+from stenolog.gateway.shared_state import SessionFollower
 from stenolog.records import Message, SessionInfo
 from stenolog.stores import async_store, following
 from stenolog.stores.async_store import AsyncStore
@@ -134,7 +134,7 @@ def test_listeners_of_the_gateway_are_told_of_a_recreated_session() -> None:
         for text in NEW:
             store.add_message("a", "user", text)
 
-        following = Following(loop)
+        following = SessionFollower(loop)
         with pytest.raises(SessionDeleted):
             async with aclosing(following.messages(store, "a", after=2, uid=uid)) as messages:
                 await anext(messages)

@@ -38,7 +38,7 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
     return f"{moment:%Y-%m-%d}"
 
 
-def moment_of(at: datetime) -> str:
+def utc_time(at: datetime) -> str:
     """Return the time in UTC with seconds."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 

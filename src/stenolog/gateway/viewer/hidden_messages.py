@@ -43,7 +43,7 @@ class Gap(Struct, frozen=True, kw_only=True):
     """Whether undoing the last operation makes any of them visible again."""
 
 
-class Sight(Struct, frozen=True, kw_only=True):
+class Visibility(Struct, frozen=True, kw_only=True):
     """The messages that a session contains, and the hidden ones among them."""
 
     present: Sequence[Span]
@@ -58,21 +58,23 @@ class Sight(Struct, frozen=True, kw_only=True):
         return next(found, HIDDEN)
 
 
-def look(store: Store, info: SessionInfo) -> Sight:
+def read_visibility(store: Store, info: SessionInfo) -> Visibility:
     """Return the visibility of a session's messages. Reads only `info` if all are visible."""
     if info.visible == info.last_seq:
-        return Sight(present=info.in_sight)
+        return Visibility(present=info.in_sight)
     snapshot = _snapshot(store, info)
     missing = [] if snapshot is None else spans.union(snapshot.lost, snapshot.void, snapshot.purged)
     lost = [] if snapshot is None else snapshot.lost
     if spans.size(lost) < info.lost:
-        lost = spans.union(lost, _unread(store, info, missing))
+        lost = spans.union(lost, _unreadable(store, info, missing))
         missing = spans.union(missing, lost)
-    sight = sight_of(info, missing=missing, steps=[] if snapshot is None else snapshot.undo)
+    sight = compute_visibility(
+        info, missing=missing, steps=[] if snapshot is None else snapshot.undo
+    )
     return replace(sight, lost=lost)
 
 
-def _unread(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
+def _unreadable(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
     """Return the seqs of hidden messages that cannot be read. A database does not report them."""
     sought = spans.minus([(1, info.last_seq)], spans.union(info.in_sight, missing))
     if not sought:
@@ -81,7 +83,9 @@ def _unread(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Sp
     return spans.minus(sought, [(one.seq, one.seq) for one in read])
 
 
-def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]) -> Sight:
+def compute_visibility(
+    info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]
+) -> Visibility:
     """Compute the visibility from the seqs without a message and the undo steps, without I/O."""
     everything = [(1, info.last_seq)] if info.last_seq else []
     present = spans.minus(everything, spans.minus(missing, info.in_sight))
@@ -89,7 +93,7 @@ def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo
     pieces = [(span, SUMMARIZED if info.summary else HIDDEN) for span in _below(hidden, info.floor)]
     pieces += [(span, HIDDEN) for span in _above(hidden, info.floor)]
     for step in steps:
-        pieces = _named(pieces, step.newly, _REASONS.get(step.op, HIDDEN))
+        pieces = _with_reason(pieces, step.newly, _REASONS.get(step.op, HIDDEN))
     newly = steps[-1].newly if steps else []
     gaps = [
         Gap(
@@ -103,7 +107,7 @@ def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo
     ]
     if info.summary and info.floor:
         gaps = _with_summary(gaps, info.floor, undo=bool(steps) and steps[-1].op == "summary")
-    return Sight(present=present, gaps=gaps)
+    return Visibility(present=present, gaps=gaps)
 
 
 def _snapshot(store: Store, info: SessionInfo) -> Snapshot | None:
@@ -126,7 +130,7 @@ def _above(hidden: Sequence[Span], floor: int) -> list[Span]:
     return spans.clipped(hidden, floor + 1, hidden[-1][1]) if hidden else []
 
 
-def _named(
+def _with_reason(
     pieces: Iterable[tuple[Span, str]], newly: Sequence[Span], why: str
 ) -> list[tuple[Span, str]]:
     """Return the pieces, with `why` as the reason of those that this step hid."""

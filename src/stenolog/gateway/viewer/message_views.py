@@ -19,8 +19,8 @@ from stenolog.catalog.message_metadata import (
     usage_of,
 )
 from stenolog.gateway.viewer.markdown_html import (
-    LONGEST,
     MAX_COLOURED_ON_PAGE,
+    MAX_RENDERED,
     coloured,
     is_address,
     is_picture,
@@ -69,7 +69,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     failed: bool
 
 
-class Shown(Struct, frozen=True, kw_only=True):
+class MessageView(Struct, frozen=True, kw_only=True):
     """One message as the page shows it."""
 
     seq: int
@@ -95,7 +95,7 @@ class _Answered(Struct, frozen=True):
     message: Message
 
 
-def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Shown]:
+def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[MessageView]:
     """Return the messages for the page; a result is shown at its call if the call is among them.
 
     `later` are messages after these, which may contain the results of the last calls.
@@ -136,7 +136,7 @@ def one_line(text: str) -> str:
 def pretty(value: Any, page: ColourBudget | None = None) -> Markup:
     """Return a value as indented JSON, and text that is not JSON unchanged; cut at LONGEST."""
     if isinstance(value, str):
-        if len(value) > LONGEST:
+        if len(value) > MAX_RENDERED:
             # Not decoded: the layout of nested lists is many times longer than their text.
             return Markup("{}").format(_cut(value))
         try:
@@ -158,13 +158,13 @@ def _laid_out(value: Any) -> str:
     for piece in _LAYOUT.iterencode(value):
         pieces.append(piece)
         size += len(piece)
-        if size > LONGEST:  # guard: layout-bounded
+        if size > MAX_RENDERED:  # guard: layout-bounded
             break
     return "".join(pieces)
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else text[:LONGEST] + "\n… cut"
+    return text if len(text) <= MAX_RENDERED else text[:MAX_RENDERED] + "\n… cut"
 
 
 def _shown(
@@ -174,12 +174,12 @@ def _shown(
     pictures: tuple[Picture, ...],
     calls: tuple[ToolCall, ...],
     page: ColourBudget,
-) -> Shown:
+) -> MessageView:
     role = body.get("role")
     named = role if isinstance(role, str) else "?"
     origin = origin_of(body)
     channel = None if origin is None else origin.get("channel")
-    return Shown(
+    return MessageView(
         seq=message.seq,
         at=message.at,
         hidden=message.hidden,

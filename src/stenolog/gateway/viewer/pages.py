@@ -54,10 +54,10 @@ _HEADLINES: Final = {
     503: "Temporarily unavailable",
 }
 
-Answering = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-def rendered(template: str, **values: Any) -> bytes:
+def render(template: str, **values: Any) -> bytes:
     """Render a template. Values are escaped where the template inserts them."""
     text = _environment().get_template(template).render(**values)
     # Lone surrogates cannot be encoded as UTF-8.
@@ -67,7 +67,7 @@ def rendered(template: str, **values: Any) -> bytes:
 def page(template: str, *, status: int = 200, **values: Any) -> Response:
     """Return a rendered template, a full page or a part of one, as a response."""
     return Response(
-        rendered(template, **values),
+        render(template, **values),
         status_code=status,
         media_type="text/html; charset=utf-8",
         headers={"Content-Security-Policy": POLICY},
@@ -81,24 +81,24 @@ def compile_templates() -> None:
         environment.get_template(name)
 
 
-def told_as_page(answer: Answering) -> Answering:
+def with_error_pages(answer: Handler) -> Handler:
     """Wrap a handler so that its errors are returned as HTML pages."""
 
     async def answered(request: Request) -> Response:
         try:
             return await answer(request)
         except HTTPException as error:
-            return _failed(request, error.status_code, error.detail)
+            return _error_page(request, error.status_code, error.detail)
         except StenologError as error:
             status = status_of(error)
             if status is None or status == 500:
                 raise  # so that the error is logged
-            return _failed(request, status, str(error))
+            return _error_page(request, status, str(error))
 
     return answered
 
 
-def _failed(request: Request, status: int, detail: str) -> Response:
+def _error_page(request: Request, status: int, detail: str) -> Response:
     told = without_secrets(detail, gateway_of(request).settings)
     return page(
         "failed.html",
@@ -134,16 +134,16 @@ async def static(request: Request) -> Response:
     if name not in _TYPES:  # guard: static-files-listed
         raise HTTPException(404, f"there is no static file {name!r}")
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-    return Response(file(name), media_type=_TYPES[name], headers=headers)
+    return Response(static_file(name), media_type=_TYPES[name], headers=headers)
 
 
-def address(name: str) -> str:
+def static_address(name: str) -> str:
     """Return the address of a static file. It changes with the content of the file."""
-    return f"/static/{name}?v={hashlib.sha256(file(name)).hexdigest()[:12]}"
+    return f"/static/{name}?v={hashlib.sha256(static_file(name)).hexdigest()[:12]}"
 
 
 @cache
-def file(name: str) -> bytes:
+def static_file(name: str) -> bytes:
     """Return the content of a static file."""
     return (_HERE / "static" / name).read_bytes()
 
@@ -161,7 +161,7 @@ def _environment() -> Environment:
         age=words.age,
         clock=words.clock,
         dollars=words.dollars,
-        moment=words.moment_of,
+        moment=words.utc_time,
         short=words.short,
         seconds=words.seconds,
         segment=words.segment,
@@ -173,7 +173,7 @@ def _environment() -> Environment:
         interruption_text=words.interruption_text,
         hidden_by=words.HIDDEN_BY,
         unreadable=words.unreadable,
-        static={name: address(name) for name in _TYPES},
+        static={name: static_address(name) for name in _TYPES},
         version=VERSION,
     )
     return made
@@ -183,7 +183,7 @@ def _environment() -> Environment:
 # The catalog entry of a session, for the header of its pages.
 
 
-PATIENCE: Final = 0.25
+CATALOG_WAIT: Final = 0.25
 """Seconds a page waits for a catalog that is being built.
 
 Indexing a long session takes longer, and the page is readable without the entry.
@@ -192,8 +192,8 @@ Indexing a long session takes longer, and the page is readable without the entry
 
 async def entry_of(gateway: Gateway, agent: AgentInstance, key: str) -> Entry | None:
     """Return the catalog entry of a session; None if the catalog does not answer in time."""
-    asked = gateway.keep(asyncio.create_task(gateway.loop.run(_listed, agent, key)))
-    await asyncio.wait({asked}, timeout=PATIENCE)
+    asked = gateway.keep(asyncio.create_task(gateway.loop.run(_catalog_entry, agent, key)))
+    await asyncio.wait({asked}, timeout=CATALOG_WAIT)
     if asked.done():
         return asked.result()
     # Nothing waits for it any more; the next request reports the error.
@@ -206,7 +206,7 @@ def title_of(entry: Entry | None, info: SessionInfo) -> str:
     return (entry.title if entry is not None else title_from(info.meta, "")) or info.key
 
 
-def _listed(agent: AgentInstance, key: str) -> Entry | None:
+def _catalog_entry(agent: AgentInstance, key: str) -> Entry | None:
     return agent.catalog.entry(agent.own_key(key))
 
 
@@ -217,8 +217,8 @@ def _listed(agent: AgentInstance, key: str) -> Entry | None:
 # contains the style sheet, and the page's policy allows it by its hash.
 
 
-_USED: Final = "Links work once and expire after a minute."
-_UNKNOWN: Final = "This browser isn't signed in."
+_LINK_HINT: Final = "Links work once and expire after a minute."
+_NOT_SIGNED_IN: Final = "This browser isn't signed in."
 
 
 class SignInPage:
@@ -237,15 +237,15 @@ class SignInPage:
 
         async def told(message: Message) -> None:
             nonlocal begun, body
-            if message["type"] == "http.response.start" and _is_bare(message):
+            if message["type"] == "http.response.start" and _is_plain_error(message):
                 begun = message
             elif begun is None or message["type"] != "http.response.body":
                 await send(message)
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
-                    made = _page(begun["status"], scope, body)
-                    _head(begun, made)
+                    made = _outside_page(begun["status"], scope, body)
+                    _set_headers(begun, made)
                     await send(begun)
                     # The page replaces the body, once.
                     await send({**message, "body": b"" if scope["method"] == "HEAD" else made})
@@ -258,13 +258,13 @@ def _wants_a_page(scope: Scope) -> bool:
     return "text/html" in headers.get("accept", "") and "authorization" not in headers
 
 
-def _is_bare(start: Message) -> bool:
+def _is_plain_error(start: Message) -> bool:
     """Return whether this starts an error response that is not a page."""
     told = Headers(raw=start["headers"]).get("content-type", "")
     return bool(start["status"] >= 400 and not told.startswith("text/html"))
 
 
-def _head(start: Message, made: bytes) -> None:
+def _set_headers(start: Message, made: bytes) -> None:
     headers = MutableHeaders(scope=start)
     headers["Content-Type"] = "text/html; charset=utf-8"
     headers["Content-Length"] = str(len(made))
@@ -274,10 +274,10 @@ def _head(start: Message, made: bytes) -> None:
     )
 
 
-def _page(status: int, scope: Scope, body: bytes) -> bytes:
+def _outside_page(status: int, scope: Scope, body: bytes) -> bytes:
     is_link = status == 403 and scope["path"] == LOGIN
-    words = _USED if is_link else _UNKNOWN if status == 401 else _words(body)
-    return rendered(
+    words = _LINK_HINT if is_link else _NOT_SIGNED_IN if status == 401 else _error_message(body)
+    return render(
         "outside.html",
         headline="This link is no longer valid" if is_link else headline(status),
         told=words,
@@ -285,7 +285,7 @@ def _page(status: int, scope: Scope, body: bytes) -> bytes:
         sign_in=is_link or status == 401,
         command=_open_command(scope),
         style=_style(),
-        picture="data:image/svg+xml;base64," + b64encode(file("icon.svg")).decode(),
+        picture="data:image/svg+xml;base64," + b64encode(static_file("icon.svg")).decode(),
     )
 
 
@@ -295,7 +295,7 @@ def _open_command(scope: Scope) -> str:
     return f"steno open --port {server[1]}" if server else "steno open"
 
 
-def _words(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     """Return the message of an error response, in JSON or plain text."""
     try:
         said = msgspec.json.decode(body, type=_Failure).error.message
@@ -313,7 +313,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 def _style() -> str:
-    return file("viewer.css").decode()
+    return static_file("viewer.css").decode()
 
 
 @cache

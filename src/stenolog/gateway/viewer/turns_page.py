@@ -13,7 +13,7 @@ from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import model_of, seconds_of, usage_of
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import install_command
-from stenolog.gateway.api_types import OfAgent
+from stenolog.gateway.api_types import AgentQuery
 from stenolog.gateway.requests import key_of, query_of
 from stenolog.gateway.shared_state import gateway_of
 from stenolog.gateway.viewer.formatting import dollars, segment
@@ -23,9 +23,9 @@ from stenolog.messages import calls_of, has_text
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.usage import Counts, Price, cost_of, prices
 
-MOST: Final = 200
+MAX_TURNS: Final = 200
 """Maximum number of turns that are drawn and listed, counted from the end."""
-_READ: Final = 4_000
+_MAX_READ: Final = 4_000
 """Maximum number of messages that are read for them."""
 
 
@@ -77,7 +77,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         return sum(one for one in self.turns if one is not None)
 
 
-class ByTurns(Struct, frozen=True, kw_only=True):
+class TurnsPage(Struct, frozen=True, kw_only=True):
     """The data of the turns page."""
 
     info: SessionInfo
@@ -115,29 +115,29 @@ class ByTurns(Struct, frozen=True, kw_only=True):
 async def turns(request: Request) -> Response:
     """Serve the page of the turns."""
     gateway = gateway_of(request)
-    query = query_of(request, OfAgent)
+    query = query_of(request, AgentQuery)
     agent = agent_of(gateway, query.agent)
     key = key_of(request)
     entry = await entry_of(gateway, agent, key)
-    found = await gateway.loop.run(_by_turns, agent, key, entry)
+    found = await gateway.loop.run(_load_turns, agent, key, entry)
     return page(
         "turns.html",
         found=found,
         agent=query.agent,
-        drawn=drawn(found, query.agent) if found.counted else [],
+        drawn=chart_data(found, query.agent) if found.counted else [],
         how_to_get=install_command("prices"),
     )
 
 
-def _by_turns(agent: AgentInstance, key: str, entry: Entry | None) -> ByTurns:
+def _load_turns(agent: AgentInstance, key: str, entry: Entry | None) -> TurnsPage:
     store = agent.store
     own = agent.own_key(key)
     info = store.info(own)
-    history = store.get_history(own, last=_READ, full=True)
+    history = store.get_history(own, last=_MAX_READ, full=True)
     price = prices()
     made = turns_of(history, price)
-    shown = made[-MOST:]
-    return ByTurns(
+    shown = made[-MAX_TURNS:]
+    return TurnsPage(
         info=info,
         title=title_of(entry, info),
         tags=tags_from(info.meta),
@@ -181,7 +181,7 @@ def costs_of(turns: Iterable[Turn]) -> Costs:
     return Costs(turns=told, unknown=list(unknown))
 
 
-def drawn(found: ByTurns, agent: str) -> list[dict[str, Any]]:
+def chart_data(found: TurnsPage, agent: str) -> list[dict[str, Any]]:
     """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
     extra = "" if agent == "main" else f"&agent={segment(agent)}"
     made = []

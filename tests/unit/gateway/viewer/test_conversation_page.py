@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.gateway.viewer.conversation_page import SIZE, Part, around, as_met, newest
+from stenolog.gateway.viewer.conversation_page import (
+    SIZE,
+    PagePart,
+    around,
+    newest,
+    read_again_if_damaged,
+)
 from stenolog.records import Message
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -23,7 +29,7 @@ def _filled(count: int) -> InMemoryStore:
     return store
 
 
-def _told(part: Part) -> list[int | tuple[int, int]]:
+def _told(part: PagePart) -> list[int | tuple[int, int]]:
     """The seqs of the messages, and the runs that are not shown."""
     made: list[int | tuple[int, int]] = []
     for item in part.items:
@@ -138,7 +144,7 @@ def test_of_a_long_session_no_more_is_read_than_is_shown(
         store.hide(_KEY, 120, 130)
         info = store.info(_KEY)
         with monkeypatch.context() as patched:
-            patched.setattr("stenolog.gateway.viewer.conversation_page._IN_VAIN", 10**9)
+            patched.setattr("stenolog.gateway.viewer.conversation_page._MAX_DISCARDED", 10**9)
             expected = around(store, info, at, full=full)
         if at < 1_000:
             monkeypatch.setattr(type(store), "get_history", _not_asked)
@@ -184,7 +190,7 @@ def _damaged(where: str, folder: Path) -> str:
     return place
 
 
-def _with_lost(part: Part) -> list[int | str]:
+def _with_lost(part: PagePart) -> list[int | str]:
     """The seqs of the messages, and in words what stands between them."""
     made: list[int | str] = []
     for item in part.items:
@@ -226,6 +232,8 @@ def test_a_damaged_message_at_the_end_is_told_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["{}/s", "sqlite:{}/s.db"])
 def test_damage_that_is_met_by_reading_is_told_at_once(tmp_path: Path, where: str) -> None:
     with open_store(_damaged(where, tmp_path)) as store:
-        info, part = as_met(store, _KEY, lambda info: newest(store, info, full=False))
+        info, part = read_again_if_damaged(
+            store, _KEY, lambda info: newest(store, info, full=False)
+        )
     assert (info.lost, info.visible) == (1, 4)
     assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]

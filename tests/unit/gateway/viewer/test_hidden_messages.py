@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.gateway.viewer.hidden_messages import Gap, look
+from stenolog.gateway.viewer.hidden_messages import Gap, read_visibility
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -25,7 +25,7 @@ def _told(store: Store, key: str = _KEY) -> list[tuple[int, int, int, str]]:
 
 
 def _gaps(store: Store, key: str = _KEY) -> list[Gap]:
-    return list(look(store, store.info(key)).gaps)
+    return list(read_visibility(store, store.info(key)).gaps)
 
 
 def test_where_all_is_in_sight_there_is_no_gap() -> None:
@@ -91,7 +91,7 @@ def test_what_a_fork_has_not_is_no_message_that_was_hidden() -> None:
         assert _told(store, "fork") == [(7, 8, 2, "hidden")]
         store.checkpoint("fork", summary="so", upto=6)
         assert _told(store, "fork") == [(1, 6, 4, "summarized"), (7, 8, 2, "hidden")]
-        assert list(look(store, store.info("fork")).present) == [(1, 2), (5, 10)]
+        assert list(read_visibility(store, store.info("fork")).present) == [(1, 2), (5, 10)]
 
 
 def test_a_fork_tells_the_summary_of_what_it_does_not_have() -> None:
@@ -110,4 +110,4 @@ def test_of_what_undo_does_not_know_only_that_it_is_hidden_is_told() -> None:
         for seq in range(1, 18, 2):
             store.hide(_KEY, seq, seq)
         assert _told(store)[-1] == (29, 30, 2, "hidden")
-        assert look(store, store.info(_KEY)).why(29) == "hidden"
+        assert read_visibility(store, store.info(_KEY)).why(29) == "hidden"
