@@ -75,7 +75,7 @@ def test_what_another_process_writes_comes_live_and_leaves_the_scroll_alone(
     expect(page.locator("#new")).to_be_hidden()
     _written_elsewhere(place, PLAN, "At the end one goes on with it.")
     expect(page.locator("#m12")).to_be_in_viewport()
-    expect(page.locator("#sight")).to_have_text("12 messages")
+    expect(page.locator("#message-count")).to_have_text("12 messages")
 
 
 def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
@@ -167,7 +167,7 @@ def test_the_header_tells_what_the_session_has_become(looking: Looking) -> None:
     before = page.locator("#tokens").inner_text()
     page.locator("#say textarea").fill("What came of it? " * 40)
     page.keyboard.press("Enter")
-    expect(page.locator("#sight")).to_have_text("6 messages")
+    expect(page.locator("#message-count")).to_have_text("6 messages")
     expect(page.locator("#state")).to_have_attribute("title", "idle")
     expect(page.locator("#tokens")).not_to_have_text(before)
     now = page.locator("#tokens").inner_text()
@@ -384,7 +384,7 @@ def test_who_reads_further_up_stays_there_when_it_is_compacted_elsewhere(
         # First what is far above it, then what is being read.
         for upto, look in ((500, "message assistant"), (900, "message assistant hidden-one")):
             store.checkpoint("big", summary="Short.", upto=upto)
-            expect(page.locator("#sight")).to_have_text(
+            expect(page.locator("#message-count")).to_have_text(
                 f"1,000 messages · model sees {1_000 - upto}"
             )
             expect(page.locator("#m870")).to_have_class(look)
@@ -417,7 +417,7 @@ def test_what_is_hidden_elsewhere_goes_from_the_page_however_often_that_was(
         expect(page.locator("article")).to_have_count(100)
         store.pop("big")
         expect(page.locator("#m1000")).to_have_count(0)
-        expect(page.locator("#sight")).to_have_text("1,000 messages · model sees 999")
+        expect(page.locator("#message-count")).to_have_text("1,000 messages · model sees 999")
         expect(page.locator(".divider")).to_contain_text("1 message hidden")
 
 
@@ -452,14 +452,16 @@ def test_an_answer_that_is_no_part_does_not_end_what_comes_live(
         expect(page.locator("#state")).to_have_class("dot idle")
         expect(page.locator("#tokens")).to_contain_text("tokens")
         # And whatever else goes wrong once.
-        page.evaluate("window.gone = document.querySelector('#sight'); window.gone.remove()")
+        page.evaluate(
+            "window.gone = document.querySelector('#message-count'); window.gone.remove()"
+        )
         with page.expect_event("pageerror"):
             store.add_message("big", "assistant", "The third.")
         looking.problems.clear()
         page.evaluate("document.querySelector('.figures').prepend(window.gone)")
         store.add_message("big", "assistant", "The fourth.")
         expect(page.locator("#m1004")).to_be_in_viewport()
-        expect(page.locator("#sight")).to_have_text("1,004 messages")
+        expect(page.locator("#message-count")).to_have_text("1,004 messages")
 
 
 @pytest.mark.slow
@@ -686,7 +688,7 @@ def test_a_phone_shows_how_much_there_is(
         looking.session(LONG)
         page = looking.page
         page.evaluate("scrollTo(0, 0)")
-        expect(page.locator("#sight")).to_be_in_viewport()
+        expect(page.locator("#message-count")).to_be_in_viewport()
         expect(page.locator("#tokens")).to_be_in_viewport()
         looking.picture("phone-head")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -72,14 +72,14 @@ def _application(*, seconds: float) -> Access:
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[int]:
     """A server that takes its time."""
-    with served(_application(seconds=30.0), patience=ROOMY) as port:
+    with served(_application(seconds=30.0), limits=ROOMY) as port:
         yield port
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[int]:
     """A server that waits for nobody."""
-    with served(_application(seconds=0.2), patience=HASTY, idle=0) as port:
+    with served(_application(seconds=0.2), limits=HASTY, idle=0) as port:
         yield port
 
 

@@ -13,13 +13,11 @@ from stenolog.gateway.server import ClientLimits, Server, config
 
 @contextmanager
 def served(
-    app: ASGIApp, *, patience: ClientLimits | None = None, connections: int = 200, idle: int = 1
+    app: ASGIApp, *, limits: ClientLimits | None = None, connections: int = 200, idle: int = 1
 ) -> Iterator[int]:
     """The port at which it answers, until it is left."""
     bound = socket.create_server(("127.0.0.1", 0))
-    server = Server(
-        config(app, patience=patience, connections=connections, idle=idle, stopping=1.0)
-    )
+    server = Server(config(app, limits=limits, connections=connections, idle=idle, stopping=1.0))
     # Connections are taken from here on: they wait until the server has begun.
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
     thread.start()

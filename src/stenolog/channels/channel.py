@@ -47,11 +47,11 @@ class AcceptedMessage(Struct, frozen=True, kw_only=True):
 class MessageReceiver(Protocol):
     """Where a channel delivers arriving messages."""
 
-    def take_in(self, arrival: IncomingMessage) -> AcceptedMessage:
+    def accept(self, arrival: IncomingMessage) -> AcceptedMessage:
         """Start to store and answer a message. Messages of one session keep their order."""
         ...
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until another message can be accepted."""
         ...
 
@@ -77,7 +77,7 @@ class Channel(Protocol):
         """Maximum length of a message in UTF-16 code units."""
         ...
 
-    async def run(self, inward: MessageReceiver) -> None:
+    async def run(self, receiver: MessageReceiver) -> None:
         """Receive messages until it is cancelled or can never work. Raises nothing else."""
         ...
 

@@ -41,7 +41,7 @@ class Channels:
     """The configured chat apps and webhooks.
 
     Order of calls: `start`, then the agent's `resume` and `deliver` of its answers; at the end
-    `drain`, `cut`, closing the agent, `close`.
+    `drain`, `stop_sending`, closing the agent, `close`.
     """
 
     def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
@@ -53,7 +53,7 @@ class Channels:
         self._settings = settings
         self._pause = pause
         self._tasks: list[asyncio.Task[Any]] = []
-        self._wired: list[_ChannelSetup] = []
+        self._setups: list[_ChannelSetup] = []
         token = _secret(
             settings,
             settings.channels.telegram.token,
@@ -67,11 +67,11 @@ class Channels:
             hooks: list[tuple[Webhook, Inbox]] = []
             for name, secret in secrets.items():
                 hook = Webhook(name, settings.webhooks[name], secret)
-                hooks.append((hook, self._wire(hook, delivers=hook.replies)))
+                hooks.append((hook, self._set_up(hook, delivers=hook.replies)))
             self.routes: list[Route] = webhook_routes(hooks)
             """What the gateway serves besides its own paths; signatures are checked there."""
             if token:
-                self._wire(_telegram(settings, token, self._claims, pause), delivers=True)
+                self._set_up(_telegram(settings, token, self._claims, pause), delivers=True)
         except BaseException:
             if store is not None:
                 store.close()
@@ -80,12 +80,12 @@ class Channels:
     @property
     def names(self) -> list[str]:
         """Names of the configured channels."""
-        return [wired.channel.name for wired in self._wired]
+        return [setup.channel.name for setup in self._setups]
 
     async def start(self) -> None:
         """Start to receive messages."""
-        for wired in self._wired:
-            self._tasks.append(asyncio.create_task(_run(wired)))
+        for setup in self._setups:
+            self._tasks.append(asyncio.create_task(_run(setup)))
 
     async def deliver(self, answers: Sequence[Answer]) -> None:
         """Deliver answers to messages of these channels. Raises nothing.
@@ -95,36 +95,38 @@ class Channels:
         """
         for key in dict.fromkeys(answer.key for answer in answers):
             for instance in self._loop.registry:
-                for wired in self._wired:
-                    if wired.delivery is not None:
+                for setup in self._setups:
+                    if setup.delivery is not None:
                         try:
-                            await wired.delivery.catch_up(instance, key)
+                            await setup.delivery.catch_up(instance, key)
                         except StenologError as error:
                             _logger.warning("an answer in %r was not sent: %s", key, error)
 
     async def drain(self, *, wait_seconds: float) -> None:
         """Stop receiving, and wait at most `wait_seconds` for answers to be sent."""
-        for wired in self._wired:
-            wired.inbox.stop_recovering()
+        for setup in self._setups:
+            setup.inbox.stop_recovering()
         tasks, self._tasks = self._tasks, []
         if await cancel_and_wait(tasks):
             raise asyncio.CancelledError
-        await asyncio.gather(*(wired.inbox.drain(wait_seconds) for wired in self._wired))
+        await asyncio.gather(*(setup.inbox.drain(wait_seconds) for setup in self._setups))
 
-    async def cut(self) -> None:
+    async def stop_sending(self) -> None:
         """Stop sending before the stores are closed, so that unsent answers can be recorded."""
-        sending = (wired.delivery.cut() for wired in self._wired if wired.delivery is not None)
+        sending = (
+            setup.delivery.stop_sending() for setup in self._setups if setup.delivery is not None
+        )
         await asyncio.gather(*sending)
 
     async def close(self) -> None:
         """Cancel everything that is left, and close. A second call does nothing."""
         await self.drain(wait_seconds=0)
-        for wired in self._wired:
-            await wired.inbox.close()
-            await wired.channel.close()
+        for setup in self._setups:
+            await setup.inbox.close()
+            await setup.channel.close()
         await self._claims.close()
 
-    def _wire(self, channel: "Webhook | Telegram", *, delivers: bool) -> Inbox:
+    def _set_up(self, channel: "Webhook | Telegram", *, delivers: bool) -> Inbox:
         delivery = (
             Delivery(self._loop, channel, self._claims, allows=channel.allows) if delivers else None
         )
@@ -135,15 +137,15 @@ class Channels:
             register=MessageRegister(self._claims),
             most=self._settings.gateway.max_turns,
         )
-        self._wired.append(_ChannelSetup(channel=channel, inbox=inbox, delivery=delivery))
+        self._setups.append(_ChannelSetup(channel=channel, inbox=inbox, delivery=delivery))
         return inbox
 
 
-async def _run(wired: _ChannelSetup) -> None:
+async def _run(setup: _ChannelSetup) -> None:
     try:
-        await wired.channel.run(wired.inbox)
+        await setup.channel.run(setup.inbox)
     except Exception:
-        _logger.exception("channel %s stopped after an error", wired.channel.name)
+        _logger.exception("channel %s stopped after an error", setup.channel.name)
 
 
 def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":

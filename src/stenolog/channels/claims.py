@@ -60,7 +60,7 @@ class Claims:
         self._check_open()
         await self._threads.run(self._store.set_meta, name, **fields)
 
-    async def noted(self, name: str) -> Mapping[str, Any]:
+    async def read_note(self, name: str) -> Mapping[str, Any]:
         """Return the stored data. Raises errors of the store."""
         self._check_open()
         try:
@@ -68,7 +68,7 @@ class Claims:
         except NoSuchSession:
             return {}
 
-    async def counted(self, name: str, token: str, content: str) -> int:
+    async def number_for(self, name: str, token: str, content: str) -> int:
         """Return the number for an idempotency key: the next one if it is new.
 
         Raises OnceConflict for other content, and errors of the store.

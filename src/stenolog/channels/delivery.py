@@ -183,7 +183,7 @@ class Delivery:
         self._claims = claims
         self._pause = pause
         self._stopping = asyncio.Event()
-        self._cut = False
+        self._stopped_sending = False
         self._running: set[asyncio.Task[Any]] = set()
         """Answers that are being sent."""
 
@@ -200,7 +200,7 @@ class Delivery:
             await self.tell(origin, text)
             return
         one = DueAnswer(seq=answer.seq, text=text, origin=origin)
-        if await self._safely(instance, answer.key, one):
+        if await self._try_deliver(instance, answer.key, one):
             # The app accepts messages again, so send those that it did not accept before.
             try:
                 await self.catch_up(instance, answer.key, only_owed=True)
@@ -209,9 +209,9 @@ class Delivery:
                     "unsent answers in %r wait for the next attempt: %s", answer.key, error
                 )
 
-    async def cut(self) -> None:
+    async def stop_sending(self) -> None:
         """Stop sending while marks can still be written; the next start continues."""
-        self._cut = True
+        self._stopped_sending = True
         self._stopping.set()
         if await cancel_and_wait(self._running):
             raise asyncio.CancelledError
@@ -241,17 +241,17 @@ class Delivery:
                     return
                 if entry.problem is not None or not (fresh or entry.channel == self.channel.name):
                     continue
-                if not await self._looked_after(instance, entry.key, fresh):
+                if not await self._recover_session(instance, entry.key, fresh):
                     left.append((instance, entry.key, fresh))
         while left and not await self._is_stopping_within(self._claims.ttl):
-            left = [one for one in left if not await self._looked_after(*one)]
+            left = [one for one in left if not await self._recover_session(*one)]
 
-    async def _looked_after(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
+    async def _recover_session(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
         """Recover one session; return False if another process is sending there."""
         if self._stopping.is_set():
             return True
         try:
-            await self._tell_if_unsure(instance, key)
+            await self._notify_if_unsure(instance, key)
             if fresh:
                 await self.catch_up(instance, key)
         except StoreBusy:
@@ -290,7 +290,7 @@ class Delivery:
             if only_owed and mark is not None and one.seq not in mark.owed:
                 continue  # the task that made it is about to send it
             if one.text.strip():
-                await self._safely(instance, key, one)
+                await self._try_deliver(instance, key, one)
 
     async def _entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
         after: str | None = None
@@ -306,7 +306,7 @@ class Delivery:
             if after is None:
                 return
 
-    async def _tell_if_unsure(self, instance: AgentInstance, key: str) -> None:
+    async def _notify_if_unsure(self, instance: AgentInstance, key: str) -> None:
         if not self._is_sending(await self._mark(instance, key)):
             return
         async with self._claims.held(delivery_claim(instance.id, key), wait=False):
@@ -315,23 +315,23 @@ class Delivery:
                 _logger.warning(
                     "it is unknown whether answer %s in %r was delivered", mark.seq, key
                 )
-                await self._tell_unsure(instance, key, mark)
+                await self._notify_unsure(instance, key, mark)
 
     def _is_sending(self, mark: DeliveryMark | None) -> bool:
         own = mark is not None and mark.origin.get("channel") == self.channel.name
         return own and mark is not None and mark.state == "sending"
 
-    async def _tell_unsure(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
+    async def _notify_unsure(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         # The mark is written first, so that the user is notified at most once.
         await self._set_mark(instance, key, replace(mark, state="unsure"))
         await self.tell(mark.origin, UNSURE)
 
     # --- one answer --------------------------------------------------------------------------
 
-    async def _safely(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
+    async def _try_deliver(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
         """Deliver an answer, and return whether it was sent now. Raises nothing."""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
-            if self._cut:
+            if self._stopped_sending:
                 return False
             running = asyncio.create_task(self._deliver(instance, key, answer))
             self._running.add(running)
@@ -356,12 +356,12 @@ class Delivery:
             if before is not None and self._is_sending(before):
                 # The process that sent it is gone, and the new mark would replace the only record
                 # of it.
-                await self._tell_unsure(instance, key, before)
+                await self._notify_unsure(instance, key, before)
             mark = sending_mark(before, answer)
-            handed_over: list[str] = []
+            sent_pieces: list[str] = []
             try:
                 await self._set_mark(instance, key, mark)
-                await self._send(answer.origin, answer.text, handed_over)
+                await self._send(answer.origin, answer.text, sent_pieces)
             except Undeliverable as error:
                 _logger.warning(
                     "answer %s in %r was rejected by the app: %s", answer.seq, key, error
@@ -369,12 +369,12 @@ class Delivery:
                 await self._set_mark(instance, key, replace(mark, state="refused"))
             except (NotSent, MaybeSent) as error:
                 _logger.warning("answer %s in %r: %s", answer.seq, key, error)
-                if handed_over:
-                    await self._tell_unsure(instance, key, mark)
+                if sent_pieces:
+                    await self._notify_unsure(instance, key, mark)
                 else:
                     await self._set_mark(instance, key, owed_mark(mark, answer.seq))
             except asyncio.CancelledError:
-                if not handed_over:
+                if not sent_pieces:
                     await self._owe(instance, key, owed_mark(mark, answer.seq))
                 raise
             else:
@@ -389,16 +389,16 @@ class Delivery:
         except Exception:
             _logger.exception("could not record that an answer in %r was not sent", key)
 
-    async def _send(self, origin: Destination, text: str, handed_over: list[str]) -> None:
-        """Send a text in pieces. `handed_over` gets each piece that may have arrived."""
+    async def _send(self, origin: Destination, text: str, sent_pieces: list[str]) -> None:
+        """Send a text in pieces. `sent_pieces` gets each piece that may have arrived."""
         for piece in split(text, self.channel.limit):
             waited, pause = 0.0, self._pause
             while True:
-                handed_over.append(piece)
+                sent_pieces.append(piece)
                 try:
                     await self.channel.send(origin, piece)
                 except NotSent as error:
-                    handed_over.pop()
+                    sent_pieces.pop()
                     if not error.after:
                         waited += pause
                     if waited > _MAX_RETRY_SECONDS:

@@ -65,25 +65,25 @@ class ChatMove(Struct, frozen=True, kw_only=True):
     """Earlier moves of this chat: number of the command, and session before it."""
 
 
-def session_of(own: str, goes_on: ChatMove | None, arrival: IncomingMessage) -> str | None:
+def session_of(own: str, last_move: ChatMove | None, arrival: IncomingMessage) -> str | None:
     """Return the session of a message, or None for a command that was already executed."""
-    if goes_on is None:
+    if last_move is None:
         return own
-    if not arrival.number or not goes_on.number or (arrival.chat or "") != goes_on.chat:
-        return goes_on.key
-    for number, before in (*goes_on.earlier, (goes_on.number, goes_on.before)):
+    if not arrival.number or not last_move.number or (arrival.chat or "") != last_move.chat:
+        return last_move.key
+    for number, before in (*last_move.earlier, (last_move.number, last_move.before)):
         if arrival.number == number:
             return None
         if arrival.number < number:
             return before
-    return goes_on.key
+    return last_move.key
 
 
-def _moves(goes_on: ChatMove | None, chat: str) -> tuple[tuple[int, str], ...]:
+def _moves(last_move: ChatMove | None, chat: str) -> tuple[tuple[int, str], ...]:
     """Return the moves of a chat so far, oldest first."""
-    if goes_on is None or goes_on.chat != chat or not goes_on.number:
+    if last_move is None or last_move.chat != chat or not last_move.number:
         return ()
-    return (*goes_on.earlier, (goes_on.number, goes_on.before))[-_MAX_EARLIER:]
+    return (*last_move.earlier, (last_move.number, last_move.before))[-_MAX_EARLIER:]
 
 
 class ChatSessions:
@@ -104,12 +104,12 @@ class ChatSessions:
         """Return the session of a message; `own` is the first session of its chat."""
         return session_of(own, await self._found(instance, own), arrival)
 
-    async def session_now(self, instance: AgentInstance, own: str) -> str:
+    async def current_session(self, instance: AgentInstance, own: str) -> str:
         """Return the session in which the chat continues now."""
-        goes_on = await self._found(instance, own)
-        return own if goes_on is None else goes_on.key
+        last_move = await self._found(instance, own)
+        return own if last_move is None else last_move.key
 
-    async def go_on(
+    async def move(
         self, instance: AgentInstance, own: str, arrival: IncomingMessage, *, before: str, key: str
     ) -> None:
         """Record that the chat continues in another session from this message on."""
@@ -194,7 +194,7 @@ class MessageRegister:
         said = _digest(arrival.sender, arrival.text)
         place = register_name(instance.id, own)
         try:
-            return await self._claims.counted(place, _digest(arrival.id), said)
+            return await self._claims.number_for(place, _digest(arrival.id), said)
         except UsageError:
             raise
         except StenologError as error:
@@ -217,10 +217,12 @@ class MessageRegister:
         place = register_name(instance.id, own)
         try:
             # Each attempt has different content, so only one process succeeds.
-            await self._claims.counted(place, f"{_digest(arrival.id)}-begun", secrets.token_hex(8))
+            await self._claims.number_for(
+                place, f"{_digest(arrival.id)}-begun", secrets.token_hex(8)
+            )
         except OnceConflict:
             undone = f"{_UNDONE}{arrival.number}"
-            if not (await self._claims.noted(place)).get(undone):
+            if not (await self._claims.read_note(place)).get(undone):
                 return False
             await self._claims.note(place, **{undone: None})
         except UsageError:
@@ -301,8 +303,8 @@ class Inbox:
         self._delivery = delivery
         self._register = register
         self._most = most
-        self._going_on = ChatSessions(loop)
-        self._orders: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
+        self._chat_sessions = ChatSessions(loop)
+        self._chat_locks: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
             WeakValueDictionary()
         )
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -315,15 +317,15 @@ class Inbox:
         """Whether the maximum number of messages is being processed."""
         return len(self._tasks) >= self._most
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until another message can be accepted."""
         while self.full:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    def take_in(self, arrival: IncomingMessage) -> PendingAnswer:
+    def accept(self, arrival: IncomingMessage) -> PendingAnswer:
         """Start to store and answer a message. Messages of one session keep their order."""
         durable: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = _start_task(self._taken_in(arrival, durable), self._tasks)
+        task = _start_task(self._process(arrival, durable), self._tasks)
         return PendingAnswer(durable=durable, answer=task)
 
     async def tell(self, origin: Destination, text: str) -> None:
@@ -355,7 +357,7 @@ class Inbox:
 
     # --- one message -------------------------------------------------------------------------
 
-    async def _taken_in(
+    async def _process(
         self, arrival: IncomingMessage, durable: asyncio.Future[bool]
     ) -> Answer | None:
         try:
@@ -386,23 +388,21 @@ class Inbox:
         self, arrival: IncomingMessage, durable: asyncio.Future[bool]
     ) -> Answer | None:
         instance = self._loop.registry.route(self._channel, arrival.sender)
-        base = key_for(self._came_from(arrival), scope=arrival.scope)
-        hearing = _MessageTask(self, arrival, durable)
+        base = key_for(self._origin_of(arrival), scope=arrival.scope)
+        task = _MessageTask(self, arrival, durable)
         asked = commands.parse_command(arrival.text)
         if asked is not None and asked.name == "stop":
             # /stop does not wait: it ends the turn that the others wait for.
-            again = await self._begin(instance, base, arrival, hearing)
+            again = await self._begin(instance, base, arrival, task)
         else:
-            order = self._orders.setdefault((instance.id, base), asyncio.Lock())
+            order = self._chat_locks.setdefault((instance.id, base), asyncio.Lock())
             async with order:
-                again = await self._begin(instance, base, arrival, hearing)
-        answer = again or await hearing.answer()
+                again = await self._begin(instance, base, arrival, task)
+        answer = again or await task.answer()
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
-        if hearing.not_saved:
-            _logger.warning(
-                "%s: %r is not stored: %s", self._channel, answer.key, hearing.not_saved
-            )
+        if task.not_saved:
+            _logger.warning("%s: %r is not stored: %s", self._channel, answer.key, task.not_saved)
         is_durable = answer.outcome != "failed" or answer.saved
         _settle(durable, is_durable)
         if not is_durable and not self._is_first(arrival):
@@ -413,7 +413,7 @@ class Inbox:
         return answer
 
     async def _begin(
-        self, instance: AgentInstance, base: str, arrival: IncomingMessage, hearing: "_MessageTask"
+        self, instance: AgentInstance, base: str, arrival: IncomingMessage, task: "_MessageTask"
     ) -> Answer | None:
         """Pass a message to the agent, and wait until it is durable or answered.
 
@@ -423,30 +423,30 @@ class Inbox:
         listed = None if arrival.number else self._register
         if listed is not None:
             arrival = replace(arrival, number=await listed.number_of(instance, own, arrival))
-        key = await self._going_on.session_of(instance, own, arrival)
+        key = await self._chat_sessions.session_of(instance, own, arrival)
         if commands.parse_command(arrival.text) is None:
             listed = None
         if key is None or (listed is not None and not await listed.begin(instance, own, arrival)):
-            now = await self._going_on.session_now(instance, own)
+            now = await self._chat_sessions.current_session(instance, own)
             return Answer(key=now, text="", outcome="again")
         inbound = InboundMessage(
             key=key,
             content=arrival.text,
             id=arrival.id,
             origin=arrival.origin,
-            sender=owner_for(self._came_from(arrival), scope=arrival.scope),
+            sender=owner_for(self._origin_of(arrival), scope=arrival.scope),
         )
         try:
-            answer = await hearing.begin(self._loop, inbound, instance)
+            answer = await task.begin(self._loop, inbound, instance)
         except StenologError:
             if listed is not None:
                 await listed.undo(instance, own, arrival)
             raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
-            await self._going_on.go_on(instance, own, arrival, before=key, key=answer.key)
+            await self._chat_sessions.move(instance, own, arrival, before=key, key=answer.key)
         return None
 
-    def _came_from(self, arrival: IncomingMessage) -> Origin:
+    def _origin_of(self, arrival: IncomingMessage) -> Origin:
         return Origin(
             channel=self._channel, sender=arrival.sender, chat=arrival.chat, thread=arrival.thread
         )

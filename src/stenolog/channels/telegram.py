@@ -79,7 +79,7 @@ class Offsets:
         """Whether an update is not durable yet."""
         return any(state != "durable" for state in self._states.values())
 
-    def came(self, numbers: Iterable[int]) -> list[int]:
+    def add(self, numbers: Iterable[int]) -> list[int]:
         """Return the numbers to process now, and mark them as open."""
         there = sorted(set(numbers))
         for number in [one for one, state in self._states.items() if state == "left"]:
@@ -181,11 +181,11 @@ class Telegram:
 
     # --- in ----------------------------------------------------------------------------------
 
-    async def run(self, inward: MessageReceiver) -> None:
+    async def run(self, receiver: MessageReceiver) -> None:
         """Receive messages until it is cancelled or the token is rejected."""
         while True:
             try:
-                await self._poll_if_free(inward)
+                await self._poll_if_free(receiver)
             except StoreBusy:
                 await asyncio.sleep(self._pause)
             except StenologError as error:
@@ -198,7 +198,7 @@ class Telegram:
             "the gateway again"
         )
 
-    async def _poll_if_free(self, inward: MessageReceiver) -> None:
+    async def _poll_if_free(self, receiver: MessageReceiver) -> None:
         """Poll while this gateway holds the claim. Raises StoreBusy, _Stopped."""
         polling: asyncio.Task[None] | None = None
 
@@ -207,7 +207,7 @@ class Telegram:
                 polling.cancel()
 
         async with self._claims.held(self._place, wait=False, lost=lost):
-            polling = asyncio.create_task(self._poll(inward))
+            polling = asyncio.create_task(self._poll(receiver))
             try:
                 await asyncio.wait([polling])
             finally:
@@ -215,24 +215,24 @@ class Telegram:
             if not polling.cancelled():
                 polling.result()
 
-    async def _poll(self, inward: MessageReceiver) -> None:
-        await self._patiently(self._bot.initialize)
-        inward.recover()
+    async def _poll(self, receiver: MessageReceiver) -> None:
+        await self._with_retries(self._bot.initialize)
+        receiver.recover()
         under_way: set[asyncio.Task[None]] = set()
         try:
             offsets = Offsets(known_below=await self._hint())
             while True:
-                await inward.room()
-                updates: Sequence[Update] = await self._patiently(
+                await receiver.wait_for_capacity()
+                updates: Sequence[Update] = await self._with_retries(
                     lambda offset=offsets.next: self._bot.get_updates(
                         offset=offset, timeout=self._long_poll, allowed_updates=["message"]
                     )
                 )
                 before = offsets.next
-                new = set(offsets.came(update.update_id for update in updates))
+                new = set(offsets.add(update.update_id for update in updates))
                 for update in updates:
                     if update.update_id in new:
-                        taken = self._take_in(update, inward)
+                        taken = self._take_in(update, receiver)
                         task = asyncio.create_task(_settle(taken, update.update_id, offsets))
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
@@ -247,7 +247,7 @@ class Telegram:
         finally:
             await cancel_and_wait(under_way)
 
-    async def _patiently(self, call: Any) -> Any:
+    async def _with_retries(self, call: Any) -> Any:
         """Retry a call until it succeeds. Raises _Stopped if it never will."""
         pause, told = self._pause, ""
         while True:
@@ -269,7 +269,7 @@ class Telegram:
                     pause = min(2 * pause, _LONGEST)
             await asyncio.sleep(wait)
 
-    def _take_in(self, update: Update, inward: MessageReceiver) -> AcceptedMessage | None:
+    def _take_in(self, update: Update, receiver: MessageReceiver) -> AcceptedMessage | None:
         """Start to process an update; return None if it is not for the agent."""
         message = update.message
         user = None if message is None else message.from_user
@@ -283,7 +283,7 @@ class Telegram:
         if command.startswith("/") and at and to.casefold() != self._bot.username.casefold():
             return None
         if not text.strip():
-            telling = asyncio.create_task(_send_text_only(inward, _origin(message)))
+            telling = asyncio.create_task(_send_text_only(receiver, _origin(message)))
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
             return AcceptedMessage(durable=telling)
@@ -291,7 +291,7 @@ class Telegram:
             text = "/help"
         private = message.chat.type == ChatType.PRIVATE
         thread = message.message_thread_id if message.is_topic_message else None
-        return inward.take_in(
+        return receiver.accept(
             IncomingMessage(
                 sender=str(user.id),
                 text=text,
@@ -306,7 +306,7 @@ class Telegram:
 
     async def _hint(self) -> int:
         """Return the number below which an earlier process handled all updates, or 0."""
-        noted = await self._claims.noted(self._place)
+        noted = await self._claims.read_note(self._place)
         number, at = noted.get("next"), noted.get("at")
         if not isinstance(number, int) or not isinstance(at, int | float):
             return 0
@@ -401,8 +401,8 @@ def _seconds(error: RetryAfter) -> float:
     return wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
 
 
-async def _send_text_only(inward: MessageReceiver, origin: Destination) -> bool:
-    await inward.tell(origin, _TEXT_ONLY)
+async def _send_text_only(receiver: MessageReceiver, origin: Destination) -> bool:
+    await receiver.tell(origin, _TEXT_ONLY)
     return True
 
 

@@ -119,10 +119,10 @@ class Webhook:
         self._url = settings.reply_url
         self._client: httpx2.AsyncClient | None = None
 
-    async def run(self, inward: MessageReceiver) -> None:
+    async def run(self, receiver: MessageReceiver) -> None:
         """Recover undelivered answers. Messages arrive through the routes."""
         if self.replies:
-            inward.recover()
+            receiver.recover()
 
     async def send(self, origin: Destination, text: str) -> None:
         """Send an answer to `reply_url`. Raises NotSent, MaybeSent, Undeliverable."""
@@ -166,20 +166,20 @@ class Webhook:
         if self._client is not None:
             await self._client.aclose()
 
-    def arrival(self, posted: WebhookMessage) -> IncomingMessage:
-        """Convert a posted message to an Arrival. Raises UsageError."""
-        if posted.sender.startswith(_CHAT):
+    def arrival(self, received: WebhookMessage) -> IncomingMessage:
+        """Convert a received message to an Arrival. Raises UsageError."""
+        if received.sender.startswith(_CHAT):
             raise UsageError(f"sender must not start with {_CHAT}")
-        scope: Scope = "group" if posted.chat else "thread" if posted.thread else "sender"
-        origin = {"channel": self.name, "sender": posted.sender, "id": posted.id}
-        origin |= {"chat": posted.chat} if posted.chat else {}
-        origin |= {"thread": posted.thread} if posted.thread else {}
+        scope: Scope = "group" if received.chat else "thread" if received.thread else "sender"
+        origin = {"channel": self.name, "sender": received.sender, "id": received.id}
+        origin |= {"chat": received.chat} if received.chat else {}
+        origin |= {"thread": received.thread} if received.thread else {}
         return IncomingMessage(
-            sender=posted.sender,
-            text=posted.text,
-            id=f"{self.name}-{posted.id}",
-            chat=f"{_CHAT}{posted.chat}" if posted.chat else None,
-            thread=posted.thread,
+            sender=received.sender,
+            text=received.text,
+            id=f"{self.name}-{received.id}",
+            chat=f"{_CHAT}{received.chat}" if received.chat else None,
+            thread=received.thread,
             scope=scope,
             origin=origin if self.replies else None,
         )
@@ -228,20 +228,20 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
 
 async def _handle_message(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
     try:
-        posted = msgspec.json.decode(body, type=WebhookMessage)
+        received = msgspec.json.decode(body, type=WebhookMessage)
     except msgspec.DecodeError as error:
         return _error(400, f"invalid message: {error}", code="wrong_message")
-    if not hook.allowed.allows(posted.sender):  # guard: webhook-allow-list
+    if not hook.allowed.allows(received.sender):  # guard: webhook-allow-list
         return _error(403, "this sender is not in the allow list", code="sender_not_allowed")
     if inbox.full:
         return _unavailable("too many messages are being answered; send it again", code="too_many")
     try:
-        incoming = inbox.take_in(hook.arrival(posted))
+        accepted = inbox.accept(hook.arrival(received))
         if hook.replies:
-            if not await asyncio.shield(incoming.durable):
+            if not await asyncio.shield(accepted.durable):
                 return _unavailable("the message was not stored; send it again", code="not_stored")
-            return JSONResponse({"id": posted.id}, status_code=202)
-        answer = await asyncio.shield(incoming.answer)
+            return JSONResponse({"id": received.id}, status_code=202)
+        answer = await asyncio.shield(accepted.answer)
     except OnceConflict:
         return _error(409, "this id was used for another message", code="once_conflict")
     except UsageError as error:

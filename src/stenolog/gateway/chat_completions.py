@@ -216,14 +216,14 @@ async def chat_completions(request: Request) -> Response:
     with contextlib.ExitStack() as places:
         # Before the request is read, so that a rejected request costs nothing.
         turn = gateway.turns.admit()
-        places.callback(turn.give_back)
+        places.callback(turn.release)
         chat = await _read(gateway, request)
         stream = gateway.streams.admit() if chat.request.stream else None
         places.pop_all()
         if stream is not None:
-            places.callback(stream.give_back)
+            places.callback(stream.release)
         heard = _TurnBuffer()
-        running = gateway.keep(asyncio.create_task(_run(gateway, chat, heard, turn)))
+        running = gateway.keep_task(asyncio.create_task(_run(gateway, chat, heard, turn)))
         if stream is not None:
             await heard.news(running, within=_EARLY_FAILURE)
             if not running.done() or running.result().outcome != "failed":

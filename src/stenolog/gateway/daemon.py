@@ -66,7 +66,7 @@ class ChannelService(Protocol):
         """Stop receiving; wait up to `wait_seconds` until received messages are answered."""
         ...
 
-    async def cut(self) -> None:
+    async def stop_sending(self) -> None:
         """Stop sending, while the store can still record the progress."""
         ...
 
@@ -152,12 +152,12 @@ class Daemon:
         gateway: Gateway,
         token: Token,
         listening: Sequence[socket.socket],
-        attached: ChannelService,
+        channels: ChannelService,
     ) -> None:
         self._gateway = gateway
-        self._attached = attached
+        self._channels = channels
         self._listening = list(listening)
-        app = make_app(gateway, token, further=attached.routes)
+        app = make_app(gateway, token, further=channels.routes)
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE
         # uvicorn's own limit is longer: `stop` cancels the turns before it, and more gently.
@@ -165,8 +165,8 @@ class Daemon:
         self._server = Server(config(app, stopping=stopping, connections=connections))
         self._serving: asyncio.Task[None] | None = None
         self._resuming: asyncio.Task[None] | None = None
-        self._looks: set[asyncio.Task[None]] = set()
-        self._keeping: asyncio.Task[None] | None = None
+        self._searches: set[asyncio.Task[None]] = set()
+        self._retention: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -184,9 +184,9 @@ class Daemon:
     async def start(self) -> None:
         """Start serving requests."""
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listening))
-        await self._attached.start()
+        await self._channels.start()
         self._resuming = asyncio.create_task(self._resume())
-        self._keeping = asyncio.create_task(self._keep())
+        self._retention = asyncio.create_task(self._apply_retention())
 
     async def stop(self, *, hurry: asyncio.Event) -> CloseReport:
         """Stop the gateway. Work in progress gets `shutdown_timeout` seconds; less with `hurry`."""
@@ -194,29 +194,32 @@ class Daemon:
         self._gateway.closing.set()
         self._server.should_exit = True
         # Turns whose client disconnected are in progress too.
-        flying = [
+        in_progress = [
             self.serving,
-            asyncio.create_task(self._attached.drain(wait_seconds=timeout)),
-            asyncio.create_task(self._gateway.quiet()),
+            asyncio.create_task(self._channels.drain(wait_seconds=timeout)),
+            asyncio.create_task(self._gateway.wait_for_tasks()),
         ]
-        hurried = asyncio.create_task(hurry.wait())
-        both: set[asyncio.Future[Any]] = {asyncio.gather(*flying, return_exceptions=True), hurried}
+        hurry_set = asyncio.create_task(hurry.wait())
+        both: set[asyncio.Future[Any]] = {
+            asyncio.gather(*in_progress, return_exceptions=True),
+            hurry_set,
+        }
         await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        cancelled = await cancel_and_wait([hurried, *flying[1:]])
+        cancelled = await cancel_and_wait([hurry_set, *in_progress[1:]])
         # Deliveries to chat apps record their progress while the store is still open.
-        await self._attached.cut()
+        await self._channels.stop_sending()
         # Cancels the turns that are still running, including resumed ones; the next start resumes
         # them.
         left = await self._gateway.loop.close(patience=0)
         if self._resuming is not None:
-            cancelled |= await cancel_and_wait([self._resuming, *self._looks])
-        if self._keeping is not None:
-            cancelled |= await cancel_and_wait([self._keeping])
+            cancelled |= await cancel_and_wait([self._resuming, *self._searches])
+        if self._retention is not None:
+            cancelled |= await cancel_and_wait([self._retention])
         await asyncio.wait({self.serving}, timeout=_SEND_TIMEOUT)
         if not self.serving.done():
             self._server.force_exit = True
             await asyncio.wait({self.serving}, timeout=_SEND_TIMEOUT)
-        await self._attached.close()
+        await self._channels.close()
         for listening in self._listening:
             listening.close()
         if cancelled:
@@ -231,14 +234,14 @@ class Daemon:
         takeover = self._gateway.settings.gateway.takeover
         idle_for = 0.0
         while not self._gateway.closing.is_set():
-            if len(self._looks) < _MAX_SEARCHES:
-                look = asyncio.create_task(self._look(idle_for))
-                self._looks.add(look)
-                look.add_done_callback(self._looks.discard)
+            if len(self._searches) < _MAX_SEARCHES:
+                search = asyncio.create_task(self._resume_once(idle_for))
+                self._searches.add(search)
+                search.add_done_callback(self._searches.discard)
             idle_for = takeover
             await asyncio.sleep(takeover / _SEARCHES)
 
-    async def _keep(self) -> None:
+    async def _apply_retention(self) -> None:
         """Apply the retention rules once an hour, if there are any."""
         rules = rules_of(self._gateway.settings)
         places = list(dict.fromkeys(one.spec.sessions for one in self._gateway.loop.registry))
@@ -252,7 +255,7 @@ class Daemon:
             except Exception:
                 _logger.exception("applying the retention rules failed")
 
-    async def _look(self, idle_for: float) -> None:
+    async def _resume_once(self, idle_for: float) -> None:
         try:
             await self._gateway.loop.resume(idle_for=idle_for, each=self._deliver)
         except StoreClosed:
@@ -262,4 +265,4 @@ class Daemon:
                 _logger.exception("resuming interrupted turns failed")
 
     async def _deliver(self, answer: Answer) -> None:
-        await self._attached.deliver([answer])
+        await self._channels.deliver([answer])

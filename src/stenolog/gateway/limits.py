@@ -171,9 +171,9 @@ class Slot:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.give_back()
+        self.release()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the slot."""
         if self._admission is not None:
             self._admission.taken -= 1

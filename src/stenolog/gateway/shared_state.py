@@ -178,13 +178,13 @@ class Gateway:
         """Return the agent with this name; `main` or None is the first. Raise UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
 
-    def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+    def keep_task(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Keep a reference to a task until it has ended: the event loop has only a weak one."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def quiet(self) -> None:
+    async def wait_for_tasks(self) -> None:
         """Wait until all kept tasks have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)

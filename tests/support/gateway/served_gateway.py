@@ -40,7 +40,7 @@ class Nothing:
         """Nothing is on its way."""
         del wait_seconds
 
-    async def cut(self) -> None:
+    async def stop_sending(self) -> None:
         """Nothing is being sent."""
 
     async def close(self) -> None:

@@ -92,7 +92,7 @@ def test_what_was_begun_to_be_sent_is_not_sent_again_and_its_reader_is_told_once
 
     asyncio.run(scenario())
     assert _delivery(tmp_path)["mark"] == "unsure"
-    assert sum("nobody knows" in record.getMessage() for record in caplog.records) == 1
+    assert sum("it is unknown whether" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(("minutes", "sent"), [(5, []), (-5, ["The answer."])])
@@ -185,7 +185,7 @@ class _App:
         self.plays = list(plays)
         self.sent: list[str] = []
 
-    async def run(self, inward: object) -> None:
+    async def run(self, receiver: object) -> None:
         """Nothing comes in."""
 
     async def send(self, origin: Destination, text: str) -> None:
@@ -313,7 +313,7 @@ def test_cut_off_while_the_app_is_busy_the_answer_is_owed_and_nothing_more_is_be
             answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
             delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
             await until_it_holds(lambda: not app.plays)
-            await delivery.cut()
+            await delivery.stop_sending()
             await asyncio.wait([delivering])
             assert mark(loop)["owed"] == [2]
             answer = await loop.handle(InboundMessage(key=KEY, content="r", origin=ORIGIN))
@@ -414,7 +414,7 @@ def test_closed_claims_are_nobodys(tmp_path: Path) -> None:
             with pytest.raises(StoreClosed):
                 await claims.note("poll", next=1)
             with pytest.raises(StoreClosed):
-                await claims.noted("poll")
+                await claims.read_note("poll")
 
     asyncio.run(scenario())
 

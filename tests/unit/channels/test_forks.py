@@ -39,7 +39,7 @@ class _App:
         self.sent: list[str] = []
         self._reachable = reachable
 
-    async def run(self, inward: object) -> None:
+    async def run(self, receiver: object) -> None:
         """Messages are handed over by the test."""
 
     async def send(self, origin: Destination, text: str) -> None:
@@ -83,7 +83,7 @@ class _Process:
         arrival = IncomingMessage(
             sender="7", text=text, id=name, number=self._number, origin=ORIGIN
         )
-        answer = await self._inbox.take_in(arrival).answer
+        answer = await self._inbox.accept(arrival).answer
         assert answer is not None
         return answer
 

@@ -57,11 +57,11 @@ def test_a_command_that_the_closing_agent_refused_is_carried_out_when_it_comes_a
                 return await hear(*given, **named)
 
             loop.handle = closed_meanwhile  # type: ignore[method-assign]
-            refused = inbox.take_in(_said("/help", "1"))
+            refused = inbox.accept(_said("/help", "1"))
             assert await refused.durable is False
         for outcome in ("command", "again"):
             async with agent_loop("jsonl", tmp_path, []) as loop:
-                answer = await _inbox(loop, claims).take_in(_said("/help", "1")).answer
+                answer = await _inbox(loop, claims).accept(_said("/help", "1")).answer
                 assert answer is not None
                 assert answer.outcome == outcome
         await claims.close()
@@ -75,9 +75,9 @@ def test_without_a_store_of_claims_what_comes_again_is_known_as_well(tmp_path: P
         async with agent_loop("legacy", tmp_path, ["Hello."]) as loop:
             inbox = _inbox(loop, claims)
             for text, id in (("hello", "1"), ("/new", "2")):
-                await inbox.take_in(_said(text, id)).answer
+                await inbox.accept(_said(text, id)).answer
             for text, id, key in (("hello", "1", OWN), ("/new", "2", None)):
-                again = await inbox.take_in(_said(text, id)).answer
+                again = await inbox.accept(_said(text, id)).answer
                 assert again is not None
                 assert again.outcome == "again"
                 assert key is None or again.key == key
@@ -100,7 +100,7 @@ def test_where_no_number_can_be_stored_messages_and_commands_are_taken_in_all_th
         async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
             inbox = _inbox(loop, claims)
             for text, id, outcome in (("hello", "1", "answered"), ("/help", "2", "command")):
-                answer = await inbox.take_in(_said(text, id)).answer
+                answer = await inbox.accept(_said(text, id)).answer
                 assert answer is not None
                 assert answer.outcome == outcome
         await claims.close()

@@ -81,7 +81,7 @@ def test_the_next_number_never_passes_an_update_that_is_not_durable(
     open_ones: set[int] = set()
     for number, durable in steps:
         everything = range(max(offsets.next or 1, 1), 31)  # what the server gives
-        open_ones.update(offsets.came([one for one in everything if one <= number]))
+        open_ones.update(offsets.add([one for one in everything if one <= number]))
         if number in open_ones:
             offsets.settled(number, durable=durable)
             open_ones -= {number} if durable else set()
@@ -90,29 +90,29 @@ def test_the_next_number_never_passes_an_update_that_is_not_durable(
 
 def test_an_update_is_taken_in_once_and_again_where_it_was_left() -> None:
     offsets = Offsets()
-    assert offsets.came([5, 6]) == [5, 6]
-    assert offsets.came([5, 6, 7]) == [7]
+    assert offsets.add([5, 6]) == [5, 6]
+    assert offsets.add([5, 6, 7]) == [7]
     offsets.settled(6, durable=True)
     assert offsets.next == 5
     offsets.settled(5, durable=False)
     assert offsets.next == 5
-    assert offsets.came([5, 6, 7]) == [5]
+    assert offsets.add([5, 6, 7]) == [5]
     offsets.settled(5, durable=True)
     assert offsets.next == 7
 
 
 def test_what_the_app_has_forgotten_is_not_waited_for() -> None:
     offsets = Offsets()
-    offsets.came([5])
+    offsets.add([5])
     offsets.settled(5, durable=False)
-    assert offsets.came([9]) == [9]
+    assert offsets.add([9]) == [9]
     offsets.settled(9, durable=True)
     assert offsets.next == 10
 
 
 def test_what_an_earlier_process_took_in_is_only_confirmed() -> None:
     offsets = Offsets(known_below=7)
-    assert offsets.came([5, 6, 7]) == [7]
+    assert offsets.add([5, 6, 7]) == [7]
     assert offsets.next == 7
 
 
@@ -124,19 +124,19 @@ def _arrival(number: int, chat: str | None = None) -> IncomingMessage:
 
 
 def test_a_chat_goes_on_where_its_command_said_but_not_its_earlier_messages() -> None:
-    goes_on = ChatMove(key="t:new:1", before="t:1", chat="", number=7)
+    last_move = ChatMove(key="t:new:1", before="t:1", chat="", number=7)
     assert session_of("t:1", None, _arrival(3)) == "t:1"
-    assert session_of("t:1", goes_on, _arrival(8)) == "t:new:1"
-    assert session_of("t:1", goes_on, _arrival(6)) == "t:1"
-    assert session_of("t:1", goes_on, _arrival(7)) is None  # the command itself, once more
-    assert session_of("t:1", goes_on, _arrival(6, chat="-5")) == "t:new:1"
-    assert session_of("t:1", goes_on, _arrival(0)) == "t:new:1"
+    assert session_of("t:1", last_move, _arrival(8)) == "t:new:1"
+    assert session_of("t:1", last_move, _arrival(6)) == "t:1"
+    assert session_of("t:1", last_move, _arrival(7)) is None  # the command itself, once more
+    assert session_of("t:1", last_move, _arrival(6, chat="-5")) == "t:new:1"
+    assert session_of("t:1", last_move, _arrival(0)) == "t:new:1"
 
 
 def test_after_several_moves_each_message_belongs_where_the_chat_was_then() -> None:
     moves = ((3, "t:1"), (5, "t:a:1"))
-    goes_on = ChatMove(key="t:c:1", before="t:b:1", chat="", number=7, earlier=moves)
-    found = [session_of("t:1", goes_on, _arrival(number)) for number in range(1, 9)]
+    last_move = ChatMove(key="t:c:1", before="t:b:1", chat="", number=7, earlier=moves)
+    found = [session_of("t:1", last_move, _arrival(number)) for number in range(1, 9)]
     there = ["t:1", "t:1", None, "t:a:1", None, "t:b:1", None, "t:c:1"]
     assert found == there
 

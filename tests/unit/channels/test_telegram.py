@@ -368,11 +368,11 @@ def test_of_messages_that_crash_us_before_they_are_stored_not_all_are_remembered
             inbox = Inbox(loop, channel="telegram")
             for number in range(30):
                 arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
-                assert await inbox.take_in(arrival).durable is False
+                assert await inbox.accept(arrival).durable is False
             assert len(inbox._crashes) == 10
             # Coming again and again, it is given up.
             last = IncomingMessage(sender="1001", text="boom", id="29")
-            found = [await inbox.take_in(last).durable for _ in range(2)]
+            found = [await inbox.accept(last).durable for _ in range(2)]
             assert found == [False, True]
 
     asyncio.run(scenario())

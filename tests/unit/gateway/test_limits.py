@@ -270,10 +270,10 @@ def test_who_finds_no_place_is_sent_away_at_once(
         assert refused.value.status_code == status
         assert refused.value.headers == {"Retry-After": "1"}
     assert (admission.taken, admission.refused) == (2, 3)
-    first.give_back()
+    first.release()
     with admission.admit():
         assert admission.taken == 2
-    second.give_back()
+    second.release()
     assert (admission.taken, admission.refused) == (0, 3)
 
 
@@ -281,7 +281,7 @@ def test_a_place_is_given_back_once() -> None:
     admission = turn_limit(2)
     kept, given = admission.admit(), admission.admit()
     for _ in range(3):
-        given.give_back()
+        given.release()
     assert admission.taken == 1
     with pytest.raises(RuntimeError), kept:
         raise RuntimeError
@@ -294,7 +294,7 @@ def test_there_are_never_more_inside_than_places(comings: list[bool]) -> None:
     inside: list[Slot] = []
     for comes in comings:
         if not comes and inside:
-            inside.pop().give_back()
+            inside.pop().release()
         elif comes and len(inside) < 3:
             inside.append(admission.admit())
         elif comes:

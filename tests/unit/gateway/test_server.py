@@ -72,12 +72,10 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def _served(
-    patience: ClientLimits = PATIENT, *, connections: int = 100, idle: int = 60
+    limits: ClientLimits = PATIENT, *, connections: int = 100, idle: int = 60
 ) -> AsyncIterator[Served]:
     bound = socket.create_server(("127.0.0.1", 0))
-    server = Server(
-        config(_app, patience=patience, connections=connections, idle=idle, stopping=0.0)
-    )
+    server = Server(config(_app, limits=limits, connections=connections, idle=idle, stopping=0.0))
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     await _until(lambda: server.started)
     try:
@@ -350,14 +348,14 @@ def test_the_next_line_comes_after_a_minute_and_counts_those_between(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
-    room = ConnectionLimit(5, lambda: now)
+    connection_limit = ConnectionLimit(5, lambda: now)
     for now in (0.0, 1.0, 59.0, 60.0, 61.0):  # noqa: B007
-        room.close_one()
+        connection_limit.close_one()
     assert [record.getMessage() for record in caplog.records] == [
         f"too many connections: the limit is 5, and {count} connections were closed"
         for count in (1, 3)
     ]
-    assert room.closed == 5
+    assert connection_limit.closed == 5
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", _get("/waits"), b"nonsense\r\n\r\n"])

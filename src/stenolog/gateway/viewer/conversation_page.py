@@ -86,7 +86,7 @@ class PagePart(Struct, frozen=True, kw_only=True):
     older: bool
     """Whether there are messages before this part."""
     newer: bool
-    sight: str
+    digest: str
     """Digest of the hidden and damaged messages. If it changes, an open page is out of date."""
 
 
@@ -110,8 +110,8 @@ async def conversation(request: Request) -> Response:
     agent = agent_of(gateway, query.agent)
     key = key_of(request)
     entry = await entry_of(gateway, agent, key)
-    talk = await gateway.loop.run(_load_page, agent, key, query, entry)
-    return page("conversation.html", talk=talk, part=talk.part, agent=query.agent, query=query)
+    found = await gateway.loop.run(_load_page, agent, key, query, entry)
+    return page("conversation.html", found=found, part=found.part, agent=query.agent, query=query)
 
 
 async def fragment(request: Request) -> Response:
@@ -179,17 +179,17 @@ def _load_part(agent: AgentInstance, key: str, query: PartQuery) -> tuple[Sessio
 
 
 def _requested_part(store: Store, info: SessionInfo, query: PartQuery) -> PagePart:
-    sight = read_visibility(store, info)
+    visibility = read_visibility(store, info)
     if query.last:
         first = max(query.first, query.last - _MAX_PART + 1)
-        return _between(store, info, sight, first, query.last, full=True)
-    runs = sight.present if query.full else info.in_sight
+        return _between(store, info, visibility, first, query.last, full=True)
+    runs = visibility.present if query.full else info.in_sight
     if query.before:
         start = _back(runs, query.before, SIZE)
-        return _between(store, info, sight, start, query.before - 1, full=query.full)
+        return _between(store, info, visibility, start, query.before - 1, full=query.full)
     after = query.after or 0
     end = _forward(runs, after, _MAX_PART)
-    return _between(store, info, sight, after + 1, end, full=query.full)
+    return _between(store, info, visibility, after + 1, end, full=query.full)
 
 
 def newest(store: Store, info: SessionInfo, *, full: bool) -> PagePart:
@@ -198,31 +198,31 @@ def newest(store: Store, info: SessionInfo, *, full: bool) -> PagePart:
     start = max(0, len(history) - SIZE)
     while start > 0 and results_of(history[start].to_dict()):
         start -= 1
-    sight = read_visibility(store, info)
-    return _part(info, sight, history[start:], full=full, older=start > 0, newer=False)
+    visibility = read_visibility(store, info)
+    return _part(info, visibility, history[start:], full=full, older=start > 0, newer=False)
 
 
 def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> PagePart:
     """Return the messages around `at`. If that one is hidden, include all hidden messages."""
     at = min(at, info.last_seq)
     full = full or not spans.contains(info.in_sight, at)
-    sight = read_visibility(store, info)
-    runs = sight.present if full else info.in_sight
+    visibility = read_visibility(store, info)
+    runs = visibility.present if full else info.in_sight
     start = _back(runs, at, SIZE // 2)
     end = _forward(runs, at, SIZE // 2)
-    return _between(store, info, sight, start, end, full=full)
+    return _between(store, info, visibility, start, end, full=full)
 
 
 def _between(
-    store: Store, info: SessionInfo, sight: Visibility, first: int, last: int, *, full: bool
+    store: Store, info: SessionInfo, visibility: Visibility, first: int, last: int, *, full: bool
 ) -> PagePart:
-    runs = sight.present if full else info.in_sight
+    runs = visibility.present if full else info.in_sight
     end = _forward(runs, last, _RESULT_MARGIN)
     history = _read(store, info, runs, max(1, first), end)
     found = [one for one in history if one.seq <= last]
     later = history[len(found) :]
     older = _back(runs, first, 1) < first
-    return _part(info, sight, found, later, full=full, older=older, newer=bool(later))
+    return _part(info, visibility, found, later, full=full, older=older, newer=bool(later))
 
 
 def _read(
@@ -256,7 +256,7 @@ def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) 
 
 def _part(
     info: SessionInfo,
-    sight: Visibility,
+    visibility: Visibility,
     history: Sequence[Message],
     later: Sequence[Message] = (),
     *,
@@ -264,47 +264,49 @@ def _part(
     older: bool,
     newer: bool,
 ) -> PagePart:
-    runs = sight.gaps
+    runs = visibility.gaps
     first = history[0].seq if history else 0
     # A gap is placed before the next message. Gaps before the first message of all count too.
-    told = _last_before(info.in_sight, first) if first else 0
-    above = _last_before(sight.present, first) if full and first else told
+    shown_upto = _last_before(info.in_sight, first) if first else 0
+    above = _last_before(visibility.present, first) if full and first else shown_upto
     items: list[PageItem] = []
     for message in message_views(history, later):
         if full:
             # All messages are shown; mark only the point from which the model sees them.
-            here = [run for run in runs if run.told and told <= run.last < message.seq]
+            here = [run for run in runs if run.has_summary and shown_upto <= run.last < message.seq]
         else:
-            here = [run for run in runs if told < run.first and run.last < message.seq]
+            here = [run for run in runs if shown_upto < run.first and run.last < message.seq]
         items += [PageItem(gap=run) for run in here]
-        items += _lost_items(sight, above, message.seq)
+        items += _lost_items(visibility, above, message.seq)
         items.append(PageItem(message=message))
-        told = above = message.seq
+        shown_upto = above = message.seq
     if not newer and not full:
-        items += [PageItem(gap=run) for run in runs if run.first > told]
+        items += [PageItem(gap=run) for run in runs if run.first > shown_upto]
     elif not newer:
-        items += [PageItem(gap=run) for run in runs if run.told and run.last >= told > 0]
+        items += [
+            PageItem(gap=run) for run in runs if run.has_summary and run.last >= shown_upto > 0
+        ]
     if not newer:
-        items += _lost_items(sight, above, info.last_seq + 1)
+        items += _lost_items(visibility, above, info.last_seq + 1)
     return PagePart(
         items=items,
         first=first,
         last=history[-1].seq if history else 0,
         older=older,
         newer=newer,
-        sight=_digest(info, sight),
+        digest=_digest(info, visibility),
     )
 
 
-def _lost_items(sight: Visibility, after: int, before: int) -> list[PageItem]:
-    return [PageItem(lost=run) for run in spans.clipped(sight.lost, after + 1, before - 1)]
+def _lost_items(visibility: Visibility, after: int, before: int) -> list[PageItem]:
+    return [PageItem(lost=run) for run in spans.clipped(visibility.lost, after + 1, before - 1)]
 
 
-def _digest(info: SessionInfo, sight: Visibility) -> str:
+def _digest(info: SessionInfo, visibility: Visibility) -> str:
     """Return a digest of summary, gaps and damage. Appending messages does not change it."""
-    told = ascii((info.uid, info.summary, list(sight.gaps)))
-    told += ascii((list(sight.lost), info.damaged))
-    return blake2b(told.encode(), digest_size=8).hexdigest()
+    state = ascii((info.uid, info.summary, list(visibility.gaps)))
+    state += ascii((list(visibility.lost), info.damaged))
+    return blake2b(state.encode(), digest_size=8).hexdigest()
 
 
 # --- seq arithmetic --------------------------------------------------------------------------

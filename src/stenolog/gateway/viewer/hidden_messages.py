@@ -37,7 +37,7 @@ class Gap(Struct, frozen=True, kw_only=True):
     """Number of messages. 0 if the session has only their summary, as in a fork."""
     why: str
     """Reason: summarized, cleared, replaced, truncated, or hidden."""
-    told: bool = False
+    has_summary: bool = False
     """Whether the summary is shown at this gap."""
     undo: bool = False
     """Whether undoing the last operation makes any of them visible again."""
@@ -68,10 +68,10 @@ def read_visibility(store: Store, info: SessionInfo) -> Visibility:
     if spans.size(lost) < info.lost:
         lost = spans.union(lost, _unreadable(store, info, missing))
         missing = spans.union(missing, lost)
-    sight = compute_visibility(
+    visibility = compute_visibility(
         info, missing=missing, steps=[] if snapshot is None else snapshot.undo
     )
-    return replace(sight, lost=lost)
+    return replace(visibility, lost=lost)
 
 
 def _unreadable(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
@@ -162,11 +162,11 @@ def _runs(
 def _with_summary(gaps: Sequence[Gap], floor: int, *, undo: bool) -> list[Gap]:
     """Mark the last gap that the summary can describe as the one that shows it."""
     below = [one for one in gaps if one.last <= floor]
-    told = [one for one in below if one.why == SUMMARIZED] or below
-    if told:
-        last = told[-1]
-        telling = replace(last, told=True, undo=last.undo or undo)
-        return [telling if one is last else one for one in gaps]
+    candidates = [one for one in below if one.why == SUMMARIZED] or below
+    if candidates:
+        last = candidates[-1]
+        marked = replace(last, has_summary=True, undo=last.undo or undo)
+        return [marked if one is last else one for one in gaps]
     # A fork has the summary, but not the messages it covers.
-    only = Gap(first=floor, last=floor, count=0, why=SUMMARIZED, told=True, undo=undo)
+    only = Gap(first=floor, last=floor, count=0, why=SUMMARIZED, has_summary=True, undo=undo)
     return [only, *gaps]

@@ -48,7 +48,7 @@ class SessionListPage(Struct, frozen=True, kw_only=True):
     hits: Sequence[Hit] = ()
     count: int = 0
     exact: bool = True
-    whys: Mapping[tuple[str, int], str] = {}
+    reasons: Mapping[tuple[str, int], str] = {}
     """Reason why a hit is hidden, by key and seq. Visible hits are not in it."""
 
 
@@ -76,37 +76,37 @@ def load_list(agent: AgentInstance, query: HomeQuery) -> SessionListPage:
     if not query.q.strip():
         found = _list_entries(catalog, query, SIZE, query.after or None)
         return SessionListPage(entries=found.entries, after=found.after)
-    fits, after = matching_sessions(catalog, query)
+    matches, after = matching_sessions(catalog, query)
     if query.after:
-        return SessionListPage(entries=fits, after=after)
+        return SessionListPage(entries=matches, after=after)
     hits = catalog.search(query.q, tag=query.tag or None, limit=_MAX_HITS)
     return SessionListPage(
-        entries=fits,
+        entries=matches,
         after=after,
         hits=hits.hits,
         count=hits.count,
         exact=hits.exact,
-        whys=_hidden_reasons(agent.store, hits.hits),
+        reasons=_hidden_reasons(agent.store, hits.hits),
     )
 
 
 def matching_sessions(catalog: Catalog, query: HomeQuery) -> tuple[list[Entry], str | None]:
     """Return one page of the sessions that match the words, and the position of the next page."""
-    fits: list[Entry] = []
+    matches: list[Entry] = []
     after: str | None = query.after or None
     size = SIZE
-    while len(fits) < SIZE:
+    while len(matches) < SIZE:
         more = _list_entries(catalog, query, size, after)
-        fits += filter_entries(more.entries, query.q)
+        matches += filter_entries(more.entries, query.q)
         after = more.after
         if after is None:
             break
         # Start with few: the wanted session is often recent, and often many sessions match.
         size = min(2 * size, _MAX_SCANNED)
-    if len(fits) > SIZE:
+    if len(matches) > SIZE:
         # Sessions beyond this page are read again when the next page is requested.
-        return fits[:SIZE], page_cursor(fits[SIZE - 1])
-    return fits, after
+        return matches[:SIZE], page_cursor(matches[SIZE - 1])
+    return matches, after
 
 
 def _list_entries(catalog: Catalog, query: HomeQuery, limit: int, after: str | None) -> Page:
@@ -120,20 +120,20 @@ def _list_entries(catalog: Catalog, query: HomeQuery, limit: int, after: str | N
 
 
 def _hidden_reasons(store: Store, hits: Sequence[Hit]) -> dict[tuple[str, int], str]:
-    sights: dict[str, Visibility | None] = {}
+    visibilities: dict[str, Visibility | None] = {}
     made = {}
     for hit in hits:
         if not hit.hidden:
             continue
-        if hit.key not in sights:
+        if hit.key not in visibilities:
             try:
-                sights[hit.key] = read_visibility(store, store.info(hit.key))
+                visibilities[hit.key] = read_visibility(store, store.info(hit.key))
             except StenologError:
-                sights[hit.key] = (
+                visibilities[hit.key] = (
                     None  # deleted since the search, or damaged; the hit is still listed
                 )
-        sight = sights[hit.key]
-        made[hit.key, hit.seq] = HIDDEN if sight is None else sight.why(hit.seq)
+        visibility = visibilities[hit.key]
+        made[hit.key, hit.seq] = HIDDEN if visibility is None else visibility.why(hit.seq)
     return made
 
 

@@ -192,7 +192,7 @@ Indexing a long session takes longer, and the page is readable without the entry
 
 async def entry_of(gateway: Gateway, agent: AgentInstance, key: str) -> Entry | None:
     """Return the catalog entry of a session; None if the catalog does not answer in time."""
-    asked = gateway.keep(asyncio.create_task(gateway.loop.run(_catalog_entry, agent, key)))
+    asked = gateway.keep_task(asyncio.create_task(gateway.loop.run(_catalog_entry, agent, key)))
     await asyncio.wait({asked}, timeout=CATALOG_WAIT)
     if asked.done():
         return asked.result()

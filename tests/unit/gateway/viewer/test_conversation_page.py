@@ -96,14 +96,14 @@ def test_a_message_that_is_out_of_sight_is_shown_when_it_is_asked_for() -> None:
 
 def test_what_is_in_sight_is_known_by_a_mark_that_an_append_does_not_change() -> None:
     with _filled(10) as store:
-        before = newest(store, store.info(_KEY), full=False).sight
+        before = newest(store, store.info(_KEY), full=False).digest
         store.add_message(_KEY, "user", "more")
-        assert newest(store, store.info(_KEY), full=False).sight == before
+        assert newest(store, store.info(_KEY), full=False).digest == before
         store.checkpoint(_KEY, summary="so", upto=4)
-        after = newest(store, store.info(_KEY), full=False).sight
+        after = newest(store, store.info(_KEY), full=False).digest
         assert after != before
         store.undo(_KEY)
-        assert newest(store, store.info(_KEY), full=False).sight == before
+        assert newest(store, store.info(_KEY), full=False).digest == before
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_the_mark_changes_with_every_operation_however_many_there_were(
     with _filled(30) as store:
         for number in range(9):
             store.set_summary(_KEY, f"so {number}")
-        before = newest(store, store.info(_KEY), full=False).sight
+        before = newest(store, store.info(_KEY), full=False).digest
         undoable = store.info(_KEY).undoable
         act(store)
         assert store.info(_KEY).undoable == undoable
-        assert newest(store, store.info(_KEY), full=False).sight != before
+        assert newest(store, store.info(_KEY), full=False).digest != before
 
 
 def _not_asked(*_: object, **__: object) -> list[Message]:
@@ -212,9 +212,9 @@ def test_a_damaged_message_is_told_where_it_was_and_not_as_hidden(
             assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]
             part = around(store, store.info(_KEY), 3, full=full)
             assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]
-        before = newest(store, store.info(_KEY), full=False).sight
+        before = newest(store, store.info(_KEY), full=False).digest
         store.add_message(_KEY, "user", "more")
-        assert newest(store, store.info(_KEY), full=False).sight == before
+        assert newest(store, store.info(_KEY), full=False).digest == before
         store.checkpoint(_KEY, summary="so", upto=3)
         part = newest(store, store.info(_KEY), full=False)
         assert _with_lost(part) == ["gap", "lost (2, 2)", 4, 5, 6]

@@ -66,8 +66,13 @@ def test_what_two_operations_hid_are_two_gaps_and_only_the_last_can_be_undone() 
         store.checkpoint(_KEY, summary="so on", upto=4)
         store.set_history(_KEY, [*store.get_history(_KEY)[:-2], {"role": "user", "content": "x"}])
         first, second = _gaps(store)
-        assert (first.first, first.last, first.why, first.told) == (1, 4, "summarized", True)
-        assert (second.first, second.last, second.why, second.told) == (9, 10, "replaced", False)
+        assert (first.first, first.last, first.why, first.has_summary) == (1, 4, "summarized", True)
+        assert (second.first, second.last, second.why, second.has_summary) == (
+            9,
+            10,
+            "replaced",
+            False,
+        )
         assert (first.undo, second.undo) == (False, True)
 
 
@@ -78,7 +83,7 @@ def test_an_edit_right_above_the_compacted_ones_is_not_told_as_compacted() -> No
         store.set_history(_KEY, [{"role": "user", "content": "new"}])
         assert store.info(_KEY).floor == 10
         assert _told(store) == [(1, 4, 4, "summarized"), (5, 10, 6, "replaced")]
-        assert [one.told for one in _gaps(store)] == [True, False]
+        assert [one.has_summary for one in _gaps(store)] == [True, False]
 
 
 def test_what_a_fork_has_not_is_no_message_that_was_hidden() -> None:
@@ -100,7 +105,7 @@ def test_a_fork_tells_the_summary_of_what_it_does_not_have() -> None:
         store.checkpoint(_KEY, summary="so", upto=4)
         store.fork(_KEY, "fork")
         [only] = _gaps(store, "fork")
-        assert (only.last, only.count, only.told, only.undo) == (4, 0, True, False)
+        assert (only.last, only.count, only.has_summary, only.undo) == (4, 0, True, False)
 
 
 def test_of_what_undo_does_not_know_only_that_it_is_hidden_is_told() -> None:

@@ -373,7 +373,7 @@ function merge(made) {
     }
   }
   last.dataset.last = made.dataset.last;
-  $("#sight").textContent = made.dataset.messages;
+  $("#message-count").textContent = made.dataset.messages;
   return count;
 }
 
@@ -389,7 +389,7 @@ function tellState({ state, tokens, title }) {
   if (state === undefined) return;
   // A page rendered before the catalog was ready has no elements for them yet.
   if (!$("#state")) $(".titleline").prepend(named("i", "state"));
-  if (!$("#tokens")) $("#sight").after(named("span", "tokens"));
+  if (!$("#tokens")) $("#message-count").after(named("span", "tokens"));
   $("#state").className = `dot ${state}`;
   $("#state").title = state;
   $("#tokens").textContent = tokens;
@@ -428,7 +428,7 @@ async function refresh() {
 async function takeIn() {
   const stay = !atEnd();
   const height = document.documentElement.scrollHeight;
-  const sights = $$(".part", talk).map((one) => one.dataset.sight);
+  const digests = $$(".part", talk).map((one) => one.dataset.digest);
   // Load from the last prompt on: before it, only the visibility of messages can change.
   const prompt = articles().filter((one) => one.matches(".user:not(.hidden-one)")).at(-1);
   const last = Number($$(".part", talk).at(-1).dataset.last);
@@ -440,7 +440,7 @@ async function takeIn() {
   if (made === undefined) return;
   tellState(made.dataset);
   let count;
-  if (sights.every((one) => one === made.dataset.sight)) {
+  if (digests.every((one) => one === made.dataset.digest)) {
     count = merge(made);
   } else {
     await reload();
@@ -472,7 +472,7 @@ async function reload({ end = false } = {}) {
     if (known) keepReaderState(known, one);
   }
   talk.replaceChildren(...parts);
-  for (const id of ["sight", "tokens", "damage"]) {
+  for (const id of ["message-count", "tokens", "damage"]) {
     const now = $(`#${id}`, made);
     if (now) $(`#${id}`)?.replaceWith(now);
   }
