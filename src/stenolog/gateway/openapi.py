@@ -7,7 +7,7 @@ correct.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib import metadata
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -58,13 +58,15 @@ _KEY: Final = {
 }
 
 Handler = Callable[[ApiCall[Any, Any]], Awaitable[Struct]]
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+H = TypeVar("H", bound=Handler)
 RawHandler = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
     """One method of one path, implemented by `answer` or by `raw`."""
 
-    method: Literal["GET", "POST", "PATCH", "DELETE"]
+    method: Method
     path: str
     name: str
     """The operationId, used by client generators."""
@@ -95,6 +97,40 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.raw is None):
             raise ValueError(f"{self.method} {self.path}: set either answer or raw")
+
+
+def endpoint(
+    endpoints: list[Endpoint],
+    method: Method,
+    path: str,
+    name: str,
+    *,
+    status: int = 200,
+    statuses: tuple[int, ...] = (),
+    always: bool = False,
+) -> Callable[[H], H]:
+    """Add a handler to `endpoints`, described by its annotations and first docstring line."""
+
+    def register(handler: H) -> H:
+        hints = get_type_hints(handler)
+        query, body = get_args(hints["call"])
+        described = Endpoint(
+            method=method,
+            path=path,
+            name=name,
+            summary=(handler.__doc__ or "").partition("\n")[0],
+            answer=handler,
+            query=query,
+            body=None if method in ("GET", "DELETE") else body,
+            response=hints["return"],
+            status=status,
+            statuses=statuses,
+            always=always,
+        )
+        endpoints.append(described)
+        return handler
+
+    return register
 
 
 def routes(endpoints: Sequence[Endpoint]) -> list[Route]:

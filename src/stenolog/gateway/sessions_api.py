@@ -6,6 +6,7 @@ Blocking calls run in the thread pools of the agent loop.
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from msgspec import UNSET, Raw
@@ -42,7 +43,7 @@ from stenolog.gateway.api_types import (
     value_or_none,
 )
 from stenolog.gateway.chat_turns import resolve_session
-from stenolog.gateway.openapi import Endpoint
+from stenolog.gateway.openapi import Endpoint, endpoint
 from stenolog.gateway.requests import ApiCall
 from stenolog.records import Message, SessionInfo, Trashed, Undone
 from stenolog.sessions import undoing
@@ -56,12 +57,18 @@ MOST_COUNTED: Final = 50_000
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 """Size in bytes after which a page of messages ends."""
 _TAIL: Final = 32
+_SESSION: Final = "/v1/sessions/{key}"
+
+SESSIONS: Final[list[Endpoint]] = []
+"""The endpoints of the sessions API."""
+_endpoint: Final = partial(endpoint, SESSIONS)
 
 # --- reading ---------------------------------------------------------------------------------
 
 
+@_endpoint("GET", "/v1/sessions", "listSessions")
 async def list_sessions(call: ApiCall[ListQuery, EmptyBody]) -> Page:
-    """Return a page of sessions, most recently changed first."""
+    """List sessions, most recently changed first."""
     query = call.query
     return await call.gateway.loop.run(
         call.agent.catalog.list,
@@ -74,18 +81,21 @@ async def list_sessions(call: ApiCall[ListQuery, EmptyBody]) -> Page:
     )
 
 
+@_endpoint("GET", _SESSION, "getSession")
 async def show_session(call: ApiCall[AgentQuery, EmptyBody]) -> SessionDetails:
     """Return one session, without its messages."""
     return await call.gateway.loop.run(_shown, call.agent, call.key)
 
 
+@_endpoint("GET", f"{_SESSION}/messages", "listMessages")
 async def list_messages(call: ApiCall[MessagesQuery, EmptyBody]) -> MessagePage:
-    """Return a page of messages, ordered by seq."""
+    """List the messages of a session, by seq."""
     return await call.gateway.loop.run(_page, call.agent, call.key, call.query)
 
 
+@_endpoint("GET", "/v1/search", "search")
 async def search(call: ApiCall[SearchQuery, EmptyBody]) -> Hits:
-    """Return a page of search results."""
+    """Search messages, including hidden and archived ones."""
     query = call.query
     return await call.gateway.loop.run(
         call.agent.catalog.search,
@@ -101,8 +111,9 @@ async def search(call: ApiCall[SearchQuery, EmptyBody]) -> Hits:
     )
 
 
+@_endpoint("GET", "/v1/stats", "stats")
 async def stats(call: ApiCall[AgentQuery, EmptyBody]) -> Stats:
-    """Return the numbers of sessions, messages and tokens."""
+    """Return the number of sessions, messages and tokens."""
     return await call.gateway.loop.run(_stats, call.agent.catalog)
 
 
@@ -220,8 +231,12 @@ def _plus(count: GroupStats, entry: Entry) -> GroupStats:
 # --- talking ---------------------------------------------------------------------------------
 
 
+@_endpoint("POST", f"{_SESSION}/messages", "say", statuses=(409, 410, 502))
 async def say(call: ApiCall[AgentQuery, MessageRequest]) -> MessageResponse:
-    """Answer a message or run a command. A failed turn is 502 or 503."""
+    """Send a message and wait for the answer. Creates the session if there is none.
+
+    A failed turn is 502 or 503.
+    """
     key, view = await call.gateway.loop.run(
         resolve_session, call.agent, call.key, new_session=call.body.new_session
     )
@@ -245,29 +260,34 @@ def _status(answer: Answer) -> int:
     return 503 if later or not answer.saved else 502
 
 
+@_endpoint("POST", f"{_SESSION}/stop", "stop", always=True)
 async def stop(call: ApiCall[AgentQuery, EmptyBody]) -> StopResponse:
-    """Stop the answer in progress; the text so far is kept."""
+    """Stop the answer that is being written. The text so far is kept."""
     return StopResponse(stopped=await call.gateway.loop.stop(call.key, agent=call.agent.id))
 
 
 # --- changing --------------------------------------------------------------------------------
 
 
+@_endpoint("PATCH", _SESSION, "changeSession")
 async def change_session(call: ApiCall[AgentQuery, SessionPatch]) -> SessionDetails:
     """Change the title or the tags of a session."""
     return await call.gateway.loop.run(_changed, call.agent, call.key, call.body)
 
 
+@_endpoint("DELETE", _SESSION, "deleteSession", statuses=(409,))
 async def delete_session(call: ApiCall[AgentQuery, EmptyBody]) -> Trashed:
-    """Move a session to the trash; the uid restores it."""
+    """Move a session to the trash. It can be restored."""
     return await _alone(call, lambda store, key: store.delete(key))
 
 
+@_endpoint("POST", f"{_SESSION}/restore", "restoreSession", statuses=(409,))
 async def restore_session(call: ApiCall[AgentQuery, RestoreRequest]) -> SessionDetails:
     """Restore a session from the trash."""
     return await call.gateway.loop.run(_restored, call.agent, call.key, call.body)
 
 
+@_endpoint("POST", f"{_SESSION}/fork", "forkSession", status=201, statuses=(409,))
 async def fork_session(call: ApiCall[AgentQuery, ForkRequest]) -> SessionDetails:
     """Copy the visible messages to a new session."""
     new_key, at = call.body.new_key, value_or_none(call.body.at)
@@ -275,13 +295,15 @@ async def fork_session(call: ApiCall[AgentQuery, ForkRequest]) -> SessionDetails
     return await call.gateway.loop.run(_shown, call.agent, new_key)
 
 
+@_endpoint("POST", f"{_SESSION}/undo", "undo", statuses=(409,))
 async def undo(call: ApiCall[AgentQuery, EmptyBody]) -> Undone:
-    """Undo the newest operation."""
+    """Undo the newest operation that hid messages."""
     return await _alone(call, undoing.undo_last)
 
 
+@_endpoint("POST", f"{_SESSION}/compact", "compactSession", statuses=(409,))
 async def compact(call: ApiCall[AgentQuery, EmptyBody]) -> SummaryResponse:
-    """Summarize all but the last turns."""
+    """Summarize all but the last turns now."""
     key = await call.gateway.loop.run(_existing, call.agent, call.key)
 
     async def change(sessions: SessionStore) -> SummaryReport | None:
@@ -338,134 +360,3 @@ def _restored(agent: AgentInstance, key: str, body: RestoreRequest) -> SessionDe
     as_key = value_or_none(body.as_key)
     agent.store.restore(key, uid=value_or_none(body.uid), as_key=as_key)
     return _shown(agent, as_key or key)
-
-
-# --- endpoints -------------------------------------------------------------------------------
-
-_SESSION: Final = "/v1/sessions/{key}"
-
-SESSIONS: Final[tuple[Endpoint, ...]] = (
-    Endpoint(
-        method="GET",
-        path="/v1/sessions",
-        name="listSessions",
-        summary="List sessions, most recently changed first.",
-        answer=list_sessions,
-        query=ListQuery,
-        response=Page,
-    ),
-    Endpoint(
-        method="GET",
-        path=_SESSION,
-        name="getSession",
-        summary="Return one session, without its messages.",
-        answer=show_session,
-        response=SessionDetails,
-    ),
-    Endpoint(
-        method="PATCH",
-        path=_SESSION,
-        name="changeSession",
-        summary="Change the title or the tags of a session.",
-        answer=change_session,
-        body=SessionPatch,
-        response=SessionDetails,
-    ),
-    Endpoint(
-        method="DELETE",
-        path=_SESSION,
-        name="deleteSession",
-        summary="Move a session to the trash. It can be restored.",
-        answer=delete_session,
-        response=Trashed,
-        statuses=(409,),
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{_SESSION}/restore",
-        name="restoreSession",
-        summary="Restore a session from the trash.",
-        answer=restore_session,
-        body=RestoreRequest,
-        response=SessionDetails,
-        statuses=(409,),
-    ),
-    Endpoint(
-        method="GET",
-        path=f"{_SESSION}/messages",
-        name="listMessages",
-        summary="List the messages of a session, by seq.",
-        answer=list_messages,
-        query=MessagesQuery,
-        response=MessagePage,
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{_SESSION}/messages",
-        name="say",
-        summary="Send a message and wait for the answer. Creates the session if there is none.",
-        answer=say,
-        body=MessageRequest,
-        response=MessageResponse,
-        statuses=(409, 410, 502),
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{_SESSION}/fork",
-        name="forkSession",
-        summary="Copy the visible messages to a new session.",
-        answer=fork_session,
-        body=ForkRequest,
-        response=SessionDetails,
-        status=201,
-        statuses=(409,),
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{_SESSION}/compact",
-        name="compactSession",
-        summary="Summarize all but the last turns now.",
-        answer=compact,
-        body=EmptyBody,
-        response=SummaryResponse,
-        statuses=(409,),
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{_SESSION}/undo",
-        name="undo",
-        summary="Undo the newest operation that hid messages.",
-        answer=undo,
-        body=EmptyBody,
-        response=Undone,
-        statuses=(409,),
-    ),
-    Endpoint(
-        method="POST",
-        path=f"{_SESSION}/stop",
-        name="stop",
-        summary="Stop the answer that is being written. The text so far is kept.",
-        answer=stop,
-        body=EmptyBody,
-        response=StopResponse,
-        always=True,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/search",
-        name="search",
-        summary="Search messages, including hidden and archived ones.",
-        answer=search,
-        query=SearchQuery,
-        response=Hits,
-    ),
-    Endpoint(
-        method="GET",
-        path="/v1/stats",
-        name="stats",
-        summary="Return the number of sessions, messages and tokens.",
-        answer=stats,
-        response=Stats,
-    ),
-)
-"""The endpoints of the sessions API."""
