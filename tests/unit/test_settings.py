@@ -23,7 +23,6 @@ from stenolog.errors import UsageError, WrongSettings
 from stenolog.memory.facade import HALF_LIFE_DAYS, RECALL_TOKENS
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings.conversion import limits_of, needs_of
-from stenolog.settings.environment import variable_of
 from stenolog.settings.fields import (
     NAME,
     RENAMED,
@@ -34,7 +33,7 @@ from stenolog.settings.fields import (
     literal,
 )
 from stenolog.settings.file import config_path, dotted, lines_of
-from stenolog.settings.loading import load_effective, load_settings
+from stenolog.settings.loading import load_effective, load_settings, variable_of
 from stenolog.settings.secrets import without_password
 from stenolog.settings.validation import describe_type
 from stenolog.settings.values import ModelSettings, Settings

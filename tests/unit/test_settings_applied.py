@@ -19,11 +19,10 @@ from stenolog.context.window import Limits
 from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings import conversion
-from stenolog.settings.conversion import model_of, spec_of, specs_of
+from stenolog.settings.conversion import model_of, rules_of, spec_of, specs_of
 from stenolog.settings.fields import all_fields
 from stenolog.settings.loading import load_settings
 from stenolog.settings.model_selection import NoModel
-from stenolog.settings.retention_settings import rules_of
 from stenolog.settings.values import Settings
 from stenolog.testing.scripted_model import ScriptedModel, offline_model
 

@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
@@ -49,12 +50,12 @@ MAX_OWED: Final = 20
 """Maximum number of owed answers per session. Only the newest are kept."""
 
 
-class DeliveryMark(Struct, frozen=True, kw_only=True):
+class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far the answers of a session were sent, and the result of the last attempt."""
 
     seq: int
     """The newest answer whose sending was started."""
-    state: State
+    state: State = field(name="mark")
     """State of the answer that was started last, which may be an older, owed one."""
     origin: Destination
     owed: tuple[int, ...] = ()
@@ -62,8 +63,8 @@ class DeliveryMark(Struct, frozen=True, kw_only=True):
 
     def fields(self) -> dict[str, Any]:
         """Return the mark as stored in meta."""
-        told = {"seq": self.seq, "mark": self.state, "origin": dict(self.origin)}
-        return {**told, "owed": list(self.owed)} if self.owed else told
+        owed = {"owed": list(self.owed)} if self.owed else {}
+        return {**msgspec.to_builtins(self), **owed}
 
 
 class DueAnswer(Struct, frozen=True, kw_only=True):
@@ -76,15 +77,10 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
 
 def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
     """Return the mark in a session's meta, or None."""
-    told = meta.get(FIELD)
-    if not isinstance(told, Mapping):
+    try:
+        return msgspec.convert(meta.get(FIELD), DeliveryMark)
+    except msgspec.ValidationError:
         return None
-    seq, state, origin = told.get("seq"), told.get("mark"), told.get("origin")
-    if not isinstance(seq, int) or state not in get_args(State) or not isinstance(origin, Mapping):
-        return None
-    owed = told.get("owed", ())
-    found = [one for one in owed if isinstance(one, int)] if isinstance(owed, list | tuple) else []
-    return DeliveryMark(seq=seq, state=cast(State, state), origin=origin, owed=tuple(sorted(found)))
 
 
 def is_due(mark: DeliveryMark | None, seq: int) -> bool:

@@ -11,10 +11,11 @@ import logging
 import secrets
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from stenolog.agent import commands
@@ -57,10 +58,10 @@ _logger = logging.getLogger("stenolog")
 class ChatMove(Struct, frozen=True, kw_only=True):
     """The session in which a chat continues, the number of the command, and the session before."""
 
-    key: str
-    before: str
-    chat: str
-    number: int
+    key: Annotated[str, Meta(min_length=1)]
+    before: Annotated[str, Meta(min_length=1)]
+    chat: str = ""
+    number: int = 0
     earlier: tuple[tuple[int, str], ...] = ()
     """Earlier moves of this chat: number of the command, and session before it."""
 
@@ -121,9 +122,10 @@ class ChatSessions:
         self._kept[instance.id, own] = place
         while len(self._kept) > _REMEMBERED_CHATS:
             del self._kept[next(iter(self._kept))]
-        fields = {name: getattr(place, name) for name in ChatMove.__struct_fields__}
         try:
-            await self._loop.run(instance.store.set_meta, own, **{FIELD: fields})
+            await self._loop.run(
+                instance.store.set_meta, own, **{FIELD: msgspec.to_builtins(place)}
+            )
         except StenologError as error:
             _logger.warning(
                 "could not store which session %r continues in; a restart returns to the old one: "
@@ -146,26 +148,10 @@ class ChatSessions:
 
 
 def _read_move(meta: Mapping[str, Any]) -> ChatMove | None:
-    told = meta.get(FIELD)
-    if not isinstance(told, Mapping):
+    try:
+        return msgspec.convert(meta.get(FIELD), ChatMove)
+    except msgspec.ValidationError:
         return None
-    key, before = told.get("key"), told.get("before")
-    chat, number = told.get("chat"), told.get("number")
-    if not (isinstance(key, str) and isinstance(before, str) and key and before):
-        return None
-    if not isinstance(chat, str) or not isinstance(number, int):
-        return ChatMove(key=key, before=before, chat="", number=0)
-    told_earlier = told.get("earlier", ())
-    earlier = told_earlier if isinstance(told_earlier, list | tuple) else ()
-    moves = tuple(
-        (move[0], move[1])
-        for move in earlier
-        if isinstance(move, list | tuple)
-        and len(move) == 2
-        and isinstance(move[0], int)
-        and isinstance(move[1], str)
-    )
-    return ChatMove(key=key, before=before, chat=chat, number=number, earlier=moves)
 
 
 # --- register -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from stenolog.cli.output import NOT_ALL, count, json_text, moment, one_line, sen
 from stenolog.cli.workspace import Where, check_there, where_options
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
-from stenolog.settings.retention_settings import rules_of
+from stenolog.settings.conversion import rules_of
 
 _NO_RULES: Final = (
     "There are no rules: all sessions are kept. `steno config init` creates a config file with an "

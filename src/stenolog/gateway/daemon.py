@@ -24,7 +24,7 @@ from stenolog.gateway.hosts import LOOPBACK_HOSTS
 from stenolog.gateway.server import Server, config
 from stenolog.gateway.shared_state import Gateway
 from stenolog.maintenance.retention_runs import apply_rules_everywhere
-from stenolog.settings.retention_settings import rules_of
+from stenolog.settings.conversion import rules_of
 
 _BACKLOG: Final = 1_024
 _ATTEMPTS: Final = 20

@@ -151,16 +151,6 @@ class ConcurrencyLimit:
         return Slot(self)
 
 
-def turn_limit(most: int) -> ConcurrencyLimit:
-    """Return the limit for turns; rejected requests get 429, which clients retry by themselves."""
-    return ConcurrencyLimit(most, status=429, what="requests")
-
-
-def stream_limit(most: int) -> ConcurrencyLimit:
-    """Return the limit for live streams; rejected requests get 503."""
-    return ConcurrencyLimit(most, status=503, what="streams")
-
-
 class Slot:
     """A slot of a concurrency limit. Releasing it twice is allowed."""
 

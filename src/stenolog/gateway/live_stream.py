@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,8 +22,8 @@ from stenolog.errors import NoSuchSession, SessionDeleted, UsageError
 from stenolog.gateway.api_types import AgentQuery, MessageItem, encode_json, sse_data
 from stenolog.gateway.limits import SlotResponse
 from stenolog.gateway.openapi import Endpoint
-from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.requests import parse_query
+from stenolog.gateway.shared_state import Gateway
 from stenolog.records import Message
 from stenolog.stores.base import Store
 from stenolog.stores.following import CHECK_SECONDS, Kind, SessionChange, changes_between, find_info
@@ -108,20 +107,14 @@ class _Position(Struct, frozen=True):
 
 async def events(request: Request) -> Response:
     """Stream a session."""
-    gateway = gateway_of(request)
-    key = key_of(request)
-    query = query_of(request, EventsQuery)
-    try:
-        agent = gateway.agent(query.agent)
-    except UsageError as error:
-        raise HTTPException(404, str(error)) from None
+    call = parse_query(request, EventsQuery)
+    gateway, query = call.gateway, call.query
     after = request.headers.get("last-event-id") or (query.after if query.after else "0")
-    heard = _parse_position(after)
-    own = await gateway.loop.run(agent.own_key, key)
-    store = agent.store
+    received = _parse_position(after)
+    own = await gateway.loop.run(call.agent.own_key, call.key)
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    events = _stream(gateway, store, own, heard, changes=query.changes)
+    events = _stream(gateway, call.agent.store, own, received, changes=query.changes)
     return SlotResponse(event_stream(events), gateway.streams.admit())
 
 
@@ -133,17 +126,17 @@ def _parse_position(id: str) -> _Position:
 
 
 async def _stream(
-    gateway: Gateway, store: Store, key: str, heard: _Position, *, changes: bool
+    gateway: Gateway, store: Store, key: str, received: _Position, *, changes: bool
 ) -> AsyncGenerator[StreamEvent, None]:
     yield StreamEvent(comment="stenolog", retry=_RECONNECT)
     while not gateway.closing.is_set():
         uid = await gateway.loop.run(_uid, store, key)
-        if heard.uid and heard.uid != uid:
+        if received.uid and received.uid != uid:
             # Deleted while the client was disconnected; a session with this key is another one now.
-            yield _deleted(heard.uid)
-            heard = _Position(uid, 0)
+            yield _deleted(received.uid)
+            received = _Position(uid, 0)
         try:
-            following = _news(gateway, store, key, heard.seq, uid or None, changes=changes)
+            following = _news(gateway, store, key, received.seq, uid or None, changes=changes)
             async with aclosing(following) as arrivals:
                 async for news in arrivals:
                     if not uid:
@@ -152,12 +145,12 @@ async def _stream(
                         yield _changed(news)
                         continue
                     yield _event(uid, news)
-                    heard = _Position(uid, news.seq)
+                    received = _Position(uid, news.seq)
                 else:
                     return
         except SessionDeleted:
             yield _deleted(uid)
-            heard = _Position("", 0)
+            received = _Position("", 0)
 
 
 async def _news(

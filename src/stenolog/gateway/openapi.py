@@ -7,21 +7,20 @@ correct.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib import metadata
-from typing import Any, Final, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct
-from starlette.exceptions import HTTPException
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from stenolog.codec import MAX_KEY_BYTES
-from stenolog.errors import UsageError
 from stenolog.gateway.api_types import AgentQuery, EmptyBody, ErrorResponse, json_response
 from stenolog.gateway.error_responses import response_for
-from stenolog.gateway.requests import ApiCall, body_of, key_of, query_of
-from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.requests import ApiCall, body_of, parse_query
+from stenolog.gateway.shared_state import gateway_of
 
 VERSION: Final = metadata.version("stenolog")
 
@@ -204,7 +203,7 @@ def _make_handler(methods: Mapping[str, Endpoint]) -> RawHandler:
             if endpoint.raw is not None:
                 return await endpoint.raw(request)
             return await _handle(endpoint, request)
-        except Exception as error:  # noqa: BLE001 - `failed` logs it and makes a response
+        except Exception as error:  # noqa: BLE001 - `response_for` logs it and makes a response
             return await response_for(request, error)
 
     return answering
@@ -212,24 +211,12 @@ def _make_handler(methods: Mapping[str, Endpoint]) -> RawHandler:
 
 async def _handle(endpoint: Endpoint, request: Request) -> Response:
     assert endpoint.answer is not None, "the table was checked when it was made"
-    gateway = gateway_of(request)
     # Before the request is read, so that a rejected request costs nothing.
-    with nullcontext() if endpoint.always else gateway.turns.admit():
-        return await _handle_admitted(endpoint, endpoint.answer, request, gateway)
-
-
-async def _handle_admitted(
-    endpoint: Endpoint, answer: Handler, request: Request, gateway: Gateway
-) -> Response:
-    key = key_of(request) if "{key}" in endpoint.path else ""
-    query = query_of(request, endpoint.query or AgentQuery)
-    try:
-        agent = gateway.agent(getattr(query, "agent", None))
-    except UsageError as error:
-        raise HTTPException(404, str(error)) from None
-    body = await body_of(request, endpoint.body or EmptyBody)
-    call = ApiCall(gateway=gateway, agent=agent, key=key, query=query, body=body)
-    return json_response(await answer(call), status=endpoint.status)
+    with nullcontext() if endpoint.always else gateway_of(request).turns.admit():
+        call = parse_query(request, cast(type[AgentQuery], endpoint.query))
+        body = await body_of(request, endpoint.body or EmptyBody)
+        answer = await endpoint.answer(replace(call, body=body))
+        return json_response(answer, status=endpoint.status)
 
 
 def _operation(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, Any]:

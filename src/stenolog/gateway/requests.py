@@ -19,11 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stenolog.agent.instance import AgentInstance
 from stenolog.codec import check_key
 from stenolog.errors import UsageError
-from stenolog.gateway.shared_state import Gateway
+from stenolog.gateway.api_types import AgentQuery
+from stenolog.gateway.shared_state import Gateway, gateway_of
 
 Q = TypeVar("Q")
 B = TypeVar("B")
 S = TypeVar("S", bound=Struct)
+A = TypeVar("A", bound=AgentQuery)
 
 _MAX_PARAMETERS: Final = 100
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -89,6 +91,18 @@ def query_of(request: Request, kind: type[S]) -> S:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"invalid query: {_validation_text(error)}") from None
+
+
+def parse_query(request: Request, kind: type[A]) -> ApiCall[A, None]:
+    """Parse path and query. Raise UsageError, and HTTPException 404 for an unknown agent."""
+    gateway = gateway_of(request)
+    key = key_of(request) if "key" in request.path_params else ""
+    query = query_of(request, kind)
+    try:
+        agent = gateway.agent(query.agent)
+    except UsageError as error:
+        raise HTTPException(404, str(error)) from None
+    return ApiCall(gateway=gateway, agent=agent, key=key, query=query, body=None)
 
 
 async def body_of(request: Request, kind: type[S]) -> S:

@@ -15,7 +15,7 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.threads import cancel_and_wait
 from stenolog.errors import NoSuchSession
-from stenolog.gateway.limits import stream_limit, turn_limit
+from stenolog.gateway.limits import ConcurrencyLimit
 from stenolog.records import Message
 from stenolog.settings.values import Settings
 from stenolog.stores.async_store import AsyncStore
@@ -167,8 +167,9 @@ class Gateway:
     def __init__(self, loop: AgentLoop, settings: Settings) -> None:
         self.loop = loop
         self.settings = settings
-        self.turns = turn_limit(settings.gateway.max_turns)
-        self.streams = stream_limit(settings.gateway.max_streams)
+        # Clients retry 429 by themselves.
+        self.turns = ConcurrencyLimit(settings.gateway.max_turns, status=429, what="requests")
+        self.streams = ConcurrencyLimit(settings.gateway.max_streams, status=503, what="streams")
         self.following = SessionFollower(loop)
         self.closing = asyncio.Event()
         """Set at shutdown: live streams end, and their clients reconnect elsewhere."""

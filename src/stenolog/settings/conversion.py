@@ -1,5 +1,6 @@
 """Conversion of settings to the values that agents and models are made of."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -7,6 +8,7 @@ from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.window import Limits
 from stenolog.errors import UsageError
+from stenolog.maintenance.retention_rules import Rule
 from stenolog.providers.chat_model import ChatModel
 from stenolog.settings.model_selection import (
     NoModel,
@@ -23,6 +25,7 @@ CLI: Final = "cli"
 MAIN: Final = "main"
 """The agent that `[agent]` describes."""
 NO_STORE: Final = "memory:"
+_MEGABYTE: Final = 1_000_000
 
 
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
@@ -106,6 +109,23 @@ def needs_of(agent: AgentSettings) -> ProviderRequirements:
         user_first=agent.context.user_first,
         reasoning=agent.context.reasoning,
         keep_fields=agent.context.keep_fields,
+    )
+
+
+def rules_of(settings: Settings) -> tuple[Rule, ...]:
+    """Return the configured rules, sorted by name. The default is none."""
+    return tuple(
+        Rule(
+            name=name,
+            action=rule.action,
+            older_than=timedelta(days=rule.older_than_days) if rule.older_than_days else None,
+            keep_newest=rule.keep_newest,
+            larger_than=int(rule.larger_than_mb * _MEGABYTE),
+            tag=rule.tag,
+            prefix=rule.prefix,
+            spare=rule.spare_tag,
+        )
+        for name, rule in sorted(settings.retention.items())
     )
 
 

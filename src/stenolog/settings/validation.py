@@ -12,7 +12,6 @@ import msgspec
 from msgspec import inspect
 
 from stenolog.errors import UsageError
-from stenolog.settings.environment import has_surrogates
 from stenolog.settings.fields import Field, literal
 from stenolog.settings.secrets import has_password, has_user
 from stenolog.stores.open_store import address
@@ -31,6 +30,11 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 class InvalidValue(Exception):
     """A value that the field does not accept. The text says what it accepts."""
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether the text came from bytes that are not UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_value(field: Field, value: object) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 
 import httpx2
 import pytest
@@ -20,8 +21,6 @@ from stenolog.gateway.limits import (
     Overloaded,
     Slot,
     SlotResponse,
-    stream_limit,
-    turn_limit,
 )
 
 MOST = 100
@@ -256,6 +255,10 @@ def test_what_is_no_request_passes() -> None:
         return seen
 
     assert asyncio.run(main()) == ["lifespan"]
+
+
+turn_limit = partial(ConcurrencyLimit, status=429, what="requests")
+stream_limit = partial(ConcurrencyLimit, status=503, what="streams")
 
 
 @pytest.mark.parametrize(("make", "status"), [(turn_limit, 429), (stream_limit, 503)])

@@ -19,12 +19,11 @@ from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import StenologError, UsageError
 from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
-from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import damage
 from stenolog.gateway.viewer.hidden_messages import Gap, Visibility, read_visibility
 from stenolog.gateway.viewer.message_views import MessageView, message_views
-from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.gateway.viewer.pages import entry_of, page, title_of
 from stenolog.messages import results_of
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.settings.secrets import without_password
@@ -105,24 +104,20 @@ class ConversationPage(Struct, frozen=True, kw_only=True):
 
 async def conversation(request: Request) -> Response:
     """Serve the page of a session."""
-    gateway = gateway_of(request)
-    query = query_of(request, ConversationQuery)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
-    entry = await entry_of(gateway, agent, key)
-    found = await gateway.loop.run(_load_page, agent, key, query, entry)
+    call = parse_query(request, ConversationQuery)
+    entry = await entry_of(call)
+    query = call.query
+    found = await call.gateway.loop.run(_load_page, call.agent, call.key, query, entry)
     return page("conversation.html", found=found, part=found.part, agent=query.agent, query=query)
 
 
 async def fragment(request: Request) -> Response:
     """Serve more messages for a page that is already open."""
-    gateway = gateway_of(request)
-    query = query_of(request, PartQuery)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
+    call = parse_query(request, PartQuery)
     # A page that shows the end also displays the current state of the session.
-    entry = await entry_of(gateway, agent, key) if query.after is not None else None
-    info, part = await gateway.loop.run(_load_part, agent, key, query)
+    query = call.query
+    entry = await entry_of(call) if query.after is not None else None
+    info, part = await call.gateway.loop.run(_load_part, call.agent, call.key, query)
     return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
 
 

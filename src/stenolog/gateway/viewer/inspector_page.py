@@ -13,11 +13,10 @@ from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.api_types import AgentQuery
-from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE
 from stenolog.gateway.viewer.message_views import one_line, pretty
-from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.gateway.viewer.pages import entry_of, page, title_of
 from stenolog.messages import has_text, role_of, text_parts_of
 from stenolog.records import SessionInfo
 from stenolog.transfer.export.code_blocks import ColourBudget
@@ -73,13 +72,10 @@ class InspectorPage(Struct, frozen=True, kw_only=True):
 
 async def context(request: Request) -> Response:
     """Serve the inspector page."""
-    gateway = gateway_of(request)
-    query = query_of(request, AgentQuery)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
-    entry = await entry_of(gateway, agent, key)
-    found = await gateway.loop.run(inspect, agent, key, entry)
-    return page("context.html", found=found, agent=query.agent)
+    call = parse_query(request, AgentQuery)
+    entry = await entry_of(call)
+    found = await call.gateway.loop.run(inspect, call.agent, call.key, entry)
+    return page("context.html", found=found, agent=call.query.agent)
 
 
 def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> InspectorPage:

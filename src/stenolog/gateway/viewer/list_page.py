@@ -15,10 +15,9 @@ from stenolog.catalog.entries import Entry, Hit, Page, State
 from stenolog.catalog.index import page_cursor
 from stenolog.errors import StenologError
 from stenolog.gateway.api_types import AgentQuery
-from stenolog.gateway.requests import query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.hidden_messages import HIDDEN, Visibility, read_visibility
-from stenolog.gateway.viewer.pages import agent_of, page
+from stenolog.gateway.viewer.pages import page
 from stenolog.stores.base import Store
 
 SIZE: Final = 50
@@ -54,16 +53,14 @@ class SessionListPage(Struct, frozen=True, kw_only=True):
 
 async def home(request: Request) -> Response:
     """Serve the list of sessions, or only the next rows of it."""
-    gateway = gateway_of(request)
-    query = query_of(request, HomeQuery)
-    agent = agent_of(gateway, query.agent)
-    found = await gateway.loop.run(load_list, agent, query)
-    agents = [one.id or "main" for one in gateway.loop.registry]
+    call = parse_query(request, HomeQuery)
+    found = await call.gateway.loop.run(load_list, call.agent, call.query)
+    agents = [one.id or "main" for one in call.gateway.loop.registry]
     return page(
-        "rows.html" if query.part else "home.html",
+        "rows.html" if call.query.part else "home.html",
         found=found,
-        query=query,
-        agent=query.agent,
+        query=call.query,
+        agent=call.query.agent,
         agents=agents,
         marked=highlighted,
         new_key=new_key(),

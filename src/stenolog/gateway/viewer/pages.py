@@ -19,11 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import title_from
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import StenologError
+from stenolog.gateway.api_types import ErrorResponse
 from stenolog.gateway.error_responses import status_of, without_secrets
 from stenolog.gateway.login import LOGIN
 from stenolog.gateway.openapi import VERSION
-from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.requests import ApiCall
+from stenolog.gateway.shared_state import gateway_of
 from stenolog.gateway.viewer import formatting as words
 from stenolog.gateway.viewer.markdown_html import to_html
 from stenolog.records import SessionInfo
@@ -117,14 +119,6 @@ def headline(status: int) -> str:
     return _HEADLINES.get(status, "Request failed" if status < 500 else "Something went wrong")
 
 
-def agent_of(gateway: Gateway, name: str) -> AgentInstance:
-    """Return the agent with this name. Raises HTTPException 404 if it does not exist."""
-    try:
-        return gateway.agent(name)
-    except UsageError as error:
-        raise HTTPException(404, str(error)) from None
-
-
 async def static(request: Request) -> Response:
     """Serve a static file.
 
@@ -190,9 +184,10 @@ Indexing a long session takes longer, and the page is readable without the entry
 """
 
 
-async def entry_of(gateway: Gateway, agent: AgentInstance, key: str) -> Entry | None:
+async def entry_of(call: ApiCall[Any, Any]) -> Entry | None:
     """Return the catalog entry of a session; None if the catalog does not answer in time."""
-    asked = gateway.keep_task(asyncio.create_task(gateway.loop.run(_catalog_entry, agent, key)))
+    read = call.gateway.loop.run(_catalog_entry, call.agent, call.key)
+    asked = call.gateway.keep_task(asyncio.create_task(read))
     await asyncio.wait({asked}, timeout=CATALOG_WAIT)
     if asked.done():
         return asked.result()
@@ -298,18 +293,10 @@ def _open_command(scope: Scope) -> str:
 def _error_message(body: bytes) -> str:
     """Return the message of an error response, in JSON or plain text."""
     try:
-        said = msgspec.json.decode(body, type=_Failure).error.message
+        said = msgspec.json.decode(body, type=ErrorResponse).error.message
     except msgspec.MsgspecError:
         said = body.decode(errors="replace")
     return said[:1].upper() + said[1:]
-
-
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-
-
-class _Failure(msgspec.Struct, frozen=True):
-    error: _Error
 
 
 def _style() -> str:

@@ -14,14 +14,12 @@ from starlette.routing import BaseRoute, Route
 
 from stenolog.errors import NothingToUndo, UsageError
 from stenolog.gateway.api_types import AgentQuery, EmptyBody, json_response
-from stenolog.gateway.requests import body_of, key_of, query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.requests import body_of, parse_query
 from stenolog.gateway.viewer.conversation_page import conversation, fragment
 from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
 from stenolog.gateway.viewer.pages import (
-    agent_of,
     compile_templates,
     page,
     static,
@@ -72,24 +70,20 @@ class NotesPage(Struct, frozen=True, kw_only=True):
 
 async def notes(request: Request) -> Response:
     """Serve the notes page."""
-    gateway = gateway_of(request)
-    query = query_of(request, NotesQuery)
-    agent = agent_of(gateway, query.agent)
+    call = parse_query(request, NotesQuery)
     found = None
-    if agent.memory is not None:
-        found = await gateway.loop.run(_load_notes, agent.memory, query)
-    return page("notes.html", found=found, query=query, agent=query.agent)
+    if call.agent.memory is not None:
+        found = await call.gateway.loop.run(_load_notes, call.agent.memory, call.query)
+    return page("notes.html", found=found, query=call.query, agent=call.query.agent)
 
 
 async def change_notes(request: Request) -> Response:
     """Edit a note, forget one, or undo the last forgetting."""
-    gateway = gateway_of(request)
-    query = query_of(request, AgentQuery)
-    agent = agent_of(gateway, query.agent)
+    call = parse_query(request, AgentQuery)
     wanted = await body_of(request, NoteChange)
-    if agent.memory is None:
+    if call.agent.memory is None:
         raise UsageError("memory is off, so there are no notes to change")
-    await gateway.loop.run(_change_note, agent.memory, wanted)
+    await call.gateway.loop.run(_change_note, call.agent.memory, wanted)
     return json_response(EmptyBody())
 
 
@@ -157,22 +151,19 @@ class ExportQuery(AgentQuery, frozen=True, kw_only=True):
 
 async def export(request: Request) -> Response:
     """Return the messages as a file. Secrets are redacted in all formats but jsonl."""
-    gateway = gateway_of(request)
-    query = query_of(request, ExportQuery)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
+    call = parse_query(request, ExportQuery)
     suffix = request.path_params["form"]
     if suffix not in EXPORT_FORMATS:
         raise HTTPException(404)
     form, kind = EXPORT_FORMATS[suffix]
 
     def read() -> tuple[SessionInfo, Sequence[Message]]:
-        store = agent.store
-        own = agent.own_key(key)
-        return store.info(own), store.get_history(own, full=query.full)
+        store = call.agent.store
+        own = call.agent.own_key(call.key)
+        return store.info(own), store.get_history(own, full=call.query.full)
 
-    info, history = await gateway.loop.run(read)
-    name = "".join(char if char.isascii() and char.isalnum() else "-" for char in key)[:80]
+    info, history = await call.gateway.loop.run(read)
+    name = "".join(char if char.isascii() and char.isalnum() else "-" for char in call.key)[:80]
     return StreamingResponse(  # guard: viewer-export-redacted
         _chunks(pieces(form, info, history, SharingRedactor(wanted=form in FOR_READERS))),
         media_type=kind,

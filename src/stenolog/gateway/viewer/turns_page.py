@@ -14,11 +14,10 @@ from stenolog.catalog.message_metadata import model_of, seconds_of, usage_of
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import install_command
 from stenolog.gateway.api_types import AgentQuery
-from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import dollars, segment
 from stenolog.gateway.viewer.message_views import prompt_line
-from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.gateway.viewer.pages import entry_of, page, title_of
 from stenolog.messages import calls_of, has_text
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.usage import Counts, Price, cost_of, prices
@@ -114,17 +113,14 @@ class TurnsPage(Struct, frozen=True, kw_only=True):
 
 async def turns(request: Request) -> Response:
     """Serve the page of the turns."""
-    gateway = gateway_of(request)
-    query = query_of(request, AgentQuery)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
-    entry = await entry_of(gateway, agent, key)
-    found = await gateway.loop.run(_load_turns, agent, key, entry)
+    call = parse_query(request, AgentQuery)
+    entry = await entry_of(call)
+    found = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry)
     return page(
         "turns.html",
         found=found,
-        agent=query.agent,
-        drawn=chart_data(found, query.agent) if found.counted else [],
+        agent=call.query.agent,
+        drawn=chart_data(found, call.query.agent) if found.counted else [],
         how_to_get=install_command("prices"),
     )
 
