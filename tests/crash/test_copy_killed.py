@@ -27,7 +27,7 @@ from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer import backup
 from stenolog.transfer.copy import copy_snapshots
 from stenolog.transfer.copy_all import copy_place
-from unit.transfer.carried import digests, everything, fill, go_on, whole
+from unit.transfer.copied import digests, everything, fill, go_on, whole
 
 WHERE: Final = {"jsonl": "jsonl:{}/store", "sqlite": "sqlite:{}/store.db"}
 PAIRS: Final = [*product(WHERE, repeat=2)]

@@ -12,7 +12,7 @@ import pytest
 from crash.conftest import Say
 from crash.migrating import Runner
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.merge import TAKEN
+from stenolog.transfer.merge import IMPORT_TIME
 
 SAMPLES: Final = Path(__file__).parents[1] / "samples"
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
@@ -38,7 +38,7 @@ def _prepare(workspace: Path) -> None:
 
 def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The meta without the times at which something was taken in."""
-    receipts = [{**one, TAKEN: ""} for one in meta.get("imported", [])]
+    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
     return {**meta, "imported": receipts}
 
 

@@ -11,8 +11,8 @@ from stenolog.cli.output import NOT_ALL, count, json_text, one_line, progress_ba
 from stenolog.cli.workspace import check_there, shown, workspace_option
 from stenolog.stores.open_store import address
 from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
-from stenolog.transfer.copy import Step
-from stenolog.transfer.copy_all import CopyReport, Watch, copy_place
+from stenolog.transfer.copy import CopyStep
+from stenolog.transfer.copy_all import CopyReport, OnProgress, copy_place
 
 _PHASES: Final = {"copying": "Copying", "last pass": "Last pass", "comparing": "Comparing"}
 
@@ -46,7 +46,7 @@ def copy_command(
     copied, and DST has them as they were.
     """
     with watching(shown=not dry_run) as watch:
-        copied = copy_place(source, target, dry_run=dry_run, watch=watch)
+        copied = copy_place(source, target, dry_run=dry_run, on_progress=watch)
     if as_json:
         click.echo(json_text(as_object(copied), indent=2))
     else:
@@ -61,7 +61,7 @@ def copy_command(
 
 
 @contextmanager
-def watching(*, shown: bool = True) -> Iterator[Watch | None]:
+def watching(*, shown: bool = True) -> Iterator[OnProgress | None]:
     """Show progress: a bar in a terminal, otherwise one line per pass."""
     if not shown:
         yield None
@@ -73,11 +73,11 @@ def watching(*, shown: bool = True) -> Iterator[Watch | None]:
 
 
 @contextmanager
-def _bar() -> Iterator[Watch]:
+def _bar() -> Iterator[OnProgress]:
     with progress_bar("{task.fields[messages]:,} messages") as progress:
         task = progress.add_task("Copying", total=None, messages=0)
 
-        def watch(namespace: str, step: Step) -> None:
+        def watch(namespace: str, step: CopyStep) -> None:
             progress.update(
                 task,
                 description=f"{_PHASES[step.phase]} {one_line(namespace)}",
@@ -95,7 +95,7 @@ class _Lines:
     def __init__(self) -> None:
         self._told: tuple[str, str, int] | None = None
 
-    def tell(self, namespace: str, step: Step) -> None:
+    def tell(self, namespace: str, step: CopyStep) -> None:
         now = namespace, step.phase, step.number
         if step.total and now != self._told:
             self._told = now
@@ -119,17 +119,17 @@ def as_object(copied: CopyReport) -> dict[str, Any]:
         "dry_run": copied.dry_run,
         "not_compared": copied.not_compared,
         "unlocked": copied.unlocked,
-        "lost": sum(one.lost for found in copied.namespaces.values() for one in found.carried),
+        "lost": sum(one.lost for found in copied.namespaces.values() for one in found.copied),
         "namespaces": {
             name: {
-                "sessions": len(found.carried),
+                "sessions": len(found.copied),
                 "messages": found.messages,
                 "digest": found.digest(name),
                 "problems": [
                     {"key": one.key, "uid": one.uid, "reason": one.reason, "newer": one.newer}
                     for one in found.problems
                 ],
-                "only_there": list(found.only_there),
+                "only_there": list(found.only_in_target),
             }
             for name, found in copied.namespaces.items()
         },
@@ -180,13 +180,13 @@ def in_words(copied: CopyReport, done: str) -> Iterator[str]:
             "have gone on since."
         )
     for found in copied.namespaces.values():
-        for one in found.carried:
+        for one in found.copied:
             if one.lost:
                 yield (
                     f"{one_line(one.key)} came with its damage: {count(one.lost, 'message')} of it "
                     f"cannot be read in the source, where `steno doctor` says more."
                 )
-    only = sum(len(found.only_there) for found in copied.namespaces.values())
+    only = sum(len(found.only_in_target) for found in copied.namespaces.values())
     if only:
         yield f"The destination has {count(only, 'other session')}, left as they are."
 
@@ -241,7 +241,7 @@ def backup_command(
 def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
     check_there(workspace)
     with watching() as watch:
-        taken = back_up(workspace, folder, watch=watch)
+        taken = back_up(workspace, folder, on_progress=watch)
     if as_json:
         click.echo(json_text({**as_object(taken), "kept": taken.kept}, indent=2))
     else:
@@ -256,7 +256,7 @@ def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
 
 def _verify(folder: str, *, as_json: bool) -> int:
     with watching() as watch:
-        found = verify(folder, watch=watch)
+        found = verify(folder, on_progress=watch)
     if as_json:
         click.echo(json_text(_as_object(found), indent=2))
     else:
@@ -271,7 +271,7 @@ def _verify(folder: str, *, as_json: bool) -> int:
 
 def _restore(folder: str, workspace: str, *, as_json: bool) -> int:
     with watching() as watch:
-        copied, checked = restore(folder, workspace, watch=watch)
+        copied, checked = restore(folder, workspace, on_progress=watch)
     newer = sum(one.newer for found in copied.namespaces.values() for one in found.problems)
     if as_json:
         report = {**as_object(copied), "newer": newer, "backup": _as_object(checked)}

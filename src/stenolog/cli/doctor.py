@@ -18,10 +18,10 @@ from stenolog.cli.workspace import check_there, chosen, workspace_option
 from stenolog.errors import StenologError
 from stenolog.maintenance.environment_check import (
     CheckNote,
+    check_notes,
     low_disk,
-    not_indexed,
-    notes_of,
-    purged_text,
+    purged_but_in_fallback,
+    unindexed_sessions,
 )
 from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
@@ -76,10 +76,10 @@ def doctor_command(
         if repairing:
             settled += repair(place)
         report = examine(place)
-        more = (*not_indexed(place), *purged_text(place), *low_disk(place))
+        more = (*unindexed_sessions(place), *purged_but_in_fallback(place), *low_disk(place))
         report = replace(report, findings=(*report.findings, *more))
         told = verbose or (sys.stderr.isatty() and not as_json)
-        notes = [*notes_of(place), *_mixed_notes(place)] if told else []
+        notes = [*check_notes(place), *_mixed_notes(place)] if told else []
     except (StenologError, OSError) as error:
         raise NotExamined(error_sentence(error)) from error
 

@@ -15,9 +15,9 @@ from stenolog.cli.output import count, json_text, one_line, printable
 from stenolog.cli.show import damage_words, info_of, messages_are
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.redaction.redact import SharingRedactor
-from stenolog.transfer.export.formats import FOR_READERS, Form, pieces
+from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, export_pieces
 
-_SUFFIXES: Final[dict[str, Form]] = {
+_SUFFIXES: Final[dict[str, ExportFormat]] = {
     ".md": "markdown",
     ".markdown": "markdown",
     ".html": "html",
@@ -58,7 +58,7 @@ class _Form(click.Choice[str]):
 def export_command(
     key: str,
     full: bool,
-    form: Form | None,
+    form: ExportFormat | None,
     output: str | None,
     force: bool,
     redact: bool | None,
@@ -83,14 +83,14 @@ def export_command(
         raise click.UsageError("--json tells of a file: name it with -o.")
     form = _form_of(output, form)
     # guard: export-redacted
-    sharing = SharingRedactor(wanted=form != "jsonl" if redact is None else redact)
+    sharing = SharingRedactor(enabled=form != "jsonl" if redact is None else redact)
     if not to_stdout and not force and os.path.lexists(str(output)):
         words = f"{one_line(str(output))} is there already; --force replaces it."
         raise click.ClickException(words)
     with open_to_read(where) as store:
         info = info_of(store, key)
         messages = store.get_history(info.key, full=full)
-        written = pieces(form, info, messages, sharing)
+        written = export_pieces(form, info, messages, sharing)
         if to_stdout:
             _print(written)
         else:
@@ -101,9 +101,9 @@ def export_command(
             told: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}
             told |= {"messages": len(messages), "redacted": sharing.count}
             click.echo(json_text(told))
-        if sharing.wanted and (sharing.count or form in FOR_READERS):
+        if sharing.enabled and (sharing.count or form in DOCUMENT_FORMATS):
             click.echo(_in_words(sharing.count), err=True)
-        if form in FOR_READERS and not full and info.count > info.visible:
+        if form in DOCUMENT_FORMATS and not full and info.count > info.visible:
             hidden = messages_are(info.count - info.visible)
             click.echo(f"{hidden} hidden; --all writes them too.", err=True)
         for words in damage_words(info_of(store, info.key), where.workspace):
@@ -117,7 +117,7 @@ def _in_words(taken_out: int) -> str:
     return f"{stubs} taken out; --no-redact leaves them in."
 
 
-def _form_of(output: str | None, form: Form | None) -> Form:
+def _form_of(output: str | None, form: ExportFormat | None) -> ExportFormat:
     """Return the format to write. Raises UsageError if the file suffix is unknown."""
     suffix = Path(output or "").suffix.lower()
     if form is not None:

@@ -28,7 +28,7 @@ from stenolog.cli.output import (
 from stenolog.cli.show import damage_words
 from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.errors import StoreUnavailable
-from stenolog.sessions.folders import OtherNamespaces, Place, others_in
+from stenolog.sessions.folders import OtherNamespaces, SessionsLocation, other_namespaces
 from stenolog.stores.jsonl.log_names import SUFFIX
 from stenolog.stores.open_store import address, open_store
 
@@ -88,7 +88,7 @@ def catalog_of(where: Where) -> Iterator[tuple[Catalog, Meter]]:
         yield found
 
 
-def _to_be_indexed(store: "Store", place: "Place") -> "Store | None":
+def _to_be_indexed(store: "Store", place: "SessionsLocation") -> "Store | None":
     """Open a PostgreSQL database for writing, because it contains the catalog to update.
 
     Return None if that is not possible, or if it would migrate older tables: a read-only command
@@ -200,7 +200,7 @@ def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
     if whole and page.after is None:
         yield from _of_files(where, listed=len(page.entries))
     if whole and (not page.entries or (where.agent is None and where.namespace is None)):
-        yield from _of_others(others_in(place))
+        yield from _of_others(other_namespaces(place))
 
 
 def _whose(where: Where) -> str:
@@ -248,7 +248,7 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
         )
 
 
-def _old(place: Place) -> "list[Source]":
+def _old(place: SessionsLocation) -> "list[Source]":
     """Return the sessions of other programs in the place where they are imported from."""
     # Imported late: only needed if there are other files.
     from stenolog.transfer.importers.folder import Folder

@@ -26,7 +26,7 @@ from stenolog.cli.workspace import shown, workspace_option
 from stenolog.memory.note_files import NoteChanges, export_notes, import_notes
 from stenolog.memory.note_pages import from_markdown
 from stenolog.memory.notes import Draft, Kind, Note, Notes
-from stenolog.memory.scopes import Scope, scope_named
+from stenolog.memory.scopes import Scope, parse_scope_name
 
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write one JSON object for each note."
@@ -344,7 +344,7 @@ def _scope_asked(page: str, *, who: str | None, agent: str | None) -> Scope | No
     if agent is not None and who is None:
         named = from_markdown(page).scope
         who = None if named is None else named.name
-    return None if who is None else scope_named(who, agent=agent or "main")
+    return None if who is None else parse_scope_name(who, agent=agent or "main")
 
 
 def _done(edits: NoteChanges) -> dict[str, Sequence[Draft | Note]]:

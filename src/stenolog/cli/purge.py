@@ -25,18 +25,18 @@ from stenolog.cli.purge_traces import (
 from stenolog.cli.show import info_of
 from stenolog.cli.workspace import Where, check_there, open_to_read, where_options
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
-from stenolog.maintenance.retention_runs import in_log, place_in_log
+from stenolog.maintenance.retention_runs import escaped_for_log, place_in_log
 from stenolog.memory.notes import Notes
 from stenolog.memory.progress import PREFIX as MARKS
 from stenolog.memory.progress import mark_uid
-from stenolog.memory.scopes import Scope, scope_of_key
+from stenolog.memory.scopes import Scope, scope_from_key
 from stenolog.records import Trashed
 from stenolog.sessions.aliases import Aliases
-from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, others_in
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, other_namespaces
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.state import not_reached
-from stenolog.transfer.copy_all import namespaces_of, opened, opened_to_read
+from stenolog.transfer.copy_all import namespaces_of, opened_read_only, opened_store
 
 MAIN: Final = "main"
 """Name of the default agent in the notes."""
@@ -88,7 +88,7 @@ class _Target(Struct, frozen=True, kw_only=True):
             return self.key
         if self.is_mark:
             return "progress of consolidation"
-        scope = scope_of_key(self.key)
+        scope = scope_from_key(self.key)
         agent = "" if scope.agent == MAIN else f" (agent {scope.agent})"
         return f"notes of {scope.name}{agent}"
 
@@ -288,7 +288,7 @@ def _of_person(workspace: str, who: str) -> list[_Target]:
     for namespace in namespaces_of(workspace):
         if namespace in (CHANNELS, NOTES):
             continue  # channels contain no messages; notes are found through the sessions
-        with opened_to_read(workspace, namespace) as store:
+        with opened_read_only(workspace, namespace) as store:
             assert isinstance(store, Store), "what is copied is a store"
             trash, left = store.list_trash(), _left_in(store)
             unknown = namespace if any(not one.key for one in left) else unknown
@@ -315,7 +315,7 @@ def _notes_of_person(workspace: str, who: str, sessions: Sequence[_Target]) -> l
     if NOTES not in namespaces_of(workspace):
         return []
     uids = {uid for target in sessions for uid in target.uids}
-    with opened_to_read(workspace, NOTES) as store:
+    with opened_read_only(workspace, NOTES) as store:
         assert isinstance(store, Store), "what is copied is a store"
         trash, left = store.list_trash(), _left_in(store)
         every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
@@ -329,7 +329,7 @@ def _notes_of_person(workspace: str, who: str, sessions: Sequence[_Target]) -> l
 
 def _has_notes_of(key: str, who: str) -> bool:
     try:
-        return _is_of(scope_of_key(key).who, who)
+        return _is_of(scope_from_key(key).who, who)
     except InvalidKey:
         return False  # not notes of stenolog
 
@@ -347,7 +347,7 @@ def _is_mark_of(store: Store, key: str, who: str) -> bool:
 
 
 def _is_of(key: str, who: str) -> bool:
-    return who in (key, person_in(key))
+    return who in (key, owner_in_key(key))
 
 
 def _purged(where: Where, targets: Sequence[_Target], who: str | None) -> Iterator[_Gone]:
@@ -402,7 +402,7 @@ def _opened(where: Where, namespace: str | None, *, to_read: bool = True) -> Ite
         with open_to_read(where) if to_read else open_to_change(where) as store:
             yield store
         return
-    with (opened_to_read if to_read else opened)(where.workspace, namespace) as whole:
+    with (opened_read_only if to_read else opened_store)(where.workspace, namespace) as whole:
         assert isinstance(whole, Store), "what is copied is a store"
         yield whole
 
@@ -422,7 +422,7 @@ def _traces(
 ) -> Iterator[str]:
     """Remove other traces of purged sessions; yield a phrase for each one that remains."""
     whole = {
-        in_log(one.target.key)
+        escaped_for_log(one.target.key)
         for one in gone
         if one.problem is None and one.target.before is None and not one.target.of_notes
     }
@@ -488,7 +488,9 @@ def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterat
                     f"{count(notes, 'note')} of {one_line(key)}; `steno purge --scope` deletes "
                     "them too"
                 )
-    agents = (None, *others_in(where.workspace).agents) if who is not None else (where.agent,)
+    agents = (
+        (None, *other_namespaces(where.workspace).agents) if who is not None else (where.agent,)
+    )
     for agent in agents if where.namespace in (None, NAMESPACE) else ():
         yield from copies_of(
             where.workspace,
@@ -511,9 +513,9 @@ def _notes_of(where: Where, key: str) -> int:
     try:
         if NOTES not in namespaces_of(where.workspace):
             return 0
-        with opened_to_read(where.workspace, NOTES) as store:
+        with opened_read_only(where.workspace, NOTES) as store:
             assert isinstance(store, Store), "what is copied is a store"
-            agent, person = where.agent or MAIN, person_in(key)
+            agent, person = where.agent or MAIN, owner_in_key(key)
             scopes = {
                 Scope(agent=agent, who=key),
                 Scope(agent=agent, who=person),

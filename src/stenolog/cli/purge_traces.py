@@ -7,10 +7,10 @@ from shlex import quote
 
 from stenolog.cli.output import one_line
 from stenolog.errors import StenologError
-from stenolog.maintenance.retention_runs import forget_in_log
+from stenolog.maintenance.retention_runs import mask_keys_in_log
 from stenolog.records import Message
-from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, claimed
-from stenolog.sessions.folders import NAMESPACE, find_place
+from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, aliases_in
+from stenolog.sessions.folders import NAMESPACE, locate_sessions
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import address
 from stenolog.stores.snapshots import Snapshot, SnapshotStore
@@ -21,10 +21,10 @@ def other_names(store: Store) -> Mapping[str, Collection[str]]:
     """Return the aliases of each session that has any, including deleted sessions."""
     if alias_mark(store) == NO_ALIASES:
         return {}
-    found = {key: set(names) for key, names in Aliases(store).claims().items()}
+    found = {key: set(names) for key, names in Aliases(store).aliases_by_session().items()}
     for snapshot in deleted_snapshots(store):
-        if snapshot.forked_from is None and claimed(snapshot.meta):
-            found.setdefault(snapshot.key, set()).update(claimed(snapshot.meta))
+        if snapshot.forked_from is None and aliases_in(snapshot.meta):
+            found.setdefault(snapshot.key, set()).update(aliases_in(snapshot.meta))
     return found
 
 
@@ -54,7 +54,7 @@ def deleted_snapshots(store: Store) -> Iterator[Snapshot]:
 
 def copies_of(workspace: str, agent: str | None, is_meant: Callable[[str], bool]) -> Iterator[str]:
     """Yield a phrase for each session that the fallback folder still contains."""
-    place = find_place(workspace, agent)
+    place = locate_sessions(workspace, agent)
     for namespace, key in sorted(copies_in_fallback(place)):
         if is_meant(key):
             other = "" if namespace == NAMESPACE else f" --namespace {quote(namespace)}"
@@ -119,7 +119,7 @@ def forget_logged(workspace: str, is_meant: Callable[[str, str], bool]) -> str:
     if address(workspace).engine != "jsonl":
         return "what retention told of it in the log of the program"
     try:
-        forget_in_log(workspace, is_meant)
+        mask_keys_in_log(workspace, is_meant)
     except StenologError as error:
         return f"lines of the log of retention: {error}"
     return ""

@@ -87,7 +87,7 @@ def run_command(
     rules = rules_of(settings_of(config))
     check_there(where.workspace)
     for rule in rules:
-        if not rule.says_something:
+        if not rule.has_condition:
             click.echo(f"The rule {rule.name} {_lacks(rule)}, so it takes no session.", err=True)
 
     steps: list[Callable[[], None]] = []
@@ -188,13 +188,13 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
         "larger_than_bytes": rule.larger_than or None,
         "tag": rule.tag or None,
         "prefix": rule.prefix or None,
-        "spare_tag": rule.spare or None,
+        "spare_tag": rule.exclude_tag or None,
     }
 
 
 def _which(rule: Rule) -> str:
     """Describe the sessions that a rule selects."""
-    if not rule.says_something:
+    if not rule.has_condition:
         return f"no session: it {_lacks(rule)}"
     parts = []
     if rule.older_than is not None:
@@ -209,7 +209,7 @@ def _which(rule: Rule) -> str:
         parts.append(f"tagged {rule.tag}")
     if rule.prefix:
         parts.append(f"whose key begins with {rule.prefix}")
-    spared = f", but not those tagged {rule.spare}" if rule.spare else ""
+    spared = f", but not those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
     if rule.action == "purge":
         return f"sessions in the trash, {' and '.join(parts)}{spared}"
     return f"sessions {' and '.join(parts)}{spared}"
@@ -217,7 +217,7 @@ def _which(rule: Rule) -> str:
 
 def _lacks(rule: Rule) -> str:
     """Explain why a rule selects no session."""
-    if rule.asks_what_nobody_knows:
+    if rule.has_unknown_condition:
         return "purges, which goes by age and prefix, and names a count, a size or a tag"
     if rule.action == "purge":
         return "purges, and names no age"

@@ -25,7 +25,7 @@ from stenolog.cli.search import Moment
 from stenolog.cli.show import info_of
 from stenolog.cli.workspace import Where, open_to_read, where_options
 from stenolog.errors import ForeignLog, NoSuchSession, StenologError
-from stenolog.sessions.usage import HOW_TO_GET, Cost, Counts, Totals, cost_of, prices
+from stenolog.sessions.usage import INSTALL_COMMAND, Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl.log_names import key_of
 from stenolog.stores.open_store import address
@@ -89,7 +89,7 @@ def stats_command(
         fields = _fields(totals, cost, problems)
         asked = {"since": since and moment(since), "until": until and moment(until)}
         click.echo(json_text({**asked, **fields}, indent=2))
-    elif sys.stdout.isatty() and totals.whole.messages:
+    elif sys.stdout.isatty() and totals.total.messages:
         _draw(totals, cost, color=ctx.color is not False)
     else:
         for row in _rows(totals):
@@ -129,7 +129,7 @@ def _count(
 def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> Iterator[str]:
     for key, problem in problems.items():
         yield f"{one_line(key)}: {sentence(problem)}"
-    whole = totals.whole
+    whole = totals.total
     if not whole.messages:
         yield "Nothing was said there."
         return
@@ -151,7 +151,7 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
     elif whole.estimated:
         yield "No provider's counts are known here: all tokens are estimated from the text."
     if cost is None and whole.answers > script.answers:
-        yield f"For the cost: {HOW_TO_GET}"
+        yield f"For the cost: {INSTALL_COMMAND}"
     elif cost is not None and set(cost.unknown) - {ESTIMATES_ITSELF}:
         unknown = [name for name in cost.unknown if name != ESTIMATES_ITSELF]
         names = ", ".join(one_line(name) or "unnamed models" for name in unknown)
@@ -163,7 +163,7 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
 
 def _tables(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
     """Yield the kind, name and counts of each line of the report."""
-    yield "total", "", totals.whole
+    yield "total", "", totals.total
     for day in sorted(totals.days):
         yield "day", day.isoformat(), totals.days[day]
     for name in sorted(totals.models, key=lambda one: (-totals.models[one].tokens, one)):
@@ -186,7 +186,7 @@ def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> d
             told[kind].append({kind: shown, **_sums(counts)})
     return {
         "sessions": totals.sessions,
-        **_sums(totals.whole),
+        **_sums(totals.total),
         "days": told["day"],
         "models": told["model"],
         "channels": told["channel"],
@@ -233,7 +233,7 @@ def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
         print_table(console, columns, cells)
         console.print()
 
-    whole = totals.whole
+    whole = totals.total
     parts = ((totals.sessions, "session"), (whole.messages, "message"), (whole.tokens, "token"))
     head = ", ".join(count(number, what) for number, what in parts)
     if cost is not None and cost.models:

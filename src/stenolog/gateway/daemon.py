@@ -245,7 +245,7 @@ class Daemon:
             wait = _KEEP
             try:
                 closing = self._gateway.closing.is_set
-                await asyncio.to_thread(apply_rules_everywhere, places, rules, until=closing)
+                await asyncio.to_thread(apply_rules_everywhere, places, rules, should_stop=closing)
             except Exception:
                 _logger.exception("the rules of retention could not be kept to")
 

@@ -93,7 +93,7 @@ async def search(call: Call[SearchQuery, Nothing]) -> Hits:
         prefix=query.prefix,
         tag=given(query.tag),
         since=given(query.since),
-        until=given(query.until),
+        should_stop=given(query.until),
         limit=query.limit,
         newest=query.newest,
         after=given(query.after),

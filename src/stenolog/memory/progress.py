@@ -20,7 +20,7 @@ from stenolog.stores.base import Store
 PREFIX: Final = ":mark:"
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class ProgressMark(Struct, frozen=True, kw_only=True):
     """The progress of a session, and the number of failed attempts at the next turn."""
 
     seq: int = 0
@@ -30,7 +30,7 @@ class Mark(Struct, frozen=True, kw_only=True):
     """Time of the next model call after a failure, or None."""
 
 
-class Progress:
+class ConsolidationProgress:
     """The marks of one agent."""
 
     def __init__(self, store: Store, *, agent: str) -> None:
@@ -38,15 +38,15 @@ class Progress:
         self._store = store
         self._prefix = PREFIX + agent_prefix(agent)
 
-    def read(self, uid: str) -> Mark:
+    def read(self, uid: str) -> ProgressMark:
         """Return the mark of a session; without one, a mark at the beginning."""
         try:
             meta = self._store.info(self._prefix + uid).meta
         except NoSuchSession:
-            return Mark()
-        attempts, retry_at = _whole(meta.get("attempts")), meta.get("retry_at")
-        return Mark(
-            seq=_whole(meta.get("seq")),
+            return ProgressMark()
+        attempts, retry_at = _positive_int(meta.get("attempts")), meta.get("retry_at")
+        return ProgressMark(
+            seq=_positive_int(meta.get("seq")),
             attempts=attempts,
             retry_at=datetime.fromisoformat(retry_at) if isinstance(retry_at, str) else None,
         )
@@ -80,5 +80,5 @@ def mark_uid(key: str) -> str | None:
     return key.rpartition(":")[2] if key.startswith(PREFIX) else None
 
 
-def _whole(value: Any) -> int:
+def _positive_int(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0

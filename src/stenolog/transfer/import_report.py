@@ -22,7 +22,7 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     """Number of messages in the file."""
     added: int
     """Number of messages that were not in the store before."""
-    known: bool
+    already_imported: bool
     """Whether exactly this file was imported before."""
     dropped: int
     """Number of lines or messages of the file that could not be imported."""
@@ -30,7 +30,7 @@ class ImportedSession(Struct, frozen=True, kw_only=True):
     """Content that could not be imported and the reason, each as a sentence."""
     aliases: tuple[str, ...] = ()
     """Other keys that open the session from now on."""
-    aliases_left: tuple[str, ...] = ()
+    unaccepted_aliases: tuple[str, ...] = ()
     """Other keys that the file names for the session, and that the user has not accepted."""
 
 
@@ -44,43 +44,43 @@ class SkippedFile(Struct, frozen=True):
 class ImportReport(Struct, frozen=True, kw_only=True):
     """Result of an import."""
 
-    taken: tuple[ImportedSession, ...] = ()
-    left: tuple[SkippedFile, ...] = ()
+    imported: tuple[ImportedSession, ...] = ()
+    skipped: tuple[SkippedFile, ...] = ()
     migrated: int = 0
     """Number of files with the ending of imported files, from this or an earlier import."""
 
-    def and_then(self, more: "ImportReport") -> "ImportReport":
+    def combined_with(self, more: "ImportReport") -> "ImportReport":
         """Return the sum of both results."""
         return ImportReport(
-            taken=self.taken + more.taken,
-            left=self.left + more.left,
+            imported=self.imported + more.imported,
+            skipped=self.skipped + more.skipped,
             migrated=self.migrated + more.migrated,
         )
 
     @property
     def sessions(self) -> int:
         """Number of old sessions that were imported now and not before."""
-        return sum(not one.known for one in self.taken)
+        return sum(not one.already_imported for one in self.imported)
 
     @property
     def messages(self) -> int:
         """Number of messages that were added to the store."""
-        return sum(one.added for one in self.taken)
+        return sum(one.added for one in self.imported)
 
     @property
     def dropped(self) -> int:
         """Number of lines or messages that could not be imported."""
-        return sum(one.dropped for one in self.taken)
+        return sum(one.dropped for one in self.imported)
 
 
-def report(migrated: ImportReport, store: Store) -> None:
+def log_report(migrated: ImportReport, store: Store) -> None:
     """Log the result of an import. A file that cannot be imported is a warning only once."""
     if migrated.sessions:
         _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
-    for one in migrated.taken:
-        for words in one.problems:
-            _logger.warning("%s: %s", one.file, words)
-    for file in migrated.left:
+    for one in migrated.imported:
+        for problem in one.problems:
+            _logger.warning("%s: %s", one.file, problem)
+    for file in migrated.skipped:
         level = logging.WARNING if _is_new(file, store) else logging.DEBUG
         _logger.log(level, "%s is left as it is: %s", file.file, file.reason)
 

@@ -21,7 +21,7 @@ from stenolog.context.budget import Limits
 from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from stenolog.transfer.session_import import give_aliases
+from stenolog.transfer.session_import import add_aliases
 from unit.agent.agents import (
     KEY,
     SPEC,
@@ -488,7 +488,7 @@ def test_a_key_that_became_an_alias_opens_the_other_session(store: str, tmp_path
             with open_store(loop.registry.agent().spec.sessions) as other:
                 other.delete(KEY)
                 other.add_message("cli:other", "user", "Moved.")
-                give_aliases(other, "cli:other", other.info("cli:other").meta, [KEY])
+                add_aliases(other, "cli:other", other.info("cli:other").meta, [KEY])
                 assert (await say(loop, "Again.")).key == "cli:other"
                 assert other.list_sessions() == ["cli:other"]
 

@@ -12,9 +12,9 @@ from click.testing import Result
 from postgres_server import Databases, Server
 from stenolog.cli.copy_backup import as_object, in_words
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.copy import CopyTotals, Problem
+from stenolog.transfer.copy import CopyProblem, CopyTotals
 from stenolog.transfer.copy_all import CopyReport
-from unit.transfer.carried import digests
+from unit.transfer.copied import digests
 from unit.unreadable import obey_modes
 
 __all__ = ["obey_modes"]
@@ -104,7 +104,7 @@ def test_what_could_not_be_copied_is_named_and_ends_with_3(steno: Steno) -> None
     assert result.exit_code == 3
     namespace, key, reason = result.stdout.rstrip("\n").split("\t")
     assert (namespace, key) == ("sessions", "telegram:123")
-    assert reason.startswith("there is such a session already. The destination is left as it is:")
+    assert reason.startswith("there is such a session already. The destination was not changed:")
     with open_store("other") as store:
         assert [m.content for m in store.get_history("telegram:123")] == ["somebody else's"]
         assert len(store.list_sessions()) == 3
@@ -280,9 +280,9 @@ def test_restoring_prints_no_password_either(steno: Steno, postgres: Server) -> 
 
 
 def test_a_source_that_was_not_locked_is_told() -> None:
-    problem = Problem(key="a", uid="b", reason="c")
+    problem = CopyProblem(key="a", uid="b", reason="c")
     for unlocked in (False, True):
-        found = CopyTotals(carried=(), problems=(problem,), unlocked=unlocked)
+        found = CopyTotals(copied=(), problems=(problem,), unlocked=unlocked)
         copied = CopyReport(namespaces={"sessions": found}, seconds=1.0)
         assert as_object(copied)["unlocked"] is unlocked
         assert ("could not be locked" in " ".join(in_words(copied, "copied"))) is unlocked

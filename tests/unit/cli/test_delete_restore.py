@@ -18,12 +18,12 @@ from click.testing import Result
 
 from stenolog.cli import chat_history
 from stenolog.maintenance.retention_rules import Rule
-from stenolog.maintenance.retention_runs import LOG, apply_rules
+from stenolog.maintenance.retention_runs import LOG_NAME, apply_rules
 from stenolog.memory.notes import Draft, Notes
-from stenolog.memory.progress import Progress
+from stenolog.memory.progress import ConsolidationProgress
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
-from stenolog.sessions.folders import find_place
+from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 
@@ -151,7 +151,7 @@ def test_a_purge_leaves_nothing_of_a_key(steno: Steno, where: str) -> None:
 def test_a_purge_names_what_a_fallback_folder_still_has(
     steno: Steno, there: str, scoped: bool
 ) -> None:
-    fallback = find_place(there, None).fallback
+    fallback = locate_sessions(there, None).fallback
     for namespace in ("sessions", "sessions.merged-1"):
         with JSONLStore(str(fallback), namespace=namespace) as store:
             store.add_message(KEY, "user", "a secret")
@@ -509,7 +509,7 @@ def test_marks_of_purged_sessions_are_purged_and_not_named(steno: Steno, where: 
         uids = [store.info(key).uid for key in (KEY, "cli:default")]
     with open_store(where, namespace="notes") as store:
         for uid in uids:
-            Progress(store, agent="main").move(uid, 3)
+            ConsolidationProgress(store, agent="main").move(uid, 3)
     done = steno("purge", "--scope", KEY, "--yes", "-w", where)
     assert done.exit_code == 0, done.stderr
     assert ":mark:" not in done.stderr
@@ -554,7 +554,7 @@ def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: S
             store.add_message(key, "user", "hello")
     every = Rule(name="r", action="delete", older_than=timedelta(microseconds=1))
     apply_rules("workspace", [every])
-    log = place / "workspace" / LOG
+    log = place / "workspace" / LOG_NAME
     before = log.read_text()
     assert before.count("telegram:77\t") == 2
     done = steno("purge", "--scope", "telegram:77", "--yes")
@@ -571,7 +571,7 @@ def test_the_log_of_retention_names_nobody_who_was_removed(place: Path, steno: S
 
 
 def test_a_log_of_retention_that_cannot_be_changed_is_named(place: Path, steno: Steno) -> None:
-    (place / "workspace" / LOG).symlink_to(place / "elsewhere")
+    (place / "workspace" / LOG_NAME).symlink_to(place / "elsewhere")
     done = steno("purge", KEY, "--yes")
     assert done.exit_code == 0
     assert "Not deleted: lines of the log of retention: " in done.stderr

@@ -11,8 +11,13 @@ import pytest
 from click.testing import Result
 from msgspec import Struct
 
-from stenolog.maintenance.environment_check import CheckNote, low_disk, notes_of, purged_text
-from stenolog.sessions.folders import find_place
+from stenolog.maintenance.environment_check import (
+    CheckNote,
+    check_notes,
+    low_disk,
+    purged_but_in_fallback,
+)
+from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.fallback import open_fallback
 from stenolog.transfer.open_sessions import open_sessions
@@ -58,13 +63,13 @@ def test_json_has_the_notes_if_asked_for(steno: Steno) -> None:
 def test_the_sessions_of_each_agent_are_looked_at(place: Path) -> None:
     with open_store(place / "workspace" / "agents" / "ada") as store:
         store.add_message("k", "user", "hello?")
-    told = [note.meaning for note in notes_of("workspace") if note.kind == "interrupted turns"]
+    told = [note.meaning for note in check_notes("workspace") if note.kind == "interrupted turns"]
     assert "There is 1 session of the agent ada where" in told[1]
 
 
 def test_who_has_the_turn_is_told(place: Path) -> None:
     with open_store(place / "workspace") as store, store.lease("telegram:123", ttl=60):
-        [note] = [note for note in notes_of("workspace") if note.kind == "turns under way"]
+        [note] = [note for note in check_notes("workspace") if note.kind == "turns under way"]
     assert note.meaning == ("There is 1 session in which somebody has the turn: telegram:123.")
 
 
@@ -75,17 +80,17 @@ def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(
     with open_store(where) as store:
         store.add_message("a", "user", "hello")
     assert steno("list", "-w", where).exit_code == 0
-    assert "index" not in _kinds(notes_of(where))
+    assert "index" not in _kinds(check_notes(where))
     names = {"workspace": "workspace/sessions/catalog.db"}
     index = place / names.get(where, "some.db-sessions.catalog")
     damaged = index.read_bytes()[:-100] + b"\x00" * 100
     index.write_bytes(damaged + b"x")
     assert steno("doctor", "-v", where).exit_code == 0, "it is made anew by itself"
-    [note] = [note for note in notes_of(where) if note.kind == "index"]
+    [note] = [note for note in check_notes(where) if note.kind == "index"]
     assert "is not as its last writer left it" in note.meaning
     assert index.read_bytes() == damaged + b"x", "nothing is written"
     assert steno("list", "-w", where).exit_code == 0
-    assert "index" not in _kinds(notes_of(where))
+    assert "index" not in _kinds(check_notes(where))
 
 
 @pytest.mark.parametrize(
@@ -94,10 +99,12 @@ def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(
 def test_a_disk_that_does_not_last_is_told(place: Path, kind: str, words: str) -> None:
     mounts = place / "mounts"
     mounts.write_text(f"disk / ext4 rw 0 0\nnone {place} {kind} rw 0 0\n")
-    [note] = [note for note in notes_of("workspace", mounts=str(mounts)) if note.kind == "disk"]
+    [note] = [note for note in check_notes("workspace", mounts=str(mounts)) if note.kind == "disk"]
     assert words in note.meaning
     mounts.write_text("disk / ext4 rw 0 0\n")
-    assert not [note for note in notes_of("workspace", mounts=str(mounts)) if note.kind == "disk"]
+    assert not [
+        note for note in check_notes("workspace", mounts=str(mounts)) if note.kind == "disk"
+    ]
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
@@ -113,7 +120,7 @@ def test_a_disk_that_is_nearly_full_is_a_finding(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
 def test_purged_text_in_the_fallback_is_a_finding(steno: Steno, where: str) -> None:
-    place = find_place(where, None)
+    place = locate_sessions(where, None)
     open_store(where).close()
     with open_fallback(place, because="a test wants it") as fallback:
         fallback.add_message("purged", "user", "a secret")
@@ -121,7 +128,7 @@ def test_purged_text_in_the_fallback_is_a_finding(steno: Steno, where: str) -> N
         with open_sessions(where) as good:
             assert {"purged", "deleted"} <= set(good.list_sessions())
             good.store.delete("deleted")
-        assert purged_text(where) == []
+        assert purged_but_in_fallback(where) == []
         with open_sessions(where) as good:
             good.store.purge("purged")
         for _ in range(2):
@@ -146,7 +153,7 @@ def test_a_database_tells_its_version_and_its_turns(steno: Steno) -> None:
 def test_postgresql_tells_its_version(postgres_url: str) -> None:
     with open_store(postgres_url) as store:
         store.add_message("k", "user", "hello")
-    notes = notes_of(postgres_url)
+    notes = check_notes(postgres_url)
     assert _kinds(notes) == ["interrupted turns"]
     [version] = [note for note in notes if note.kind == "version"]
     assert version.meaning.startswith("PostgreSQL ")

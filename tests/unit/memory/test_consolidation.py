@@ -23,7 +23,7 @@ from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.scopes import Scope
 from stenolog.memory.transcript import Turn, as_turn
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -151,7 +151,7 @@ def test_many_turns_are_asked_about_in_calls_that_fit(quick: Place) -> None:
         quick.talk(f"said {number}")
     model = ScriptedCompletion([answer([], [], []), answer([], [], []), answer([])])
 
-    done = quick.consolidation(model, most_turns=3).run(KEY)
+    done = quick.consolidation(model, max_turns=3).run(KEY)
 
     assert (done.turns, done.daily, len(model.asked)) == (7, 7, 3)
 
@@ -355,7 +355,7 @@ def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> No
     place.talk("we all love cake", key="slack:C42")
     model = ScriptedCompletion([sentences] * 7)
     consolidation = place.consolidation(
-        model, scope_of=lambda key: Scope(who=person_in(key), of="sender")
+        model, scope_of=lambda key: Scope(who=owner_in_key(key), of="sender")
     )
 
     for key in place.sessions.list_sessions():
@@ -480,7 +480,7 @@ def test_of_a_long_backlog_only_so_much_is_made_ready_as_can_be_asked_about(
         return as_turn(turn, info)
 
     monkeypatch.setattr(module, "as_turn", counted)
-    done = quick.consolidation(ScriptedCompletion([answer([], [])] * 3), most_turns=2).run(
+    done = quick.consolidation(ScriptedCompletion([answer([], [])] * 3), max_turns=2).run(
         KEY, most_calls=3
     )
 
@@ -541,7 +541,7 @@ def test_a_turn_that_no_model_takes_gets_its_daily_entry_in_the_end(quick: Place
         return answer([fact("Lives in Oslo.", "live in Oslo")])
 
     consolidation = quick.consolidation(
-        ScriptedCompletion([moody] * 20), most_attempts=4, clock=lambda: now
+        ScriptedCompletion([moody] * 20), max_attempts=4, clock=lambda: now
     )
     waits = []
     while (done := consolidation.run(KEY)).waiting:
@@ -618,14 +618,14 @@ def test_interrupted_at_any_write_no_turn_is_lost_and_none_is_told_twice() -> No
             place.talk(said)
         store.left = step
         try:
-            place.consolidation(ScriptedCompletion([sentences] * 2), most_turns=3).run(KEY)
+            place.consolidation(ScriptedCompletion([sentences] * 2), max_turns=3).run(KEY)
         except NotStored:
             interrupted += 1
 
         # Meanwhile the talk goes on, and the model tells the same in another way.
         store.left = -1
         place.talk(told[4])
-        place.consolidation(ScriptedCompletion([_differently] * 3), most_turns=2).run(KEY)
+        place.consolidation(ScriptedCompletion([_differently] * 3), max_turns=2).run(KEY)
 
         assert place.core() == told
         daily = place.notes.list(ANN, kind="daily", full=True)
@@ -784,7 +784,7 @@ def test_two_at_once_note_each_turn_once(place: Place) -> None:
     # Two of them, as two processes would have: one alone lets only one thread in.
     runs = [
         threading.Thread(
-            target=place.consolidation(ScriptedCompletion([at_once, at_once]), most_turns=3).run,
+            target=place.consolidation(ScriptedCompletion([at_once, at_once]), max_turns=3).run,
             args=(KEY,),
         )
         for _ in range(2)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stenolog.memory.facts import LONGEST_TEXT, Fact, is_backed, new_notes, subject
+from stenolog.memory.facts import MAX_TEXT, Fact, is_supported, new_notes, normalize_subject
 from stenolog.memory.notes import Note
 from stenolog.memory.scopes import Scope
 
@@ -88,20 +88,20 @@ def test_the_opposite_is_not_the_same() -> None:
 def test_long_texts_are_cut_and_wild_confidence_is_bounded() -> None:
     [draft] = new_notes([Fact(text="word " * 500, confidence=7.0)], [])
 
-    assert len(draft.text) == LONGEST_TEXT
+    assert len(draft.text) == MAX_TEXT
     assert draft.confidence == 1.0
 
 
 def test_a_fact_needs_the_users_words() -> None:
     spoken = ["I moved to Oslo last week"]
 
-    assert is_backed(Fact(text="Lives in Oslo.", quote="I moved to Oslo"), spoken)
-    assert not is_backed(Fact(text="Lives in Oslo.", quote="I live in Oslo"), spoken)
-    assert not is_backed(Fact(text="Lives in Oslo."), spoken)
-    assert not is_backed(Fact(text="Owns a boat.", quote="last week"), spoken)
+    assert is_supported(Fact(text="Lives in Oslo.", quote="I moved to Oslo"), spoken)
+    assert not is_supported(Fact(text="Lives in Oslo.", quote="I live in Oslo"), spoken)
+    assert not is_supported(Fact(text="Lives in Oslo."), spoken)
+    assert not is_supported(Fact(text="Owns a boat.", quote="last week"), spoken)
     hung = Fact(text="Is a convicted criminal.", about="Oslo", quote="I moved to Oslo last week")
-    assert not is_backed(hung, spoken), "what it is about is the model's word"
+    assert not is_supported(hung, spoken), "what it is about is the model's word"
 
 
 def test_a_subject_is_compared_without_case_and_signs() -> None:
-    assert subject("  Home-Town! ") == subject("home town") == "home town"
+    assert normalize_subject("  Home-Town! ") == normalize_subject("home town") == "home town"

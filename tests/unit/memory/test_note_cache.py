@@ -181,8 +181,8 @@ def test_what_happens_while_it_is_read_is_not_missed(when: str) -> None:
 
 
 def test_only_so_many_scopes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(note_cache, "MOST_SCOPES", 4)
-    monkeypatch.setattr(note_cache, "MOST_NOTES", 10)
+    monkeypatch.setattr(note_cache, "MAX_SCOPES", 4)
+    monkeypatch.setattr(note_cache, "MAX_NOTES", 10)
     store = Counting(InMemoryStore())
     notes = Notes(store)
     scopes = [Scope(who=f"telegram:{number}") for number in range(9)]

@@ -15,7 +15,7 @@ from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.recall import RecallResult, recall
 from stenolog.memory.scopes import Scope, scope_of
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import Store
 from stenolog.tokens import estimate
 from unit.memory.recall_set import OWNER, Place, plain_search, talks, tell_all
@@ -52,7 +52,7 @@ def notes(where: str) -> Iterator[Notes]:
 def _say(store: Store, key: str, *texts: str, days: float = 1) -> None:
     said = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
     said = [
-        mark_received(body, sender=person_in(key)) if body["role"] == "user" else body
+        mark_received(body, sender=owner_in_key(key)) if body["role"] == "user" else body
         for body in said
     ]
     store.add_messages(key, said, at=[NOW - timedelta(days=days)] * len(said))
@@ -79,7 +79,7 @@ def test_messages_are_found_without_any_note(store: Store, catalog: Catalog) -> 
 def test_notes_are_found_without_any_message(notes: Notes) -> None:
     notes.add(ME, [_fact("Eats no meat.", about="diet"), _fact("Plays chess.")])
     asked = partial(recall, "What is my diet?", scope=ME, notes=notes, catalog=None, now=NOW)
-    found = asked(unasked=False)
+    found = asked(include_recent_facts=False)
     assert _texts(found) == ["Eats no meat."]
     assert sorted(_texts(asked())) == ["Eats no meat.", "Plays chess."]
     # What was asked for comes before what was not.
@@ -96,7 +96,7 @@ def test_the_newest_facts_are_told_unasked(notes: Notes) -> None:
         assert found.block
         assert found.tokens <= 400
         assert "Somebody" not in found.block
-        assert not asked(unasked=False).block
+        assert not asked(include_recent_facts=False).block
 
 
 def test_notes_and_messages_stand_in_one_block(
@@ -199,7 +199,7 @@ def test_three_users_in_one_store_never_see_each_other(
     written: dict[str, list[Note]] = {}
     for user, keys in USERS.items():
         for key in keys:
-            assert person_in(key) == f"slack:{user}"
+            assert owner_in_key(key) == f"slack:{user}"
             _say(store, key, *[f"secret of {user} about the ferry, in {key}"] * 150)
         scope = Scope(who=f"slack:{user}", of="sender")
         written[user] = notes.add(scope, [_fact(f"secret ferry note of {user}")])

@@ -72,7 +72,7 @@ def test_after_ctrl_c_at_any_step_each_word_of_a_note_counts_once() -> None:
 def test_of_a_word_that_stands_everywhere_the_last_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(note_cache, "MOST_EACH", 3)
+    monkeypatch.setattr(note_cache, "MAX_NOTES_PER_WORD", 3)
     index = WordIndex()
     for number in range(9):
         index.shared([], _notes(f"ferry {number}"))

@@ -10,7 +10,7 @@ import pytest
 
 import memory_disk
 from stenolog.sessions.aliases import (
-    REMEMBERED,
+    MAX_CACHED_KEYS,
     Aliases,
     alias_mark,
     change_alias_mark,
@@ -147,9 +147,9 @@ def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
         assert names.key_to_read(f"user:{number}") == f"user:{number}"
     held = _held(names)
     # The names that need no second look, and eight bytes for each session of the store.
-    assert len(held) < REMEMBERED + 100
+    assert len(held) < MAX_CACHED_KEYS + 100
     big = [sys.getsizeof(one) for one in held if sys.getsizeof(one) > 1_000]
-    assert sum(big) < 100 * REMEMBERED + 9 * KEYS
+    assert sum(big) < 100 * MAX_CACHED_KEYS + 9 * KEYS
     assert names.own_key("name") == ("old" if aliases else "name")
 
 

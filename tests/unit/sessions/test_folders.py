@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from stenolog.errors import UsageError
-from stenolog.sessions.folders import OtherNamespaces, check_workspace, log_folders, others_in
+from stenolog.sessions.folders import (
+    OtherNamespaces,
+    check_workspace,
+    log_folders,
+    other_namespaces,
+)
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.open_sessions import open_sessions
 
@@ -61,16 +66,18 @@ def test_a_namespace_of_deleted_sessions_only_is_found(tmp_path: Path) -> None:
 def test_who_else_has_sessions_is_told_on_every_engine(where: str, tmp_path: Path) -> None:
     place = where.format(tmp_path)
     _say(place)
-    assert others_in(place) == OtherNamespaces()
+    assert other_namespaces(place) == OtherNamespaces()
     for agent in ("bob", "Ada: 1"):
         _say(place, agent=agent)
     _note(place, "notes")
     _note(place, "drafts")
-    assert others_in(place) == OtherNamespaces(agents=("Ada: 1", "bob"), namespaces=("drafts",))
+    assert other_namespaces(place) == OtherNamespaces(
+        agents=("Ada: 1", "bob"), namespaces=("drafts",)
+    )
 
 
 def test_nobody_else_has_sessions_in_memory() -> None:
-    assert others_in("memory:") == OtherNamespaces()
+    assert other_namespaces("memory:") == OtherNamespaces()
 
 
 def test_the_folder_of_a_namespace_is_no_workspace(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stenolog.errors import InvalidKey, UsageError
 from stenolog.sessions import keys
-from stenolog.sessions.keys import Origin, Parts, Scope
+from stenolog.sessions.keys import KeyParts, Origin, Scope
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.transfer.importers.picoclaw import key_of_scope
@@ -18,7 +18,7 @@ from stenolog.transfer.migration import migrate_from_json
 _IN_A_GROUP = "slack:group%3AC1:u7"
 names = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(":%_"), min_size=1)
 parts = st.builds(
-    Parts,
+    KeyParts,
     names.filter(lambda n: len(n) < 50),
     names.filter(lambda n: len(n) < 50),
     st.none() | names,
@@ -45,35 +45,35 @@ def test_each_sender_is_alone_unless_told_otherwise() -> None:
 
 
 def test_a_terminal_has_a_key_of_that_form() -> None:
-    assert keys.split(keys.CLI_DEFAULT) == Parts("cli", "default")
+    assert keys.split_key(keys.CLI_DEFAULT) == KeyParts("cli", "default")
 
 
 def test_a_colon_inside_a_part_does_not_make_another_part() -> None:
-    assert keys.join(Parts("matrix", "@a:b.org")) == "matrix:@a%3Ab.org"
-    assert keys.join(Parts("matrix", "@a%3Ab.org")) == "matrix:@a%253Ab.org"
-    assert keys.split("matrix:@a%3Ab.org") == Parts("matrix", "@a:b.org")
+    assert keys.join_key(KeyParts("matrix", "@a:b.org")) == "matrix:@a%3Ab.org"
+    assert keys.join_key(KeyParts("matrix", "@a%3Ab.org")) == "matrix:@a%253Ab.org"
+    assert keys.split_key("matrix:@a%3Ab.org") == KeyParts("matrix", "@a:b.org")
 
 
 @given(parts)
-def test_p6_a_key_is_taken_apart_as_it_was_made(given: Parts) -> None:
+def test_p6_a_key_is_taken_apart_as_it_was_made(given: KeyParts) -> None:
     try:
-        key = keys.join(given)
+        key = keys.join_key(given)
     except InvalidKey:
         return  # too long
-    assert keys.split(key) == given
+    assert keys.split_key(key) == given
 
 
 @given(parts, parts)
-def test_p6_no_two_senders_have_one_key(one: Parts, other: Parts) -> None:
+def test_p6_no_two_senders_have_one_key(one: KeyParts, other: KeyParts) -> None:
     try:
-        assert (keys.join(one) == keys.join(other)) == (one == other)
+        assert (keys.join_key(one) == keys.join_key(other)) == (one == other)
     except InvalidKey:
         return
 
 
 @pytest.mark.parametrize("key", ["plain", "a:b:c:d", ":b", "a:", "a:%41", "a:%3a", "a:50%", ""])
 def test_a_key_that_was_not_made_here_has_no_parts(key: str) -> None:
-    assert keys.split(key) is None
+    assert keys.split_key(key) is None
 
 
 @pytest.mark.parametrize("sender", ["", "x" * 2000, "\ud800"])
@@ -106,7 +106,7 @@ def test_another_scope_is_refused_by_name() -> None:
 def test_a_name_of_the_reference_is_understood_where_only_one_key_fits(
     name: str, key: str | None
 ) -> None:
-    assert keys.from_reference_name(name) == key
+    assert keys.key_from_zeroclaw_name(name) == key
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def test_a_model_is_known_with_its_provider_before_it_and_without() -> None:
 
 def test_what_has_no_price_is_named_and_adds_nothing() -> None:
     priced, unpriced = Counts(), Counts()
-    priced.take(LONG, 1.5)
-    unpriced.take(LONG, None)
+    priced.add_answer(LONG, 1.5)
+    unpriced.add_answer(LONG, None)
     found = cost_of({"a": priced, "b": unpriced, "c": Counts(messages=1)})
     assert (found.total, found.models, found.unknown) == (1.5, {"a": 1.5}, ("b",))
 

@@ -16,9 +16,9 @@ from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer import backup
 from stenolog.transfer.backup import MANIFEST, back_up, restore, verify
-from stenolog.transfer.copy import Step
+from stenolog.transfer.copy import CopyStep
 from stenolog.transfer.copy_all import copy_place, namespaces_of
-from unit.transfer.carried import digests, everything, fill, go_on
+from unit.transfer.copied import digests, everything, fill, go_on
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ def test_only_what_changed_is_read_and_taken(place: Path, engine: str) -> None:
     back_up(where, str(place / "b"))
     looked: list[int] = []
 
-    def watch(_: str, step: Step) -> None:
+    def watch(_: str, step: CopyStep) -> None:
         looked.append(step.total)
 
-    assert back_up(where, str(place / "b"), watch=watch).written == 0
+    assert back_up(where, str(place / "b"), on_progress=watch).written == 0
     assert max(looked) == 0
     with open_store(where) as store:
         go_on(store)
@@ -141,7 +141,7 @@ def test_a_backup_that_was_cut_short_is_told_and_goes_on(place: Path, where: str
     class CutError(Exception):
         pass
 
-    def cut(namespace: str, step: Step) -> None:
+    def cut(namespace: str, step: CopyStep) -> None:
         if namespace == "sessions" and step.phase == "comparing":
             raise CutError
 
@@ -149,7 +149,7 @@ def test_a_backup_that_was_cut_short_is_told_and_goes_on(place: Path, where: str
     with open_store(where) as store:
         go_on(store)
     with pytest.raises(CutError):
-        back_up(where, str(place / "b"), watch=cut)
+        back_up(where, str(place / "b"), on_progress=cut)
     found = verify(str(place / "b"))
     assert found.taken == ""
     assert {"cut short" in finding.reason for finding in found.findings} == {True}
@@ -237,7 +237,7 @@ def test_a_folder_that_holds_anything_else_is_refused(place: Path, where: str) -
 def test_two_backups_into_one_folder_wait_for_each_other(
     place: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backup, "_PATIENCE", 0.01)
+    monkeypatch.setattr(backup, "_LOCK_TIMEOUT", 0.01)
     refused: list[str] = []
 
     def watch(*_: object) -> None:
@@ -246,7 +246,7 @@ def test_two_backups_into_one_folder_wait_for_each_other(
                 back_up(where, str(place / "b"))
             refused.append(str(error.value))
 
-    assert back_up(where, str(place / "b"), watch=watch).problems == 0
+    assert back_up(where, str(place / "b"), on_progress=watch).problems == 0
     assert refused
 
 
@@ -281,7 +281,7 @@ def test_aliases_open_their_session_in_a_copy(place: Path) -> None:
             found.append(known.own_key("another name"))
 
         found: list[str] = []
-        copy_place(source, target, watch=look)
+        copy_place(source, target, on_progress=look)
         assert found[0] == "another name"
         assert known.own_key("another name") == "a"
 
@@ -390,11 +390,11 @@ def test_a_server_that_may_only_be_read_is_copied_while_others_write(
     with open_store(where) as store:
         store.add_message("a", "user", "one")
 
-        def write(_: str, step: Step) -> None:
+        def write(_: str, step: CopyStep) -> None:
             if step.phase == "copying" and step.done:
                 store.add_message("a", "user", "more")
 
-        found = copy_place(reader, f"jsonl:{place}/w", watch=write)
+        found = copy_place(reader, f"jsonl:{place}/w", on_progress=write)
     assert (found.problems, found.unlocked) == (0, True)
     assert _of(f"jsonl:{place}/w") == _of(where)
 
@@ -427,7 +427,7 @@ def test_a_backup_of_a_version_that_hashed_the_password_is_extended(
     with open_store(url) as store:
         store.add_message("a", "user", "x")
     with monkeypatch.context() as earlier:
-        earlier.setattr(backup, "_name_of", lambda where: sha256(where.encode()).hexdigest())
+        earlier.setattr(backup, "_source_digest", lambda where: sha256(where.encode()).hexdigest())
         back_up(url, str(place / "b"))
     assert _read_again(url, place / "b") == 0
     own_databases.leave(url)

@@ -38,8 +38,8 @@ from stenolog.stores.snapshots import (
 )
 from stenolog.testing.strategies import operations
 from stenolog.transfer import copy
-from stenolog.transfer.copy import CopyTotals, Problem, Step, copy_snapshots, preview_copy
-from unit.transfer.carried import (
+from stenolog.transfer.copy import CopyProblem, CopyStep, CopyTotals, copy_snapshots, preview_copy
+from unit.transfer.copied import (
     LONG_KEY,
     digests,
     everything,
@@ -94,7 +94,7 @@ def _copied(source: Store, target: Store) -> CopyTotals:
     return found
 
 
-def _refused(source: Store, target: Store) -> Problem:
+def _refused(source: Store, target: Store) -> CopyProblem:
     """The one problem of a copy, which left the destination as it was."""
     before = everything(target), digests(target)
     [problem] = copy_snapshots(whole(source), whole(target)).problems
@@ -112,10 +112,10 @@ def test_all_that_can_be_read_is_the_same_in_a_copy(stores: Open, one: str, othe
     found = _copied(source, target)
     assert everything(target) == everything(source)
     assert digests(target) == digests(source)
-    assert {(c.uid, c.digest) for c in found.carried} == {
+    assert {(c.uid, c.digest) for c in found.copied} == {
         (uid, digest) for uid, (_, _, digest) in digests(source).items()
     }
-    assert found.messages == sum(carried.messages for carried in found.carried)
+    assert found.messages == sum(carried.messages for carried in found.copied)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -192,11 +192,11 @@ def test_what_changed_since_is_brought_up_to_date(stores: Open, one: str, other:
     assert everything(target) == everything(source)
     assert digests(target) == digests(source)
     # What did not change is not written.
-    untouched = {carried.key for carried in found.carried if not carried.written}
+    untouched = {carried.key for carried in found.copied if not carried.written}
     assert LONG_KEY in untouched
     assert "a" not in untouched
     again = _copied(source, target)
-    assert (again.messages, [c.key for c in again.carried if c.written]) == (0, [])
+    assert (again.messages, [c.key for c in again.copied if c.written]) == (0, [])
     source.restore("fork")
     source.delete("another key")
     source.restore("another key", as_key="yet another key")
@@ -231,11 +231,11 @@ def test_a_preview_tells_what_there_is_to_do_and_does_nothing(stores: Open, engi
     found = preview_copy(whole(source), whole(target))
     assert digests(target) == {}
     made = _copied(source, target)
-    assert (found.messages, len(found.carried)) == (made.messages, len(made.carried))
+    assert (found.messages, len(found.copied)) == (made.messages, len(made.copied))
     source.add_message("a", "user", "more")
     before = digests(target)
     again = preview_copy(whole(source), whole(target))
-    assert (again.messages, [c.key for c in again.carried if c.written]) == (1, ["a"])
+    assert (again.messages, [c.key for c in again.copied if c.written]) == (1, ["a"])
     assert digests(target) == before
 
 
@@ -413,7 +413,7 @@ def test_a_destination_that_went_on_by_itself_stays(
     source.add_message("a", "user", "and more")
     problem = _refused(source, target)
     assert not problem.newer
-    assert "The destination is left as it is" in problem.reason
+    assert "The destination was not changed" in problem.reason
 
 
 def test_a_copy_of_another_branch_of_the_same_session_stays(place: Path) -> None:
@@ -428,7 +428,7 @@ def test_a_copy_of_another_branch_of_the_same_session_stays(place: Path) -> None
         _copied(two, target)
         one.add_message("a", "user", "said here")
         one.add_message("a", "user", "and more")
-        assert "other content" in _refused(one, target).reason
+        assert "different content" in _refused(one, target).reason
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
@@ -456,7 +456,7 @@ def test_a_session_that_only_the_destination_has_is_told_and_stays(stores: Open)
     target.add_message("c", "user", "one")
     _copied(source, target)
     source.purge("b")
-    assert set(_copied(source, target).only_there) == {"b", "c"}
+    assert set(_copied(source, target).only_in_target) == {"b", "c"}
     assert target.list_sessions() == ["a", "b", "c"]
 
 
@@ -466,12 +466,12 @@ def test_a_session_that_only_the_destination_has_is_told_and_stays(stores: Open)
 class _Meddler:
     """Does something at a moment of the copy, once."""
 
-    def __init__(self, at: Callable[[Step], bool], doing: Callable[[], object]) -> None:
+    def __init__(self, at: Callable[[CopyStep], bool], doing: Callable[[], object]) -> None:
         self._at = at
         self._doing = doing
         self.done = 0
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: CopyStep) -> None:
         if not self.done and self._at(step):
             self.done += 1
             self._doing()
@@ -497,14 +497,14 @@ def test_the_last_pass_has_what_is_written_before_it(stores: Open, one: str, oth
     source.add_message("a", "user", "one")
     written = []
 
-    def write(step: Step) -> None:
+    def write(step: CopyStep) -> None:
         # Also after the last pass that goes without a lock.
         if step.phase == "copying" and step.done == step.total:
             written.append(source.add_message("a", "user", "more"))
 
     found = copy_snapshots(whole(source), whole(target), progress=write)
     assert found.problems == ()
-    assert len(written) == copy.PASSES
+    assert len(written) == copy.MAX_PASSES
     assert digests(target) == digests(source)
 
 
@@ -552,8 +552,8 @@ def test_nobody_writes_to_a_session_while_the_rest_of_it_is_copied(
             found = copy_snapshots(whole(source), watched)
             # In each pass before it was written to, so there always was more to copy.
             assert watched.refused == 1
-            assert found.passes == copy.PASSES + 1
-            assert len(target.get_history("a")) == 1 + copy.PASSES
+            assert found.passes == copy.MAX_PASSES + 1
+            assert len(target.get_history("a")) == 1 + copy.MAX_PASSES
             assert digests(target) == digests(source)
 
 
@@ -628,7 +628,7 @@ def test_a_copy_that_was_cut_short_goes_on(
     fill(source)
     monkeypatch.setattr(copy, "GROUP_SNAPSHOTS", 2)
 
-    def cut(step: Step) -> None:
+    def cut(step: CopyStep) -> None:
         if step.done >= 4:
             raise _CutError
 
@@ -637,7 +637,7 @@ def test_a_copy_that_was_cut_short_goes_on(
     there = {mark.uid for mark in whole(target).list_snapshots()}
     assert len(there) == 4
     found = _copied(source, target)
-    assert {c.uid for c in found.carried if not c.written} == there
+    assert {c.uid for c in found.copied if not c.written} == there
     assert digests(target) == digests(source)
 
 
@@ -764,7 +764,7 @@ def test_what_was_written_is_read_back_and_compared(place: Path, engine: str) ->
         source.add_message("a", "user", "number 1")
         source.add_message("a", "user", "number 2")
 
-        def damage(step: Step) -> None:
+        def damage(step: CopyStep) -> None:
             if step.phase == "comparing" and step.done == 0:
                 if isinstance(target, SQLiteStore):
                     with target.database.write() as transaction:
@@ -818,10 +818,10 @@ def test_stamp_differs_from_that_of_a_rewritten_session(place: Path) -> None:
 def test_what_is_known_is_not_believed_where_the_source_has_more(place: Path) -> None:
     with SQLiteStore(place / "x.db") as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
-        [carried] = _copied(source, target).carried
+        [carried] = _copied(source, target).copied
         source.add_message("a", "user", "two")
         [mark] = source.list_snapshots()
-        known = copy.Known(
+        known = copy.EarlierCopy(
             stamp=mark.stamp, digest=carried.digest, last_seq=carried.last_seq, messages=1
         )
         found = copy_snapshots(source, target, known={carried.uid: known})
@@ -861,7 +861,7 @@ def test_a_source_that_refuses_its_locks_is_read_without_them(error: StenologErr
     with InMemoryStore() as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
 
-        def write(step: Step) -> None:
+        def write(step: CopyStep) -> None:
             if step.phase == "copying" and step.done:
                 source.add_message("a", "user", "more")
 
@@ -906,7 +906,7 @@ def test_a_destination_that_is_busy_ends_no_copy() -> None:
         for key in "abc":
             source.add_message(key, "user", key)
         with InMemoryStore() as target:
-            busy = _OftenBusy(target, "b", copy.PASSES + 2)
+            busy = _OftenBusy(target, "b", copy.MAX_PASSES + 2)
             assert copy_snapshots(source, busy).problems == ()
             assert digests(target) == digests(source)
         with InMemoryStore() as target:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from stenolog.transfer.export.markdown_export import _folded, _prose
+from stenolog.transfer.export.markdown_export import _details, _prose
 
 PIECES = [
     "<img src=1 onerror=x>",
@@ -35,4 +35,4 @@ def test_no_tag_gets_out_of_what_was_said(text: str) -> None:
 
 
 def test_no_tag_gets_out_of_the_name_of_a_tool() -> None:
-    assert _tags(_folded("<img src=4 onerror=x>", "done")) == []
+    assert _tags(_details("<img src=4 onerror=x>", "done")) == []

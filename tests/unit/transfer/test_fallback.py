@@ -401,7 +401,7 @@ def test_p2_a_start_that_is_killed_before_it_records_the_merge_merges_once(
         running.add_message(KEY, "user", "hello")
         running.add_message(KEY, "assistant", "hello")
         with monkeypatch.context() as patched:
-            patched.setattr(fallbacks, "_write", killed)
+            patched.setattr(fallbacks, "_write_json", killed)
             with pytest.raises(KeyboardInterrupt):
                 open_sessions(where)
         with open_store(where) as store:
@@ -735,7 +735,7 @@ def test_a_purge_that_cannot_be_repeated_does_not_keep_the_store_from_opening(
         raise error("it is damaged")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fallbacks, "_repeat", failing)
+        patched.setattr(fallbacks, "_repeat_purge", failing)
         for _ in range(2):
             with open_sessions(where) as good:
                 assert good.health().ok

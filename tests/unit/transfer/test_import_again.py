@@ -15,8 +15,8 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer import session_import
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
-from stenolog.transfer.merge import TAKEN
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
+from stenolog.transfer.merge import IMPORT_TIME
 from stenolog.transfer.migration import ImportReport, import_folder
 from unit.transfer.old_sources import LAYOUTS, adk, events, nanobot, role, said, strands, words
 
@@ -38,7 +38,7 @@ def store(request: pytest.FixtureRequest, place: Path) -> Iterator[Store]:
 
 def copied(source: Path, store: Store) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
-    return import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
+    return import_folder(folder, store, only=only, rename_files=False, layouts=ALL_LAYOUTS)
 
 
 def bytes_of(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -63,7 +63,7 @@ def picture(store: Store) -> dict[str, Any]:
 
 def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The meta without the times at which something was taken in."""
-    receipts = [{**one, TAKEN: ""} for one in meta.get("imported", [])]
+    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
     return {**meta, "imported": receipts}
 
 
@@ -77,8 +77,8 @@ def test_twice_adds_nothing_and_the_old_files_stay_as_they_are(
 
     first = copied(source, store)
 
-    assert (first.sessions, first.messages, first.left) == (1, 6, ())
-    assert first.taken[0].problems == ()
+    assert (first.sessions, first.messages, first.skipped) == (1, 6, ())
+    assert first.imported[0].problems == ()
     assert store.list_sessions() == [key]
     found = store.get_history(key)
     assert [(m.role, m.content) for m in found] == [
@@ -87,7 +87,7 @@ def test_twice_adds_nothing_and_the_old_files_stay_as_they_are(
     shown = picture(store)
     again = copied(source, store)
     assert (again.sessions, again.messages) == (0, 0)
-    assert [one.known for one in again.taken] == [True]
+    assert [one.already_imported for one in again.imported] == [True]
     assert picture(store) == shown
     assert bytes_of(place / "old") == before
 
@@ -150,7 +150,7 @@ for _name in STEPS:
 def test_p2_killed_between_every_two_steps_it_is_continued(
     place: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_import, "CHUNK", 2)
+    monkeypatch.setattr(session_import, "BATCH_MESSAGES", 2)
     write, _ = LAYOUTS.get(layout, (_with_hidden, ""))
     source = write(place / "old", 5)
     with InMemoryStore() as whole:
@@ -202,13 +202,13 @@ def _summarised(place: Path, count: int, summary: str, removed: int) -> Path:
 
 def test_what_is_summarised_there_again_and_again_is_so_here(store: Store, place: Path) -> None:
     for count, summary, removed in ((4, "one", 1), (6, "two", 3), (6, "three", 4), (7, "", 4)):
-        [taken] = copied(_summarised(place / "old", count, summary, removed), store).taken
+        [taken] = copied(_summarised(place / "old", count, summary, removed), store).imported
         assert taken.problems == ()
         assert store.get_summary("k") == summary
         assert [message.content for message in store.get_history("k")] == words(count)[removed:]
     # A summary that was written here is nobody's to replace.
     store.set_summary("k", "ours")
-    [taken] = copied(_summarised(place / "old", 8, "theirs", 5), store).taken
+    [taken] = copied(_summarised(place / "old", 8, "theirs", 5), store).imported
     assert store.get_summary("k") == "ours"
     assert "its summary is left out" in taken.problems[0]
 

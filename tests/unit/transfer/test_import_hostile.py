@@ -20,8 +20,8 @@ from limits import MB, run_limited
 from stenolog.cli import main
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
-from stenolog.transfer.importers.sqlite_file import SQLiteFile, rows_of
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
+from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_rows
 from stenolog.transfer.migration import ImportReport, import_folder
 from unit.transfer.old_sources import (
     AGENT_TABLES,
@@ -65,7 +65,7 @@ def place() -> Iterator[Path]:
 
 def copied(source: Path, store: InMemoryStore) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
-    return import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
+    return import_folder(folder, store, only=only, rename_files=False, layouts=ALL_LAYOUTS)
 
 
 def contents(store: InMemoryStore, key: str) -> list[Any]:
@@ -133,14 +133,14 @@ def test_p3_a_bad_message_hides_only_itself_and_is_told(place: Path, layout: str
         return  # there, nothing but its parts is a message's
     source = write(place / "old", BAD_TEXTS[bad])
     with InMemoryStore() as store:
-        [taken] = copied(source, store).taken
+        [taken] = copied(source, store).imported
         assert contents(store, key) == ["a", "b"]
         assert taken.dropped == 1
         assert len(taken.problems) == 1
         assert len(taken.problems[0]) < 400
         again = copied(source, store)
         assert again.messages == 0
-        assert again.taken[0].problems == taken.problems
+        assert again.imported[0].problems == taken.problems
 
 
 def test_bytes_that_are_no_text_hide_only_their_message(place: Path) -> None:
@@ -149,7 +149,7 @@ def test_bytes_that_are_no_text_hide_only_their_message(place: Path) -> None:
     with closing(sqlite3.connect(source)) as connection, connection:
         connection.execute("UPDATE agent_messages SET message_data = CAST(message_data AS TEXT)")
     with InMemoryStore() as store:
-        [taken] = copied(source, store).taken
+        [taken] = copied(source, store).imported
         assert contents(store, "k") == ["a"]
         assert taken.dropped == 2
         assert "is not JSON" in taken.problems[0]
@@ -165,7 +165,7 @@ def test_files_of_another_encoding(place: Path, encoding: str) -> None:
             assert contents(store, "k") == ["Zürich"]
         else:
             assert store.list_sessions() == []
-            assert "it is not JSON" in migrated.left[0].reason
+            assert "it is not JSON" in migrated.skipped[0].reason
 
 
 BY_LINES: Final = ("nanobot", "plain-lines")
@@ -192,7 +192,7 @@ def test_p10_a_file_that_was_cut_anywhere_gives_a_beginning_or_a_reason(
             found = contents(store, key)
             assert found == words(4)[: len(found)]
             # Lines that were cut between two messages are whole; an empty file is a reason.
-            assert len(found) == 4 or migrated.left or migrated.dropped or layout in BY_LINES
+            assert len(found) == 4 or migrated.skipped or migrated.dropped or layout in BY_LINES
             assert "importing" not in (store.info(key).meta if found else {})
 
 
@@ -207,7 +207,7 @@ def test_a_damaged_database_is_no_traceback(data: st.DataObject) -> None:
         source.write_bytes(text)
         with InMemoryStore() as store:
             migrated = copied(source, store)
-            assert all("Traceback" not in one.reason for one in migrated.left)
+            assert all("Traceback" not in one.reason for one in migrated.skipped)
 
 
 def test_a_page_that_is_gone_is_told(place: Path) -> None:
@@ -217,8 +217,8 @@ def test_a_page_that_is_gone_is_told(place: Path) -> None:
     source.write_bytes(text)
     with InMemoryStore() as store:
         migrated = copied(source, store)
-        told = [*(words for one in migrated.taken for words in one.problems)]
-        told += [left.reason for left in migrated.left]
+        told = [*(words for one in migrated.imported for words in one.problems)]
+        told += [left.reason for left in migrated.skipped]
         assert any("damaged" in words or "malformed" in words for words in told)
 
 
@@ -272,9 +272,11 @@ def test_whatever_stands_in_it_is_taken_in_or_told(found: list[Any]) -> None:
             migrated = copied(source, store)
             # A log of ours in its first moment is empty, too.
             blank = source.is_file() and not source.read_bytes().strip()
-            assert blank or len(migrated.taken) + len(migrated.left) == 1
-            for taken in migrated.taken:
-                assert taken.messages == taken.added + (0 if not taken.known else taken.messages)
+            assert blank or len(migrated.imported) + len(migrated.skipped) == 1
+            for taken in migrated.imported:
+                assert taken.messages == taken.added + (
+                    0 if not taken.already_imported else taken.messages
+                )
             assert copied(source, store).messages == 0
 
 
@@ -317,7 +319,7 @@ def test_pickled_actions_are_never_loaded(place: Path) -> None:
     ]
     source = database(place / "old", "adk.db", script, rows)
     with InMemoryStore() as store:
-        [taken] = copied(source, store).taken
+        [taken] = copied(source, store).imported
         assert contents(store, "a:u:s") == ["hi", "hello"]
         assert [m.role for m in store.get_history("a:u:s")] == ["user", "assistant"]
         assert "are pickled, and not read" in taken.problems[0]
@@ -330,14 +332,14 @@ def test_encrypted_items_are_counted_once(place: Path) -> None:
     envelope = {"__enc__": 1, "v": 1, "kid": "hkdf-v1", "payload": "gAAAA"}
     given = [{"role": "user", "content": "a"}, *[envelope] * 3]
     with InMemoryStore() as store:
-        [taken] = copied(items(place / "old", given), store).taken
+        [taken] = copied(items(place / "old", given), store).imported
         assert contents(store, "k") == ["a"]
         assert taken.dropped == 3
         words = "'k': 3 messages are encrypted, and can only be read with the key there"
         assert taken.problems == (words,)
     with InMemoryStore() as store:
         migrated = copied(items(place / "all", [envelope]), store)
-        assert "1 message is encrypted" in migrated.left[0].reason
+        assert "1 message is encrypted" in migrated.skipped[0].reason
         assert store.list_sessions() == []
 
 
@@ -347,7 +349,7 @@ def test_a_state_that_is_too_long_does_not_keep_its_session_out(place: Path) -> 
     for state in ('"' + "x" * 20_000 + '"', "1e999"):
         about.write_text('{"state": ' + state + "}")
         with InMemoryStore() as store:
-            [taken] = copied(source, store).taken
+            [taken] = copied(source, store).imported
             assert contents(store, "k") == words(2)
             assert "the state that strands kept with it is left out" in taken.problems[0]
             assert "strands" not in store.info("k").meta
@@ -365,7 +367,7 @@ def test_what_is_missing_and_what_was_redacted_in_a_tree_is_told(place: Path) ->
     about.write_text(json.dumps({"conversation_manager_state": manager}))
     (source / "session_k/multi_agents/x").mkdir(parents=True)
     with InMemoryStore() as store:
-        [taken] = copied(source, store).taken
+        [taken] = copied(source, store).imported
         assert [m.content for m in store.get_history("k")] == ["word 3", "word 4"]
         assert contents(store, "k") == ["word 0", "[gone]", "word 3", "word 4"]
         assert store.get_summary("k") == "so far"
@@ -387,7 +389,7 @@ def test_links_in_a_tree_are_not_followed(place: Path) -> None:
     with InMemoryStore() as store:
         migrated = copied(source, store)
         assert store.list_sessions() == []
-        assert len(migrated.left) == 1
+        assert len(migrated.skipped) == 1
 
 
 # --- databases of all sorts ------------------------------------------------------------------
@@ -529,11 +531,11 @@ def test_rows_that_share_their_pages_are_refused(place: Path) -> None:
         connection.execute("CREATE TABLE b (y)")
         connection.execute("INSERT INTO a VALUES (zeroblob(1000000))")
         connection.executemany("INSERT INTO b VALUES (?)", [(n,) for n in range(1_000)])
-    with SQLiteFile(source) as file, file.opened() as connection:
+    with SQLiteFile(source) as file, file.connect() as connection:
         size = source.stat().st_size
-        assert len(rows_of(connection, "SELECT x FROM a", (), size=size)) == 1
+        assert len(fetch_rows(connection, "SELECT x FROM a", (), size=size)) == 1
         with pytest.raises(NotASession, match="more than the file"):
-            rows_of(connection, "SELECT x FROM a, b", (), size=size)
+            fetch_rows(connection, "SELECT x FROM a, b", (), size=size)
 
 
 def test_a_query_that_never_ends_is_stopped(place: Path) -> None:
@@ -546,8 +548,8 @@ def test_a_query_that_never_ends_is_stopped(place: Path) -> None:
         with (
             SQLiteFile(source) as file,
             pytest.raises(NotASession, match="interrupted"),
-            file.opened() as connection,
+            file.connect() as connection,
         ):
-            rows_of(connection, endless, (), size=source.stat().st_size)
+            fetch_rows(connection, endless, (), size=source.stat().st_size)
 
     run_limited(ask, cpu=120)

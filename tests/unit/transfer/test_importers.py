@@ -13,7 +13,7 @@ from stenolog.cli import main
 from stenolog.codec import MAX_MESSAGE_BYTES
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers import picoclaw, zeroclaw
-from stenolog.transfer.importers.legacy_session import lines
+from stenolog.transfer.importers.legacy_session import read_lines
 from stenolog.transfer.migration import import_folder
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
@@ -90,7 +90,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 def test_zeroclaw_packs_tool_calls_as_text(
     message: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    assert zeroclaw.unpacked(message) == (message if expected is None else expected)
+    assert zeroclaw.unpack_content(message) == (message if expected is None else expected)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_zeroclaw_packs_tool_calls_as_text(
     ],
 )
 def test_a_log_without_meta_is_known_by_its_lines(line: bytes, layout: str | None) -> None:
-    found = list(lines(line))
+    found = list(read_lines(line))
     known = [
         name
         for name, program in (("picoclaw", picoclaw), ("zeroclaw", zeroclaw))
@@ -121,7 +121,7 @@ def test_a_meta_that_cannot_be_read_does_not_keep_the_messages_out(
     (tmp_path / "a_1.meta.json").write_bytes(meta)
     assert picoclaw.read_meta(meta).key is None
     with open_store("memory:") as store:
-        [taken] = import_folder(tmp_path, store, renaming=False).taken
+        [taken] = import_folder(tmp_path, store, rename_files=False).imported
         assert (taken.key, taken.messages) == ("a_1", 1)
         assert store.get_history("a_1")[0].content == "x"
 

@@ -88,7 +88,7 @@ def test_p4_what_was_purged_is_not_brought_back_by_a_session_manager_that_goes_o
     manager.add_message("k", "user", "d")
     migrated = migrate_from_json(place, store)
 
-    assert [one.key for one in migrated.taken] == ["k"]
+    assert [one.key for one in migrated.imported] == ["k"]
     assert contents(store) == ["c", "d"]
 
 

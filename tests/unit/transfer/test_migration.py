@@ -26,9 +26,9 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.folder import Folder
-from stenolog.transfer.merge import TAKEN
+from stenolog.transfer.merge import IMPORT_TIME
 from stenolog.transfer.migration import ImportReport, import_folder, migrate_from_json
-from stenolog.transfer.session_import import CHUNK
+from stenolog.transfer.session_import import BATCH_MESSAGES
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 LAYOUTS: Final = ("picoclaw", "picoclaw-legacy", "zeroclaw")
@@ -123,7 +123,7 @@ def picture(store: Store) -> dict[str, Any]:
 
 def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The meta without the times at which something was taken in."""
-    receipts = [{**one, TAKEN: ""} for one in meta.get("imported", [])]
+    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
     return {**meta, "imported": receipts}
 
 
@@ -169,10 +169,10 @@ def test_samples_of_picoclaw(store: Store, place: Path, stem: str, key: str, pro
 
     migrated = migrate_from_json(place, store)
 
-    [taken] = [one for one in migrated.taken if one.key == key]
+    [taken] = [one for one in migrated.imported if one.key == key]
     assert (taken.layout, taken.messages, taken.added) == ("picoclaw", len(expected), len(expected))
     assert len(taken.problems) == problems
-    assert migrated.left == ()
+    assert migrated.skipped == ()
     found = store.get_history(key, full=True)
     _compare(found, expected, [_microseconds(line["created_at"]) for line in expected])
     assert [message.hidden for message in found] == [
@@ -194,7 +194,7 @@ def test_samples_of_the_older_picoclaw(store: Store, place: Path, stem: str) -> 
     migrated = migrate_from_json(place, store)
 
     assert (migrated.sessions, migrated.messages) == (2, 11)
-    [left] = migrated.left
+    [left] = migrated.skipped
     assert left.file == str(place / "broken.json")
     created, updated = _microseconds(old["created"]), _microseconds(old["updated"])
     times = [created] * (len(old["messages"]) - 1) + [updated]
@@ -235,7 +235,7 @@ def test_sample_of_zeroclaw(store: Store, place: Path) -> None:
 
     migrated = migrate_from_json(place, store)
 
-    [taken] = migrated.taken
+    [taken] = migrated.imported
     assert taken.key == "telegram_1001_alice"
     assert taken.problems == ("line 5 is not JSON: 'this is not valid json'",)
     call = {"id": "t1", "type": "function", "function": {"name": "get", "arguments": "{}"}}
@@ -307,7 +307,7 @@ def test_a_second_run_finds_nothing_and_changes_nothing(store: Store, place: Pat
     migrate_from_json(place, store)
     before, listed = picture(store), names(place)
     again = migrate_from_json(place, store)
-    assert (again.sessions, again.messages, again.taken) == (0, 0, ())
+    assert (again.sessions, again.messages, again.imported) == (0, 0, ())
     assert (picture(store), names(place)) == (before, listed)
 
 
@@ -328,7 +328,7 @@ def test_p4_files_that_reappear_change_nothing_that_is_newer(
         put(place, *layouts)
         again = migrate_from_json(place, store)
         assert (again.sessions, again.messages) == (0, 0)
-        assert len(again.taken) == len(before)
+        assert len(again.imported) == len(before)
         assert picture(store) == before
     assert "telegram_1001.jsonl.migrated-3" in names(place)
 
@@ -358,7 +358,7 @@ def test_a_file_that_cannot_be_renamed_is_taken_in_once(
 
     monkeypatch.setattr(os, "rename", refuse)
     first = migrate_from_json(place, store)
-    assert {"could not be renamed" in left.reason for left in first.left} >= {True}
+    assert {"could not be renamed" in left.reason for left in first.skipped} >= {True}
     assert first.sessions > 0
     before = picture(store)
     for key in before:
@@ -381,7 +381,7 @@ def test_a_file_that_grew_adds_only_what_is_new(store: Store, place: Path) -> No
     assert contents(store) == ["a", "b", "c", "d"]
     # The reference does not say which summary it began with, so the one here is not replaced.
     assert store.get_summary("k") == "s1"
-    assert "summary is left out" in again.taken[0].problems[0]
+    assert "summary is left out" in again.imported[0].problems[0]
 
 
 def test_p4_another_conversation_gets_a_session_of_its_own(store: Store, place: Path) -> None:
@@ -392,7 +392,7 @@ def test_p4_another_conversation_gets_a_session_of_its_own(store: Store, place: 
 
     migrated = migrate_from_json(place, store)
 
-    [taken] = migrated.taken
+    [taken] = migrated.imported
     assert taken.key == "k (legacy 2026-05-06)"
     assert "'k' is another conversation" in taken.problems[0]
     assert picture(store)["k"] == before
@@ -400,10 +400,10 @@ def test_p4_another_conversation_gets_a_session_of_its_own(store: Store, place: 
     assert store.get_summary(taken.key) == "old"
 
     legacy(place, "k.json", "x", updated="2026-05-06T07:08:09Z")
-    assert migrate_from_json(place, store).taken[0].key == "k (legacy 2026-05-06 2)"
+    assert migrate_from_json(place, store).imported[0].key == "k (legacy 2026-05-06 2)"
     legacy(place, "k.json", "a", "b", updated="2026-05-06T07:08:09Z", summary="old")
     again = migrate_from_json(place, store)
-    assert (again.messages, again.taken[0].key) == (0, "k (legacy 2026-05-06)")
+    assert (again.messages, again.imported[0].key) == (0, "k (legacy 2026-05-06)")
     assert len(store.list_sessions()) == 3
 
 
@@ -411,7 +411,7 @@ def test_a_key_that_is_nearly_too_long_is_kept_apart_too(store: Store, place: Pa
     key = "é" * 512
     legacy(place, "long.json", "a", key=key, updated="2026-05-06T07:08:09Z")
     store.add_message(key, "user", "b")
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert taken.key.endswith("é (legacy 2026-05-06)")
     assert len(taken.key.encode()) <= 1024
 
@@ -425,11 +425,11 @@ def test_a_session_that_was_deleted_since_stays_deleted(store: Store, place: Pat
     again = migrate_from_json(place, store)
 
     assert store.list_sessions() == []
-    assert "was deleted" in again.taken[0].problems[0]
+    assert "was deleted" in again.imported[0].problems[0]
     assert (again.sessions, names(place)) == (0, ["k.json.migrated"])
     # Who asks for it gets it back.
     (place / "k.json.migrated").rename(path)
-    assert import_folder(place, store, renaming=False).messages == 1
+    assert import_folder(place, store, rename_files=False).messages == 1
     assert contents(store) == ["a"]
 
 
@@ -447,7 +447,7 @@ def test_the_log_of_a_key_counts_before_the_file_it_was_made_from(
     migrated = migrate_from_json(place, store)
     assert store.list_sessions() == ["k"]
     assert contents(store) == ["a", "b", "c"]
-    assert [one.added for one in migrated.taken] == [3, 0]
+    assert [one.added for one in migrated.imported] == [3, 0]
 
 
 # --- what is left alone ----------------------------------------------------------------------
@@ -475,12 +475,12 @@ def test_what_cannot_be_read_is_left_alone_and_named(store: Store, place: Path) 
     migrated = migrate_from_json(place, store)
 
     assert migrated.sessions == 2
-    left = {Path(one.file).name for one in migrated.left}
+    left = {Path(one.file).name for one in migrated.skipped}
     assert left == {
         *(name for name in texts if name not in ("bad.meta.json", "list.json")),
         *("broken.json", "folder.json", "link.json", "key.json"),
     } - {"nothing.jsonl"} | ({"nothing.jsonl"} & left)
-    assert all(one.reason for one in migrated.left)
+    assert all(one.reason for one in migrated.skipped)
     for name, text in texts.items():
         assert (place / name).read_text() == text
     assert (place / "link.json").is_symlink()
@@ -497,7 +497,7 @@ def test_logs_of_our_own_are_no_old_sessions(place: Path) -> None:
         damaged.write_bytes(b"{" + damaged.read_bytes()[2:])
         for into in (ours, InMemoryStore()):
             assert migrate_from_json(place, into) == ImportReport()
-            assert import_folder(place, into, renaming=False) == ImportReport()
+            assert import_folder(place, into, rename_files=False) == ImportReport()
     assert {path.name for path in place.glob("*.jsonl")} == set(before)
 
 
@@ -512,7 +512,7 @@ def test_a_meta_alone_is_a_session_where_it_has_a_summary(store: Store, place: P
     assert store.list_sessions() == ["a:1"]
     assert store.get_summary("a:1") == "they met"
     assert names(place) == ["a.meta.json.migrated", "b.meta.json.migrated"]
-    assert (migrated.sessions, migrated.left) == (1, ())
+    assert (migrated.sessions, migrated.skipped) == (1, ())
 
 
 def test_what_was_cleared_there_makes_no_session_here(store: Store, place: Path) -> None:
@@ -520,7 +520,7 @@ def test_what_was_cleared_there_makes_no_session_here(store: Store, place: Path)
     legacy(place, "b.json", key="b:1")
     legacy(place, "c.json", key="c:1", messages=None)
     migrated = migrate_from_json(place, store)
-    assert (migrated.sessions, migrated.left, store.list_sessions()) == (0, (), [])
+    assert (migrated.sessions, migrated.skipped, store.list_sessions()) == (0, (), [])
     assert all(name.endswith(".migrated") for name in names(place))
 
 
@@ -529,12 +529,12 @@ def test_a_folder_behind_a_link_is_left_alone(store: Store, place: Path, tmp_pat
     elsewhere.mkdir()
     put(elsewhere, "picoclaw-legacy")
     (tmp_path / "link").symlink_to(elsewhere)
-    [left] = migrate_from_json(tmp_path / "link", store).left
+    [left] = migrate_from_json(tmp_path / "link", store).skipped
     assert left.file == str(tmp_path / "link")
     assert store.list_sessions() == []
     assert names(place) == []
     # Who names it as a source means it.
-    assert import_folder(tmp_path / "link", store, renaming=False).sessions == 2
+    assert import_folder(tmp_path / "link", store, rename_files=False).sessions == 2
 
 
 def test_skip_counts_lines_that_cannot_be_read(store: Store, place: Path) -> None:
@@ -549,7 +549,7 @@ def test_skip_counts_lines_that_cannot_be_read(store: Store, place: Path) -> Non
 @pytest.mark.parametrize("skip", [-1, 1.5, True, "3", None])
 def test_a_skip_that_makes_no_sense_hides_nothing(store: Store, place: Path, skip: object) -> None:
     picoclaw(place, "k", "a", "b", key="k", skip=skip)
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert contents(store) == ["a", "b"]
     assert "skip" in taken.problems[0]
 
@@ -557,7 +557,7 @@ def test_a_skip_that_makes_no_sense_hides_nothing(store: Store, place: Path, ski
 def test_p10_a_message_that_cannot_be_kept_is_named(store: Store, place: Path) -> None:
     text = '{"key":"k","messages":[{"role":"user","content":NaN},{"role":"user","content":"b"},3]}'
     (place / "k.json").write_text(text)
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert contents(store) == ["b"]
     assert len(taken.problems) == 2
     assert "NaN" in taken.problems[0].replace("nan", "NaN")
@@ -611,11 +611,11 @@ def test_a_failure_leaves_every_original_in_place(
 class FailingOnce(InMemoryStore):
     """A store in which one write fails: the one of this number."""
 
-    left = 0
+    writes_left = 0
 
     def _fail(self) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.writes_left -= 1
+        if self.writes_left == 0:
             raise NotStored("no space left on device; free some space, then try again")
 
     def add_messages(self, *arguments: Any, **options: Any) -> list[int]:
@@ -654,7 +654,7 @@ def test_p2_whichever_step_fails_the_next_run_makes_it_good(place: Path) -> None
     originals = {path.name: path.read_bytes() for path in place.iterdir()}
     with FailingOnce() as undisturbed:
         migrate_from_json(place, undisturbed)
-        steps, expected = -undisturbed.left, _without_tails(picture(undisturbed))
+        steps, expected = -undisturbed.writes_left, _without_tails(picture(undisturbed))
     assert steps > 20
     for step in range(1, steps + 1):
         shutil.rmtree(place)
@@ -663,7 +663,7 @@ def test_p2_whichever_step_fails_the_next_run_makes_it_good(place: Path) -> None
             (place / name).write_bytes(text)
             os.utime(place / name, (1_800_000_000, 1_800_000_000))
         with FailingOnce() as store:
-            store.left = step
+            store.writes_left = step
             with pytest.raises(NotStored):
                 migrate_from_json(place, store)
             migrate_from_json(place, store)
@@ -689,15 +689,15 @@ def test_p5_a_session_manager_that_never_saw_the_log_hides_none_of_it_whichever_
 
     with FailingOnce() as undisturbed:
         begin(undisturbed)
-        undisturbed.left = 0
+        undisturbed.writes_left = 0
         migrate_from_json(place, undisturbed)
-        steps, expected = -undisturbed.left, outcome(undisturbed)
+        steps, expected = -undisturbed.writes_left, outcome(undisturbed)
     assert steps > 3
     assert len(expected[0]) == 14
     for step in range(1, steps + 1):
         with FailingOnce() as store:
             begin(store)
-            store.left = step
+            store.writes_left = step
             with pytest.raises(NotStored):
                 migrate_from_json(place, store)
             migrate_from_json(place, store)
@@ -710,13 +710,13 @@ def test_p5_a_merge_that_is_resumed_hides_nothing_that_was_said_meanwhile(place:
         manager.add_message("k", "user", f"to the manager {number}", once=f"t{number}")
     manager.checkpoint("k", summary="by the manager", upto=3)
     with FailingOnce() as store:
-        store.left = 2  # the mark is there, and no message
+        store.writes_left = 2  # the mark is there, and no message
         with pytest.raises(NotStored):
             migrate_from_json(place, store)
         store.add_message("k", "user", "meanwhile")
         migrated = migrate_from_json(place, store)
         assert "meanwhile" in [message.content for message in store.get_history("k")]
-        assert any("left out" in words for words in migrated.taken[0].problems)
+        assert any("left out" in words for words in migrated.imported[0].problems)
 
 
 def _without_tails(found: dict[str, Any]) -> dict[str, Any]:
@@ -733,7 +733,7 @@ def test_one_damaged_session_does_not_keep_the_others_out(place: Path) -> None:
     with open_store(place.parent) as store:
         migrated = migrate_from_json(place, store)
         assert store.list_sessions() == ["discord:1001:77"]
-    assert {Path(one.file).name for one in migrated.left} == {
+    assert {Path(one.file).name for one in migrated.skipped} == {
         *("broken.json", "telegram_91001.json", "telegram%3A91001.jsonl")
     }
     assert (place / "telegram_91001.json").exists()
@@ -750,7 +750,7 @@ def test_a_file_that_changes_while_it_is_taken_in_keeps_its_name(place: Path, st
 
     with Slow() as slow:
         first = migrate_from_json(place, slow)
-        assert "has changed since" in first.left[0].reason
+        assert "has changed since" in first.skipped[0].reason
         assert path.exists()
         second = migrate_from_json(place, slow)
         assert (second.messages, contents(slow)) == (1, ["a", "b"])
@@ -787,11 +787,11 @@ def test_a_log_that_cannot_make_room_is_left_and_the_others_are_not(
         migrated = migrate_from_json(place, store)
         assert migrated.sessions == 5
         assert "telegram:1001" not in store.list_sessions()
-    assert {Path(one.file).name for one in migrated.left} == {
+    assert {Path(one.file).name for one in migrated.skipped} == {
         *("telegram_1001.jsonl", "broken.json")
     }
     assert "cannot be renamed: Operation not permitted" in "".join(
-        one.reason for one in migrated.left
+        one.reason for one in migrated.skipped
     )
 
 
@@ -849,7 +849,7 @@ def test_two_logs_in_each_other_s_way(place: Path) -> None:
     picoclaw(place, "slack_C1_17_00", "zero")
     with open_store(place.parent) as store:
         migrated = migrate_from_json(place, store)
-        assert migrated.left == ()
+        assert migrated.skipped == ()
         assert contents(store, "slack:C1/17.00") == ["pico"]
         assert contents(store, "slack_C1_17_00") == ["zero"]
     assert [name for name in names(place) if not name.endswith(".migrated")] == []
@@ -913,7 +913,7 @@ def test_a_session_manager_that_goes_on_writing_is_merged_again(store: Store, pl
 def test_a_token_that_stands_for_something_else_loses_nothing(store: Store, place: Path) -> None:
     store.add_message("k", "user", "here", once="t")
     SessionManager(place).add_message("k", "user", "there", once="t")
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert contents(store) == ["here", "there"]
     assert "token" in taken.problems[0]
 
@@ -952,7 +952,7 @@ def test_p4_summary_and_floor_of_the_session_manager_are_never_put_over_newer(
         store.set_summary("k", "s3")
     before = contents(store)
 
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
 
     assert contents(store) == [*before, "c", "d"]
     assert store.get_summary("k") == ("s1" if newer == "message" else "s3")
@@ -975,13 +975,13 @@ def test_what_was_said_to_a_session_manager_under_an_alias_goes_to_the_session(
 
 
 def test_a_long_session_goes_in_batches(store: Store, place: Path) -> None:
-    texts = [f"message {number}" for number in range(2 * CHUNK + 7)]
-    picoclaw(place, "k", *texts, key="k", skip=CHUNK + 3, summary="the first half")
+    texts = [f"message {number}" for number in range(2 * BATCH_MESSAGES + 7)]
+    picoclaw(place, "k", *texts, key="k", skip=BATCH_MESSAGES + 3, summary="the first half")
     done: list[float] = []
     migrated = import_folder(place, store, progress=done.append)
     assert migrated.messages == len(texts)
     assert contents(store, full=True) == texts
-    assert contents(store) == texts[CHUNK + 3 :]
+    assert contents(store) == texts[BATCH_MESSAGES + 3 :]
     assert len(done) > 3
     size = (place / "k.jsonl.migrated").stat().st_size
     assert sum(done) == pytest.approx(size + (place / "k.meta.json.migrated").stat().st_size)
@@ -1002,7 +1002,7 @@ def test_p7_processes_that_start_together_take_each_session_in_once(
     place: Path, scheme: str
 ) -> None:
     put(place)
-    texts = [f"message {number}" for number in range(3 * CHUNK)]
+    texts = [f"message {number}" for number in range(3 * BATCH_MESSAGES)]
     picoclaw(place, "long", *texts, key="long:1")
     where = scheme.format(place.parent)
     children = [
@@ -1027,15 +1027,15 @@ def test_p7_who_finds_another_at_work_waits_and_then_leaves_it_to_them(
 ) -> None:
     put(place)
     before = names(place)
-    monkeypatch.setattr("stenolog.transfer.migration.PATIENCE", 0.05)
+    monkeypatch.setattr("stenolog.transfer.migration.LOCK_TIMEOUT", 0.05)
     with Folder(place) as busy:
         busy.lock(1)
         migrated = migrate_from_json(place, store)
-        assert migrated.taken == ()
-        assert "another process" in migrated.left[0].reason
+        assert migrated.imported == ()
+        assert "another process" in migrated.skipped[0].reason
         assert (names(place), store.list_sessions()) == (before, [])
         # A copy changes nothing in the folder, and need not wait.
-        assert import_folder(place, InMemoryStore(), renaming=False).sessions == 6
+        assert import_folder(place, InMemoryStore(), rename_files=False).sessions == 6
     assert migrate_from_json(place, store).sessions == 6
 
 
@@ -1077,7 +1077,7 @@ def _merge_and_compare(
         same_talk = here[: len(there)] == there or there[: len(here)] == here
         added = [content for content, once, _ in new if not once or tokens.get(once) != content]
 
-        [taken] = migrate_from_json(place, store).taken
+        [taken] = migrate_from_json(place, store).imported
 
         assert contents(store)[: len(here)] == here
         if same_talk:
@@ -1210,10 +1210,10 @@ def test_an_alias_goes_with_its_session(migrated: Store) -> None:
 def test_an_alias_that_several_sessions_claim_opens_none_of_them(store: Store, place: Path) -> None:
     picoclaw(place, "sk_v1_a", "a", key="sk_v1_a", aliases=["agent:main:main", "only:a"])
     picoclaw(place, "sk_v1_b", "b", key="sk_v1_b", aliases=["agent:main:main"])
-    taken = migrate_from_json(place, store).taken
+    taken = migrate_from_json(place, store).imported
     assert ["several sessions" in "".join(one.problems) for one in taken] == [True, True]
     picoclaw(place, "sk_v1_c", "c", key="sk_v1_c", aliases=["only:a"])
-    [late] = migrate_from_json(place, store).taken
+    [late] = migrate_from_json(place, store).imported
     assert "opens 'sk_v1_a' already" in late.problems[0]
     sessions = JSONLBackend(store)
     assert sessions.get_history("agent:main:main") == []
@@ -1223,7 +1223,7 @@ def test_an_alias_that_several_sessions_claim_opens_none_of_them(store: Store, p
 def test_a_thousand_aliases_do_not_fill_the_meta(store: Store, place: Path) -> None:
     aliases = [f"agent:main:direct:{number:0100}" for number in range(1000)]
     picoclaw(place, "k", "a", key="k", aliases=aliases)
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert 0 < len(store.info("k").meta["aliases"]) < 200
     assert "one too many" in taken.problems[-1]
 

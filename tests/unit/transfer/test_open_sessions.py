@@ -21,7 +21,7 @@ import stenolog
 from stenolog.errors import ForeignLog, StoreUnavailable, UsageError
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.workspace_check import examine
-from stenolog.sessions.folders import find_place
+from stenolog.sessions.folders import locate_sessions
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.disk import READ_ONLY_DISK
@@ -157,7 +157,7 @@ def test_a_folder_is_named_in_any_of_the_usual_ways(
 def test_p6_each_store_has_a_fallback_folder_of_its_own(
     where: str, agent: str | None, fallback: str, json_files: str
 ) -> None:
-    found = find_place(where, agent)
+    found = locate_sessions(where, agent)
     assert (str(found.fallback), str(found.json_fallback)) == (fallback, json_files)
 
 
@@ -175,7 +175,7 @@ def test_p6_each_store_has_a_fallback_folder_of_its_own(
     ],
 )
 def test_where_old_sessions_are_looked_for(where: str, agent: str | None, old: str | None) -> None:
-    found = find_place(where, agent).old
+    found = locate_sessions(where, agent).old
     expected = None if old is None else old.replace("%2E./x", "%2E.%2Fx")
     assert (None if found is None else str(found)) == expected
 

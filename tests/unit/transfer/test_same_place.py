@@ -10,7 +10,7 @@ from postgres_server import Databases, Server
 from stenolog import UsageError
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.backup import back_up
-from stenolog.transfer.copy_all import check_apart, copy_place
+from stenolog.transfer.copy_all import check_different_places, copy_place
 
 
 def _fill(where: str) -> str:
@@ -49,10 +49,10 @@ def test_other_databases_and_schemas_of_one_server_are_other_places(
 ) -> None:
     _fill(own_url)
     elsewhere = own_databases.new()
-    check_apart(own_url, elsewhere)
+    check_different_places(own_url, elsewhere)
     for target in (elsewhere, f"{own_url}?schema=second"):
         assert copy_place(own_url, target).written == 1
-        check_apart(own_url, target)
+        check_different_places(own_url, target)
     own_databases.leave(elsewhere)
 
 

@@ -20,7 +20,7 @@ from stenolog.gateway.viewer.formatting import dollars, segment
 from stenolog.gateway.viewer.message_views import prompt_line
 from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.usage import HOW_TO_GET, Counts, Price, cost_of, prices
+from stenolog.sessions.usage import INSTALL_COMMAND, Counts, Price, cost_of, prices
 
 MOST: Final = 200
 """Maximum number of turns that are drawn and listed, counted from the end."""
@@ -124,7 +124,7 @@ async def turns(request: Request) -> Response:
         found=found,
         agent=query.agent,
         drawn=drawn(found, query.agent) if found.counted else [],
-        how_to_get=HOW_TO_GET,
+        how_to_get=INSTALL_COMMAND,
     )
 
 
@@ -165,7 +165,7 @@ def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Tur
         if usage is not None:
             name = model_of(body) or ""
             counts = turn.models.setdefault(name, Counts())
-            counts.take(usage, price(name, usage) if price is not None else None)
+            counts.add_answer(usage, price(name, usage) if price is not None else None)
     return made
 
 

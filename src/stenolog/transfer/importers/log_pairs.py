@@ -22,7 +22,7 @@ _META: Final = re.compile(rf"(.*)\.meta\.json((?:{re.escape(IMPORTING)}(?:-\d+)?
 _MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-\d+)?)", re.DOTALL)
 
 
-class Pair(Struct, frozen=True):
+class LogPair(Struct, frozen=True):
     """The current names of a log and its meta file; one of them may be missing."""
 
     stem: str
@@ -30,41 +30,43 @@ class Pair(Struct, frozen=True):
     meta: str | None
 
 
-def pairs(names: Set[str]) -> Iterator[Pair]:
+def find_pairs(names: Set[str]) -> Iterator[LogPair]:
     """Yield every log with its meta file, then meta files without a log; oldest endings first."""
-    logs, metas, migrated = (_endings(names, which) for which in (_LOG, _META, _MIGRATED_META))
+    logs, metas, migrated = (
+        _suffixes_by_stem(names, which) for which in (_LOG, _META, _MIGRATED_META)
+    )
     for stem in sorted({*logs, *metas}):
-        mine, beside = logs.get(stem, []), metas.get(stem, [])
-        loose = [end for end in beside if end not in mine]
-        for end in mine:
-            meta = end if end in beside else _other_half(end, loose)
-            if meta in loose:
-                loose.remove(meta)
+        log_suffixes, meta_suffixes = logs.get(stem, []), metas.get(stem, [])
+        unpaired = [suffix for suffix in meta_suffixes if suffix not in log_suffixes]
+        for suffix in log_suffixes:
+            meta = suffix if suffix in meta_suffixes else _matching_meta_suffix(suffix, unpaired)
+            if meta in unpaired:
+                unpaired.remove(meta)
             if meta is None and stem in migrated:
                 meta = migrated[stem][-1]
             name = None if meta is None else stem + META_SUFFIX + meta
-            yield Pair(stem, stem + LOG_SUFFIX + end, name)
-        for end in loose:
-            yield Pair(stem, None, stem + META_SUFFIX + end)
+            yield LogPair(stem, stem + LOG_SUFFIX + suffix, name)
+        for suffix in unpaired:
+            yield LogPair(stem, None, stem + META_SUFFIX + suffix)
 
 
-def is_aside(name: str) -> bool:
+def has_import_suffix(name: str) -> bool:
     """Return whether a file has an ending of a running import."""
-    return plain_name(name) != name
+    return original_name(name) != name
 
 
-def plain_name(name: str) -> str:
+def original_name(name: str) -> str:
     """Return the name that a file had before the import renamed it."""
     found = _LOG.fullmatch(name) or _META.fullmatch(name)
     return name if found is None else name.removesuffix(found[2])
 
 
-def ending(name: str) -> str:
+def import_suffix(name: str) -> str:
     """Return the ending of a file that the import renamed; empty for any other."""
-    return name[len(plain_name(name)) :]
+    return name[len(original_name(name)) :]
 
 
-def endings() -> Iterator[str]:
+def import_suffixes() -> Iterator[str]:
     """Yield the endings that a pair may get, in order of preference."""
     yield IMPORTING
     number = 1
@@ -73,21 +75,21 @@ def endings() -> Iterator[str]:
         yield f"{IMPORTING}-{number}"
 
 
-def _endings(names: Set[str], which: re.Pattern[str]) -> dict[str, list[str]]:
+def _suffixes_by_stem(names: Set[str], which: re.Pattern[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in names:
         if match := which.fullmatch(name):
             found.setdefault(match[1], []).append(match[2])
-    return {stem: sorted(ends, key=_age) for stem, ends in found.items()}
+    return {stem: sorted(suffixes, key=_suffix_age) for stem, suffixes in found.items()}
 
 
-def _age(end: str) -> tuple[bool, int]:
+def _suffix_age(suffix: str) -> tuple[bool, int]:
     """Return a sort key by number; a file with its original name is the newest."""
-    return (not end, int(end.partition("-")[2] or 1))
+    return (not suffix, int(suffix.partition("-")[2] or 1))
 
 
-def _other_half(end: str, loose: list[str]) -> str | None:
+def _matching_meta_suffix(suffix: str, unpaired: list[str]) -> str | None:
     """Return the ending of the meta file that belongs to a log with this ending."""
-    if end:
-        return "" if "" in loose else None
-    return next((other for other in reversed(loose)), None)
+    if suffix:
+        return "" if "" in unpaired else None
+    return next((other for other in reversed(unpaired)), None)

@@ -64,7 +64,7 @@ def test_p4_a_log_that_was_set_aside_is_not_replaced_by_a_new_one_of_its_name(
         if contents is not texts[-1]:
             with Folder(place) as folder:  # killed right after
                 [source] = [one for one in folder.sources(thorough=True) if one.name == one.body]
-                folder.set_aside(source)
+                folder.rename_for_import(source)
     before = kept(place)
 
     with open_store(place.parent) as store:
@@ -75,7 +75,7 @@ def test_p4_a_log_that_was_set_aside_is_not_replaced_by_a_new_one_of_its_name(
         }
 
     assert found == set(texts)
-    assert (migrated.sessions, migrated.left) == (times + 1, ())
+    assert (migrated.sessions, migrated.skipped) == (times + 1, ())
     assert before <= kept(place)
     assert all(".migrated" in path.name for path in place.glob("telegram_7.*") if _is_old(path))
 
@@ -94,7 +94,7 @@ def test_p4_after_a_failure_the_newest_of_two_has_its_name_again(place: Path) ->
 
     with Folder(place) as folder:
         [_, new] = folder.sources(thorough=True)
-        folder.set_aside(new)
+        folder.rename_for_import(new)
     with Full() as full, pytest.raises(NotStored):
         migrate_from_json(place, full)
 
@@ -124,7 +124,9 @@ def test_who_was_killed_between_the_two_names_is_understood(
     meta, body = ("a.meta.json" + end, "a.jsonl") if half == "meta" else (None, "a.jsonl" + end)
     assert (body, meta or "a.meta.json") in sources(place)
     with Folder(place) as folder:
-        folder.set_aside(next(one for one in folder.sources(thorough=True) if one.body == body))
+        folder.rename_for_import(
+            next(one for one in folder.sources(thorough=True) if one.body == body)
+        )
     assert {path.name for path in place.iterdir()} >= {f"a.jsonl{end}"}
     assert len(kept(place)) == len(sources(place)) + 1
 
@@ -156,7 +158,7 @@ def test_p4_a_name_that_somebody_takes_at_the_last_moment_is_left_to_them(
     with Folder(place) as folder:
         source = Source(name="a.jsonl", body="a.jsonl.importing")
         monkeypatch.setattr(os, "stat", late)
-        folder.put_back(source)
+        folder.restore_names(source)
     monkeypatch.undo()
     assert SECOND[0] in (place / "a.jsonl").read_text()
     assert FIRST[0] in (place / "a.jsonl.importing").read_text()
@@ -175,7 +177,7 @@ def test_p4_no_rename_replaces_a_file(
         monkeypatch.setattr(os, "link", refuse)
     ends = ("", ".importing", ".importing-2", ".migrated", ".migrated-2")
     numbers = count()
-    for step in ("set_aside", "put_back", "finish"):
+    for step in ("rename_for_import", "restore_names", "rename_imported"):
         for end in ends[:3]:
             shutil.rmtree(place)
             place.mkdir()
@@ -197,7 +199,7 @@ def test_a_log_with_two_names_is_one_log(place: Path) -> None:
         (place / name).hardlink_to(place / f"{name}.importing")
     with InMemoryStore() as store:
         migrated = migrate_from_json(place, store)
-    assert (migrated.sessions, len(migrated.taken)) == (1, 1)
+    assert (migrated.sessions, len(migrated.imported)) == (1, 1)
     assert sorted(path.name for path in place.iterdir()) == [
         "a.jsonl.migrated",
         "a.meta.json.migrated",
