@@ -28,8 +28,7 @@ from stenolog.stores.json_file import META_SUFFIX
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import address, open_store
 from stenolog.transfer.importers.key_map import KeyMap, parse_pair, parse_pairs
-from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, Layout
-from stenolog.transfer.importers.log_pairs import LOG_SUFFIX
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, LOG_SUFFIX, Layout
 from stenolog.transfer.migration import ImportedSession, ImportReport, Progress, import_folder
 
 LONG: Final = 1024 * 1024
@@ -355,7 +354,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _is_looked_into(folder: Path) -> bool:
     # Imported late: loads SQLite, which no other command needs.
-    from stenolog.transfer.importers.sources import is_searched
+    from stenolog.transfer.importers.framework_tables import is_searched
 
     return is_searched(folder)
 

@@ -27,9 +27,7 @@ from stenolog.cli.workspace import Where, check_there, open_to_read, where_optio
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
 from stenolog.maintenance.retention_runs import escaped_for_log, place_in_log
 from stenolog.memory.notes import Notes
-from stenolog.memory.progress import PREFIX as MARKS
-from stenolog.memory.progress import mark_uid
-from stenolog.memory.scopes import Scope, scope_from_key
+from stenolog.memory.scopes import MARK_PREFIX, Scope, mark_uid, scope_from_key
 from stenolog.records import Trashed
 from stenolog.sessions.aliases import Aliases
 from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, other_namespaces
@@ -74,7 +72,7 @@ class _Target(Struct, frozen=True, kw_only=True):
     @property
     def is_mark(self) -> bool:
         """Whether it only records the progress of consolidating a session."""
-        return self.of_notes and self.key.startswith(MARKS)
+        return self.of_notes and self.key.startswith(MARK_PREFIX)
 
     @property
     def to_type(self) -> str:
@@ -336,7 +334,7 @@ def _has_notes_of(key: str, who: str) -> bool:
 
 def _is_mark_of(store: Store, key: str, who: str) -> bool:
     """Return whether a progress record, as older versions wrote it, names this person."""
-    if not key.startswith(MARKS):
+    if not key.startswith(MARK_PREFIX):
         return False
     try:
         metas = [store.info(key).meta]

@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -39,12 +39,11 @@ from stenolog.memory.extraction import ExtractedFacts
 from stenolog.memory.facts import Fact
 from stenolog.memory.named_details import unsupported_details
 from stenolog.memory.notes import Draft, Kind, Note, Notes
-from stenolog.memory.progress import ConsolidationProgress, ProgressMark
-from stenolog.memory.scopes import Scope
+from stenolog.memory.scopes import MARK_PREFIX, Scope, agent_prefix
 from stenolog.memory.scopes import scope_of as own_scope
 from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist
 from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
-from stenolog.records import Message, SessionInfo
+from stenolog.records import Message, SessionInfo, timestamp
 from stenolog.redaction.redact import redact
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
@@ -81,6 +80,72 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
     """Failures, one sentence each. A later run retries the remaining turns."""
     retry_at: datetime | None = None
     """Time of the next attempt after the model failed. Runs before it do nothing."""
+
+
+class ProgressMark(Struct, frozen=True, kw_only=True):
+    """The progress of a session, and the number of failed attempts at the next turn."""
+
+    seq: int = 0
+    """Every finished turn up to this seq is in the notes."""
+    attempts: int = 0
+    retry_at: datetime | None = None
+    """Time of the next model call after a failure, or None."""
+
+
+class ConsolidationProgress:
+    """The marks of one agent, one per session.
+
+    Marks are stored in the notes store: deleting the notes deletes the marks too, and consolidation
+    starts from the beginning. A mark is named by the uid of its session. So a session that was
+    deleted and created again has no mark, a restored one finds its own, and no key is too long. The
+    mark does not contain the key of the session: a mark that is written during a purge reveals
+    nothing about the user.
+    """
+
+    def __init__(self, store: Store, *, agent: str) -> None:
+        """Store the marks in the notes store."""
+        self._store = store
+        self._prefix = MARK_PREFIX + agent_prefix(agent)
+
+    def read(self, uid: str) -> ProgressMark:
+        """Return the mark of a session; without one, a mark at the beginning."""
+        try:
+            meta = self._store.info(self._prefix + uid).meta
+        except NoSuchSession:
+            return ProgressMark()
+        attempts, retry_at = _positive_int(meta.get("attempts")), meta.get("retry_at")
+        return ProgressMark(
+            seq=_positive_int(meta.get("seq")),
+            attempts=attempts,
+            retry_at=datetime.fromisoformat(retry_at) if isinstance(retry_at, str) else None,
+        )
+
+    def move(self, uid: str, seq: int) -> None:
+        """Record that every finished turn up to this seq is in the notes.
+
+        The mark never moves backwards, except that of two concurrent calls the lower one may win.
+        Then turns are read again, and their idempotency keys prevent duplicate notes. Raises the
+        errors of the store.
+        """
+        mark = self.read(uid)
+        if seq > mark.seq:
+            # Earlier versions wrote `session`; see the class docstring.
+            self._store.set_meta(
+                self._prefix + uid, seq=seq, attempts=None, retry_at=None, session=None
+            )
+
+    def failed(self, uid: str, *, attempts: int, retry_at: datetime) -> None:
+        """Record the number of failed attempts at the turn after the mark, and the next time."""
+        self._store.set_meta(
+            self._prefix + uid,
+            attempts=attempts,
+            retry_at=timestamp(retry_at.astimezone(UTC)),
+            session=None,
+        )
+
+
+def _positive_int(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 class Consolidation:

@@ -17,6 +17,8 @@ ScopeKind = Literal["session", "sender"]
 _SENDER_PREFIX: Final = "%40"
 """Prefix of senders' scopes in the notes store; an escaped agent name never starts with it."""
 _AT: Final = "@"
+MARK_PREFIX: Final = ":mark:"
+"""Prefix of consolidation marks; the key of a scope never starts with a colon."""
 
 
 class Scope(Struct, frozen=True, kw_only=True):
@@ -81,3 +83,8 @@ def scope_prefix(agent: str, of: ScopeKind) -> str:
 def agent_prefix(agent: str) -> str:
     """Return the escaped agent name that keys in the notes store start with."""
     return agent.replace("%", "%25").replace(":", "%3A") + ":"  # guard: scope-agent-escaped
+
+
+def mark_uid(key: str) -> str | None:
+    """Return the uid of the session of a mark, or None if the key does not belong to a mark."""
+    return key.rpartition(":")[2] if key.startswith(MARK_PREFIX) else None

@@ -72,7 +72,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     format: int = _FORMAT
     source: str
     """A digest of the source's address, which may contain a password."""
-    started: str
+    begun: str
     finished: str | None = None
     """None: the backup was interrupted, and some sessions may be newer than their entries."""
     namespaces: dict[str, dict[str, Entry]] = {}
@@ -123,7 +123,7 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
     with _locked(Path(folder)):
         before = _manifest_to_extend(Path(folder), where)
         names = namespaces_of(where)
-        _write_manifest(Path(folder), replace(before, started=_now(), finished=None))
+        _write_manifest(Path(folder), replace(before, begun=_now(), finished=None))
         found: dict[str, CopyTotals] = {}
         entries = dict(before.namespaces)
         errors = DestinationErrors()
@@ -145,7 +145,7 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
             entries[name] = known | _entries(found[name], known)
         problems_by_namespace = errors.problems_by_namespace(any_opened=bool(found))
         _write_manifest(
-            Path(folder), replace(before, started=_now(), finished=_now(), namespaces=entries)
+            Path(folder), replace(before, begun=_now(), finished=_now(), namespaces=entries)
         )
     problems = [(name, problem) for name, one in found.items() for problem in one.problems]
     here_now = {one.uid for one in _copied_sessions(found)} | {
@@ -333,7 +333,7 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
             f"{folder} holds {what} and no backup; name an empty folder, or that of an earlier "
             "backup"
         )
-    return Manifest(source=source, started=_now())
+    return Manifest(source=source, begun=_now())
 
 
 def _check_outside_workspace(where: str, folder: Path) -> None:

@@ -39,9 +39,14 @@ from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.jsonl.log_names import SUFFIX
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
 from stenolog.transfer import merge
-from stenolog.transfer.import_report import ImportedSession, ImportReport, log_report
 from stenolog.transfer.importers.legacy_session import LegacySession, Source, SourceContent
-from stenolog.transfer.migration import import_folder, merge_source
+from stenolog.transfer.migration import (
+    ImportedSession,
+    ImportReport,
+    import_folder,
+    log_report,
+    merge_source,
+)
 
 LOCK_TIMEOUT: Final = 60.0
 """Seconds to wait for a process that merges the fallback store."""

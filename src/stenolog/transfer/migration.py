@@ -6,6 +6,7 @@ with the digest of the file, the messages are added, hidden messages are hidden 
 set, and the mark becomes a receipt. `merging` decides what an old session adds to an existing one.
 """
 
+import hashlib
 import logging
 import os
 from collections import Counter
@@ -23,19 +24,20 @@ from stenolog.errors import (
     DamagedStore,
     ForeignLog,
     NoSuchSession,
+    StenologError,
     StoreBusy,
     UsageError,
 )
 from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases, aliases_in
 from stenolog.stores.arguments import check_store
-from stenolog.stores.base import Store
+from stenolog.stores.base import MarkedStore, Store
 from stenolog.stores.file_names import escaped
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.transfer import merge as merging
-from stenolog.transfer.import_report import ImportedSession, ImportReport, SkippedFile, log_report
 from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
+    LOG_SUFFIX,
     REFERENCE_LAYOUTS,
     Layout,
     LegacySession,
@@ -45,7 +47,6 @@ from stenolog.transfer.importers.legacy_session import (
     without_control_fields,
     without_reserved_field,
 )
-from stenolog.transfer.importers.log_pairs import LOG_SUFFIX
 from stenolog.transfer.merge import ExistingSession, Merge
 from stenolog.transfer.session_import import SessionImport, add_aliases
 
@@ -67,6 +68,69 @@ and a process that starts without the old sessions would create second ones of t
 """
 MAX_ALIAS_BYTES: Final = 16 * 1024
 """Maximum size of all aliases of a session together, in bytes. The meta has room for more."""
+
+
+class ImportedSession(Struct, frozen=True, kw_only=True):
+    """An old session that is now in the store."""
+
+    file: str
+    layout: str
+    key: str
+    """Key of the session that contains it."""
+    messages: int
+    """Number of messages in the file."""
+    added: int
+    """Number of messages that were not in the store before."""
+    already_imported: bool
+    """Whether exactly this file was imported before."""
+    dropped: int
+    """Number of lines or messages of the file that could not be imported."""
+    problems: tuple[str, ...]
+    """Content that could not be imported and the reason, each as a sentence."""
+    aliases: tuple[str, ...] = ()
+    """Other keys that open the session from now on."""
+    unaccepted_aliases: tuple[str, ...] = ()
+    """Other keys that the file names for the session, and that the user has not accepted."""
+
+
+class SkippedFile(Struct, frozen=True):
+    """A file that was not imported."""
+
+    file: str
+    reason: str
+
+
+class ImportReport(Struct, frozen=True, kw_only=True):
+    """Result of an import."""
+
+    imported: tuple[ImportedSession, ...] = ()
+    skipped: tuple[SkippedFile, ...] = ()
+    migrated: int = 0
+    """Number of files with the ending of imported files, from this or an earlier import."""
+
+    def combined_with(self, more: "ImportReport") -> "ImportReport":
+        """Return the sum of both results."""
+        return ImportReport(
+            imported=self.imported + more.imported,
+            skipped=self.skipped + more.skipped,
+            migrated=self.migrated + more.migrated,
+        )
+
+    @property
+    def sessions(self) -> int:
+        """Number of old sessions that were imported now and not before."""
+        return sum(not one.already_imported for one in self.imported)
+
+    @property
+    def messages(self) -> int:
+        """Number of messages that were added to the store."""
+        return sum(one.added for one in self.imported)
+
+    @property
+    def dropped(self) -> int:
+        """Number of lines or messages that could not be imported."""
+        return sum(one.dropped for one in self.imported)
+
 
 Progress = Callable[[float], None]
 """Called repeatedly with the number of bytes of old files that were just imported."""
@@ -158,9 +222,36 @@ def import_folder(
         return run.all(folder.sources(thorough=thorough))
 
 
-def merge_source(source: SourceFolder, store: Store, finished: OnImported) -> ImportReport:
+def log_report(migrated: ImportReport, store: Store) -> None:
+    """Log the result of an import. A file that cannot be imported is a warning only once."""
+    if migrated.sessions:
+        _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
+    for one in migrated.imported:
+        for problem in one.problems:
+            _logger.warning("%s: %s", one.file, problem)
+    for file in migrated.skipped:
+        level = logging.WARNING if _is_new(file, store) else logging.DEBUG
+        _logger.log(level, "%s is left as it is: %s", file.file, file.reason)
+
+
+def _is_new(file: SkippedFile, store: Store) -> bool:
+    """Return whether the store has not yet recorded that this file fails for this reason."""
+    if not isinstance(store, MarkedStore):
+        return True
+    digest = hashlib.sha256(f"{file.file}\0{file.reason}".encode("utf-8", "replace")).hexdigest()
+    mark = f"left-{digest[:16]}"
+    try:
+        if store.mark(mark):
+            return False
+        store.change_mark(mark)
+    except StenologError:
+        pass  # then it is a warning again at the next start
+    return True
+
+
+def merge_source(source: SourceFolder, store: Store, on_imported: OnImported) -> ImportReport:
     """Merge sessions of our own from another place. Raises what the store raised."""
-    options = _ImportOptions(rename_files=False, is_own=True, aliases=True, finished=finished)
+    options = _ImportOptions(rename_files=False, is_own=True, aliases=True, on_imported=on_imported)
     return _ImportRun(store, source, None, options).import_source()
 
 
@@ -173,7 +264,7 @@ def _import_unchanged_sources(
 ) -> ImportReport:
     """Copy the sessions of all sources at this path."""
     # Imports SQLite, which no start of an agent needs.
-    from stenolog.transfer.importers.sources import find_sources
+    from stenolog.transfer.importers.framework_tables import find_sources
 
     total = ImportReport()
     try:
@@ -204,7 +295,7 @@ class _ImportOptions(Struct, frozen=True, kw_only=True):
     exclude_keys: frozenset[str] = frozenset()
     map_key: KeyMapper | None = None
     progress: Progress | None = None
-    finished: OnImported | None = None
+    on_imported: OnImported | None = None
 
 
 class _ImportJob(Struct):
@@ -231,7 +322,7 @@ class _ImportRun:
         self._at_start = options.is_own or self._renaming
         self._map_key = options.map_key or (lambda key: key)
         self._progress = options.progress or (lambda _: None)
-        self._on_imported = options.finished or (lambda *_: None)
+        self._on_imported = options.on_imported or (lambda *_: None)
         self._alias_owners: dict[str, str] | None = None
         self._alias_claims: Counter[str] = Counter()
         self._deleted: dict[str, datetime] | None = None
@@ -410,7 +501,7 @@ class _ImportRun:
     def _execute(
         self, job: _ImportJob, plan: SessionImport, names: Sequence[str]
     ) -> tuple[int, Sequence[str]]:
-        finished = 0.0
+        progress = 0.0
         if self._options.dry_run:
             added, problems = (
                 len(plan.old.messages) - len(plan.merge.seqs),
@@ -425,12 +516,12 @@ class _ImportRun:
             for seqs in plan.add_messages():
                 new.update(seq for seq in seqs if seq > before)
                 step = job.source.bytes * len(seqs) / max(1, len(plan.old.messages))
-                finished += step
+                progress += step
                 self._progress(step)
             plan.apply_visibility()
             plan.write_receipt(job.source.name)
             added, problems = len(new), plan.problems
-        self._progress(job.source.bytes - finished)
+        self._progress(job.source.bytes - progress)
         return added, problems
 
     def _own_key(self, key: str) -> str:

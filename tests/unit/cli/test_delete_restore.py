@@ -19,8 +19,8 @@ from click.testing import Result
 from stenolog.cli import chat_history
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import LOG_NAME, apply_rules
+from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.memory.notes import Draft, Notes
-from stenolog.memory.progress import ConsolidationProgress
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
 from stenolog.sessions.folders import locate_sessions

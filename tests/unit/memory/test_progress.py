@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stenolog.memory.consolidation import ConsolidationProgress, ProgressMark
 from stenolog.memory.notes import Draft, Notes
-from stenolog.memory.progress import ConsolidationProgress, ProgressMark
 from stenolog.memory.scopes import Scope
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store

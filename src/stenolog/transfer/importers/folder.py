@@ -7,8 +7,9 @@ ever deleted or overwritten here, no rename replaces a file, and symbolic links 
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -16,6 +17,7 @@ from json import loads
 from pathlib import Path
 from typing import Any, Final, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import parse_line
@@ -24,9 +26,11 @@ from stenolog.stores import disk, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl import log_names as names
 from stenolog.stores.jsonl.scan import looks_torn
-from stenolog.transfer.importers import langchain, nanobot, picoclaw, plain_messages, zeroclaw
+from stenolog.transfer.importers import chat_format, langchain, nanobot, picoclaw, zeroclaw
 from stenolog.transfer.importers.legacy_session import (
     IMPORTED_NAME,
+    LOG_SUFFIX,
+    MIGRATED,
     REFERENCE_LAYOUTS,
     Layout,
     LegacySession,
@@ -37,15 +41,6 @@ from stenolog.transfer.importers.legacy_session import (
     drop_oversized_summary,
     read_lines,
     with_times,
-)
-from stenolog.transfer.importers.log_pairs import (
-    LOG_SUFFIX,
-    MIGRATED,
-    find_pairs,
-    has_import_suffix,
-    import_suffix,
-    import_suffixes,
-    original_name,
 )
 
 __all__ = ["Folder", "Source", "SourceContent"]
@@ -322,11 +317,11 @@ def _read_json(source: Source, body: bytes, changed: datetime) -> LegacySession:
     found, rest = _find_array(body) if wants_arrays else (None, {})
     if found is not None and "langchain" in allowed and langchain.looks_like(found):
         return langchain.read(found, name=name, changed=changed)
-    if found is not None and "plain" in allowed and plain_messages.has_message(found):
-        return plain_messages.read_array(found, rest, name=name, changed=changed)
+    if found is not None and "plain" in allowed and chat_format.has_message(found):
+        return chat_format.read_plain_array(found, rest, name=name, changed=changed)
     if "plain" in allowed and any(line.fields is not None for line in read_lines(body)):
         # JSON lines in a file with the suffix of a single value.
-        return plain_messages.read_lines(body, name=name, changed=changed)
+        return chat_format.read_plain_lines(body, name=name, changed=changed)
     if found == []:
         raise NotASession("it is an empty list: there are no messages in it")
     if allowed.isdisjoint(("picoclaw-legacy", "stenolog-json")):
@@ -369,7 +364,7 @@ def _read_log(source: Source, body: bytes, meta: bytes | None, changed: datetime
     if "zeroclaw" in allowed and zeroclaw.looks_like(found) and not is_plain:
         return zeroclaw.read(body, name=name, changed=changed)
     if "plain" in allowed and any(line.fields is not None for line in found):
-        return plain_messages.read_lines(body, name=name, changed=changed)
+        return chat_format.read_plain_lines(body, name=name, changed=changed)
     if not found:
         raise NotASession("it is empty")
     if allowed < REFERENCE_LAYOUTS:
@@ -383,7 +378,7 @@ def _is_plain(found: Sequence[Line], name: str) -> bool:
     """Return whether these messages have no feature of a particular program."""
     messages = [line.fields for line in found if line.fields is not None]
     if not zeroclaw.looks_like(found):
-        return all(fields.keys() <= plain_messages.CHAT_FIELDS for fields in messages)
+        return all(fields.keys() <= chat_format.CHAT_FIELDS for fields in messages)
     packed = any(zeroclaw.unpack_content(fields) != fields for fields in messages)
     return not packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
 
@@ -415,3 +410,88 @@ def _read_json_session(text: bytes, *, name: str, changed: datetime) -> LegacySe
         dropped=parsed.dropped,
         problems=parsed.problems,
     )
+
+
+# --- names of log files ----------------------------------------------------------------------
+# An old log may have the name that our log needs. During the import it and its meta file then get a
+# different ending: `.importing`, or `.importing-2` and so on if the first name is taken. Both files
+# of a pair have the same ending, unless the import was killed between the two renames.
+
+IMPORTING: Final = ".importing"
+
+_LOG: Final = re.compile(rf"(.*)\.jsonl((?:{re.escape(IMPORTING)}(?:-\d+)?)?)", re.DOTALL)
+_META: Final = re.compile(rf"(.*)\.meta\.json((?:{re.escape(IMPORTING)}(?:-\d+)?)?)", re.DOTALL)
+_MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-\d+)?)", re.DOTALL)
+
+
+class LogPair(Struct, frozen=True):
+    """The current names of a log and its meta file; one of them may be missing."""
+
+    stem: str
+    log: str | None
+    meta: str | None
+
+
+def find_pairs(names: Set[str]) -> Iterator[LogPair]:
+    """Yield every log with its meta file, then meta files without a log; oldest endings first."""
+    logs, metas, migrated = (
+        _suffixes_by_stem(names, which) for which in (_LOG, _META, _MIGRATED_META)
+    )
+    for stem in sorted({*logs, *metas}):
+        log_suffixes, meta_suffixes = logs.get(stem, []), metas.get(stem, [])
+        unpaired = [suffix for suffix in meta_suffixes if suffix not in log_suffixes]
+        for suffix in log_suffixes:
+            meta = suffix if suffix in meta_suffixes else _matching_meta_suffix(suffix, unpaired)
+            if meta in unpaired:
+                unpaired.remove(meta)
+            if meta is None and stem in migrated:
+                meta = migrated[stem][-1]
+            name = None if meta is None else stem + META_SUFFIX + meta
+            yield LogPair(stem, stem + LOG_SUFFIX + suffix, name)
+        for suffix in unpaired:
+            yield LogPair(stem, None, stem + META_SUFFIX + suffix)
+
+
+def has_import_suffix(name: str) -> bool:
+    """Return whether a file has an ending of a running import."""
+    return original_name(name) != name
+
+
+def original_name(name: str) -> str:
+    """Return the name that a file had before the import renamed it."""
+    found = _LOG.fullmatch(name) or _META.fullmatch(name)
+    return name if found is None else name.removesuffix(found[2])
+
+
+def import_suffix(name: str) -> str:
+    """Return the ending of a file that the import renamed; empty for any other."""
+    return name[len(original_name(name)) :]
+
+
+def import_suffixes() -> Iterator[str]:
+    """Yield the endings that a pair may get, in order of preference."""
+    yield IMPORTING
+    number = 1
+    while True:
+        number += 1
+        yield f"{IMPORTING}-{number}"
+
+
+def _suffixes_by_stem(names: Set[str], which: re.Pattern[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if match := which.fullmatch(name):
+            found.setdefault(match[1], []).append(match[2])
+    return {stem: sorted(suffixes, key=_suffix_age) for stem, suffixes in found.items()}
+
+
+def _suffix_age(suffix: str) -> tuple[bool, int]:
+    """Return a sort key by number; a file with its original name is the newest."""
+    return (not suffix, int(suffix.partition("-")[2] or 1))
+
+
+def _matching_meta_suffix(suffix: str, unpaired: list[str]) -> str | None:
+    """Return the ending of the meta file that belongs to a log with this ending."""
+    if suffix:
+        return "" if "" in unpaired else None
+    return next((other for other in reversed(unpaired)), None)

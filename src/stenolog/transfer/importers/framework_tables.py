@@ -3,6 +3,7 @@
 Each session is read in one consistent state.
 """
 
+import re
 import sqlite3
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -26,12 +27,15 @@ from stenolog.transfer.importers.chat_format import (
     parse_local_time,
     parse_time,
 )
+from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
     ALL_LAYOUTS,
+    REFERENCE_LAYOUTS,
     Layout,
     LegacySession,
     Source,
     SourceContent,
+    SourceFolder,
     drop_oversized_state,
     drop_oversized_summary,
 )
@@ -40,10 +44,12 @@ from stenolog.transfer.importers.sqlite_file import (
     SQLiteFile,
     check_integrity,
     fetch_rows,
+    is_sqlite_file,
     is_stenolog_database,
     quote_name,
     table_columns,
 )
+from stenolog.transfer.importers.strands import StrandsFolder, is_session_folder
 
 MAX_READ_ATTEMPTS: Final = 3
 """Maximum number of attempts to read a session that changes during the read."""
@@ -481,3 +487,56 @@ class _Query:
     def digest(self) -> str:
         """Return the digest of all rows that count."""
         return self._digest.hexdigest()
+
+
+# --- all sources of a folder ---------------------------------------------------------------------
+# The sources of imports in a folder or file that the user names: files, databases, trees.
+
+DATABASE_LAYOUTS: Final[frozenset[Layout]] = frozenset({"openai-agents", "langchain", "adk"})
+FILE_LAYOUTS: Final[frozenset[Layout]] = REFERENCE_LAYOUTS | {"nanobot", "langchain", "plain"}
+DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3", ".db3")
+"""Suffixes of files in a folder that are opened as databases; a named file always is."""
+
+_NANOBOT_WORKSPACE: Final = re.compile(r"[0-9a-f]{32}")
+"""Name of a workspace folder of nanobot."""
+
+
+def find_sources(
+    path: Path, *, only: str | None = None, layouts: frozenset[Layout] = ALL_LAYOUTS
+) -> list[SourceFolder]:
+    """Return the sources in a folder, or in `only` one file of it. Raises OSError."""
+    if only is not None:
+        return [_source_of_file(path, only, layouts)]
+    if "strands" in layouts and is_session_folder(path):
+        return [StrandsFolder([path])]
+    entries = sorted(path.iterdir())
+    found: list[SourceFolder] = []
+    if not layouts.isdisjoint(FILE_LAYOUTS):
+        found.append(Folder(path, follow=True, layouts=layouts))
+    folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    if "nanobot" in layouts:
+        workspaces = [folder for folder in folders if _NANOBOT_WORKSPACE.fullmatch(folder.name)]
+        found += [Folder(folder, layouts=layouts) for folder in workspaces]
+    sessions = [folder for folder in folders if is_session_folder(folder)]
+    if "strands" in layouts and sessions:
+        found.append(StrandsFolder(sessions))
+    if not layouts.isdisjoint(DATABASE_LAYOUTS):
+        named = [entry for entry in entries if entry.suffix.lower() in DATABASE_SUFFIXES]
+        files = [entry for entry in named if not entry.is_symlink() and is_sqlite_file(entry)]
+        theirs = [file for file in files if not is_stenolog_database(file)]
+        found += [Database(file, layouts=layouts) for file in theirs]
+    return found
+
+
+def is_searched(folder: Path) -> bool:
+    """Return whether a subfolder of the named folder is imported too."""
+    return _NANOBOT_WORKSPACE.fullmatch(folder.name) is not None or is_session_folder(folder)
+
+
+def _source_of_file(folder: Path, name: str, layouts: frozenset[Layout]) -> SourceFolder:
+    file = folder / name
+    if is_sqlite_file(file):
+        return Database(file, layouts=layouts)
+    if name == "session.json" and "strands" in layouts and is_session_folder(folder):
+        return StrandsFolder([folder])
+    return Folder(folder, only=name, follow=True, layouts=layouts)

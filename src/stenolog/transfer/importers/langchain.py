@@ -15,11 +15,11 @@ from stenolog.transfer.importers.chat_format import (
     make_call,
     make_content,
     non_empty,
+    stem_of,
     text_part,
     with_extra,
 )
 from stenolog.transfer.importers.legacy_session import LegacySession
-from stenolog.transfer.importers.plain_messages import stem_of
 
 FIELD: Final = "langchain"
 """Field of a message with the data that the chat format does not have."""

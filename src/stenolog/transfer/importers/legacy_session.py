@@ -15,7 +15,6 @@ from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
 from stenolog.records import decode_object
 from stenolog.stores.json_file import JSONMessage
-from stenolog.transfer.importers.log_pairs import MIGRATED
 
 Layout = Literal[
     "picoclaw",
@@ -39,6 +38,8 @@ REFERENCE_LAYOUTS: Final[frozenset[Layout]] = frozenset(
 )
 """Layouts that are imported automatically at every start."""
 ALL_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(Layout))
+LOG_SUFFIX: Final = ".jsonl"
+MIGRATED: Final = ".migrated"
 MAX_STATE_BYTES: Final = 16 * 1024
 """Maximum size of another program's state of a session, in bytes. The meta has room for more."""
 IMPORTED_NAME: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
