@@ -76,7 +76,7 @@ def _check_place(workspace: str) -> None:
     check_there(workspace)
     found = address(workspace)
     if found.engine == "sqlite" and not Path(found.path).is_file():
-        raise UsageError(f"there is no database at {found.path}; is the name right?")
+        raise UsageError(f"there is no database at {found.path}; check the path")
 
 
 # --- names -----------------------------------------------------------------------------------

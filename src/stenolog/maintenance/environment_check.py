@@ -34,9 +34,9 @@ _MOUNTS: Final = "/proc/self/mounts"
 _MAX_NAMED: Final = 5
 """Maximum number of sessions that a note names."""
 _TEMPORARY_FILESYSTEMS: Final = {
-    "tmpfs": "in the memory of this machine: a restart or a power cut takes all of it",
-    "ramfs": "in the memory of this machine: a restart or a power cut takes all of it",
-    "overlay": "in a layer of a container: it goes when the container is removed",
+    "tmpfs": "in memory: a restart or a power cut deletes everything",
+    "ramfs": "in memory: a restart or a power cut deletes everything",
+    "overlay": "in the writable layer of a container: it is deleted with the container",
 }
 
 
@@ -68,9 +68,8 @@ def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
         Finding(
             kind="low disk space",
             path=str(folder),
-            meaning=f"Only {free:,} bytes are free there. When they are used up, messages are "
-            "refused.",
-            advice="Make room. `steno archive --all` packs what was compacted.",
+            meaning=f"Only {free:,} bytes are free. When the disk is full, messages are rejected.",
+            advice="Free some space. `steno archive --all` compresses hidden messages.",
         )
     ]
 
@@ -127,7 +126,7 @@ def _unindexed_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
                 kind="not indexed",
                 key=key,
                 path=_path_of(workspace, place, key) if in_folder else str(workspace),
-                meaning=f"List and search leave its messages out: {error}.",
+                meaning=f"`steno list` and `steno search` omit its messages: {error}.",
                 advice=f"Save it with `steno export {quote(key)}{whose} --all` and report this "
                 "as a defect of stenolog. All other sessions work; deleting this one also ends "
                 "the problem.",
@@ -181,7 +180,7 @@ def _disk_notes(workspace: str, mounts: str) -> Iterator[CheckNote]:
         yield CheckNote(
             kind="disk",
             meaning=f"{folder} is {_TEMPORARY_FILESYSTEMS[kind]}.",
-            advice="Keep what is to last on a disk or a volume.",
+            advice="Use a disk or a volume for data that must be kept.",
         )
 
 
@@ -198,17 +197,16 @@ def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
         if interrupted:
             yield CheckNote(
                 kind="interrupted turns",
-                meaning=f"{_sessions(interrupted)}{whose} where the agent did not have the last "
-                f"word: {_keys(interrupted)}.",
-                advice="What an agent had begun, it ends when it is started again. "
-                "`steno list --state interrupted` shows them.",
+                meaning=f"{_sessions(interrupted)}{whose} with an unanswered last "
+                f"message: {_keys(interrupted)}.",
+                advice="The agent resumes them when it is started. "
+                "`steno list --state interrupted` lists them.",
             )
         running = _in_state(store, "running")
         if running:
             yield CheckNote(
                 kind="turns under way",
-                meaning=f"{_sessions(running)}{whose} in which somebody has the turn: "
-                f"{_keys(running)}.",
+                meaning=f"{_sessions(running)}{whose} with a turn in progress: {_keys(running)}.",
             )
 
 
@@ -222,8 +220,8 @@ def _catalog_notes(path: Path) -> Iterator[CheckNote]:
     except (CatalogDamaged, CatalogUnusable) as error:
         yield CheckNote(
             kind="index",
-            meaning=f"The index of the sessions is not used: {error}. No message is in it alone.",
-            advice="The next `steno list` makes it anew.",
+            meaning=f"The search index cannot be used: {error}. No messages are lost.",
+            advice="The next `steno list` rebuilds it.",
         )
     finally:
         database.close()

@@ -105,7 +105,7 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
     if not text:
         finding = finding_for(
             kind=Kind.EMPTY_FILE,
-            meaning="A session was begun and nothing was ever written. It is no session.",
+            meaning="Empty log: a session was created but nothing was stored. Safe to ignore.",
             advice=f"--repair moves it into {ASIDE}/.",
             repairable=True,
         )
@@ -113,8 +113,8 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
         finding = finding_for(
             kind=Kind.DAMAGED_LINE,
             where="every line",
-            meaning="Not one of its lines is an intact record; what it held cannot be read.",
-            advice="Look at the disk, and put the file back from a backup. "
+            meaning="No line is an intact record, so no message can be read.",
+            advice="Check the disk and restore the file from a backup. "
             f"--repair moves it into {ASIDE}/.",
             repairable=True,
         )
@@ -122,7 +122,8 @@ def _examine_without_records(text: bytes, key: str | None, path: str) -> LogRepo
         finding = finding_for(
             kind=Kind.NUL_BYTES if b"\0" in text else Kind.TORN_TAIL,
             where=f"bytes 0 to {len(text):,}",
-            meaning="The first write was cut off, and never acknowledged. It is no session.",
+            meaning="The first write was interrupted and never acknowledged, so no session exists. "
+            "Safe to ignore.",
             advice=f"--repair moves it into {ASIDE}/.",
             repairable=True,
         )
@@ -142,7 +143,7 @@ def _newer_format(key: str | None, path: str, what: str) -> Finding:
         kind=Kind.NEWER_FORMAT,
         key=key,
         path=path,
-        meaning=f"A newer stenolog wrote it ({what}); this one does not judge it.",
+        meaning=f"A newer version of stenolog wrote this log ({what}), so it was not checked.",
         advice="Upgrade stenolog.",
     )
 
@@ -152,10 +153,10 @@ def _wrong_name(key: str, path: str) -> Finding:
         kind=Kind.WRONG_NAME,
         key=key,
         path=path,
-        meaning="The file holds a session whose key has another file name: it was renamed or "
-        "copied by hand, and neither name leads to it.",
-        advice=f"Rename it to {log_names.file_name(key)}, if there is no such file; "
-        "else move it elsewhere.",
+        meaning="The file name does not match the key of the session in it: the file was renamed "
+        "or copied by hand, and the session cannot be opened.",
+        advice=f"Rename it to {log_names.file_name(key)} if there is no such file; "
+        "otherwise move it elsewhere.",
     )
 
 
@@ -166,9 +167,10 @@ def _unknown_key(path: str) -> Finding:
         key=None,
         path=path,
         where="every state",
-        meaning="The key of this deleted session cannot be read, so it is listed under its uid. "
+        meaning="The key of this deleted session cannot be read, so its uid is listed instead. "
         "Its messages can be read.",
-        advice=f"`steno restore {uid} --as KEY` brings it back, `steno purge {uid}` deletes it.",
+        advice=f"`steno restore {uid} --as KEY` restores it, `steno purge {uid}` deletes it "
+        "permanently.",
     )
 
 
@@ -177,8 +179,8 @@ def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
         kind=Kind.UNKNOWN_KIND,
         key=key,
         path=path,
-        meaning=f"It holds a record of the kind {kind!r}, which this version does not know; "
-        "the session can be read, not written.",
+        meaning=f"It contains a record of the unknown kind {kind!r}, so the session can be read "
+        "but not written.",
         advice="Upgrade stenolog.",
     )
 
@@ -243,9 +245,9 @@ class _DamagedLog:
         kind, meaning = _describe_tail(tail, self._text[start:])
         # Moving away a batch that lacks only an edited line would make `--accept` impossible.
         repairable = may_write and not edited
-        now = "The next message sets it aside by itself; --repair does it now."
-        before = self._restore_first or "See to what else is said of this log. "
-        later = f"{before}The next message then sets it aside."
+        now = "The next write skips it; --repair does so now."
+        before = self._restore_first or "Fix the other findings of this log first. "
+        later = f"{before}The next write then skips it."
         yield self._finding(
             kind=kind,
             where=f"from byte {start:,} to the end, {end - start:,} bytes" if start < end else "",
@@ -260,9 +262,9 @@ class _DamagedLog:
         if self._lost:
             yield self._finding(
                 kind=Kind.MISSING_LINE,
-                meaning="Lines were removed by hand, or the file is an incomplete copy. "
+                meaning="Lines were deleted by hand, or the file is an incomplete copy. "
                 + describe_lost(self._lost),
-                advice="Put the file back from a backup, if you need them.",
+                advice="Restore the file from a backup if you need these messages.",
                 lost=tuple(self._lost),
             )
 
@@ -270,9 +272,9 @@ class _DamagedLog:
         return self._finding(
             kind=Kind.HAND_EDIT,
             where=bad_line.position(),
-            meaning="A whole record whose checksum does not fit: somebody edited it, or a bit "
-            f"flipped. It is left out. {describe_lost(lost)}",
-            advice=f"{self._restore_first}Read the line. --accept takes it in as it stands now.",
+            meaning="Checksum mismatch: the line was edited or corrupted, so it is skipped. "
+            f"{describe_lost(lost)}",
+            advice=f"{self._restore_first}Read the line. --accept accepts it as it is.",
             lost=tuple(lost),
         )
 
@@ -284,8 +286,8 @@ class _DamagedLog:
         return self._finding(
             kind=Kind.HAND_EDIT,
             where=bad_line.position(),
-            meaning="A message in plain JSON that somebody added by hand. It is not a record of "
-            "the log, so it was never stored. No message is missing.",
+            meaning="A message in plain JSON was added by hand. It is not a record, so it is not "
+            "part of the session. No message is missing.",
             advice=f"{self._restore_first}Read the line. --accept stores it as a message.",
         )
 
@@ -294,9 +296,9 @@ class _DamagedLog:
         return self._finding(
             kind=Kind.DAMAGED_LINE,
             where=bad_lines[0].position() + others,
-            meaning="A line end was lost or changed (CRLF). Every record was found all the same. "
+            meaning="A line end is missing or was changed (CRLF), but every record was found. "
             "No message is missing.",
-            advice="Nothing needs to be done; keep editors that change line ends away from logs.",
+            advice="Nothing to do. Do not open logs in editors that change line ends.",
         )
 
     def _damaged_line_finding(
@@ -306,10 +308,14 @@ class _DamagedLog:
         return self._finding(
             kind=Kind.NUL_BYTES if has_nul else Kind.DAMAGED_LINE,
             where=bad_line.position(),
-            meaning=("The disk lost this part of the file. " if has_nul else "It is not a record. ")
+            meaning=(
+                "The disk lost this part of the file (NUL bytes). "
+                if has_nul
+                else "It is not a record. "
+            )
             + describe_lost(lost),
-            advice="The rest of the session is whole. Look at the disk; put the file back from a "
-            "backup, if you need the line.",
+            advice="The rest of the session is intact. Check the disk; restore the file from a "
+            "backup if you need this line.",
             lost=tuple(lost),
         )
 
@@ -377,18 +383,18 @@ def _describe_tail(tail: scan.Tail, rest: bytes) -> tuple[Kind, str]:
     if b"\0" in rest:
         return (
             Kind.NUL_BYTES,
-            "The file ends with room that was reserved and never written, as a power cut leaves "
-            f"it. {describe_lost(tail.lost)}",
+            "The file ends with reserved but unwritten space, probably after a power cut. "
+            f"{describe_lost(tail.lost)}",
         )
     if tail.seqs or tail.changes or not rest:
-        lost_text = describe_lost(tail.lost) if tail.lost else "None of them was acknowledged."
+        lost_text = describe_lost(tail.lost) if tail.lost else "The batch was never acknowledged."
         return (
             Kind.INCOMPLETE_BATCH,
-            f"Records that belong together are not all there; so none of them counts. {lost_text}",
+            f"A batch is incomplete, so none of its records counts. {lost_text}",
         )
     if tail.lost or tail.damaged:
         return Kind.DAMAGED_LINE, f"The last line is damaged. {describe_lost(tail.lost)}"
-    return Kind.TORN_TAIL, "The last write was cut off, and never acknowledged."
+    return Kind.TORN_TAIL, "The last write was interrupted and never acknowledged."
 
 
 def describe_lost(lost: Sequence[Span]) -> str:

@@ -138,13 +138,14 @@ def examine_archives(
                 kind=Kind.MISSING_ARCHIVE,
                 key=state.key,
                 path=path,
-                meaning=f"The session's beginning was here. {describe_lost(lost)}",
-                advice="Put the file back from a backup.",
+                meaning="The archive with the first messages of the session is missing. "
+                + describe_lost(lost),
+                advice="Restore the file from a backup.",
                 lost=tuple(lost),
             )
             return
         if any(not piece.known for piece in opened.bad) or lost:
-            meaning = f"Part of it cannot be unpacked or read. {describe_lost(lost)}"
+            meaning = f"A part of the archive cannot be decompressed or read. {describe_lost(lost)}"
             yield _damaged_archive(state.key, path, meaning, lost)
         archive_ref = opened.before if archive.is_before(opened.before, archive_ref) else None
 
@@ -155,7 +156,7 @@ def _damaged_archive(key: str, path: str, meaning: str, lost: Sequence[Span]) ->
         key=key,
         path=path,
         meaning=meaning,
-        advice="Put the file back from a backup.",
+        advice="Restore the file from a backup.",
         lost=tuple(lost),
     )
 

@@ -36,7 +36,7 @@ from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.open_store import address, open_store
 from stenolog.stores.state import copy
 
-_ALREADY_FIXED = "it was settled meanwhile"
+_ALREADY_FIXED = "nothing to do: it is already fixed"
 
 
 def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
@@ -180,7 +180,7 @@ def _mark_void(directory: Directory, key: str) -> str:
         _, outcome = writer.append(log, [])
         if outcome.error is not None:
             raise outcome.failure(f"marking the tail of {key!r} as void")
-    return "marked as void; its bytes stay in the file"
+    return "marked as void; its bytes are still in the file"
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def _accept_edits(folder: _Folder, finding: Finding) -> str:
             tail=found.tail,
         )
         rewrite.swap(log, new_log)
-    return f"taken in; the log as it was is {folder.path}/{ASIDE}/{copy_name}"
+    return f"accepted; the previous log is {folder.path}/{ASIDE}/{copy_name}"
 
 
 def _copy(directory: Directory, name: str, text: bytes) -> str:

@@ -68,14 +68,14 @@ def execute_step(
         with store.lease(step.key, ttl=_TTL, wait=0):
             info = store.info(step.key)
             if info.uid != step.uid or info.updated != step.updated:
-                return "skipped", "it was changed meanwhile"
+                return "skipped", "it was changed since the plan was made"
             if step.action == "archive":
                 moved = store.compact(step.key).archived
                 if not moved:
-                    return "skipped", "what could be archived was said together with what stays"
+                    return "skipped", "the hidden messages are in a batch with visible ones"
                 return "done", f"{moved:,} messages moved into the archive"
             if info.lost or info.damaged:
-                return "skipped", "it is damaged; `steno doctor` tells more"
+                return "skipped", "it is damaged; run `steno doctor`"
             on_start()
             # A separate write: an interruption here has deleted nothing.
             store.set_meta(step.key, **{RETENTION_FIELD: timestamp(datetime.now(UTC))})
@@ -83,14 +83,14 @@ def execute_step(
             if masked_columns.count != info.count:
                 # Another process wrote at this moment: restore the session with the new messages.
                 store.restore(step.key, uid=masked_columns.uid)
-                return "skipped", "it was changed meanwhile"
+                return "skipped", "it was changed since the plan was made"
     except StoreBusy:
-        return "skipped", "somebody has the turn in it"
+        return "skipped", "a turn is in progress"
     except NoSuchSession:
-        return "skipped", "it is gone already"
+        return "skipped", "it was already deleted"
     except StenologError as error:
         return "failed", str(error)
-    return "done", "it is in the trash"
+    return "done", "moved to the trash"
 
 
 def _purge_deleted(
@@ -100,14 +100,14 @@ def _purge_deleted(
     if step.unfinished and isinstance(store, PurgingStore):
         on_start()
         store.finish_purge(step.uid)
-        return "done", "a purge that was interrupted is ended"
+        return "done", "completed an interrupted purge"
     entries = trash_entries(step.key, store.list_trash())
     own = (step.uid, step.updated)
     if own not in entries:
         return "skipped", "it is not in the trash"
     # Fewer are acceptable: others of this key may have just been purged.
     if not step.in_trash or not set(entries) <= set(step.trash_entries):
-        return "skipped", "what the trash has of this key was changed meanwhile"
+        return "skipped", "the trash changed since the plan was made"
     try:
         store.info(step.key)
     except NoSuchSession:
@@ -118,7 +118,7 @@ def _purge_deleted(
         else:
             masked_columns = store.purge(step.key)
         return "done", f"{masked_columns.messages:,} messages deleted for good"
-    return "skipped", "there is a session of this key again"
+    return "skipped", "a new session with this key exists"
 
 
 def apply_rules(

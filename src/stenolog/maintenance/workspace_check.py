@@ -57,7 +57,7 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     if found.engine == "sqlite":
         doctor, file = sqlite_checks(), Path(found.path)
         if not file.exists():
-            raise UsageError(f"there is no database at {file}; is the name right?")
+            raise UsageError(f"there is no database at {file}; check the path")
         return _report(doctor.examine(file), str(file), path=file.name)
     if found.engine == "postgresql":
         return _examine_server(workspace)
@@ -322,9 +322,9 @@ def _check_mode(report: FolderReport, path: str, found: os.stat_result) -> None:
 
 def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
     """Return the finding for another kind of file with the name of a log or one of our folders."""
-    what = "something that is no file"
+    what = "something that is not a file"
     if stat.S_ISLNK(found.st_mode):
-        what = "a symbolic link, and none is followed here"
+        what = "a symbolic link, which is not followed"
     elif stat.S_ISDIR(found.st_mode):
         what = "a folder"
     places = {
@@ -337,8 +337,8 @@ def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
         kind=Kind.NOT_A_FILE,
         key=log_names.key_of(name),
         path=path,
-        meaning=f"Where {place} should be stands {what}.",
-        advice="Move it elsewhere, and put back what belongs here.",
+        meaning=f"Expected {place}, but found {what}.",
+        advice="Move it elsewhere and restore the expected file or folder.",
     )
 
 
@@ -349,7 +349,7 @@ def _unreadable(path: str, key: str | None, error: Exception) -> Finding:
         key=key,
         path=path,
         meaning=f"It could not be read: {error}.",
-        advice="Run the doctor as the user who owns the file, and look at the disk.",
+        advice="Run `steno doctor` as the user who owns the file, and check the disk.",
     )
 
 
@@ -374,8 +374,8 @@ def _leftover_file(path: str, key: str | None) -> Finding:
         kind=Kind.LEFTOVER,
         key=key,
         path=path,
-        meaning="Something that makes a log or an archive anew was interrupted before this file "
-        "counted. Nothing is missing.",
+        meaning="Temporary file of an interrupted rewrite of a log or an archive. No message is "
+        "missing.",
         advice=f"--repair moves it into {ASIDE}/.",
         repairable=True,
     )
@@ -387,10 +387,10 @@ def _unreferenced_archive(path: str, key: str | None) -> Finding:
         kind=Kind.UNREFERENCED_ARCHIVE,
         key=key,
         path=path,
-        meaning="No session leads to this archive: a compaction or a purge was interrupted, or the "
-        "log that did was removed by hand.",
-        advice="If you were purging, purge again, and it is gone. "
-        f"--repair moves it into {ASIDE}/; look whether a log is missing first.",
+        meaning="No session refers to this archive: a compaction or a purge was interrupted, or "
+        "the log of the session was deleted by hand.",
+        advice="If a purge was interrupted, repeat it. Otherwise check whether a log is missing; "
+        f"--repair moves the archive into {ASIDE}/.",
         repairable=True,
     )
 
@@ -404,7 +404,7 @@ def _unfinished_purge(folder: Directory, path: str, name: str) -> Finding:
         kind=Kind.LEFTOVER,
         key=state.key if state is not None else None,
         path=path,
-        meaning="A purge was interrupted: the session is gone for good, but not yet from the disk.",
+        meaning="A purge was interrupted: the session is deleted, but its file is still there.",
         advice="Purge it again." if state is not None else "Delete the file.",
     )
 
@@ -415,9 +415,9 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
         kind=Kind.STALLED_LEASE,
         key=log_names.key_of(name.removesuffix(leases.SUFFIX)),
         path=path,
-        meaning=f"{holder.words()}, has the turn in this session and should have ended it by "
-        f"{holder.until}. Nobody else gets it.".replace("process", "Process", 1),
-        advice="Look what that process does; when it ends, the turn is free.",
+        meaning=f"{holder.words()}, holds the lease of this session, which expired at "
+        f"{holder.until}. No other process can start a turn.".replace("process", "Process", 1),
+        advice="Check that process; the lease is released when it ends.",
     )
 
 
@@ -427,7 +427,7 @@ def _not_writable(folders: Sequence[str], why: str) -> Finding:
         kind=Kind.NOT_WRITABLE,
         path=folders[0],
         where=f"and {len(folders) - 1:,} more" if len(folders) > 1 else "",
-        meaning="What is there can be read, but every message from now on is lost.",
+        meaning="The sessions can be read, but new messages cannot be stored.",
         advice=f"{why}.",
     )
 

@@ -195,9 +195,7 @@ class Consolidation:
         the mark. Returns an empty result for an unknown session.
         """
         if most_calls < 1:
-            raise UsageError(
-                f"most_calls={most_calls}: how often the model may be asked, 1 or more"
-            )
+            raise UsageError(f"most_calls must be 1 or more, not {most_calls}")
         with self._locks[hash(key) % _LOCKS]:
             limit = None if self._ask is None else most_calls * self._max_turns
             pending = self._read(key, limit=limit)
@@ -331,7 +329,7 @@ class Consolidation:
         counters.calls += 1
         extracted = self._answer(batch, extraction.newest_subjects(names), self._ask)
         if extracted is None and len(batch) == 1:
-            text = f"the model's answer on the turn at {batch[0].last} is no JSON"
+            text = f"the model's answer about the turn at {batch[0].last} is not JSON"
             counters.problems.append(text)
             _logger.warning("no facts of %r: %s", scope.who, text)
             return {}

@@ -215,13 +215,15 @@ class Memory:
         if scope is not None and key is None:
             return scope
         if key is None:
-            raise UsageError("whose memory? give the key of a session, or a scope")
+            raise UsageError("give the key of a session or a scope")
         own_key = self._aliases.own_key(key)
         own_scope = self._scope_of(own_key)
         if scope is None or scope == own_scope:
             return own_scope
         if scope != scope_of(own_key, agent=self.agent):
-            raise UsageError(f"the session {key!r} is of {own_scope.name!r}, not of {scope.name!r}")
+            raise UsageError(
+                f"the session {key!r} belongs to {own_scope.name!r}, not to {scope.name!r}"
+            )
         return scope
 
     def _scope_of(self, key: str) -> Scope:
@@ -309,6 +311,6 @@ def _zone_of(zone: object) -> tzinfo:
         if isinstance(zone, str):
             return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        hint = "this system knows no such time zone; pip install tzdata if it knows none"
+        hint = "unknown time zone; if all names are unknown, install tzdata"
         raise UsageError(f"zone={zone!r}: {hint}") from error
-    raise UsageError(f'zone={zone!r}: a tzinfo is wanted, or a name such as "Europe/Zurich"')
+    raise UsageError(f'zone must be a tzinfo or a name such as "Europe/Zurich", not {zone!r}')

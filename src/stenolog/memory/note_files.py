@@ -135,16 +135,16 @@ def _token(page: Page, draft: Draft) -> str | None:
 def _why_not_in_force(id: str, note: Note | None) -> str:
     """Say why a note is not in force."""
     if note is None:
-        return f"there is no note {id} here"
+        return f"there is no note {id}"
     if note.forgotten:
-        return f"the note {id} was forgotten meanwhile"
-    return f"the note {id} was superseded by {note.superseded_by} meanwhile"
+        return f"the note {id} was forgotten since the export"
+    return f"the note {id} was superseded by {note.superseded_by} since the export"
 
 
 def _scope_of_page(page: Page, scope: Scope | None) -> Scope:
     owner = page.scope or scope
     if owner is None:
-        raise UsageError("the page does not say whose notes they are; name the user")
+        raise UsageError("the page does not name its scope; give one")
     if scope is not None and scope != owner:
         raise UsageError(
             f"the page has the notes of {owner.who!r} (agent {owner.agent!r}), and not those of "

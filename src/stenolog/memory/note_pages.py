@@ -166,8 +166,8 @@ class _PageParser:
             self._add_item(number, item)
         else:
             raise UsageError(
-                f"line {number} belongs to no note: begin it with `- ` for a new one, or with two "
-                "spaces to go on with the one above; nothing was changed"
+                f"line {number} belongs to no note: start it with `- ` for a new note, or with two "
+                "spaces to continue the note above; nothing was changed"
             )
 
     def _add_comment(self, number: int, line: str) -> None:
@@ -180,8 +180,8 @@ class _PageParser:
             return
         if trailing:
             raise UsageError(
-                f"line {number}: text behind the end of a comment, `-->`, belongs to no note; put "
-                "it on a line of its own; nothing was changed"
+                f"line {number}: text after the end of a comment, `-->`, belongs to no note; put "
+                "it on a separate line; nothing was changed"
             )
         first, *rest = self._comment
         if head := _HEAD.match(first):
@@ -198,7 +198,7 @@ class _PageParser:
     def _add_item(self, number: int, item: re.Match[str]) -> None:
         if self._kind is None:
             wanted = " or ".join(f"`## {heading}`" for heading in _HEADINGS.values())
-            raise UsageError(f"line {number}: a note stands below {wanted}; nothing was changed")
+            raise UsageError(f"line {number}: a note must be below {wanted}; nothing was changed")
         self._items.append((self._kind, item["id"] or "", number, [item["text"] or ""]))
         self._blank = 0
         self._open = True
@@ -206,7 +206,7 @@ class _PageParser:
     def page(self) -> Page:
         """Return the parsed page. Raises UsageError."""
         if self._comment is not None:
-            raise UsageError("a comment, `<!--`, does not end; nothing was changed")
+            raise UsageError("a comment, `<!--`, has no end; nothing was changed")
         items = [_parse_item(*item) for item in self._items]
         line_by_id: dict[str, int] = {}
         for item in items:
@@ -247,4 +247,4 @@ def _scope_named(name: str) -> Scope:
     try:
         return scope_from_key(unquote(name))
     except InvalidKey as error:
-        raise UsageError(f"the head of the page names no scope: {error}") from error
+        raise UsageError(f"the first comment of the page has an invalid scope: {error}") from error

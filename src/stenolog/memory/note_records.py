@@ -104,9 +104,9 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
     """Raise UsageError unless every draft can be stored as a note."""
     for draft in drafts:
         if draft.kind not in get_args(Kind):
-            raise UsageError(f"kind {draft.kind!r}: one of {', '.join(get_args(Kind))} is wanted")
+            raise UsageError(f"kind must be one of {', '.join(get_args(Kind))}, not {draft.kind!r}")
         if not draft.text.strip():
-            raise UsageError("a note has text; this one is empty")
+            raise UsageError("the text of a note must not be empty")
 
 
 def batch_name(once: str | None) -> str:

@@ -274,7 +274,7 @@ class Notes:
 
         A purge ends some of these steps; see `purge`.
         """
-        nothing = NothingToUndo(f"no note of {scope.who!r} was forgotten that could come back")
+        nothing = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
         with self._leased(scope, missing_error=nothing) as lease:
             try:
                 return lease.store.undo(scope.key)
@@ -357,7 +357,7 @@ def _other_places(purged: Note, not_reached: Sequence[Note]) -> Iterator[str]:
     if purged.session:
         seqs = ", ".join(map(str, purged.seqs))
         yield (
-            f"the session {purged.session!r} still holds what was said"
+            f"the session {purged.session!r} still contains the original messages"
             + (f" (seq {seqs})" if seqs else "")
         )
     for note in not_reached:

@@ -62,7 +62,7 @@ def recall(
     moment = datetime.now(UTC) if now is None else now
     count = (tokens or Tokens()).text
     if moment.tzinfo is None:
-        raise UsageError(f"now={moment.isoformat()}: a time with its zone is wanted")
+        raise UsageError(f"now must have a time zone: {moment.isoformat()}")
     parsed = parse_question(question, now=moment)
     extra = _newest_facts(notes, scope) if include_recent_facts and notes is not None else []
     if parsed.empty:

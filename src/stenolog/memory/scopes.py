@@ -34,7 +34,7 @@ class Scope(Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The unique key of the scope's session in the notes store. Raises InvalidKey."""
         if not self.agent or not self.who:
-            raise InvalidKey("a scope has an agent and a user or a chat; neither may be empty")
+            raise InvalidKey("a scope needs an agent and a user or chat; neither may be empty")
         # Everything after the first colon is `who`, so only the agent needs escaping.
         key = scope_prefix(self.agent, self.of) + self.who  # guard: note-scope
         check_key(key)
@@ -71,7 +71,7 @@ def scope_from_key(notes_key: str) -> Scope:
     agent, _, who = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
     scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=who, of=of)
     if scope.key != notes_key:
-        raise InvalidKey(f"{notes_key!r} is not the key of a scope; its session holds no notes")
+        raise InvalidKey(f"{notes_key!r} is not the key of a scope")
     return scope
 
 

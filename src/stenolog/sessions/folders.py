@@ -74,7 +74,7 @@ def agent_namespace(agent: str) -> str:
 def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> SessionsLocation:
     """Return the store and the folders of an agent. Raises UsageError."""
     if agent is not None and (not isinstance(agent, str) or not agent):
-        raise UsageError(f"agent {agent!r}: a name is wanted, or none")
+        raise UsageError(f"agent must be a name or None, not {agent!r}")
     found = address(where)
     path = Path(found.path)
     match found.engine:
@@ -120,7 +120,7 @@ def check_workspace(place: Path) -> None:
     try:
         if not place.is_dir():
             check_no_file(place)
-            raise UsageError(f"there is no workspace at {place}; is the name right?")
+            raise UsageError(f"there is no workspace at {place}; check the path")
         with os.scandir(place) as entries:
             names = [entry.name for entry in entries]
     except OSError as error:
@@ -129,8 +129,7 @@ def check_workspace(place: Path) -> None:
         name = place.resolve().name
         other = "" if name == NAMESPACE else f", with --namespace {name}"
         raise UsageError(
-            f"there are logs in {place} itself; name the workspace, which is the folder above it"
-            f"{other}"
+            f"{place} contains logs itself; give the workspace, which is its parent folder{other}"
         )
 
 
@@ -145,7 +144,7 @@ def check_stenolog_folder(place: Path) -> None:
     except OSError as error:
         raise explained(error, f"looking into {place}") from error
     suggestion = f"; did you mean {os.path.join(place, nested[0])}?" if nested else ""  # noqa: PTH118
-    raise UsageError(f"there is nothing of stenolog in {place}{suggestion}")
+    raise UsageError(f"{place} contains no stenolog data{suggestion}")
 
 
 def log_folders(workspace: Path) -> list[str]:

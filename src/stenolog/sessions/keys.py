@@ -58,7 +58,7 @@ def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
         case "group":
             return join_key(KeyParts(channel, chat or sender))
         case _:
-            raise UsageError(f"scope {scope!r}: one of {', '.join(get_args(Scope))} is wanted")
+            raise UsageError(f"scope must be one of {', '.join(get_args(Scope))}, not {scope!r}")
 
 
 def _text(name: str, part: object) -> str:
@@ -66,7 +66,7 @@ def _text(name: str, part: object) -> str:
         return part
     if isinstance(part, int) and not isinstance(part, bool):
         return str(part)
-    raise InvalidKey(f"{name}={part!r}: text or a whole number is wanted")
+    raise InvalidKey(f"{name} must be a string or an int, not {part!r}")
 
 
 def owner_in_key(key: str) -> str:

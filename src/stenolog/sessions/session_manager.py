@@ -370,7 +370,7 @@ class JSONFileStore:
         """Return a page of keys in order."""
         check_whole(limit=limit)
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: a number of sessions is not negative")
+            raise UsageError(f"limit must be 0 or more, not {limit}")
         self._load_all()
         keys = sorted(key for key in self._sessions if key.startswith(prefix))
         return [key for key in keys if after is None or key > after][:limit]
@@ -428,7 +428,8 @@ class JSONFileStore:
         not_writable = why_not_writable(self.directory) if self.because is not None else None
         if not_writable is not None:
             errors.append(
-                f"nothing can be saved, neither in the store ({self.because}) nor as {not_writable}"
+                f"nothing can be stored: the store is unusable ({self.because}), and so are "
+                f"{not_writable}"
             )
         elif self.because is not None:
             errors.append(

@@ -184,9 +184,9 @@ def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck
             elif uid not in digests:
                 reason = "it is missing"
             elif manifest.finished is None:
-                reason = "it is damaged, or newer: the last backup was cut short; run it again"
+                reason = "it is damaged, or newer: the last backup was interrupted; run it again"
             else:
-                reason = "it is damaged: not what was taken"
+                reason = "it is damaged: its content differs from the backed-up one"
             findings.append(
                 DamagedBackupSession(namespace=name, key=entry.key, uid=uid, reason=reason)
             )
@@ -281,14 +281,14 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.format > _FORMAT:
         raise DamagedStore(f"{path} was written by a newer stenolog; upgrade this one")
     if manifest.digest != _digest(manifest):
-        raise _damaged(path, "its digest is another one")
+        raise _damaged(path, "its digest does not match")
     return manifest
 
 
 def _damaged(path: Path, reason: str) -> DamagedStore:
     return DamagedStore(
-        f"{path} is damaged ({reason}); remove it if the sessions beside it are well "
-        "(`steno doctor` says), copy them with `steno copy`, and take another backup"
+        f"{path} is damaged ({reason}); if `steno doctor` finds no problem in the sessions next to "
+        "it, delete the file, copy them with `steno copy`, and make a new backup"
     )
 
 
@@ -330,7 +330,7 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
     if others:
         what = "a workspace" if log_folders(folder) else "something else"
         raise UsageError(
-            f"{folder} holds {what} and no backup; name an empty folder, or that of an earlier "
+            f"{folder} contains {what}, not a backup; give an empty folder or that of an earlier "
             "backup"
         )
     return Manifest(source=source, begun=_now())
@@ -346,8 +346,8 @@ def _check_outside_workspace(where: str, folder: Path) -> None:
     for name in (NAMESPACE, NOTES, AGENTS, *logs):
         if inside.is_relative_to((workspace / name).resolve()):
             raise UsageError(
-                f"{folder} is in {workspace / name}, which is a part of the workspace itself; "
-                "name a folder elsewhere"
+                f"{folder} is inside the workspace ({workspace / name}); "
+                "give a folder outside of it"
             )
 
 

@@ -52,13 +52,13 @@ _KEY_EXISTS: Final = (
     "The destination was not changed: delete or rename that session there, or copy to another place"
 )
 _ALWAYS_CHANGING: Final = (
-    "others hold it, or delete, restore or rename it all the time; copy again when they do not"
+    "other processes lock, delete, restore or rename it all the time; copy it again later"
 )
-_BUSY: Final = "The destination has it as it was: copy again when nobody else writes there"
-_TOO_DAMAGED: Final = "it is too damaged to be read; `steno doctor` says more"
+_BUSY: Final = "The destination has an older copy: copy again when no other process writes there"
+_TOO_DAMAGED: Final = "it is too damaged to be read; run `steno doctor`"
 _NOT_EQUAL: Final = (
-    "what was written is not what was read, or somebody wrote to it since; look at the disk, "
-    "purge the session there, and copy again"
+    "the copy differs from the source: the disk is faulty, or another process wrote to the copy; "
+    "check the disk, purge the session in the destination, and copy again"
 )
 
 Phase = Literal["copying", "last pass", "comparing"]

@@ -206,7 +206,7 @@ def _namespace_of(where: str, folder: str) -> str:
     agent = unescaped(above[-1])
     if agent is None or name != NAMESPACE:
         raise UsageError(
-            f"{where}: {folder} is in no place that a database has; move it to a folder of its own"
+            f"{where}: {folder} has no equivalent in a database; move it to a separate folder"
         )
     return agent_namespace(agent)
 
@@ -214,13 +214,13 @@ def _namespace_of(where: str, folder: str) -> str:
 def check_different_places(source: str, target: str) -> None:
     """Raise UsageError if both are the same place, or one of them is a temporary store."""
     if _TEMPORARY in (source, target):
-        raise UsageError("memory: is empty at first and forgotten at the end; name another place")
+        raise UsageError("memory: is a temporary store; give another place")
     source_store, target_store = address(source), address(target)
     if source_store.engine != target_store.engine:
         return
     if source == target or _is_same(source_store, target_store):
         # The message does not name the place: its URL may contain a password.
-        raise UsageError("both are the same place; name another one")
+        raise UsageError("source and destination are the same place; give another one")
 
 
 def _is_same(source_store: Address, target_store: Address) -> bool:
@@ -336,5 +336,5 @@ def _is_read_only(where: str) -> bool:
 
 def _as_snapshot_store(store: Store, where: str) -> SnapshotStore:
     if not isinstance(store, SnapshotStore):
-        raise UsageError(f"{address(where).engine}: this engine can be neither copied from nor to")
+        raise UsageError(f"{address(where).engine}: this engine does not support copies")
     return store

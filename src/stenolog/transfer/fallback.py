@@ -588,7 +588,7 @@ def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     if not same:
         return None  # the store has no message of these sessions
     if info.last_seq > same:  # guard: fallback-purge-trash-is-narrow
-        return purge.key, "the session has been used in the store, too"
+        return purge.key, "the session was also used in the store"
     return _purge_all(purge, store)
 
 
@@ -620,7 +620,7 @@ def _purge_all(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     if old and isinstance(store, PurgingStore):
         store.purge_trash(key, old)
     if not is_older:
-        return key, "the session was begun or imported since"
+        return key, "the session was created or imported since"
     return None if is_only or purge.is_trash else (key, "the trash has sessions deleted since")
 
 
@@ -655,7 +655,7 @@ def _delete_unchanged(info: SessionInfo, store: Store) -> Deleted:
 
 def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
     if workspace.is_symlink():  # guard: fallback-no-link
-        raise OSError(errno.ELOOP, "it is a symbolic link, and none is followed here")
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
     return disk.open_descriptor(workspace / LOCK, flags)
 
 

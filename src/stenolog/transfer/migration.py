@@ -225,13 +225,15 @@ def import_folder(
 def log_report(migrated: ImportReport, store: Store) -> None:
     """Log the result of an import. A file that cannot be imported is a warning only once."""
     if migrated.sessions:
-        _logger.info("%d old sessions taken in, %d messages", migrated.sessions, migrated.messages)
+        _logger.info(
+            "imported %d old sessions with %d messages", migrated.sessions, migrated.messages
+        )
     for one in migrated.imported:
         for problem in one.problems:
             _logger.warning("%s: %s", one.file, problem)
     for file in migrated.skipped:
         level = logging.WARNING if _is_new(file, store) else logging.DEBUG
-        _logger.log(level, "%s is left as it is: %s", file.file, file.reason)
+        _logger.log(level, "%s was not imported: %s", file.file, file.reason)
 
 
 def _is_new(file: SkippedFile, store: Store) -> bool:
@@ -332,7 +334,7 @@ class _ImportRun:
     def _folder(self) -> Folder:
         """The folder in which files are renamed."""
         if self._rename_folder is None:
-            raise UsageError("what is only copied is never renamed")
+            raise UsageError("this source is read-only: its files are not renamed")
         return self._rename_folder
 
     def import_source(self) -> ImportReport:
@@ -379,7 +381,7 @@ class _ImportRun:
         try:
             job.source = self._folder.rename_for_import(job.source)
         except OSError as error:
-            reason = f"it is in the way, and cannot be renamed: {error.strerror}"
+            reason = f"it has the file name of our log and cannot be renamed: {error.strerror}"
             self._skipped.append(SkippedFile(job.file, reason))
             return False
         return True
@@ -412,10 +414,11 @@ class _ImportRun:
             raise NotASession(f"it cannot be read: {error.strerror or error}") from error
         if found.session.layout == "stenolog-json" and not self._options.fallbacks:
             raise NotASession(
-                "the fallback of another store wrote it, which merges it; `steno import` copies it"
+                "it belongs to the fallback of another store, which merges it; "
+                "`steno import` copies it"
             )
         if found.session.key in self._options.exclude_keys:  # guard: fallback-purge-not-read-in
-            raise NotASession("it was purged in the fallback")
+            raise NotASession("it was purged in the fallback store")
         if not (self._options.is_own and found.session.layout == "stenolog-json"):
             data = without_control_fields(found.session)  # guard: import-drops-marks
             found = replace(found, session=data)
@@ -448,7 +451,9 @@ class _ImportRun:
         for target in self._candidate_keys(key, old):
             existing = self._existing_session(target, found)
             if existing is None and target == key and self._was_deleted(key, found):
-                reason = f"{key!r} was deleted after this file was last written: it stays deleted"
+                reason = (
+                    f"{key!r} was deleted after this file was last written, so it was not imported"
+                )
                 return replace(imported, problems=(*old.problems, reason))
             if existing is not None and merging.is_imported(existing.meta, found.digest):
                 # At start-up problems are reported only once; a copy reports them each time.
@@ -476,7 +481,9 @@ class _ImportRun:
                 )
                 words += refused
                 if target != key:
-                    words.append(f"{key!r} is another conversation: it is kept as {target!r}")
+                    words.append(
+                        f"{key!r} already contains another conversation: imported as {target!r}"
+                    )
                 added, more = self._execute(job, plan, names)
                 return replace(
                     imported,
@@ -588,11 +595,13 @@ class _ImportRun:
             owner = self._aliases().get(name)
             room -= len(name.encode("utf-8", "surrogatepass"))
             if self._alias_claims[name] > 1:
-                problems.append(f"the alias {name!r} is claimed by several sessions: left out")
+                problems.append(
+                    f"the alias {name!r} is claimed by several sessions, so it was skipped"
+                )
             elif owner not in (None, key):
-                problems.append(f"the alias {name!r} opens {owner!r} already: left out")
+                problems.append(f"the alias {name!r} already opens {owner!r}, so it was skipped")
             elif room < 0:
-                problems.append(f"the alias {name!r} is one too many: left out")
+                problems.append(f"the alias {name!r} was skipped: the session has too many aliases")
             else:
                 given.append(name)
         self._aliases().update(dict.fromkeys(given, key))
@@ -613,13 +622,15 @@ class _ImportRun:
         for job in jobs:
             try:
                 if job.found is not None and not self._folder.is_unchanged(job.source, job.found):
-                    reason = "it was taken in, but has changed since: it is read again next time"
+                    reason = (
+                        "it was imported, but has changed since: the next import reads it again"
+                    )
                     self._skipped.append(SkippedFile(job.file, reason))
                     self._folder.restore_names(job.source)
                 else:
                     self._folder.rename_imported(job.source)
             except OSError as error:
-                reason = f"it was taken in, but could not be renamed: {error.strerror}"
+                reason = f"it was imported, but could not be renamed: {error.strerror}"
                 self._skipped.append(SkippedFile(job.file, reason))
         with suppress(OSError):
             self._folder.sync()

@@ -55,7 +55,7 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     sessions = JSONLBackend(store)
     health = sessions.health()
     if not health.ok:
-        _logger.error("the store is not well: %s", health.problems[0])
+        _logger.error("the store has a problem: %s", health.problems[0])
     return sessions
 
 
@@ -88,7 +88,7 @@ def _open_json_files(folder: Path, old: Path | None, reason: str) -> SessionStor
     not_writable = why_not_writable(folder)
     if not_writable is not None:
         _logger.error(
-            "nothing can be saved, neither in the store (%s) nor as %s", reason, not_writable
+            "nothing can be stored: the store is unusable (%s), and so are %s", reason, not_writable
         )
     else:
         _logger.error(
@@ -103,4 +103,4 @@ def _close(store: Store) -> None:
     try:
         store.close()
     except Exception:
-        _logger.exception("closing the store that could not be used failed")
+        _logger.exception("closing the unusable store failed")

@@ -71,7 +71,9 @@ class SessionImport:
         try:
             self._store.set_meta(self._key, **self._new_meta(meta), **fields)
         except UsageError:
-            self.problems.append("its meta is left out: together with the one here it is too long")
+            self.problems.append(
+                "its metadata was skipped: together with the existing metadata it is too large"
+            )
             self._store.set_meta(self._key, **fields)
         if names:
             change_alias_mark(self._store)
@@ -96,10 +98,10 @@ class SessionImport:
             try:
                 seqs = self._append(batch, token or f"import:{self._digest}:{start}")
             except OnceConflict:
-                problem = (
-                    f"the token of message {start + 1} stands for another one: it has a new one"
+                self.problems.append(
+                    f"the idempotency key of message {start + 1} is already used by another one: "
+                    "it got a new key"
                 )
-                self.problems.append(problem)
                 seqs = self._append(batch, f"import:{self._digest}:{start}")
             self._seqs += seqs
             yield seqs
@@ -150,9 +152,9 @@ class SessionImport:
         if self.merge.include_state or len(self.merge.seqs) == len(self.old.messages):
             return
         if self.old.summary:
-            yield "its summary is left out, because the session here has gone on without it"
+            yield "its summary was skipped, because the session has newer messages"
         if hidden := sum(one.hidden for one in self.old.messages) - self._count_hidden_here():
-            yield f"{hidden} messages that were hidden there are in sight here"
+            yield f"{hidden} messages that were hidden in the source are visible here"
 
     def _count_hidden_here(self) -> int:
         """Return how many hidden messages are hidden here too, despite newer messages."""

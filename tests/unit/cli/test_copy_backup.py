@@ -117,7 +117,7 @@ def test_what_could_not_be_copied_is_named_and_ends_with_3(steno: Steno) -> None
         (("workspace", "./workspace"), "both are the same place"),
         (("nowhere", "other"), "there is no workspace at nowhere"),
         (("sqlite:nowhere.db", "other"), "there is no such file"),
-        (("workspace", "memory:"), "forgotten at the end"),
+        (("workspace", "memory:"), "is a temporary store"),
     ],
 )
 def test_a_place_that_cannot_be_meant_is_told(

@@ -50,8 +50,8 @@ def test_a_finding_is_told_and_ends_with_1(log: Path, steno: Steno) -> None:
     assert result.stdout == (
         "torn tail · telegram:123\n"
         f"  workspace/sessions/telegram%3A123.jsonl, from byte {start:,} to the end, 13 bytes\n"
-        "  The last write was cut off, and never acknowledged.\n"
-        "  What to do: The next message sets it aside by itself; --repair does it now. "
+        "  The last write was interrupted and never acknowledged.\n"
+        "  What to do: The next write skips it; --repair does so now. "
         "No byte is removed.\n\n"
     )
     assert result.stderr == (
@@ -67,7 +67,7 @@ def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> Non
 
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == (
-        "telegram:123: torn tail settled: marked as void; its bytes stay in the file\n"
+        "telegram:123: torn tail settled: marked as void; its bytes are still in the file\n"
         "3 logs examined: all is well.\n"
     )
     assert log.read_bytes().startswith(torn)
@@ -82,7 +82,7 @@ def test_what_is_settled_for_an_agent_says_for_which(place: Path, steno: Steno) 
     told = steno("doctor", "--repair").stderr
     assert told == (
         "telegram:123 (agents/ada/sessions/telegram%3A123.jsonl): torn tail settled: "
-        "marked as void; its bytes stay in the file\n"
+        "marked as void; its bytes are still in the file\n"
         "4 logs examined: all is well.\n"
     )
 
@@ -102,13 +102,13 @@ def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> N
 def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     _edit(log)
     edited = log.read_bytes()
-    assert "--accept takes it in" in steno("doctor").stdout
+    assert "--accept accepts it" in steno("doctor").stdout
     assert steno("doctor", "--repair").exit_code == 1
 
     result = steno("doctor", "--accept")
 
     assert result.exit_code == 0
-    assert "hand edit settled: taken in; the log as it was is sessions/aside/" in result.stderr
+    assert "hand edit settled: accepted; the previous log is sessions/aside/" in result.stderr
     assert "message three" in steno("show", "telegram:123").stdout
     (kept,) = (log.parent / "aside").iterdir()
     assert kept.read_bytes() == edited

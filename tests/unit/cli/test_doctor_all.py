@@ -94,7 +94,7 @@ def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("tmpfs", "a restart or a power cut takes"), ("overlay", "a container")]
+    ("kind", "words"), [("tmpfs", "a restart or a power cut deletes"), ("overlay", "a container")]
 )
 def test_a_disk_that_does_not_last_is_told(place: Path, kind: str, words: str) -> None:
     mounts = place / "mounts"

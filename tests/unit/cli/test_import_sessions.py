@@ -78,7 +78,7 @@ def test_what_another_program_kept_is_told_where_one_was_named(
     assert result.stderr.startswith("There is no session of strands in old;")
     result = steno("import", adk(tmp_path / "db", 2), "--from", "openai-agents")
     assert result.exit_code == 1
-    assert "without tables of sessions that are known here" in result.stderr
+    assert "without tables of a known program" in result.stderr
     assert steno("import", "old", "--from", "excel").exit_code == 2
 
 
@@ -189,9 +189,9 @@ def test_a_file_of_pairs_may_name_more_than_there_is(steno: Steno, tmp_path: Pat
             ["user-1=x"],
             "--map user-1=x: no session there has that key; the keys there: user-1001, other-1001",
         ),
-        (["user-1001"], "OLD=NEW is wanted"),
+        (["user-1001"], "must have the form OLD=NEW"),
         (["user-1001=x", "other-1001=x"], "several sessions would be x here"),
-        (["*=x"], "NEW needs a *, too"),
+        (["*=x"], "NEW needs a * too"),
     ],
 )
 def test_a_slip_is_told_before_anything_is_written(

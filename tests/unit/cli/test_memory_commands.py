@@ -236,7 +236,7 @@ def test_a_purge_wants_yes_where_nobody_can_be_asked(
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr.splitlines() == [
         f"Deleted for good: {ids['old']}",
-        "Not deleted: the session 'telegram:1' still holds what was said (seq 1).",
+        "Not deleted: the session 'telegram:1' still contains the original messages (seq 1).",
         f"Not deleted: the note {ids['day']} was made of the same messages.",
     ]
     assert _texts(workspace) == ["They talked.\nLong.", "Eats no meat."]
@@ -345,7 +345,7 @@ def test_an_agent_that_is_not_the_pages_is_told(memory: Steno, ids: Ids, workspa
     assert other.exit_code == 1
     assert "(agent 'main'), and not those of 'telegram:1' (agent 'tutor')" in other.stderr
     own = memory("import", "-", "--agent", "tutor", given="## Core facts\n- a\n")
-    assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
+    assert (own.exit_code, "does not name its scope" in own.stderr) == (1, True)
     assert "Eats fish." not in _texts(workspace)
     assert memory("import", "-", "--agent", "main", given=edited).exit_code == 0
     assert "Eats fish." in _texts(workspace)
@@ -359,7 +359,7 @@ def test_a_page_that_is_not_understood_is_one_sentence(
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: Line 3 belongs to no note")
     own = memory("import", "-", given="## Core facts\n- a\n")
-    assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
+    assert (own.exit_code, "does not name its scope" in own.stderr) == (1, True)
     (place / "x.md").write_bytes(b"\xff")
     assert "is no UTF-8 text" in memory("import", str(place / "x.md")).stderr
 
@@ -390,7 +390,7 @@ def test_no_command_makes_a_workspace(steno: Steno, place: Path, where: str) -> 
     (place / "own.md").write_text("## Core facts\n- Likes tea.\n")
     for words in (["list"], ["forget", "x"], ["undo"], ["import", "own.md", "--who", "x"]):
         result = steno("memory", *words, "-w", where)
-        assert (result.exit_code, "is the name right?" in result.stderr) == (1, True)
+        assert (result.exit_code, "check the path" in result.stderr) == (1, True)
     assert not list(place.glob("nowhere*"))
 
 

@@ -110,7 +110,7 @@ def test_without_rules_nothing_is_done() -> None:
     assert _keys([_entry("a", days=10_000)]) == []
 
 
-def test_a_rule_that_does_not_say_which_sessions_takes_none() -> None:
+def test_rule_without_condition_applies_to_no_session() -> None:
     entries = [_entry("a", days=10_000)]
     assert _keys(entries, Rule(name="r", action="delete")) == []
     assert _keys(entries, Rule(name="r", action="purge", prefix="a", exclude_tag="keep")) == []
@@ -122,14 +122,14 @@ def test_age_is_that_of_the_last_change() -> None:
     assert _keys(entries, rule) == [("delete", "old")]
 
 
-def test_a_count_keeps_the_newest_of_what_the_rule_is_about() -> None:
+def test_keep_newest_keeps_newest_matching_sessions() -> None:
     entries = [_entry(f"a:{number}", days=number) for number in range(5)]
     entries += [_entry("b:1", days=100)]
     rule = Rule(name="r", action="delete", keep_newest=3, prefix="a:")
     assert _keys(entries, rule) == [("delete", "a:4"), ("delete", "a:3")]
 
 
-def test_all_that_a_rule_says_must_be_true() -> None:
+def test_all_conditions_of_a_rule_must_hold() -> None:
     rule = Rule(
         name="r", action="delete", older_than=DAY, tag="x", larger_than=1000, exclude_tag="keep"
     )
@@ -145,7 +145,7 @@ def test_all_that_a_rule_says_must_be_true() -> None:
     assert _keys(entries, rule, infos=infos) == [("delete", "right")]
 
 
-def test_what_is_running_or_cannot_be_read_is_left_alone() -> None:
+def test_running_and_unreadable_sessions_are_left_alone() -> None:
     rule = Rule(name="r", action="delete", older_than=DAY)
     entries = [
         _entry("running", days=9, state="running"),
@@ -155,7 +155,7 @@ def test_what_is_running_or_cannot_be_read_is_left_alone() -> None:
     assert _keys(entries, rule) == [("delete", "interrupted")]
 
 
-def test_what_is_damaged_is_archived_and_not_deleted() -> None:
+def test_damaged_sessions_are_archived_but_not_deleted() -> None:
     entries = [_entry("a", days=9), _entry("b", days=9, lost=1), _entry("c", days=9, damaged=1)]
     infos = {"a": _info("a", lost=1)}
     delete = Rule(name="r", action="delete", older_than=DAY)
@@ -166,7 +166,7 @@ def test_what_is_damaged_is_archived_and_not_deleted() -> None:
     assert len(_keys(entries, archive, infos=infos)) == 3
 
 
-def test_a_purge_takes_nothing_that_is_in_use() -> None:
+def test_purge_spares_keys_in_use() -> None:
     entries = [_entry("a", days=10_000, tags=("x",))]
     infos = {"a": _info("a", bytes=10_000)}
     for rule in (
@@ -178,7 +178,7 @@ def test_a_purge_takes_nothing_that_is_in_use() -> None:
         assert _keys(entries, rule, infos=infos) == []
 
 
-def test_what_was_taken_in_is_no_older_than_that() -> None:
+def test_imported_session_is_no_older_than_its_import() -> None:
     rule = Rule(name="r", action="delete", older_than=30 * DAY)
     entries = [_entry("a", days=400)]
 
@@ -192,7 +192,7 @@ def test_what_was_taken_in_is_no_older_than_that() -> None:
     assert taken({"last_seq": 1}) == [("delete", "a")], "somebody went on with it here"
 
 
-def test_a_session_that_is_another_one_by_now_is_left_alone() -> None:
+def test_recreated_session_is_left_alone() -> None:
     rule = Rule(name="r", action="delete", older_than=DAY)
     infos = {"a": _info("a", uid="another life")}
     assert _keys([_entry("a", days=9)], rule, infos=infos) == []
@@ -214,7 +214,7 @@ def test_archiving_comes_first_and_the_strongest_rule_counts() -> None:
     ]
 
 
-def test_what_has_nothing_to_archive_is_not_planned_for_it() -> None:
+def test_session_without_hidden_messages_is_not_archived() -> None:
     rule = Rule(name="r", action="archive", older_than=DAY)
     infos = {"a": _info("a", floor=2, archived=2)}
     assert _keys([_entry("a", days=9), _entry("b", days=9)], rule, infos=infos) == [
@@ -222,7 +222,7 @@ def test_what_has_nothing_to_archive_is_not_planned_for_it() -> None:
     ]
 
 
-def test_what_somebody_brought_back_stays_for_another_period() -> None:
+def test_restored_session_is_kept_for_another_period() -> None:
     entries = [_entry("a", days=400, tags=("x",))]
     by_age = Rule(name="r", action="delete", older_than=30 * DAY)
     by_tag = Rule(name="r", action="delete", tag="x")
@@ -301,7 +301,7 @@ def _all_keys(where: str, agent: str | None = None) -> list[str]:
         return store.list_sessions()
 
 
-def test_a_dry_run_tells_what_would_be_done_and_does_nothing(where: str) -> None:
+def test_dry_run_reports_plan_and_does_nothing(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     found = apply_rules(where, [rule], dry_run=True)
     assert [(one.outcome, one.agent, one.step.key) for one in found] == [
@@ -325,7 +325,7 @@ def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
     assert apply_rules(where, [by_age]) == [], "it was changed when it was deleted"
 
 
-def test_only_purge_deletes_for_good_and_only_what_is_in_the_trash(where: str) -> None:
+def test_only_purge_deletes_permanently_and_only_from_trash(where: str) -> None:
     with _open(where) as store:
         store.delete("b")
         store.add_message("b", "user", "another life")
@@ -348,7 +348,7 @@ def test_archiving_keeps_every_message(where: str) -> None:
     assert apply_rules(where, [rule]) == [], "there is nothing left to archive"
 
 
-def test_a_session_in_which_somebody_has_the_turn_is_left_alone(where: str) -> None:
+def test_session_with_running_turn_is_left_alone(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     with _open(where) as store, store.lease("a", ttl=60):
         found = apply_rules(where, [rule])
@@ -356,7 +356,7 @@ def test_a_session_in_which_somebody_has_the_turn_is_left_alone(where: str) -> N
     assert _all_keys(where) == ["a"]
 
 
-def test_a_session_that_was_found_damaged_meanwhile_is_not_deleted(
+def test_session_found_damaged_after_planning_is_not_deleted(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _open(where) as store:
@@ -370,9 +370,7 @@ def test_a_session_that_was_found_damaged_meanwhile_is_not_deleted(
 
 
 @pytest.mark.parametrize("action", ["archive", "delete"])
-def test_what_happens_between_planning_and_doing_saves_a_session(
-    where: str, action: Action
-) -> None:
+def test_session_changed_after_planning_is_not_deleted(where: str, action: Action) -> None:
     with _open(where) as store:
         info = store.info("a")
         step = RetentionStep(
@@ -384,17 +382,17 @@ def test_what_happens_between_planning_and_doing_saves_a_session(
             updated=info.updated,
         )
         with store.lease("a", ttl=60):
-            assert execute_step(store, step) == ("skipped", "somebody has the turn in it")
+            assert execute_step(store, step) == ("skipped", "a turn is in progress")
         store.add_message("a", "user", "I am back")
-        assert execute_step(store, step) == ("skipped", "it was changed meanwhile")
+        assert execute_step(store, step) == ("skipped", "it was changed since the plan was made")
         assert store.info("a").count == 5
         store.delete("a")
-        assert execute_step(store, step) == ("skipped", "it is gone already")
+        assert execute_step(store, step) == ("skipped", "it was already deleted")
         store.add_message("a", "user", "another life")
-        assert execute_step(store, step) == ("skipped", "it was changed meanwhile")
+        assert execute_step(store, step) == ("skipped", "it was changed since the plan was made")
 
 
-def test_what_is_said_while_it_is_being_deleted_brings_it_back(where: str) -> None:
+def test_message_during_deletion_restores_the_session(where: str) -> None:
     with _open(where) as store:
         info = store.info("a")
         step = RetentionStep(
@@ -410,7 +408,7 @@ def test_what_is_said_while_it_is_being_deleted_brings_it_back(where: str) -> No
             store.add_message("a", "user", "one more")
 
         done = execute_step(store, step, on_start=somebody_writes)
-        assert done == ("skipped", "it was changed meanwhile")
+        assert done == ("skipped", "it was changed since the plan was made")
         assert store.get_history("a")[-1].content == "one more"
         assert store.list_trash() == []
 
@@ -429,7 +427,7 @@ def _purge_of(gone: Trashed) -> RetentionStep:
     )
 
 
-def test_a_key_that_is_in_use_again_is_not_purged_for_what_is_in_the_trash(where: str) -> None:
+def test_trash_of_a_key_in_use_is_not_purged(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
         step = _purge_of(gone)
@@ -462,7 +460,7 @@ def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> 
         assert store.list_trash() == []
 
 
-def test_what_is_begun_at_the_last_moment_is_not_purged_along(where: str) -> None:
+def test_session_created_during_purge_is_not_purged(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
         step = _purge_of(gone)
@@ -475,7 +473,7 @@ def test_what_is_begun_at_the_last_moment_is_not_purged_along(where: str) -> Non
         assert store.list_trash() == []
 
 
-def test_what_was_deleted_anew_at_the_last_moment_stays_in_the_trash(where: str) -> None:
+def test_session_deleted_during_purge_stays_in_trash(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
         step = _purge_of(gone)
@@ -512,7 +510,7 @@ def test_a_purge_that_was_interrupted_is_ended_by_the_next_rule_that_purges(wher
     assert apply_rules(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
     assert [one.step.unfinished for one in apply_rules(where, [old], dry_run=True)] == [True]
     [done] = apply_rules(where, [old])
-    assert (done.outcome, done.words) == ("done", "a purge that was interrupted is ended")
+    assert (done.outcome, done.words) == ("done", "completed an interrupted purge")
     assert apply_rules(where, [old]) == []
     with _open(where) as store:
         assert isinstance(store, PurgingStore)
@@ -558,7 +556,7 @@ def test_it_ends_between_two_steps_when_it_is_asked_to(where: str) -> None:
     assert _all_keys(where) == ["b"]
 
 
-def test_a_daemon_goes_on_where_one_place_cannot_be_read(
+def test_daemon_continues_after_unreadable_place(
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
@@ -569,7 +567,7 @@ def test_a_daemon_goes_on_where_one_place_cannot_be_read(
     assert apply_rules_everywhere([where], []) == []
 
 
-def test_a_fault_with_the_sessions_of_one_keeps_no_other_from_being_looked_at(
+def test_failure_of_one_agent_does_not_stop_the_others(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looked: list[int] = []
@@ -586,7 +584,7 @@ def test_a_fault_with_the_sessions_of_one_keeps_no_other_from_being_looked_at(
     assert "retention: nothing was done: TypeError: what nobody thought of" in caplog.text
 
 
-def test_what_was_just_imported_is_not_deleted_for_its_age(tmp_path: Path) -> None:
+def test_recently_imported_session_is_not_deleted(tmp_path: Path) -> None:
     old = tmp_path / "sessions" / "cli_old.json"
     old.parent.mkdir()
     when = "2020-01-01T00:00:00Z"
@@ -604,7 +602,7 @@ def test_what_was_just_imported_is_not_deleted_for_its_age(tmp_path: Path) -> No
     assert [one.outcome for one in apply_rules(str(tmp_path / "ws"), [rule])] == ["done"]
 
 
-def test_rules_are_kept_to_in_postgresql_too(postgres_url: str) -> None:
+def test_rules_apply_in_postgresql(postgres_url: str) -> None:
     _fill(postgres_url)
     actions: tuple[Action, ...] = ("archive", "delete", "purge")
     for action in actions:
@@ -637,11 +635,11 @@ def test_the_log_has_a_line_for_each_that_was_done(folder: Path) -> None:
     assert before.split("\t")[6] == done.step.uid
     parts = after.split("\t")
     assert parts[1:7] == ["done", "delete", "weekly", "sessions", r"odd\nkey\t", done.step.uid]
-    assert parts[8] == "it is in the trash"
+    assert parts[8] == "moved to the trash"
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_log_tells_what_was_begun_and_not_ended(
+def test_log_shows_started_but_unfinished_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
@@ -656,7 +654,7 @@ def test_the_log_tells_what_was_begun_and_not_ended(
     assert line.split("\t")[1:4] == ["begins", "purge", "r"]
 
 
-def test_the_log_does_not_fill_with_what_is_left_alone(folder: Path) -> None:
+def test_skipped_steps_are_not_logged(folder: Path) -> None:
     with open_store(folder) as store:
         store.add_messages("batch", [{"role": "user", "content": "x"}] * 3)
         store.checkpoint("batch", summary="x", upto=1)
@@ -665,7 +663,7 @@ def test_the_log_does_not_fill_with_what_is_left_alone(folder: Path) -> None:
     assert (folder / LOG_NAME).read_text() == ""
 
 
-def test_what_cannot_be_told_of_is_not_done(folder: Path, tmp_path: Path) -> None:
+def test_step_that_cannot_be_logged_is_not_executed(folder: Path, tmp_path: Path) -> None:
     (folder / LOG_NAME).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StenologError):
         apply_rules(str(folder), [Rule(name="r", action="delete", older_than=EVERY)])

@@ -21,7 +21,7 @@ def test_nothing_is_asked_by_stop_words_alone() -> None:
     assert not parse_question("And yesterday?", now=NOW).empty
 
 
-def test_what_was_recalled_is_no_part_of_the_question() -> None:
+def test_recalled_blocks_are_removed_from_the_question() -> None:
     assert parse_question(f"{memory_block(['likes tea'])}\nWhich coffee?", now=NOW).stems == (
         "coffe",
     )

@@ -41,7 +41,7 @@ def test_the_question_shows_the_turns_by_number() -> None:
     assert "## Turn 2," in shown["content"]
 
 
-def test_the_question_names_what_is_noted_already_but_does_not_tell_it() -> None:
+def test_prompt_has_known_subjects_but_not_their_texts() -> None:
     [_, shown] = build_prompt([TURN], subjects=["diet", "town", "diet"], budget=1_000)
 
     assert shown["content"].startswith('Names already in use for "about": diet, town.')
@@ -64,7 +64,7 @@ def test_the_schema_asks_for_as_many_turns_as_are_shown() -> None:
     assert answer_tokens(3) > answer_tokens(1)
 
 
-def test_a_sound_answer_is_taken_turn_by_turn() -> None:
+def test_valid_answer_is_parsed_per_turn() -> None:
     answer = _answer(
         {"turn": 2, "daily": "Talked.", "facts": []},
         {"turn": 1, "daily": "Said what\nthey eat.", "facts": [FACT]},
@@ -90,11 +90,11 @@ def test_an_answer_on_one_turn_may_do_without_the_list_and_the_right_number() ->
 @pytest.mark.parametrize(
     "answer", ["", "I cannot do that.", "{}", '{"turns": []}', '{"turns": "none"}', "[1]"]
 )
-def test_what_is_no_answer_is_none(answer: str) -> None:
+def test_unusable_answers_are_none(answer: str) -> None:
     assert parse_answer(answer, turns=2) is None
 
 
-def test_a_fenced_answer_that_was_cut_off_gives_what_is_whole() -> None:
+def test_truncated_fenced_answer_gives_complete_turns() -> None:
     whole = _answer({"turn": 1, "daily": "One.", "facts": [FACT, FACT]})
 
     found = parse_answer("Here:\n```json\n" + whole[:-40], turns=1)
@@ -134,7 +134,7 @@ def test_confidence_is_between_nothing_and_one(told: Any, taken: float) -> None:
     assert found[1].facts[0].confidence == taken
 
 
-def test_an_endless_list_of_facts_is_not_taken() -> None:
+def test_number_of_facts_is_limited() -> None:
     found = parse_answer(_answer({"turn": 1, "daily": "", "facts": [FACT] * 50}), turns=1)
 
     assert found is not None

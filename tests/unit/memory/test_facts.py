@@ -35,13 +35,13 @@ def test_the_same_fact_again_is_no_new_note(again: str) -> None:
     assert new_notes([Fact(text=again, about="what they eat")], known) == []
 
 
-def test_a_fact_told_twice_in_one_answer_is_one_note() -> None:
+def test_repeated_fact_in_one_answer_is_one_note() -> None:
     twice = [Fact(text="Lives in Oslo."), Fact(text="The user lives in Oslo", about="town")]
 
     assert len(new_notes(twice, [])) == 1
 
 
-def test_another_fact_about_the_same_takes_the_place_of_the_old() -> None:
+def test_new_fact_supersedes_fact_with_same_subject() -> None:
     known = [_note("a", "Lives in Rome.", "home town"), _note("b", "Eats no meat.", "diet")]
 
     [draft] = new_notes([Fact(text="Lives in Oslo.", about="Home-Town ")], known)
@@ -57,7 +57,7 @@ def test_all_that_stood_beside_each_other_is_replaced() -> None:
     assert draft.supersedes == ("a", "b")
 
 
-def test_two_facts_of_one_turn_stand_beside_each_other() -> None:
+def test_two_facts_of_one_turn_do_not_supersede_each_other() -> None:
     both = [Fact(text="Likes chess.", about="hobby"), Fact(text="Likes sailing.", about="hobby")]
 
     assert [draft.supersedes for draft in new_notes(both, [])] == [(), ()]
@@ -69,7 +69,7 @@ def test_facts_about_nothing_in_particular_replace_nothing() -> None:
     assert [draft.supersedes for draft in new_notes([Fact(text="Has a cat.")], known)] == [()]
 
 
-def test_what_was_said_before_a_note_does_not_replace_it() -> None:
+def test_older_fact_does_not_supersede_newer_note() -> None:
     known = [_note("a", "Lives in Oslo.", "town")]
     old = Fact(text="Lives in Rome.", about="town")
 

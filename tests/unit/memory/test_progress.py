@@ -22,7 +22,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def test_at_first_it_stands_at_the_beginning(store: Store) -> None:
+def test_mark_of_a_new_session_is_at_the_beginning(store: Store) -> None:
     assert ConsolidationProgress(store, agent="main").read("u1") == ProgressMark(
         seq=0, attempts=0, retry_at=None
     )
@@ -44,7 +44,7 @@ def test_each_session_uid_and_each_agent_has_its_own(store: Store) -> None:
     assert ConsolidationProgress(store, agent="other").read("u1").seq == 0
 
 
-def test_what_was_tried_in_vain_is_known_until_the_mark_moves(store: Store) -> None:
+def test_failed_attempts_are_counted_until_the_mark_moves(store: Store) -> None:
     progress = ConsolidationProgress(store, agent="main")
 
     progress.move("u1", 2)

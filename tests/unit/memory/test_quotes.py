@@ -33,7 +33,7 @@ TOLD = "Well, I can’t eat   NUTS — my sister Zoë lives in Oslo, by the way.
         "Not I! She. Sails.",
     ],
 )
-def test_words_that_stand_there_in_a_row_were_said(quote: str) -> None:
+def test_consecutive_words_count_as_quoted(quote: str) -> None:
     assert is_quoted(quote, ["Hello", TOLD])
 
 
@@ -55,7 +55,7 @@ def test_words_that_stand_there_in_a_row_were_said(quote: str) -> None:
         "she sails",
     ],
 )
-def test_anything_else_was_not(quote: str) -> None:
+def test_other_words_do_not_count_as_quoted(quote: str) -> None:
     assert not is_quoted(quote, ["Hello", TOLD])
 
 
@@ -81,7 +81,7 @@ def test_two_sentences_are_not_stitched_into_one(quote: str, text: str) -> None:
     assert not is_quoted(quote, [text])
 
 
-def test_two_sentences_may_be_quoted_as_they_stand() -> None:
+def test_two_sentences_may_be_quoted_together() -> None:
     assert is_quoted("I moved. Oslo is home", ["Hi! I moved. Oslo is home now."])
     assert is_quoted("well... I moved", ["Well... I moved."])
     assert is_quoted("Dr. Fox, at 3.5 km", ["I see Dr. Fox, at 3.5 km from here"])

@@ -94,7 +94,7 @@ def test_core_facts_do_not_grow_old() -> None:
     assert entry < 0.51 * fact
 
 
-def test_what_is_not_of_the_time_that_was_asked_for_comes_last() -> None:
+def test_candidates_of_other_periods_come_last() -> None:
     found = _ranked(
         "which ferry in May?",
         _message("the ferry", seq=1),
@@ -105,7 +105,7 @@ def test_what_is_not_of_the_time_that_was_asked_for_comes_last() -> None:
     assert _ranked("what was in May?", _message("now"), _message("then", days=40)) == ["then"]
 
 
-def test_what_a_tool_said_counts_less() -> None:
+def test_tool_results_score_less() -> None:
     assert _ranked("ferry", _message("ferry", seq=1, role="tool"), _message("ferry a", seq=5)) == [
         "ferry a",
         "ferry",

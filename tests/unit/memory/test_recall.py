@@ -87,7 +87,7 @@ def test_notes_are_found_without_any_message(notes: Notes) -> None:
     assert f"(fact, {found.found[0].source}) Eats no meat." in found.block
 
 
-def test_the_newest_facts_are_told_unasked(notes: Notes) -> None:
+def test_newest_facts_are_included_without_match(notes: Notes) -> None:
     notes.add(ME, [_fact(f"Fact number {number}.") for number in range(80)])
     notes.add(Scope(who="telegram:2"), [_fact("Somebody else's.")])
     for question in ("Hello!", "", "What shall I wear?"):
@@ -99,9 +99,7 @@ def test_the_newest_facts_are_told_unasked(notes: Notes) -> None:
         assert not asked(include_recent_facts=False).block
 
 
-def test_notes_and_messages_stand_in_one_block(
-    store: Store, catalog: Catalog, notes: Notes
-) -> None:
+def test_notes_and_messages_share_one_block(store: Store, catalog: Catalog, notes: Notes) -> None:
     _say(store, "telegram:1", "The ferry was late.")
     notes.add(ME, [_fact("Is afraid of ferries."), Draft(kind="daily", text="Missed a ferry.")])
     found = recall("ferry", scope=ME, notes=notes, catalog=catalog, now=NOW)
@@ -126,7 +124,7 @@ def test_superseded_and_forgotten_notes_are_not_recalled(notes: Notes) -> None:
     assert _texts(found) == ["Lives in Graz."]
 
 
-def test_what_the_asking_session_sees_is_not_told_again(store: Store, catalog: Catalog) -> None:
+def test_visible_messages_of_asking_session_are_left_out(store: Store, catalog: Catalog) -> None:
     _say(store, "telegram:1", "The first ferry.", "Yes.", "The second ferry.", "No.")
     _say(store, "telegram:t:1", "The third ferry.")
     store.checkpoint("telegram:1", summary="ferries", upto=2)
@@ -147,7 +145,9 @@ def test_the_question_itself_is_not_recalled(store: Store, catalog: Catalog) -> 
     assert _texts(found) == ["The ferry at nine."]
 
 
-def test_what_was_recalled_before_is_neither_found_nor_told(store: Store, catalog: Catalog) -> None:
+def test_earlier_recall_blocks_are_neither_matched_nor_returned(
+    store: Store, catalog: Catalog
+) -> None:
     block = memory_block(["zanzibar is far"])
     _say(store, "telegram:1", f"{block}\nWhere is the ferry?")
     assert recall("zanzibar", scope=ME, notes=None, catalog=catalog, now=NOW).block == ""
@@ -156,7 +156,7 @@ def test_what_was_recalled_before_is_neither_found_nor_told(store: Store, catalo
     assert "zanzibar" not in found.block
 
 
-def test_the_same_words_are_told_once(store: Store, catalog: Catalog) -> None:
+def test_duplicate_texts_are_returned_once(store: Store, catalog: Catalog) -> None:
     for days in (1, 2, 3):
         _say(store, f"telegram:{days}:1", "The ferry leaves at nine.", days=days)
     found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW)
@@ -220,7 +220,7 @@ def test_three_users_in_one_store_never_see_each_other(
     assert {one.source.rpartition(":")[0] for one in found.found} == {"slack:C1:ann"}
 
 
-def test_two_agents_of_one_user_have_notes_of_their_own(
+def test_two_agents_of_one_user_have_separate_notes(
     store: Store, catalog: Catalog, notes: Notes
 ) -> None:
     coder = Scope(agent="coder", who=ME.who, of="sender")

@@ -65,7 +65,7 @@ def test_without_anything_found_there_is_no_block() -> None:
     assert _told() == RecallResult(block="", found=(), tokens=0)
 
 
-def test_what_does_not_fit_is_left_out_from_the_worst_on() -> None:
+def test_worst_entries_are_dropped_first() -> None:
     many = [_ranked(f"ferry number {n}", score=100 - n, source=f"cli:a:{n}") for n in range(90)]
     found = _told(*many, budget=200)
     assert found.tokens <= 200
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_left_out_from_the_worst_on() -> None:
     assert _told(*many, budget=5) == RecallResult()
 
 
-def test_a_short_one_may_fit_where_a_long_one_did_not() -> None:
+def test_shorter_entry_may_fit_after_a_longer_one_did_not() -> None:
     found = _told(_ranked("ferry " * 60, score=2), _ranked("ferry at nine", score=1), budget=80)
     assert [one.text for one in found.found] == ["ferry at nine"]
 
@@ -93,9 +93,7 @@ def test_a_long_text_is_shortened_around_the_words() -> None:
     st.lists(st.builds(_ranked, st.text(max_size=900), score=st.floats(0.1, 9))),
     st.integers(0, 600),
 )
-def test_a_block_never_takes_more_than_its_budget(
-    ranked: list[RankedCandidate], budget: int
-) -> None:
+def test_block_never_exceeds_its_budget(ranked: list[RankedCandidate], budget: int) -> None:
     found = _told(*ranked, budget=budget)
     assert found.tokens == estimate(found.block) <= budget
     assert bool(found.block) == bool(found.found)

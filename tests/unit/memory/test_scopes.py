@@ -28,7 +28,7 @@ def test_no_two_scopes_have_the_same_key(one: Scope, other: Scope) -> None:
 
 
 @given(scopes)
-def test_a_key_tells_its_scope(scope: Scope) -> None:
+def test_scope_from_key_is_inverse_of_key(scope: Scope) -> None:
     assert scope_from_key(scope.key) == scope
     assert scope.key.startswith(scope_prefix(scope.agent, scope.of))
 
@@ -70,7 +70,7 @@ def test_scope_of_a_sender_is_never_that_of_a_session(name: str) -> None:
 @example(Scope(who="@telegram:1"))
 @example(Scope(who="@@telegram:1"))
 @example(Scope(who="telegram:1", of="sender"))
-def test_name_tells_its_scope(scope: Scope) -> None:
+def test_parse_scope_name_is_inverse_of_name(scope: Scope) -> None:
     if scope.of == "sender" and scope.who.startswith("@"):
         return  # no sender begins so: `check_sender` refuses it
     assert parse_scope_name(scope.name, agent=scope.agent) == scope
@@ -79,6 +79,6 @@ def test_name_tells_its_scope(scope: Scope) -> None:
 @pytest.mark.parametrize(
     "scope", [Scope(who=""), Scope(agent="", who="x"), Scope(who="x" * 1020), Scope(who="\ud800")]
 )
-def test_what_can_be_no_scope_is_refused(scope: Scope) -> None:
+def test_invalid_scopes_are_rejected(scope: Scope) -> None:
     with pytest.raises(InvalidKey):
         assert scope.key

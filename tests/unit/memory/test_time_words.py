@@ -90,7 +90,7 @@ def test_a_time_is_understood(text: str, first: str, last: str) -> None:
         "on February 29, 2026",
     ],
 )
-def test_what_names_no_time_is_left_alone(text: str) -> None:
+def test_text_without_time_is_unchanged(text: str) -> None:
     assert find_period(text, now=NOW).period is None
     assert find_period(text, now=NOW).rest == text
 
@@ -112,7 +112,7 @@ def test_letters_that_a_pattern_takes_for_others_name_the_same_time(text: str, p
     assert find_period(text, now=NOW).period == find_period(plain, now=NOW).period is not None
 
 
-def test_the_words_for_the_time_are_taken_out() -> None:
+def test_words_for_the_time_are_removed() -> None:
     assert find_period("What broke last week in Rome?", now=NOW).rest.split() == [
         "What", "broke", "in", "Rome?",
     ]  # fmt: skip

@@ -49,7 +49,7 @@ def test_every_folder_of_logs_is_found_and_no_other(tmp_path: Path) -> None:
     ]
 
 
-def test_notes_of_somebody_else_are_not_ours(tmp_path: Path) -> None:
+def test_notes_folder_of_another_program_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.md").write_text("milk")
     assert log_folders(tmp_path) == []
@@ -63,7 +63,7 @@ def test_a_namespace_of_deleted_sessions_only_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["{}", "sqlite:{}/steno.db"])
-def test_who_else_has_sessions_is_told_on_every_engine(where: str, tmp_path: Path) -> None:
+def test_other_agents_and_namespaces_are_listed_on_every_engine(where: str, tmp_path: Path) -> None:
     place = where.format(tmp_path)
     _say(place)
     assert other_namespaces(place) == OtherNamespaces()
@@ -76,7 +76,7 @@ def test_who_else_has_sessions_is_told_on_every_engine(where: str, tmp_path: Pat
     )
 
 
-def test_nobody_else_has_sessions_in_memory() -> None:
+def test_in_memory_store_has_no_other_namespaces() -> None:
     assert other_namespaces("memory:") == OtherNamespaces()
 
 

@@ -106,7 +106,7 @@ def _refused(source: Store, target: Store) -> CopyProblem:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_all_that_can_be_read_is_the_same_in_a_copy(stores: Open, one: str, other: str) -> None:
+def test_copy_has_identical_content(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     found = _copied(source, target)
@@ -129,7 +129,7 @@ def test_undo_gives_the_same_on_both_sides(stores: Open, one: str, other: str) -
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_a_token_is_known_in_a_copy(stores: Open, one: str, other: str) -> None:
+def test_idempotency_keys_are_copied(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -149,7 +149,7 @@ def test_a_token_is_known_in_a_copy(stores: Open, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_the_trash_is_carried_and_can_be_restored(stores: Open, one: str, other: str) -> None:
+def test_trash_is_copied_and_restorable(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -183,7 +183,7 @@ def test_a_copy_keeps_the_times_of_deletion_in_whatever_order_it_moves_sessions_
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_what_changed_since_is_brought_up_to_date(stores: Open, one: str, other: str) -> None:
+def test_second_copy_updates_changed_sessions(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -206,7 +206,7 @@ def test_what_changed_since_is_brought_up_to_date(stores: Open, one: str, other:
 
 
 @pytest.mark.parametrize(("one", "other"), FEW)
-def test_a_copy_goes_on_like_the_source(stores: Open, one: str, other: str) -> None:
+def test_copy_can_be_written_like_the_source(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -225,7 +225,7 @@ def test_a_copy_goes_on_like_the_source(stores: Open, one: str, other: str) -> N
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_preview_tells_what_there_is_to_do_and_does_nothing(stores: Open, engine: str) -> None:
+def test_preview_reports_changes_and_writes_nothing(stores: Open, engine: str) -> None:
     source, target = stores(engine, "source"), stores(engine, "target")
     fill(source)
     found = preview_copy(whole(source), whole(target))
@@ -249,7 +249,7 @@ def test_a_preview_tells_what_there_is_to_do_and_does_nothing(stores: Open, engi
     then=st.lists(operations(), max_size=6),
     other=st.sampled_from(ENGINES),
 )
-def test_any_session_is_carried_and_brought_up_to_date(
+def test_any_session_is_copied_and_updated(
     engine: str, first: list[object], then: list[object], other: str
 ) -> None:
     with (
@@ -365,7 +365,9 @@ def test_an_archive_that_is_missing_loses_its_messages_and_no_others(place: Path
 
 
 @pytest.mark.parametrize(("one", "other"), FEW)
-def test_another_session_of_the_same_key_stays(stores: Open, one: str, other: str) -> None:
+def test_different_session_with_same_key_is_not_overwritten(
+    stores: Open, one: str, other: str
+) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     source.add_message("a", "user", "here")
     source.add_message("b", "user", "here")
@@ -396,7 +398,7 @@ def _delete(store: Store) -> None:
 
 @pytest.mark.parametrize("went_on", [_append, _change, _label, _delete])
 @pytest.mark.parametrize(("one", "other"), FEW)
-def test_a_destination_that_went_on_by_itself_stays(
+def test_newer_destination_is_not_overwritten(
     stores: Open, one: str, other: str, went_on: Callable[[Store], None]
 ) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -416,7 +418,7 @@ def test_a_destination_that_went_on_by_itself_stays(
     assert "The destination was not changed" in problem.reason
 
 
-def test_a_copy_of_another_branch_of_the_same_session_stays(place: Path) -> None:
+def test_diverged_copy_is_not_overwritten(place: Path) -> None:
     with (
         JSONLStore(place / "one") as one,
         JSONLStore(place / "two") as two,
@@ -432,7 +434,7 @@ def test_a_copy_of_another_branch_of_the_same_session_stays(place: Path) -> None
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_what_was_copied_and_then_damaged_is_told(place: Path, engine: str) -> None:
+def test_damaged_copy_is_reported(place: Path, engine: str) -> None:
     with JSONLStore(place / "source") as source:
         source.add_message("a", "user", "number 1")
         source.add_message("a", "user", "number 2")
@@ -449,7 +451,7 @@ def test_what_was_copied_and_then_damaged_is_told(place: Path, engine: str) -> N
             assert "the copy in the destination is damaged" in problem.reason
 
 
-def test_a_session_that_only_the_destination_has_is_told_and_stays(stores: Open) -> None:
+def test_session_only_in_destination_is_reported_and_kept(stores: Open) -> None:
     source, target = stores("jsonl", "source"), stores("sqlite", "target")
     source.add_message("a", "user", "one")
     source.add_message("b", "user", "one")
@@ -478,7 +480,7 @@ class _Meddler:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_what_is_written_between_the_passes_is_there(stores: Open, one: str, other: str) -> None:
+def test_writes_between_passes_are_copied(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
 
@@ -492,7 +494,7 @@ def test_what_is_written_between_the_passes_is_there(stores: Open, one: str, oth
 
 
 @pytest.mark.parametrize(("one", "other"), FEW)
-def test_the_last_pass_has_what_is_written_before_it(stores: Open, one: str, other: str) -> None:
+def test_last_pass_copies_latest_writes(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     source.add_message("a", "user", "one")
     written = []
@@ -536,9 +538,7 @@ class _Watched:
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_nobody_writes_to_a_session_while_the_rest_of_it_is_copied(
-    place: Path, engine: str
-) -> None:
+def test_session_is_locked_during_last_pass(place: Path, engine: str) -> None:
     options = {"busy_timeout": 0.05}
     with opened(engine, place, name="source") as source:
         other: Store = (
@@ -567,9 +567,7 @@ def test_session_purged_during_the_copy_is_no_problem(stores: Open) -> None:
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_a_destination_that_is_written_to_meanwhile_is_not_overwritten(
-    stores: Open, engine: str
-) -> None:
+def test_destination_written_during_copy_is_not_overwritten(stores: Open, engine: str) -> None:
     source, target = stores("memory", "source"), stores(engine, "target")
     source.add_message("a", "user", "one")
 
@@ -584,7 +582,7 @@ def test_a_destination_that_is_written_to_meanwhile_is_not_overwritten(
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_threads_that_write_meanwhile_lose_nothing(stores: Open, engine: str) -> None:
+def test_concurrent_writers_lose_nothing_during_copy(stores: Open, engine: str) -> None:
     source, target = stores(engine, "source"), stores("sqlite", "target")
     stop = Event()
 
@@ -621,7 +619,7 @@ class _CutError(Exception):
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_a_copy_that_was_cut_short_goes_on(
+def test_interrupted_copy_is_continued(
     stores: Open, one: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -671,7 +669,7 @@ class _Breaking:
 
 
 @pytest.mark.parametrize("other", [*ENGINES, "postgresql"])
-def test_a_session_is_there_whole_or_not_at_all(stores: Open, other: str) -> None:
+def test_session_is_copied_completely_or_not_at_all(stores: Open, other: str) -> None:
     source, target = stores("memory", "source"), stores(other, "target")
     fill(source)
     with pytest.raises(_CutError):
@@ -689,7 +687,7 @@ def test_a_session_is_there_whole_or_not_at_all(stores: Open, other: str) -> Non
     assert digests(target) == digests(source)
 
 
-def test_nothing_is_written_to_a_store_that_may_only_be_read(place: Path) -> None:
+def test_copy_to_read_only_store_writes_nothing(place: Path) -> None:
     with JSONLStore(place / "target") as target:
         target.add_message("a", "user", "one")
     with JSONLStore(place / "source") as source, suppress(StenologError):
@@ -702,7 +700,7 @@ def test_nothing_is_written_to_a_store_that_may_only_be_read(place: Path) -> Non
     assert [path.name for path in (place / "target/sessions").iterdir()] == ["a.jsonl"]
 
 
-def test_what_a_killed_copy_left_is_cleared_away(place: Path) -> None:
+def test_leftovers_of_killed_copy_are_removed(place: Path) -> None:
     with JSONLStore(place / "source") as source, JSONLStore(place / "target") as target:
         source.add_message("a", "user", "one")
         left = place / "target/sessions/.0123456789abcdef-01234567.copy"
@@ -759,7 +757,7 @@ def test_files_of_a_copy_are_private(place: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_what_was_written_is_read_back_and_compared(place: Path, engine: str) -> None:
+def test_written_sessions_are_read_back_and_compared(place: Path, engine: str) -> None:
     with JSONLStore(place / "source") as source, opened(engine, place) as target:
         source.add_message("a", "user", "number 1")
         source.add_message("a", "user", "number 2")
@@ -773,7 +771,7 @@ def test_what_was_written_is_read_back_and_compared(place: Path, engine: str) ->
                     _damage(place / "x/sessions/a.jsonl", b"number 1")
 
         [problem] = copy_snapshots(source, whole(target), progress=damage).problems
-        assert "not what was read" in problem.reason
+        assert "the copy differs from the source" in problem.reason
 
 
 def test_a_session_keeps_its_times_and_its_uid(place: Path) -> None:
@@ -815,7 +813,7 @@ def test_stamp_differs_from_that_of_a_rewritten_session(place: Path) -> None:
             assert (reading.stamp, reading.snapshot.last_seq) == (mark.stamp, mark.last_seq)
 
 
-def test_what_is_known_is_not_believed_where_the_source_has_more(place: Path) -> None:
+def test_earlier_copy_is_not_trusted_if_source_has_more_messages(place: Path) -> None:
     with SQLiteStore(place / "x.db") as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
         [carried] = _copied(source, target).copied
@@ -901,7 +899,7 @@ class _OftenBusy(_Around):
         self._writer.write(snapshot, messages, instead_of=instead_of)
 
 
-def test_a_destination_that_is_busy_ends_no_copy() -> None:
+def test_busy_destination_does_not_end_the_copy() -> None:
     with InMemoryStore() as source:
         for key in "abc":
             source.add_message(key, "user", key)
@@ -926,7 +924,7 @@ class _Unreadable(_Around):
         raise StoreBusy("replaced all the time")
 
 
-def test_what_could_not_be_looked_at_is_not_overwritten() -> None:
+def test_unreadable_destination_session_is_not_overwritten() -> None:
     with InMemoryStore() as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
         _copied(source, target)

@@ -103,7 +103,7 @@ def test_zeroclaw_packs_tool_calls_as_text(
         (b"", None),
     ],
 )
-def test_a_log_without_meta_is_known_by_its_lines(line: bytes, layout: str | None) -> None:
+def test_log_without_meta_file_is_recognized_by_its_fields(line: bytes, layout: str | None) -> None:
     found = list(read_lines(line))
     known = [
         name
@@ -114,9 +114,7 @@ def test_a_log_without_meta_is_known_by_its_lines(line: bytes, layout: str | Non
 
 
 @pytest.mark.parametrize("meta", [b"", b"[]", b"{", b"\xff", b'{"key":7,"skip":0,"aliases":"x"}'])
-def test_a_meta_that_cannot_be_read_does_not_keep_the_messages_out(
-    meta: bytes, tmp_path: Path
-) -> None:
+def test_unreadable_meta_file_does_not_prevent_import(meta: bytes, tmp_path: Path) -> None:
     (tmp_path / "a_1.jsonl").write_text('{"role":"user","content":"x"}\n')
     (tmp_path / "a_1.meta.json").write_bytes(meta)
     assert picoclaw.read_meta(meta).key is None
@@ -165,7 +163,7 @@ def test_all_samples_are_copied_and_twice_adds_nothing(
         assert sum(store.info(key).count for key in store.list_sessions()) == 52
 
 
-def test_what_could_not_be_carried_is_printed_with_the_reason(steno: Steno, tmp_path: Path) -> None:
+def test_skipped_content_is_printed_with_reason(steno: Steno, tmp_path: Path) -> None:
     for layout in LAYOUTS:
         shutil.copytree(SAMPLES / layout, tmp_path / "old", dirs_exist_ok=True)
     result = steno("import", "old")
@@ -179,7 +177,7 @@ def test_what_could_not_be_carried_is_printed_with_the_reason(steno: Steno, tmp_
     assert len(result.stdout.splitlines()) == 6
 
 
-def test_a_dry_run_writes_nothing_and_says_the_same(steno: Steno, tmp_path: Path) -> None:
+def test_dry_run_prints_same_report_and_writes_nothing(steno: Steno, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "picoclaw", tmp_path / "old")
     before = bytes_of(tmp_path)
     dry = steno("import", "old", "--dry-run")
@@ -206,7 +204,7 @@ def test_one_file_and_the_workspace_of_the_other_program(steno: Steno, tmp_path:
     assert "config.json" not in whole.stderr
 
 
-def test_in_place_the_files_make_room(steno: Steno, tmp_path: Path) -> None:
+def test_import_in_place_renames_files(steno: Steno, tmp_path: Path) -> None:
     place = tmp_path / "workspace" / "sessions"
     for layout in LAYOUTS:
         shutil.copytree(SAMPLES / layout, place, dirs_exist_ok=True)
@@ -231,7 +229,7 @@ def test_in_place_the_files_make_room(steno: Steno, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:steno.db"])
-def test_a_summary_that_is_too_long_does_not_keep_its_session_out(
+def test_oversized_summary_is_skipped_and_session_imported(
     steno: Steno, tmp_path: Path, where: str
 ) -> None:
     old = tmp_path / "old"
@@ -253,7 +251,7 @@ def test_a_summary_that_is_too_long_does_not_keep_its_session_out(
     assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in again.stderr
 
 
-def test_another_conversation_of_that_key_is_told(steno: Steno, tmp_path: Path) -> None:
+def test_key_of_another_conversation_is_reported(steno: Steno, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "picoclaw-legacy", tmp_path / "old")
     with open_store("workspace") as store:
         store.add_message("telegram:91001", "user", "something else")
@@ -263,7 +261,7 @@ def test_another_conversation_of_that_key_is_told(steno: Steno, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [None, "{}", "hello"])
-def test_where_there_is_no_session_it_says_so(
+def test_folder_without_sessions_is_reported(
     steno: Steno, tmp_path: Path, content: str | None
 ) -> None:
     (tmp_path / "old").mkdir()
@@ -282,9 +280,7 @@ def test_where_there_is_no_session_it_says_so(
     assert steno("import", "nowhere").exit_code == 2
 
 
-def test_folders_further_down_are_not_looked_at_and_that_is_said(
-    steno: Steno, tmp_path: Path
-) -> None:
+def test_subfolders_are_not_searched_and_reported(steno: Steno, tmp_path: Path) -> None:
     for layout in (*LAYOUTS, "strands", "nanobot"):
         shutil.copytree(SAMPLES / layout, tmp_path / "old" / layout)
     result = steno("import", "old")

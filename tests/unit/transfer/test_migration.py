@@ -257,9 +257,7 @@ def test_sample_of_zeroclaw(store: Store, place: Path) -> None:
     assert names(place) == ["telegram_1001_alice.jsonl.migrated"]
 
 
-def test_a_session_that_was_taken_in_has_the_times_of_its_conversation(
-    store: Store, place: Path
-) -> None:
+def test_imported_session_has_times_of_its_conversation(store: Store, place: Path) -> None:
     picoclaw(place, "old", "a", "b", "c", key="k", skip=2, summary="s", **TIMES)
     migrate_from_json(place, store)
     began, ended = (_microseconds(time) for time in TIMES.values())
@@ -281,7 +279,7 @@ def test_a_session_that_was_taken_in_has_the_times_of_its_conversation(
 
 
 @pytest.mark.parametrize("imported", ["x", [7], [{}], [{"created": "x", "updated": 7}], [None]])
-def test_meta_that_is_no_receipt_changes_no_times(store: Store, imported: Any) -> None:
+def test_metadata_that_is_not_a_receipt_does_not_change_times(store: Store, imported: Any) -> None:
     store.add_message("k", "user", "a")
     before = store.info("k").created
     store.set_meta("k", imported=imported)
@@ -333,7 +331,7 @@ def test_p4_files_that_reappear_change_nothing_that_is_newer(
     assert "telegram_1001.jsonl.migrated-3" in names(place)
 
 
-def test_what_was_taken_back_since_is_not_hidden_again(store: Store, place: Path) -> None:
+def test_undone_hiding_is_not_repeated_by_reimport(store: Store, place: Path) -> None:
     picoclaw(place, "old", "a", "b", "c", key="k", skip=2, summary="a and b")
     migrate_from_json(place, store)
     store.undo("k")
@@ -345,7 +343,7 @@ def test_what_was_taken_back_since_is_not_hidden_again(store: Store, place: Path
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_file_that_cannot_be_renamed_is_taken_in_once(
+def test_file_that_cannot_be_renamed_is_imported_once(
     store: Store, place: Path, layout: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(place, layout)
@@ -381,10 +379,10 @@ def test_a_file_that_grew_adds_only_what_is_new(store: Store, place: Path) -> No
     assert contents(store) == ["a", "b", "c", "d"]
     # The reference does not say which summary it began with, so the one here is not replaced.
     assert store.get_summary("k") == "s1"
-    assert "summary is left out" in again.imported[0].problems[0]
+    assert "summary was skipped" in again.imported[0].problems[0]
 
 
-def test_p4_another_conversation_gets_a_session_of_its_own(store: Store, place: Path) -> None:
+def test_p4_another_conversation_gets_a_separate_session(store: Store, place: Path) -> None:
     legacy(place, "k.json", "a", "b", updated="2026-05-06T07:08:09Z", summary="old")
     store.add_message("k", "user", "a")
     store.add_message("k", "user", "c")
@@ -394,7 +392,7 @@ def test_p4_another_conversation_gets_a_session_of_its_own(store: Store, place: 
 
     [taken] = migrated.imported
     assert taken.key == "k (legacy 2026-05-06)"
-    assert "'k' is another conversation" in taken.problems[0]
+    assert "'k' already contains another conversation" in taken.problems[0]
     assert picture(store)["k"] == before
     assert contents(store, taken.key) == ["a", "b"]
     assert store.get_summary(taken.key) == "old"
@@ -407,7 +405,7 @@ def test_p4_another_conversation_gets_a_session_of_its_own(store: Store, place: 
     assert len(store.list_sessions()) == 3
 
 
-def test_a_key_that_is_nearly_too_long_is_kept_apart_too(store: Store, place: Path) -> None:
+def test_separate_session_of_very_long_key_has_valid_key(store: Store, place: Path) -> None:
     key = "é" * 512
     legacy(place, "long.json", "a", key=key, updated="2026-05-06T07:08:09Z")
     store.add_message(key, "user", "b")
@@ -453,7 +451,7 @@ def test_the_log_of_a_key_counts_before_the_file_it_was_made_from(
 # --- what is left alone ----------------------------------------------------------------------
 
 
-def test_what_cannot_be_read_is_left_alone_and_named(store: Store, place: Path) -> None:
+def test_unreadable_files_are_left_and_reported(store: Store, place: Path) -> None:
     put(place, "picoclaw-legacy")
     texts = {
         "empty.json": "",
@@ -487,7 +485,7 @@ def test_what_cannot_be_read_is_left_alone_and_named(store: Store, place: Path) 
     assert len(store.list_sessions()) == 2
 
 
-def test_logs_of_our_own_are_no_old_sessions(place: Path) -> None:
+def test_stenolog_logs_are_not_imported(place: Path) -> None:
     with open_store(place.parent) as ours:
         for key in ("plain", "with:colon", "k" * 300):
             ours.add_message(key, "user", "x")
@@ -501,11 +499,11 @@ def test_logs_of_our_own_are_no_old_sessions(place: Path) -> None:
     assert {path.name for path in place.glob("*.jsonl")} == set(before)
 
 
-def test_a_folder_that_is_not_there_is_no_failure(store: Store, tmp_path: Path) -> None:
+def test_missing_folder_counts_as_empty(store: Store, tmp_path: Path) -> None:
     assert migrate_from_json(tmp_path / "nowhere", store) == ImportReport()
 
 
-def test_a_meta_alone_is_a_session_where_it_has_a_summary(store: Store, place: Path) -> None:
+def test_meta_file_with_summary_is_a_session(store: Store, place: Path) -> None:
     (place / "a.meta.json").write_text('{"key":"a:1","summary":"they met"}')
     (place / "b.meta.json").write_text('{"key":"b:1","summary":""}')
     migrated = migrate_from_json(place, store)
@@ -515,7 +513,7 @@ def test_a_meta_alone_is_a_session_where_it_has_a_summary(store: Store, place: P
     assert (migrated.sessions, migrated.skipped) == (1, ())
 
 
-def test_what_was_cleared_there_makes_no_session_here(store: Store, place: Path) -> None:
+def test_cleared_session_is_not_imported(store: Store, place: Path) -> None:
     picoclaw(place, "a", key="a:1", skip=0, summary="")
     legacy(place, "b.json", key="b:1")
     legacy(place, "c.json", key="c:1", messages=None)
@@ -524,7 +522,7 @@ def test_what_was_cleared_there_makes_no_session_here(store: Store, place: Path)
     assert all(name.endswith(".migrated") for name in names(place))
 
 
-def test_a_folder_behind_a_link_is_left_alone(store: Store, place: Path, tmp_path: Path) -> None:
+def test_linked_folder_is_not_imported(store: Store, place: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     put(elsewhere, "picoclaw-legacy")
@@ -547,14 +545,14 @@ def test_skip_counts_lines_that_cannot_be_read(store: Store, place: Path) -> Non
 
 
 @pytest.mark.parametrize("skip", [-1, 1.5, True, "3", None])
-def test_a_skip_that_makes_no_sense_hides_nothing(store: Store, place: Path, skip: object) -> None:
+def test_invalid_skip_hides_nothing(store: Store, place: Path, skip: object) -> None:
     picoclaw(place, "k", "a", "b", key="k", skip=skip)
     [taken] = migrate_from_json(place, store).imported
     assert contents(store) == ["a", "b"]
     assert "skip" in taken.problems[0]
 
 
-def test_p10_a_message_that_cannot_be_kept_is_named(store: Store, place: Path) -> None:
+def test_p10_message_that_cannot_be_stored_is_reported(store: Store, place: Path) -> None:
     text = '{"key":"k","messages":[{"role":"user","content":NaN},{"role":"user","content":"b"},3]}'
     (place / "k.json").write_text(text)
     [taken] = migrate_from_json(place, store).imported
@@ -649,7 +647,7 @@ def _put_all_kinds(place: Path) -> None:
     manager.checkpoint("telegram:91001", summary="by the manager", upto=2)
 
 
-def test_p2_whichever_step_fails_the_next_run_makes_it_good(place: Path) -> None:
+def test_p2_next_run_completes_import_that_failed_at_any_step(place: Path) -> None:
     _put_all_kinds(place)
     originals = {path.name: path.read_bytes() for path in place.iterdir()}
     with FailingOnce() as undisturbed:
@@ -704,7 +702,7 @@ def test_p5_a_session_manager_that_never_saw_the_log_hides_none_of_it_whichever_
             assert outcome(store) == expected, step
 
 
-def test_p5_a_merge_that_is_resumed_hides_nothing_that_was_said_meanwhile(place: Path) -> None:
+def test_p5_resumed_merge_does_not_hide_newer_messages(place: Path) -> None:
     manager = SessionManager(place)
     for number in range(4):
         manager.add_message("k", "user", f"to the manager {number}", once=f"t{number}")
@@ -727,7 +725,7 @@ def _without_tails(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_one_damaged_session_does_not_keep_the_others_out(place: Path) -> None:
+def test_damaged_session_does_not_prevent_import_of_others(place: Path) -> None:
     put(place, "picoclaw-legacy")
     (place / "telegram%3A91001.jsonl").write_text("somebody wrote this here\n")
     with open_store(place.parent) as store:
@@ -739,7 +737,7 @@ def test_one_damaged_session_does_not_keep_the_others_out(place: Path) -> None:
     assert (place / "telegram_91001.json").exists()
 
 
-def test_a_file_that_changes_while_it_is_taken_in_keeps_its_name(place: Path, store: Store) -> None:
+def test_file_changed_during_import_keeps_its_name(place: Path, store: Store) -> None:
     path = legacy(place, "k.json", "a")
 
     class Slow(InMemoryStore):
@@ -761,7 +759,7 @@ def test_a_file_that_changes_while_it_is_taken_in_keeps_its_name(place: Path, st
 # --- a foreign log under our name ------------------------------------------------------------
 
 
-def test_a_log_whose_name_is_ours_makes_room(place: Path) -> None:
+def test_old_log_with_name_of_new_log_is_renamed(place: Path) -> None:
     put(place, "zeroclaw")
     original = (place / "telegram_1001_alice.jsonl").read_bytes()
     with open_store(place.parent) as store:
@@ -771,7 +769,7 @@ def test_a_log_whose_name_is_ours_makes_room(place: Path) -> None:
     assert (place / "telegram_1001_alice.jsonl.migrated").read_bytes() == original
 
 
-def test_a_log_that_cannot_make_room_is_left_and_the_others_are_not(
+def test_log_that_cannot_be_renamed_is_skipped_and_others_imported(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(place)
@@ -795,7 +793,7 @@ def test_a_log_that_cannot_make_room_is_left_and_the_others_are_not(
     )
 
 
-def test_a_log_named_like_one_of_ours_with_escapes_is_taken_in_when_asked_for(
+def test_log_with_escaped_key_as_name_is_imported_when_thorough(
     place: Path,
 ) -> None:
     picoclaw(place, "a%3Ab", "x")
@@ -818,16 +816,14 @@ def test_a_percent_in_the_name_of_another_program_s_log_hides_nothing(
 @pytest.mark.parametrize(
     "hidden", ["[[1, null, null, 7]]", "[[1e999, null, null, {}]]", "[[1, null, null, null]]"]
 )
-def test_a_field_of_ours_that_was_edited_by_hand_stops_nobody(place: Path, hidden: str) -> None:
+def test_hand_edited_field_does_not_prevent_import(place: Path, hidden: str) -> None:
     ours = f'{{"tokens":[],"times":[],"hidden":{hidden},"began_with":"","first":1}}'
     (place / "k.json").write_text(f'{{"key":"k","messages":[],"stenolog":{ours}}}')
     with open_store(place.parent) as store:
         assert migrate_from_json(place, store) is not None
 
 
-def test_p4_a_purge_names_the_files_that_a_session_was_taken_in_from(
-    store: Store, place: Path
-) -> None:
+def test_p4_purge_reports_source_files_of_imported_session(store: Store, place: Path) -> None:
     picoclaw(place, "tg_1", "a secret", key="tg:1")
     migrate_from_json(place, store)
     told = store.purge("tg:1").not_reached
@@ -857,9 +853,7 @@ def test_two_logs_in_each_other_s_way(place: Path) -> None:
 
 @pytest.mark.parametrize("log", ["", ".importing"])
 @pytest.mark.parametrize("meta", ["", ".importing", ".migrated"])
-def test_what_a_killed_run_left_is_continued(
-    store: Store, place: Path, log: str, meta: str
-) -> None:
+def test_killed_import_is_continued(store: Store, place: Path, log: str, meta: str) -> None:
     put(place, "picoclaw")
     stem = "slack_C1001_1700000000.000100"
     (place / f"{stem}.jsonl").rename(place / f"{stem}.jsonl{log}")
@@ -871,7 +865,7 @@ def test_what_a_killed_run_left_is_continued(
     assert len(names(place)) == 6
 
 
-def test_a_log_that_was_set_aside_and_a_new_one_of_that_name(store: Store, place: Path) -> None:
+def test_renamed_log_and_new_log_of_same_name_are_both_imported(store: Store, place: Path) -> None:
     picoclaw(place, "old", "a", "b", key="k", skip=1, summary="an a")
     (place / "old.jsonl").rename(place / "old.jsonl.importing")
     (place / "old.meta.json").rename(place / "old.meta.json.importing")
@@ -885,7 +879,9 @@ def test_a_log_that_was_set_aside_and_a_new_one_of_that_name(store: Store, place
 # --- what a SessionManager wrote -------------------------------------------------------------
 
 
-def test_p12_what_the_session_manager_wrote_is_merged_by_token(store: Store, place: Path) -> None:
+def test_p12_messages_of_session_manager_are_merged_by_idempotency_key(
+    store: Store, place: Path
+) -> None:
     for content in "abc":
         store.add_message("k", "user", content, once=content)
     manager = SessionManager(place)
@@ -901,7 +897,7 @@ def test_p12_what_the_session_manager_wrote_is_merged_by_token(store: Store, pla
     assert store.add_message("k", "user", "c", once="c") == 3
 
 
-def test_a_session_manager_that_goes_on_writing_is_merged_again(store: Store, place: Path) -> None:
+def test_later_writes_of_session_manager_are_merged_too(store: Store, place: Path) -> None:
     manager = SessionManager(place)
     for number in range(4):
         manager.add_message("k", "user", number, once=f"t{number}")
@@ -910,15 +906,15 @@ def test_a_session_manager_that_goes_on_writing_is_merged_again(store: Store, pl
     assert contents(store) == [text for number in range(4) for text in (number, f"answer {number}")]
 
 
-def test_a_token_that_stands_for_something_else_loses_nothing(store: Store, place: Path) -> None:
+def test_conflicting_idempotency_key_loses_no_message(store: Store, place: Path) -> None:
     store.add_message("k", "user", "here", once="t")
     SessionManager(place).add_message("k", "user", "there", once="t")
     [taken] = migrate_from_json(place, store).imported
     assert contents(store) == ["here", "there"]
-    assert "token" in taken.problems[0]
+    assert "idempotency key" in taken.problems[0]
 
 
-def test_p5_summary_and_floor_of_the_session_manager_are_taken_over_where_it_saw_all(
+def test_p5_summary_and_floor_are_merged_if_session_manager_saw_all_messages(
     store: Store, place: Path
 ) -> None:
     legacy(place, "k.json", "a", "b", summary="s1")
@@ -936,7 +932,7 @@ def test_p5_summary_and_floor_of_the_session_manager_are_taken_over_where_it_saw
 
 
 @pytest.mark.parametrize("newer", ["message", "summary"])
-def test_p4_summary_and_floor_of_the_session_manager_are_never_put_over_newer(
+def test_p4_summary_and_floor_of_session_manager_never_replace_newer_ones(
     store: Store, place: Path, newer: str
 ) -> None:
     for content in "ab":
@@ -956,11 +952,11 @@ def test_p4_summary_and_floor_of_the_session_manager_are_never_put_over_newer(
 
     assert contents(store) == [*before, "c", "d"]
     assert store.get_summary("k") == ("s1" if newer == "message" else "s3")
-    assert any("summary is left out" in words for words in taken.problems)
-    assert any("in sight here" in words for words in taken.problems)
+    assert any("summary was skipped" in words for words in taken.problems)
+    assert any("visible here" in words for words in taken.problems)
 
 
-def test_what_was_said_to_a_session_manager_under_an_alias_goes_to_the_session(
+def test_messages_of_session_manager_under_alias_are_merged_into_session(
     store: Store, place: Path
 ) -> None:
     picoclaw(place, "sk_v1_ab", "a", key="sk_v1_ab", aliases=["agent:main:direct:7"])
@@ -998,9 +994,7 @@ with open_store(sys.argv[1]) as store:
 
 
 @pytest.mark.parametrize("scheme", ["jsonl:{}", "sqlite:{}/steno.db"])
-def test_p7_processes_that_start_together_take_each_session_in_once(
-    place: Path, scheme: str
-) -> None:
+def test_p7_concurrent_starts_import_each_session_once(place: Path, scheme: str) -> None:
     put(place)
     texts = [f"message {number}" for number in range(3 * BATCH_MESSAGES)]
     picoclaw(place, "long", *texts, key="long:1")
@@ -1022,7 +1016,7 @@ def test_p7_processes_that_start_together_take_each_session_in_once(
     assert all(name.endswith(".migrated") or name == "broken.json" for name in names(place))
 
 
-def test_p7_who_finds_another_at_work_waits_and_then_leaves_it_to_them(
+def test_p7_import_waits_for_another_process_and_then_skips(
     store: Store, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(place)
@@ -1047,7 +1041,7 @@ def test_p7_who_finds_another_at_work_waits_and_then_leaves_it_to_them(
         st.tuples(st.sampled_from("ab"), st.sampled_from([None, "1", "3", "5"])), max_size=4
     ),
 )
-def test_p4_any_merge_keeps_all_that_is_here_and_all_that_was_there(
+def test_p4_any_merge_keeps_all_messages_of_both_sides(
     here: list[str],
     there: list[str],
     said: list[tuple[str, str | None]],
@@ -1141,9 +1135,7 @@ def test_an_alias_opens_the_same_session_and_never_a_second_one(
     assert [m.content for m in JSONLBackend(migrated).get_history(alias)] == ["only"]
 
 
-def test_a_process_that_was_there_before_finds_aliases_that_came_later(
-    store: Store, place: Path
-) -> None:
+def test_running_process_finds_new_aliases(store: Store, place: Path) -> None:
     sessions = JSONLBackend(store)
     assert sessions.get_history("telegram_1001") == []
     assert sessions.add_message("telegram:5", "user", "x") == 1
@@ -1154,7 +1146,7 @@ def test_a_process_that_was_there_before_finds_aliases_that_came_later(
 
 
 @pytest.mark.parametrize("scheme", ["jsonl:{}", "sqlite:{}/steno.db"])
-def test_p7_aliases_that_another_process_gave_are_found(place: Path, scheme: str) -> None:
+def test_p7_aliases_of_another_process_are_found(place: Path, scheme: str) -> None:
     where = scheme.format(place.parent)
     sessions = JSONLBackend(open_store(where))
     for number in range(3):
@@ -1169,9 +1161,7 @@ def test_p7_aliases_that_another_process_gave_are_found(place: Path, scheme: str
 
 
 @pytest.mark.parametrize("aliases", [False, True])
-def test_p9_new_keys_are_not_paid_for_with_a_look_at_all_sessions(
-    store: Store, place: Path, aliases: bool
-) -> None:
+def test_p9_new_keys_do_not_scan_all_sessions(store: Store, place: Path, aliases: bool) -> None:
     if aliases:
         picoclaw(place, "sk_v1_a", "a", key="sk_v1_a", aliases=["agent:main:main"])
         migrate_from_json(place, store)
@@ -1185,7 +1175,7 @@ def test_p9_new_keys_are_not_paid_for_with_a_look_at_all_sessions(
     assert len(looks) == aliases
 
 
-def test_a_session_of_its_own_wins_over_an_alias(migrated: Store) -> None:
+def test_session_takes_precedence_over_alias(migrated: Store) -> None:
     sessions = JSONLBackend(migrated)
     assert len(sessions.get_history("telegram_1001")) == 5
     migrated.add_message("telegram_1001", "user", "mine")
@@ -1214,7 +1204,7 @@ def test_an_alias_that_several_sessions_claim_opens_none_of_them(store: Store, p
     assert ["several sessions" in "".join(one.problems) for one in taken] == [True, True]
     picoclaw(place, "sk_v1_c", "c", key="sk_v1_c", aliases=["only:a"])
     [late] = migrate_from_json(place, store).imported
-    assert "opens 'sk_v1_a' already" in late.problems[0]
+    assert "already opens 'sk_v1_a'" in late.problems[0]
     sessions = JSONLBackend(store)
     assert sessions.get_history("agent:main:main") == []
     assert [m.content for m in sessions.get_history("only:a")] == ["a"]
@@ -1225,7 +1215,7 @@ def test_a_thousand_aliases_do_not_fill_the_meta(store: Store, place: Path) -> N
     picoclaw(place, "k", "a", key="k", aliases=aliases)
     [taken] = migrate_from_json(place, store).imported
     assert 0 < len(store.info("k").meta["aliases"]) < 200
-    assert "one too many" in taken.problems[-1]
+    assert "too many aliases" in taken.problems[-1]
 
 
 def test_p8_a_busy_store_is_a_failure_and_not_a_session_less(place: Path) -> None:
@@ -1240,6 +1230,6 @@ def test_p8_a_busy_store_is_a_failure_and_not_a_session_less(place: Path) -> Non
     assert "telegram_91001.json" in names(place)
 
 
-def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(place: Path) -> None:
+def test_session_store_facade_is_rejected_with_hint_to_its_store(place: Path) -> None:
     with pytest.raises(UsageError, match=r"migrate_from_json takes a Store.*\.store"):
         migrate_from_json(place, JSONLBackend(InMemoryStore()))  # type: ignore[arg-type]

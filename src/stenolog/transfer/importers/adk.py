@@ -82,7 +82,7 @@ def messages_of(event: dict[str, Any], report: ImportProblems) -> list[dict[str,
         content = {}
     role, parts = as_object(content, "its content").get("role"), content.get("parts") or []
     if not isinstance(parts, list):
-        raise NotAMessage("its parts are no list")
+        raise NotAMessage("its parts are not a list")
     content_parts: list[Part] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []

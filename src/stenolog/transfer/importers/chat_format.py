@@ -69,7 +69,7 @@ class ImportProblems:
         kinds = ", ".join(
             f"{count:,} {kind}" for kind, count in self._unseen_parts.most_common(MAX_PROBLEMS)
         )
-        count_unseen = (f"kept, but no model will be shown it: {kinds}",) if kinds else ()
+        count_unseen = (f"stored, but not shown to models: {kinds}",) if kinds else ()
         return (*self._problems[:MAX_PROBLEMS], *rest, *count_unseen)
 
     def session(
@@ -102,7 +102,7 @@ class ImportProblems:
         """Raise NotASession if there are no messages."""
         if not messages:
             text = "".join(f"; {text}" for text in self.problems())
-            raise NotASession(f"there is no message in it{text}")
+            raise NotASession(f"it contains no messages{text}")
 
 
 def _shortened(text: str, length: int) -> str:
@@ -122,7 +122,7 @@ def parse_json(text: bytes, label: str) -> Any:
 def as_object(value: Any, label: str) -> dict[str, Any]:
     """Return the value if it is an object. Raises NotAMessage."""
     if not isinstance(value, dict):
-        raise NotAMessage(f"{label} is no object")
+        raise NotAMessage(f"{label} is not a JSON object")
     return value
 
 
@@ -130,7 +130,7 @@ def as_message(value: Any, label: str) -> dict[str, Any]:
     """Return the value if it is an object with a role. Raises NotAMessage."""
     fields = as_object(value, label)
     if not isinstance(fields.get("role"), str):
-        raise NotAMessage(f"{label} is no message: it has no role")
+        raise NotAMessage(f"{label} is not a message: it has no role")
     return fields
 
 
@@ -201,7 +201,7 @@ def with_extra(message: dict[str, Any], name: str, rest: Mapping[str, Any]) -> d
 
 
 def _reject_constant(constant: str) -> Any:
-    raise NotAMessage(f"{constant} has no place in it")
+    raise NotAMessage(f"{constant} is not valid JSON")
 
 
 def parse_time(value: Any) -> datetime | None:

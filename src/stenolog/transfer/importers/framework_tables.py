@@ -163,9 +163,7 @@ class AgentTables(Struct, frozen=True):
                 messages += report.encode(message, _to_time(at), label)
         if encrypted:
             are = "1 message is" if encrypted == 1 else f"{encrypted:,} messages are"
-            report.report_dropped(
-                f"{are} encrypted, and can only be read with the key there", encrypted
-            )
+            report.report_dropped(f"{are} encrypted and cannot be imported", encrypted)
         report.check_not_empty(messages)
         created, updated = self._times(query, id)
         key = id if branch == MAIN_BRANCH else f"{id}:{branch}"
@@ -320,8 +318,8 @@ class AdkTables(Struct, frozen=True):
             "event_data" not in self.event_columns and _PICKLED_COLUMN in self.event_columns
         ):  # guard: no-pickle
             report.report_loss(
-                "the actions of its events are pickled, and not read: what changed the state, "
-                "rewound or compacted is not carried"
+                "the actions of its events are pickled and were not read: state changes, rewinds "
+                "and compactions are not imported"
             )
         events = []
         for number, row in enumerate(rows, 1):
@@ -421,7 +419,7 @@ class Database:
     def sources(self, *, thorough: bool) -> list[Source]:  # noqa: ARG002
         """Return the sessions in the file. Raises NotASession if no table contains sessions."""
         if is_stenolog_database(self._file):
-            raise NotASession("it is a database of stenolog: -w sqlite:FILE opens it as it is")
+            raise NotASession("it is a stenolog database: open it with -w sqlite:FILE")
         found: list[Source] = []
         with self._database.connect() as connection:
             self._damage = check_integrity(connection)
@@ -433,7 +431,7 @@ class Database:
                         Source(name=self._file.name, body=None, identifier=identifier_in_file)
                     )
         if not tables:
-            raise NotASession("it is a SQLite file without tables of sessions that are known here")
+            raise NotASession("it is a SQLite file without tables of a known program")
         size = self._file.stat().st_size // max(1, len(found))
         return [replace(source, bytes=size) for source in found]
 

@@ -60,11 +60,15 @@ def parse_pair(text: str) -> KeyPair:
     separator = "\t" if "\t" in text else "="
     old, found, new = text.partition(separator)
     if not found or not old or not new:
-        raise UsageError(f"{text!r}: OLD=NEW is wanted, the key there and the key here")
+        raise UsageError(
+            f"{text!r} must have the form OLD=NEW: the key in the source and the key here"
+        )
     if old.count(WILDCARD) > 1 or new.count(WILDCARD) > old.count(WILDCARD):
-        raise UsageError(f"{text!r}: one * at most, and in NEW only where OLD has it")
+        raise UsageError(f"{text!r} may have one *, and NEW only if OLD has one")
     if old.count(WILDCARD) and not new.count(WILDCARD):
-        raise UsageError(f"{text!r}: NEW needs a *, too, or all of them would be one session")
+        raise UsageError(
+            f"{text!r}: NEW needs a * too, otherwise all sessions would get the same key"
+        )
     check_key(new)
     return KeyPair(old, new)
 

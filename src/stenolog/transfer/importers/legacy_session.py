@@ -99,7 +99,7 @@ def _line(number: int, line: bytes) -> Line:
     except (ValueError, RecursionError):
         return Line(number, None, f"line {number} is not JSON: {preview!r}")
     if not isinstance(fields, dict) or not isinstance(fields.get("role"), str):
-        return Line(number, None, f"line {number} is no message: {preview!r}")
+        return Line(number, None, f"line {number} is not a message: {preview!r}")
     return Line(number, fields)
 
 
@@ -141,7 +141,7 @@ def drop_oversized_summary(session: LegacySession) -> LegacySession:
     try:
         encode_object({"summary": session.summary})
     except RefusedMessage as error:
-        problem = f"its summary is left out: {error.reason}"
+        problem = f"its summary was skipped: {error.reason}"
         return replace(session, summary="", problems=(*session.problems, problem))
     return session
 
@@ -150,12 +150,12 @@ def drop_oversized_state(session: LegacySession) -> LegacySession:
     """Return the session, without the other program's state if that cannot be stored."""
     try:
         size = len(encode_object(session.state))
-        reason = f"{size:,} bytes; there is room for {MAX_STATE_BYTES:,}"
+        reason = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
     except RefusedMessage as error:
         size, reason = MAX_STATE_BYTES + 1, str(error)
     if size <= MAX_STATE_BYTES:
         return session
-    problem = f"the state that {session.layout} kept with it is left out: {reason}"
+    problem = f"the state of {session.layout} was skipped: {reason}"
     return replace(session, state={}, problems=(*session.problems, problem))
 
 

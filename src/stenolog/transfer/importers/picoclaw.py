@@ -65,7 +65,7 @@ def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> Leg
     found = list(read_lines(log))
     messages = _messages(found, meta_fields.skip, problems)
     if found and not messages and not meta_fields.summary:
-        raise NotASession("there is no message in it" + "".join(f"; {p}" for p in problems))
+        raise NotASession("it contains no messages" + "".join(f"; {p}" for p in problems))
     times = [message.at for message in messages if message.at is not None]
     created = meta_fields.created or min(times, default=changed)
     updated = meta_fields.updated or max(times, default=changed)
@@ -92,7 +92,7 @@ def read_meta(text: bytes) -> Meta:
     except (ValueError, RecursionError) as error:
         fields, problem = {}, f"its .meta.json is not JSON, so key and summary are unknown: {error}"
     else:
-        problem = "" if isinstance(fields, dict) else "its .meta.json is no object"
+        problem = "" if isinstance(fields, dict) else "its .meta.json is not a JSON object"
         fields = fields if isinstance(fields, dict) else {}
     key, skip, aliases = fields.get("key"), fields.get("skip", 0), fields.get("aliases")
     is_valid_skip = isinstance(skip, int) and not isinstance(skip, bool) and skip >= 0

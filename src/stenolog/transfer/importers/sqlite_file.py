@@ -172,7 +172,7 @@ def fetch_rows(
     for row in connection.execute(sql, values):
         left -= sum(len(value) for value in row if isinstance(value, bytes))
         if left < 0:  # guard: import-bytes
-            raise NotASession("its rows hold many times more than the file")
+            raise NotASession("its rows contain many times more data than the file")
         rows.append(row)
     return rows
 

@@ -99,7 +99,7 @@ class StrandsFolder:
             file_numbers += [number] * len(converted)
         _report_gaps(list(files), report)
         if (session / "multi_agents").is_dir() and any((session / "multi_agents").iterdir()):
-            report.report_loss("what it keeps in multi_agents is left out: it is no talk")
+            report.report_loss("multi_agents was skipped: it contains no conversation")
         report.check_not_empty(messages)
         state = agent_fields.get("conversation_manager_state")
         manager = state if isinstance(state, dict) else {}
@@ -131,7 +131,7 @@ def _messages(text: bytes, name: str, report: ImportProblems) -> Iterator[JSONMe
         at = time_of(fields.get("created_at"))
         redacted = fields.get("redact_message")
         if redacted is not None:
-            report.report_loss(f"{name} was redacted: what is shown instead is taken in")
+            report.report_loss(f"{name} was redacted: the replacement text is imported")
         given = as_object(fields.get("message") if redacted is None else redacted, f"{name}")
         converted = messages_of(given, report)
     except (ValueError, RecursionError) as error:
@@ -248,7 +248,7 @@ def messages_of(message: dict[str, Any], report: ImportProblems) -> list[dict[st
         raise NotAMessage("it has no role")
     blocks: Sequence[Any] = [{"text": content}] if isinstance(content, str) else content or ()
     if not isinstance(blocks, list):
-        raise NotAMessage("its content is no list of blocks")
+        raise NotAMessage("its content is not a list of blocks")
     converted = _ConvertedBlocks()
     for block in blocks:
         _add_block(converted, as_object(block, "a block of its content"), report)

@@ -33,7 +33,7 @@ def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
         if body is not None:
             messages.append(JSONMessage(body))
     if not messages:
-        raise NotASession("there is no message in it" + "".join(f"; {p}" for p in problems))
+        raise NotASession("it contains no messages" + "".join(f"; {p}" for p in problems))
     key = keys.key_from_zeroclaw_name(stem)
     return LegacySession(
         layout="zeroclaw",

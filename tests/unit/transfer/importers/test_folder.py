@@ -54,7 +54,7 @@ def sources(place: Path) -> list[tuple[str | None, str | None]]:
 
 @pytest.mark.parametrize("meta", [False, True])
 @pytest.mark.parametrize("times", [1, 2])
-def test_p4_a_log_that_was_set_aside_is_not_replaced_by_a_new_one_of_its_name(
+def test_p4_log_renamed_for_import_is_not_replaced_by_new_log_of_same_name(
     place: Path, meta: bool, times: int
 ) -> None:
     about = {"key": "telegram_7", "summary": "theirs"} if meta else None
@@ -84,7 +84,7 @@ def _is_old(path: Path) -> bool:
     return not path.read_text().startswith('{"kind":')
 
 
-def test_p4_after_a_failure_the_newest_of_two_has_its_name_again(place: Path) -> None:
+def test_p4_newest_of_two_logs_gets_its_name_back_after_failure(place: Path) -> None:
     log(place / "telegram_7.jsonl.importing", *FIRST)
     log(place / "telegram_7.jsonl", *SECOND)
 
@@ -102,7 +102,7 @@ def test_p4_after_a_failure_the_newest_of_two_has_its_name_again(place: Path) ->
     assert FIRST[0] in (place / "telegram_7.jsonl.importing").read_text()
 
 
-def test_a_log_and_its_meta_stay_together_whatever_they_are_called(place: Path) -> None:
+def test_log_and_meta_file_are_paired_under_any_suffix(place: Path) -> None:
     for end in ("", ".importing", ".importing-2", ".importing-10"):
         log(place / f"a.jsonl{end}", end, meta={"key": end})
     assert sources(place) == [
@@ -113,9 +113,7 @@ def test_a_log_and_its_meta_stay_together_whatever_they_are_called(place: Path) 
 
 @pytest.mark.parametrize("end", [".importing", ".importing-2"])
 @pytest.mark.parametrize("half", ["meta", "log"])
-def test_who_was_killed_between_the_two_names_is_understood(
-    place: Path, end: str, half: str
-) -> None:
+def test_pair_is_found_after_kill_between_two_renames(place: Path, end: str, half: str) -> None:
     if end == ".importing-2":
         log(place / "a.jsonl.importing", *FIRST, meta={"key": "a"})
     log(place / "a.jsonl", *SECOND, meta={"key": "a"})
@@ -131,7 +129,7 @@ def test_who_was_killed_between_the_two_names_is_understood(
     assert len(kept(place)) == len(sources(place)) + 1
 
 
-def test_the_meta_that_was_taken_in_last_belongs_to_a_log_that_was_not(place: Path) -> None:
+def test_last_imported_meta_file_is_paired_with_unimported_log(place: Path) -> None:
     log(place / "a.jsonl", *FIRST)
     for end in ("", "-2", "-10"):
         (place / f"a.meta.json.migrated{end}").write_text("{}")
@@ -141,7 +139,7 @@ def test_the_meta_that_was_taken_in_last_belongs_to_a_log_that_was_not(place: Pa
 # --- every rename ----------------------------------------------------------------------------
 
 
-def test_p4_a_name_that_somebody_takes_at_the_last_moment_is_left_to_them(
+def test_p4_name_created_by_another_program_is_not_overwritten(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other program begins a new log while the old one is given its name back."""
@@ -192,7 +190,7 @@ def test_p4_no_rename_replaces_a_file(
             assert len(list(place.iterdir())) == len(before), (step, end)
 
 
-def test_a_log_with_two_names_is_one_log(place: Path) -> None:
+def test_hard_link_left_by_kill_is_removed(place: Path) -> None:
     """Who was killed while giving it back leaves both."""
     log(place / "a.jsonl.importing", *FIRST, meta={"key": "k"})
     for name in ("a.jsonl", "a.meta.json"):
