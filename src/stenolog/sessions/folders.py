@@ -144,7 +144,7 @@ def check_stenolog_folder(place: Path) -> None:
     except OSError as error:
         raise explained(error, f"looking into {place}") from error
     suggestion = f"; did you mean {os.path.join(place, nested[0])}?" if nested else ""  # noqa: PTH118
-    raise UsageError(f"{place} contains no stenolog data{suggestion}")
+    raise UsageError(f"there is no stenolog data in {place}{suggestion}")
 
 
 def log_folders(workspace: Path) -> list[str]:

@@ -114,7 +114,7 @@ def test_what_could_not_be_copied_is_named_and_ends_with_3(steno: Steno) -> None
 @pytest.mark.parametrize(
     ("places", "words"),
     [
-        (("workspace", "./workspace"), "both are the same place"),
+        (("workspace", "./workspace"), "source and destination are the same place"),
         (("nowhere", "other"), "there is no workspace at nowhere"),
         (("sqlite:nowhere.db", "other"), "there is no such file"),
         (("workspace", "memory:"), "is a temporary store"),
@@ -207,7 +207,10 @@ def test_a_damaged_backup_ends_with_1_and_restores_the_rest(steno: Steno) -> Non
     log.write_bytes(log.read_bytes().replace(b"message 3", b"massage 3"))
     verified = steno("backup", "kept", "--verify")
     assert verified.exit_code == 1
-    assert verified.stdout == "sessions\ttelegram:123\tit is damaged: not what was taken.\n"
+    assert (
+        verified.stdout
+        == "sessions\ttelegram:123\tit is damaged: its content differs from the backed-up one.\n"
+    )
     report = json.loads(steno("backup", "kept", "--verify", "--json").stdout)
     assert [finding["key"] for finding in report["findings"]] == ["telegram:123"]
     restored = steno("backup", "--restore", "kept", "-w", "back")
@@ -257,7 +260,10 @@ def test_a_full_disk_leaves_the_backup_before_as_it_was(steno: Steno) -> None:
 def test_no_password_of_a_place_is_printed(steno: Steno, options: tuple[str, ...]) -> None:
     url = "postgresql://user:geheim@localhost:1/db?busy_timeout=0"
     result = steno("copy", url, url, *options)
-    assert (result.exit_code, "both are the same place" in result.stderr.casefold()) == (1, True)
+    assert (
+        result.exit_code,
+        "source and destination are the same place" in result.stderr.casefold(),
+    ) == (1, True)
     assert "geheim" not in result.output
     result = steno("copy", url, "other", *options)
     assert (result.exit_code, "geheim" in result.output) == (1, False)

@@ -179,13 +179,13 @@ def test_a_folder_with_nothing_of_ours_in_it_is_not_called_healthy(
 ) -> None:
     result = steno("doctor", ".")
     assert (result.exit_code, result.stdout) == (3, "")
-    words = "There is nothing of stenolog in .; did you mean ./workspace?"
+    words = "There is no stenolog data in .; did you mean ./workspace?"
     assert result.stderr == f"Error: {words}\n"
 
     (place / "etc" / "default").mkdir(parents=True)
     result = steno("doctor", "etc", "--repair")
     assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == "Error: There is nothing of stenolog in etc.\n"
+    assert result.stderr == "Error: There is no stenolog data in etc.\n"
 
 
 @pytest.mark.parametrize("ours", ["sessions", "agents", "notes"])

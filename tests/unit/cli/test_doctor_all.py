@@ -46,7 +46,7 @@ def test_what_is_no_fault_is_told_only_if_asked_for(steno: Steno, in_terminal: I
     told = steno("doctor", "-v")
     assert told.exit_code == 0
     assert told.stdout == ""
-    assert "interrupted turns: There are 2 sessions where the agent did not have" in told.stderr
+    assert "interrupted turns: There are 2 sessions with an unanswered last message" in told.stderr
     assert "cli:default" in told.stderr
     assert "日本:\\n語" in told.stderr, "in one line"
     assert "version: SQLite 3." in told.stderr
@@ -64,13 +64,13 @@ def test_the_sessions_of_each_agent_are_looked_at(place: Path) -> None:
     with open_store(place / "workspace" / "agents" / "ada") as store:
         store.add_message("k", "user", "hello?")
     told = [note.meaning for note in check_notes("workspace") if note.kind == "interrupted turns"]
-    assert "There is 1 session of the agent ada where" in told[1]
+    assert "There is 1 session of the agent ada with" in told[1]
 
 
 def test_who_has_the_turn_is_told(place: Path) -> None:
     with open_store(place / "workspace") as store, store.lease("telegram:123", ttl=60):
         [note] = [note for note in check_notes("workspace") if note.kind == "turns under way"]
-    assert note.meaning == ("There is 1 session in which somebody has the turn: telegram:123.")
+    assert note.meaning == ("There is 1 session with a turn in progress: telegram:123.")
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
@@ -147,7 +147,7 @@ def test_a_database_tells_its_version_and_its_turns(steno: Steno) -> None:
         store.add_message("k", "user", "hello")
     result = steno("doctor", "sqlite:some.db", "-v")
     assert "with apsw 3." in result.stderr
-    assert "There is 1 session where the agent did not have the last word: k." in result.stderr
+    assert "There is 1 session with an unanswered last message: k." in result.stderr
 
 
 def test_postgresql_tells_its_version(postgres_url: str) -> None:

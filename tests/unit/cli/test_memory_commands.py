@@ -194,7 +194,7 @@ def test_forget_hides_and_undo_brings_back(memory: Steno, ids: Ids, workspace: s
     ]
     nothing = memory(*undo)
     assert nothing.exit_code == 1
-    assert "No note of 'telegram:1' was forgotten" in nothing.stderr
+    assert "There is no forgotten note of 'telegram:1'" in nothing.stderr
 
 
 def test_undo_and_export_ask_whose_notes_are_meant(memory: Steno, ids: Ids) -> None:
@@ -317,7 +317,8 @@ def test_a_note_that_is_another_by_now_is_left_out_and_told(memory: Steno, ids: 
     result = memory("import", "-", given=page.replace("Eats no meat.", "Eats fish."))
     assert result.exit_code == 3
     assert (
-        f"the note {ids['new']} was forgotten meanwhile; the change is left out." in result.stderr
+        f"the note {ids['new']} was forgotten since the export; the change is left out."
+        in result.stderr
     )
 
 

@@ -258,7 +258,7 @@ def test_repair_is_advised_only_for_repairable_findings(log: Path) -> None:
     assert "--repair does so now" in tail.advice
     unknown, tail = examine_log(log.read_bytes() + _of_kind(b"later", 8) + b"{", NAME).findings
     assert (unknown.kind, tail.repairable) == (Kind.UNKNOWN_KIND, False)
-    assert tail.advice.startswith("Fix the other findings of this log first. The next message then")
+    assert tail.advice.startswith("Fix the other findings of this log first. The next write then")
 
 
 @given(st.data())

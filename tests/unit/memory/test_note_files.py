@@ -181,7 +181,7 @@ def test_page_of_another_scope_is_rejected(notes: Notes) -> None:
     with pytest.raises(UsageError, match="telegram:1"):
         import_notes(notes, page, scope=BOB)
     own = "## Core facts\n- Likes tea\n"
-    with pytest.raises(UsageError, match="whose"):
+    with pytest.raises(UsageError, match="does not name its scope"):
         import_notes(notes, own)
     assert import_notes(notes, own, scope=ANN).count == 1
     assert import_notes(notes, own, scope=ANN).count == 0

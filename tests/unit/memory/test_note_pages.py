@@ -103,17 +103,17 @@ def test_hand_written_page_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("- too early", "line 1: a note stands below `## Core facts`"),
-        ("## Plans\n- elsewhere", "line 2: a note stands below"),
+        ("- too early", "line 1: a note must be below `## Core facts`"),
+        ("## Plans\n- elsewhere", "line 2: a note must be below"),
         ("## Core facts\n- a\nwrapped", "line 3 belongs to no note"),
         ("## Core facts\n\n  indented", "line 3 belongs to no note"),
         ("## Core facts\n- <!-- x -->", "line 2: a note without text"),
         ("## Core facts\n- **diet:**", "line 2: a note without text"),
-        ("## Core facts\n- <!-- x --> a\n- <!-- x --> b", "line 3: the id of line 2"),
+        ("## Core facts\n- <!-- x --> a\n- <!-- x --> b", "line 3 has the same id as line 2"),
         ("## Core facts\n<!-- a\n- b", "has no end"),
-        ("## Core facts\n<!-- a --> please\n- b\n<!-- c -->", "line 2: text behind the end"),
-        ("<!-- a\nb --> - c\n", "line 2: text behind the end"),
-        ("<!-- a --> <!-- b -->", "line 1: text behind the end"),
+        ("## Core facts\n<!-- a --> please\n- b\n<!-- c -->", "line 2: text after the end"),
+        ("<!-- a\nb --> - c\n", "line 2: text after the end"),
+        ("<!-- a --> <!-- b -->", "line 1: text after the end"),
         ("<!-- steno notes of main, export e\n-->", "invalid scope"),
     ],
 )

@@ -84,7 +84,7 @@ def test_the_folder_of_a_namespace_is_no_workspace(tmp_path: Path) -> None:
     _say(tmp_path)
     _note(tmp_path, "drafts")
     check_workspace(tmp_path)
-    with pytest.raises(UsageError, match=r"the folder above it$"):
+    with pytest.raises(UsageError, match=r"its parent folder$"):
         check_workspace(tmp_path / "sessions")
-    with pytest.raises(UsageError, match=r"the folder above it, with --namespace drafts$"):
+    with pytest.raises(UsageError, match=r"its parent folder, with --namespace drafts$"):
         check_workspace(tmp_path / "drafts")

@@ -173,7 +173,7 @@ def test_numeric_id_is_used_as_its_digits() -> None:
 @pytest.mark.parametrize("wrong", [1.5, True, b"123", ["123"]])
 def test_error_names_part_that_is_neither_text_nor_number(name: str, wrong: Any) -> None:
     said: dict[str, Any] = {"channel": "telegram", "sender": "1", name: wrong}
-    with pytest.raises(InvalidKey, match=f"^{name}=.*: text or a whole number is wanted$"):
+    with pytest.raises(InvalidKey, match=f"^{name} must be a string or an int, not "):
         keys.key_for(Origin(**said))
-    with pytest.raises(InvalidKey, match=r"^sender=None"):
+    with pytest.raises(InvalidKey, match=r"^sender must be a string or an int, not None"):
         keys.key_for(Origin(channel="telegram", sender=None))  # type: ignore[arg-type]

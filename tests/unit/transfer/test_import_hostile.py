@@ -333,7 +333,7 @@ def test_encrypted_items_are_counted_once(place: Path) -> None:
         [taken] = copied(items(place / "old", given), store).imported
         assert contents(store, "k") == ["a"]
         assert taken.dropped == 3
-        words = "'k': 3 messages are encrypted, and can only be read with the key there"
+        words = "'k': 3 messages are encrypted and cannot be imported"
         assert taken.problems == (words,)
     with InMemoryStore() as store:
         migrated = copied(items(place / "all", [envelope]), store)
@@ -349,7 +349,7 @@ def test_oversized_state_is_skipped_and_session_imported(place: Path) -> None:
         with InMemoryStore() as store:
             [taken] = copied(source, store).imported
             assert contents(store, "k") == words(2)
-            assert "the state that strands kept with it is left out" in taken.problems[0]
+            assert "the state of strands was skipped" in taken.problems[0]
             assert "strands" not in store.info("k").meta
 
 

@@ -241,14 +241,14 @@ def test_oversized_summary_is_skipped_and_session_imported(
     result = steno("import", "old", "-w", where)
 
     assert result.exit_code == 3
-    assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in result.stderr
+    assert "old/k.jsonl: its summary was skipped: 67,108,878 bytes as" in result.stderr
     assert "1 session taken in, 2 messages.\n" in result.stderr
     with open_store(where) as store:
         assert [m.content for m in store.get_history("k")] == ["b"]
         assert "importing" not in store.info("k").meta
     again = steno("import", "old", "-w", where)
     assert again.exit_code == 3
-    assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in again.stderr
+    assert "old/k.jsonl: its summary was skipped: 67,108,878 bytes as" in again.stderr
 
 
 def test_key_of_another_conversation_is_reported(steno: Steno, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_key_of_another_conversation_is_reported(steno: Steno, tmp_path: Path) -
         store.add_message("telegram:91001", "user", "something else")
     result = steno("import", "old")
     assert "telegram:91001 (legacy 2026-11-15)" in result.stdout
-    assert "'telegram:91001' is another conversation" in result.stderr
+    assert "'telegram:91001' already contains another conversation" in result.stderr
 
 
 @pytest.mark.parametrize("content", [None, "{}", "hello"])
