@@ -27,7 +27,7 @@ help:
 	@echo "make test-loaded  make test RUNS=10 times in a row while two busy loops take the CPU"
 	@echo "make test-llm  consolidation and a summary by a real small model, offline; some minutes"
 	@echo "make quality   plant 50 facts in 300 turns, ask for them later; ARGS=--real: small model too"
-	@echo "make check     style, types, layers, and tables in docs that are out of date"
+	@echo "make check     style, types, layers, size, language, and tables that are out of date"
 	@echo "make fix       repair what make check can repair, and renew the generated files"
 	@echo "make docs      run every example in README.md and docs/"
 	@echo "make crash     the long crash suites (some need root), under 30 minutes"
@@ -61,7 +61,7 @@ test-llm: llm
 quality: llm
 	@$(VENV_LLM)/bin/python tests/quality/recallable.py $(ARGS)
 
-# All checks run even when one fails, so that one run shows all there is to mend.
+# All checks run even if one fails, so that one run shows every problem.
 check: dev
 	@failed=; \
 	$(VENV)/bin/ruff check . || failed="$$failed ruff-check"; \
@@ -71,6 +71,8 @@ check: dev
 	$(VENV)/bin/python tests/guards.py --check || failed="$$failed guards"; \
 	$(VENV)/bin/python tests/promises.py || failed="$$failed promises"; \
 	$(VENV)/bin/python bench/tables.py --check || failed="$$failed bench-tables"; \
+	$(VENV)/bin/python scripts/size.py || failed="$$failed size"; \
+	$(VENV)/bin/python scripts/plain.py || failed="$$failed plain"; \
 	test -z "$$failed" || { echo "make check failed:$$failed"; exit 1; }
 
 fix: dev

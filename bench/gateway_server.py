@@ -10,9 +10,8 @@ import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.channels.channel_group import Channels
 from stenolog.gateway.access_token import Token

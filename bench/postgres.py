@@ -24,7 +24,7 @@ from reads import Peer
 if TYPE_CHECKING:
     from psycopg import Connection
 
-    from postgres_server import Server
+    from support.postgres_server import Server
 
 PostgresPeer = Literal["langgraph_saver", "agents_sqlalchemy"]
 
@@ -60,7 +60,7 @@ def server(place: Place) -> Iterator["Server"]:
     """
     _with_tests()
     try:
-        from postgres_server import Installation, Unavailable
+        from support.postgres_server import Installation, Unavailable
     except ImportError as error:
         raise NotRun(f"{error}: pip install -e '.[dev]'") from error
     try:
@@ -74,7 +74,7 @@ def about() -> str:
     """Which server and driver these rows are measured with; empty where they cannot be."""
     _with_tests()
     try:
-        from postgres_server import Unavailable, carried_programs
+        from support.postgres_server import Unavailable, carried_programs
 
         program = carried_programs() / "bin" / "postgres"
     except (ImportError, Unavailable):

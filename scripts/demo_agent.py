@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.agent.tools import tool
 from stenolog.agent.turn_events import (
@@ -24,7 +23,7 @@ from stenolog.agent.turn_events import (
     ToolFinished,
     ToolStarted,
 )
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.providers.chat_model import ChatModel
 from stenolog.providers.local_model import LocalModel, find_weights
 from stenolog.providers.openai_chat import OpenAIChat
@@ -69,7 +68,7 @@ async def main(key: str, model: ChatModel, limits: Limits) -> None:
         id, _, text = line.rstrip("\n").partition("\t")
         said = InboundMessage(key=key, content=text, id=id, sender=SENDER)
         tell_answer(await loop.handle(said, on_event=tell))
-        await loop.quiet()  # until the notes are made and the summary is written
+        await loop.wait_until_idle()  # until the notes are made and the summary is written
         tell_line("ready")
     await loop.close()
 
@@ -84,7 +83,7 @@ def tell(event: Event) -> None:
         case ToolFinished():
             tell_line("result", f"{event.name} says {event.text}")
         case SummaryCreated():
-            tell_line("compacted", f"{event.report.why}: {event.report}")
+            tell_line("compacted", f"{event.report.reason}: {event.report}")
 
 
 def tell_answer(answer: Answer) -> None:

@@ -24,9 +24,9 @@ def answer(request: Mapping[str, Any]) -> ScriptedMessage:
         return _calls(messages, ("price", "cake"), ("price", "coffee"))
     if "order" in said:
         return _calls(messages, ("price", "candles"), ("order", "chocolate cake"))
-    if "What am I allergic to" in said:
-        known = "hazelnuts" in str(messages[0]["content"])
-        return "To hazelnuts: you told me." if known else "I do not know."
+    if "allergic" in said and said.endswith("?"):
+        known = any("hazelnuts" in str(message["content"]) for message in messages[:-1])
+        return "You are allergic to hazelnuts: you told me." if known else "I do not know."
     if "allergic" in said:
         return "Good to know, Ada: no hazelnuts, then."
     return f"I have read it: {said[:22]}."

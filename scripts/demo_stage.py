@@ -161,7 +161,7 @@ def heading(words: str) -> None:
 def expect(holds: bool, words: str) -> None:
     """Print what holds. Raises Failed where it does not."""
     if not holds:
-        raise Failed(f"this did not hold: {words}")
+        raise Failed(f"check failed: {words}")
     tell(f"  ok: {words}")
 
 
@@ -170,7 +170,7 @@ def wait_for(holds: Callable[[], bool], words: str) -> None:
     limit = time.monotonic() + 10
     while not holds():
         if time.monotonic() > limit:
-            raise Failed(f"this did not come about: {words}")
+            raise Failed(f"timed out: {words}")
         time.sleep(0.01)
 
 
@@ -193,7 +193,7 @@ def shell(command: str, *, lines: int = 10) -> str:
     for line in printed[:lines]:
         tell(f"    {line}")
     if len(printed) > lines:
-        tell(f"    ({len(printed) - lines} lines more)")
+        tell(f"    ({len(printed) - lines} more lines)")
     if ran.returncode != 0 or not ran.stdout.strip():
         raise Failed(f"`{command}` ended with code {ran.returncode} {ran.stderr.strip()}")
     return ran.stdout

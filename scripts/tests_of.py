@@ -10,7 +10,7 @@ MORE = {
     "agent": ["tests/crash/test_agent_killed.py"],
     "catalog": ["tests/crash/test_catalog_kill9.py"],
     "codec": ["tests/unit/test_codec.py", "tests/format"],
-    "errors": ["tests/unit/test_records.py"],
+    "errors": ["tests/unit/test_errors.py", "tests/unit/test_records.py"],
     "gateway": ["tests/gateway"],
     "records": ["tests/unit/test_records.py"],
     "sessions": ["tests/reference"],

@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-import memory_disk
-import needs
-from bouncer import Bouncer
-from postgres_server import Databases, Installation, Places, Server, Unavailable
+from support import needs, temporary_folders
+from support.pgbouncer import Bouncer
+from support.postgres_server import Databases, Installation, Places, Server, Unavailable
 
 _SECRET = re.compile(r"_(API_?KEY|TOKEN|SECRET|SECRET_KEY|PASSWORD)$", re.IGNORECASE)
 _USER_FOLDERS = {
@@ -51,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background jobs with SIGINT ignored, and the children of a test inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    own = memory_disk.new_folder_of_run()
+    own = temporary_folders.new_folder_of_run()
     config.stash[_own_folder] = own
     for variable, name in _USER_FOLDERS.items():
         folder = own / name

@@ -11,10 +11,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import needs
-from bouncer import Bouncer
-from postgres_keeper import is_gone
-from postgres_server import (
+from support import needs
+from support.pgbouncer import Bouncer
+from support.postgres_keeper import is_gone
+from support.postgres_proxy import Exchange, Moment, Proxy
+from support.postgres_server import (
     Databases,
     Installation,
     Server,
@@ -24,11 +25,10 @@ from postgres_server import (
     execute,
     two_hosts,
 )
-from proxy import Exchange, Moment, Proxy
 
 STARTED_BY_A_RUN = """
 import sys, time
-from postgres_server import Installation
+from support.postgres_server import Installation
 installation = Installation()
 server = installation.server().start()
 print(installation.folder, server.pid, flush=True)

@@ -1,5 +1,6 @@
 """Promises of the project as a whole, kept by looking at its files and at a fresh process."""
 
+import ast
 import importlib.metadata
 import re
 import subprocess
@@ -7,6 +8,10 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+
+import plain
+import pytest
+import size
 
 import guards
 import promises
@@ -101,6 +106,114 @@ def test_fewer_tests_of_a_promise_than_recorded_are_reported(tmp_path: Path) -> 
     recorded = {f"P{number}": 0 for number in promises.PROMISES} | {"P1": 2, "P12": 2}
     assert promises.missing(counts, recorded) == [
         "P12 has 1 tests; 2 are recorded in promises.toml"
+    ]
+
+
+def test_size_counts_lines_with_code_only() -> None:
+    source = """\"\"\"A module.\"\"\"
+
+# A comment.
+import os  # one
+
+
+class A:
+    \"\"\"Documentation
+    of two lines.\"\"\"
+
+    limit = 1
+    \"\"\"Counts, as it may be any expression.\"\"\"
+
+    def f(self) -> str:
+        return \"\"\"a text
+
+        of three lines\"\"\"
+"""
+    assert size.count_code_lines(source) == 7
+
+
+def test_size_above_a_limit_is_reported(tmp_path: Path) -> None:
+    for name in ("one/store.py", "two/store.py", "two/__init__.py", "new/bigger.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a = 1\n" * (3 if "new" in name else 1))
+    modules = list(size.read_modules(tmp_path))
+    assert size.total(modules) == size.Size(code_lines=6, modules=4, repeated_names=1)
+    assert list(size.find_problems(modules, {"code_lines": 6, "modules": 4})) == []
+    limits = {"code_lines": 2, "modules": 3, "repeated_names": 0, "new": {"code_lines": 2}}
+    assert list(size.find_problems(modules, limits)) == [
+        "src: 3 code lines; the limit in [tool.stenolog.size] is 2",
+        "src: 1 repeated names; the limit in [tool.stenolog.size] is 0",
+        "new: 3 code lines; the limit in [tool.stenolog.size.new] is 2",
+    ]
+
+
+def test_phrases_to_translate_are_found_in_sources_and_pages(tmp_path: Path) -> None:
+    source, page = tmp_path / "one.py", tmp_path / "page.md"
+    source.write_text(
+        "def f():\n    '''Return the newest log.'''\n    # Where nobody waits.\n"
+        "    raise ValueError('the file stands beside the log')\n"
+    )
+    page.write_text("# Page\n\nThe file is mended.\n\n```python\n# nobody\n```\n")
+    words, places = plain.check([tmp_path])
+    assert words == 4 + 3 + 6 + 2 + 4
+    assert sorted((place.path.name, place.line, place.phrase) for place in places) == [
+        ("one.py", 3, "nobody"),
+        ("one.py", 4, "beside the"),
+        ("one.py", 4, "stands beside"),
+        ("page.md", 3, "mended"),
+    ]
+
+
+def test_the_check_of_phrases_fails_above_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Another process has the lock, so the caller waits for it.\n" * 100)
+    assert plain.main([str(page)]) == 0
+    page.write_text("Somebody has the lock, so the caller waits for it.\n" * 100)
+    assert plain.main([str(page)]) == 1
+    assert "100 phrases to translate in 1,000 words: 100.0 per 1,000" in capsys.readouterr().out
+
+
+def test_no_test_module_imports_another_one_or_a_conftest() -> None:
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in _imports_of_tests(path.read_text())
+    ]
+    assert found == [], "move what they share to tests/support"
+
+
+def test_an_import_of_a_test_module_is_found_in_every_form() -> None:
+    source = (
+        "import crash.test_kill9\nfrom crash import test_leases as leases\n"
+        "from unit.cli.conftest import steno\nfrom . import conftest\nfrom .conftest import say\n"
+        "def f():\n    from test_project import ROOT\n"
+        "import support.needs\nfrom stenolog.testing import contract\n"
+    )
+    assert sorted(_imports_of_tests(source)) == [
+        "conftest",
+        "conftest.say",
+        "crash.test_kill9",
+        "crash.test_leases",
+        "test_project.ROOT",
+        "unit.cli.conftest.steno",
+    ]
+
+
+def _imports_of_tests(source: str) -> list[str]:
+    """The dotted names that a module imports from test modules and conftests."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = [node.module] if node.module else []
+            names += [".".join([*package, alias.name]) for alias in node.names]
+    return [
+        name
+        for name in names
+        if any(part == "conftest" or part.startswith("test_") for part in name.split("."))
     ]
 
 

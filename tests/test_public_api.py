@@ -1,28 +1,115 @@
-"""The public names and their signatures, compared with a snapshot: a difference must be meant.
+"""The public names and their signatures, compared with a snapshot: a difference must be intended.
 
-`make fix` writes the snapshot anew.
+`make fix` writes the snapshot and the table in docs/api.md again.
 """
 
+import ast
 import enum
+import importlib.metadata
 import inspect
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
 
 import stenolog
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+MODULES = ("stenolog", *stenolog._PUBLIC_MODULES)
 
 
-def test_all_is_sorted_and_lists_what_is_visible() -> None:
-    visible = [
-        name
-        for name in dir(stenolog)
-        if not name.startswith("_") and not inspect.ismodule(getattr(stenolog, name))
-    ]
-    assert list(stenolog.__all__) == sorted(stenolog.__all__)
-    assert list(stenolog.__all__) == visible
+def test_the_package_has_at_most_forty_names() -> None:
+    assert len(stenolog.__all__) <= 40
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_all_is_sorted_and_every_name_exists(module: str) -> None:
+    names = import_module(module).__all__
+    assert list(names) == sorted(names)
+    assert [name for name in names if not hasattr(import_module(module), name)] == []
+    assert set(names) <= set(dir(import_module(module)))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_type_checkers_find_the_names_where_they_are_at_run_time(module: str) -> None:
+    source = inspect.getsource(import_module(module))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if alias.name in import_module(module).__all__:
+                    place = import_module(node.module)
+                    assert getattr(place, alias.name) is getattr(import_module(module), alias.name)
+
+
+def test_a_name_means_the_same_in_every_module() -> None:
+    for module in MODULES:
+        for name in import_module(module).__all__:
+            documented = import_module(_import_path(name))
+            assert getattr(documented, name) is getattr(import_module(module), name), name
+
+
+def test_a_name_of_another_module_is_not_found_and_the_error_names_the_module() -> None:
+    with pytest.raises(AttributeError, match=r"use `from stenolog\.agent import Answer`"):
+        stenolog.Answer  # type: ignore[attr-defined] # noqa: B018
+    with pytest.raises(AttributeError, match="module 'stenolog' has no attribute 'nothing'"):
+        stenolog.nothing  # type: ignore[attr-defined] # noqa: B018
+    assert not hasattr(stenolog, "__nothing__")
+
+
+def test_version_is_the_one_of_the_installed_package() -> None:
+    assert stenolog.__version__ == importlib.metadata.version("stenolog")
+
+
+def test_models_of_the_testing_package_work_without_pytest_and_hypothesis() -> None:
+    script = (
+        "import sys; sys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
+        "from stenolog.testing import ModelServer, ScriptedModel, ScriptedCompletion\n"
+        "ScriptedModel(['Hello.']); ModelServer().close(); print('works')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert ended.stdout == "works\n", ended.stderr
+
+
+def test_the_page_lists_every_name_with_its_import_path() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = "".join(f"{line}\n" for line in _page())
+    renewed = re.sub(r"(?<=<!-- names -->\n).*?(?=<!-- end -->)", lambda _: table, text, flags=re.S)
+    if os.environ.get("STENO_UPDATE"):
+        PAGE.write_text(renewed, encoding="utf-8")
+    assert renewed == PAGE.read_text(encoding="utf-8"), "run make fix"
+
+
+def _import_path(name: str) -> str:
+    """The module from which the documentation imports a name: the first that has it."""
+    return next(module for module in MODULES if name in import_module(module).__all__)
+
+
+def _page() -> Iterator[str]:
+    for module in MODULES:
+        names = [name for name in import_module(module).__all__ if _import_path(name) == module]
+        yield from ("", f"## {module}", "", f"{_summary(import_module(module))}", "")
+        yield from ("| name | meaning |", "|---|---|")
+        for name in names:
+            yield f"| `{name}` | {_summary(getattr(import_module(module), name))} |"
+    yield ""
+
+
+def _summary(thing: object) -> str:
+    """The first sentence of a docstring; the possible values of a type alias."""
+    if get_origin(thing) is Literal:
+        return ", ".join(f"`{value!r}`" for value in get_args(thing))
+    paragraph = (inspect.getdoc(thing) or "").partition("\n\n")[0]
+    return " ".join(paragraph.split()).replace("|", "\\|")
 
 
 def test_names_and_signatures_are_as_released() -> None:
@@ -36,10 +123,12 @@ def test_names_and_signatures_are_as_released() -> None:
 
 
 def _describe_package() -> Iterator[str]:
-    for name in stenolog.__all__:
-        thing = getattr(stenolog, name)
+    for name in sorted(set(chain.from_iterable(import_module(one).__all__ for one in MODULES))):
+        thing = getattr(import_module(_import_path(name)), name)
         if isinstance(thing, type):
             yield from _describe_class(name, thing)
+        elif get_origin(thing) is Literal:
+            yield f"{name}: {_summary(thing)}"
         elif callable(thing):
             yield f"{name}{_signature(thing)}"
         else:
@@ -57,7 +146,9 @@ def _describe_class(name: str, thing: type) -> Iterator[str]:
     if not is_protocol and ("__init__" in vars(thing) or hasattr(thing, "__struct_fields__")):
         yield f"    {name}{_signature(thing)}"
     ours = [base for base in thing.__mro__ if base.__module__.partition(".")[0] == "stenolog"]
-    members = {member for base in ours for member in vars(base) if not member.startswith("_")}
+    # The tests of a contract are not called by users.
+    hidden = ("_", "test_")
+    members = {member for base in ours for member in vars(base) if not member.startswith(hidden)}
     for member in sorted(members):
         value = inspect.getattr_static(thing, member)
         if isinstance(value, staticmethod | classmethod):

@@ -6,259 +6,142 @@ from typing import TYPE_CHECKING
 from stenolog.errors import (
     ContextTooSmall,
     DamagedStore,
-    ForeignLog,
-    InvalidKey,
     LeaseLost,
     MaybeStored,
     ModelRefused,
     ModelUnavailable,
-    NewerFormat,
-    NoSuchNote,
     NoSuchSession,
-    NothingToUndo,
     NotStored,
     OnceConflict,
-    ReadOnly,
-    RefusedMessage,
-    SessionDeleted,
-    SessionExists,
-    StaleCheckpoint,
-    StaleHistory,
     StenologError,
     StoreBusy,
-    StoreClosed,
     StoreUnavailable,
     UsageError,
 )
-from stenolog.records import Compacted, Health, Message, Purged, SessionInfo, Trashed, Undone
+from stenolog.lazy_exports import lazy_exports
+from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Lease, SessionView, Store
 from stenolog.stores.open_store import open_store
 
+_PUBLIC_MODULES = (
+    "stenolog.agent",
+    "stenolog.catalog",
+    "stenolog.context",
+    "stenolog.errors",
+    "stenolog.memory",
+    "stenolog.providers",
+    "stenolog.records",
+    "stenolog.redaction",
+    "stenolog.sessions",
+    "stenolog.settings",
+    "stenolog.stores",
+    "stenolog.testing",
+    "stenolog.tokens",
+    "stenolog.transfer",
+)
+"""Modules with public names that are not in this one."""
+
 if TYPE_CHECKING:
-    from stenolog.agent.instance import AgentInstance
+    from stenolog.agent.instance import AgentInstance, AgentRegistry
     from stenolog.agent.loop import AgentLoop
-    from stenolog.agent.registry import AgentRegistry
-    from stenolog.agent.scheduler import CloseReport
-    from stenolog.agent.spec import AgentSpec, Route
-    from stenolog.agent.tools import Tool, ToolContext, tool
-    from stenolog.agent.turn_events import Answer, InboundMessage
-    from stenolog.agent.turn_options import TurnOptions
-    from stenolog.catalog import Catalog, open_catalog
-    from stenolog.context.budget import Limits
+    from stenolog.agent.spec import AgentSpec
+    from stenolog.agent.tools import tool
+    from stenolog.agent.turn_events import InboundMessage
+    from stenolog.catalog.index import open_catalog
     from stenolog.context.context import Context
-    from stenolog.context.plan import SummaryPlan, plan_summary
-    from stenolog.context.request_messages import ProviderRequirements
-    from stenolog.context.summarize import SummaryReport
-    from stenolog.context.window import Window, build_window
-    from stenolog.memory.consolidation import ConsolidationReport
+    from stenolog.context.window import Limits
     from stenolog.memory.facade import Memory, open_memory
-    from stenolog.memory.note_files import export_notes, import_notes
-    from stenolog.memory.notes import Draft, Note, Notes, PurgedNote
-    from stenolog.memory.recall import RecallHit, RecallResult
-    from stenolog.memory.scopes import Scope, scope_of
-    from stenolog.providers.chat_model import (
-        ChatModel,
-        CompletionFunction,
-        Delta,
-        StreamedAnswer,
-        ToolCallDelta,
-        Usage,
-    )
-    from stenolog.providers.local_model import LocalModel
-    from stenolog.providers.openai_chat import OpenAIChat
-    from stenolog.redaction.redact import Redacted, redact
     from stenolog.sessions.session_manager import SessionManager
-    from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
+    from stenolog.sessions.session_store import JSONLBackend, SessionStore
     from stenolog.stores.async_store import AsyncStore
-    from stenolog.stores.following import SessionChange, follow_changes
     from stenolog.stores.in_memory import InMemoryStore
     from stenolog.stores.jsonl import JSONLStore
     from stenolog.stores.postgres import PostgresStore
     from stenolog.stores.sqlite import SQLiteStore
-    from stenolog.testing.scripted_model import ScriptedCompletion, ScriptedModel
-    from stenolog.tokens import Calibration, Tokens
-    from stenolog.transfer.migration import ImportReport, migrate_from_json
     from stenolog.transfer.open_sessions import open_sessions
+
+    __version__: str
+else:
+    # Imported on first use, so that a program does not wait for parts that it does not need.
+    _find_name, __dir__ = lazy_exports(
+        __name__,
+        {
+            "AgentInstance": "stenolog.agent.instance",
+            "AgentLoop": "stenolog.agent.loop",
+            "AgentRegistry": "stenolog.agent.instance",
+            "AgentSpec": "stenolog.agent.spec",
+            "AsyncStore": "stenolog.stores.async_store",
+            "Context": "stenolog.context.context",
+            "InMemoryStore": "stenolog.stores.in_memory",
+            "InboundMessage": "stenolog.agent.turn_events",
+            "JSONLBackend": "stenolog.sessions.session_store",
+            "JSONLStore": "stenolog.stores.jsonl",
+            "Limits": "stenolog.context.window",
+            "Memory": "stenolog.memory.facade",
+            "PostgresStore": "stenolog.stores.postgres",
+            "SQLiteStore": "stenolog.stores.sqlite",
+            "SessionManager": "stenolog.sessions.session_manager",
+            "SessionStore": "stenolog.sessions.session_store",
+            "open_catalog": "stenolog.catalog.index",
+            "open_memory": "stenolog.memory.facade",
+            "open_sessions": "stenolog.transfer.open_sessions",
+            "tool": "stenolog.agent.tools",
+        },
+    )
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("stenolog")
+        try:
+            return _find_name(name)
+        except AttributeError:
+            for module in _PUBLIC_MODULES if not name.startswith("_") else ():
+                if name in import_module(module).__all__:
+                    hint = f"stenolog.{name} does not exist: use `from {module} import {name}`"
+                    raise AttributeError(hint) from None
+            raise
+
 
 __all__ = [
     "AgentInstance",
     "AgentLoop",
     "AgentRegistry",
     "AgentSpec",
-    "Answer",
     "AsyncStore",
-    "Calibration",
-    "Catalog",
-    "ChatModel",
-    "CloseReport",
-    "Compacted",
-    "CompletionFunction",
-    "ConsolidationReport",
     "Context",
     "ContextTooSmall",
     "DamagedStore",
-    "Delta",
-    "Draft",
-    "ForeignLog",
-    "Health",
-    "ImportReport",
     "InMemoryStore",
     "InboundMessage",
-    "InvalidKey",
     "JSONLBackend",
     "JSONLStore",
     "Lease",
     "LeaseLost",
     "Limits",
-    "LocalModel",
     "MaybeStored",
     "Memory",
     "Message",
     "ModelRefused",
     "ModelUnavailable",
-    "NewerFormat",
-    "NoSuchNote",
     "NoSuchSession",
     "NotStored",
-    "Note",
-    "Notes",
-    "NothingToUndo",
     "OnceConflict",
-    "OpenAIChat",
     "PostgresStore",
-    "ProviderRequirements",
-    "Purged",
-    "PurgedNote",
-    "ReadOnly",
-    "RecallHit",
-    "RecallResult",
-    "Redacted",
-    "RefusedMessage",
-    "Route",
     "SQLiteStore",
-    "Scope",
-    "ScriptedCompletion",
-    "ScriptedModel",
-    "SessionChange",
-    "SessionDeleted",
-    "SessionExists",
-    "SessionHealth",
     "SessionInfo",
     "SessionManager",
     "SessionStore",
     "SessionView",
-    "StaleCheckpoint",
-    "StaleHistory",
     "StenologError",
     "Store",
     "StoreBusy",
-    "StoreClosed",
     "StoreUnavailable",
-    "StreamedAnswer",
-    "SummaryPlan",
-    "SummaryReport",
-    "Tokens",
-    "Tool",
-    "ToolCallDelta",
-    "ToolContext",
-    "Trashed",
-    "TurnOptions",
-    "Undone",
-    "Usage",
     "UsageError",
-    "Window",
-    "build_window",
-    "export_notes",
-    "follow_changes",
-    "import_notes",
-    "migrate_from_json",
     "open_catalog",
     "open_memory",
     "open_sessions",
     "open_store",
-    "plan_summary",
-    "redact",
-    "scope_of",
     "tool",
 ]
-
-
-# Engines, the session facade, the agent and the memory are imported on first use, so that a program
-# does not wait for parts that it does not need.
-_LATER = {
-    "AgentInstance": "stenolog.agent.instance",
-    "AgentLoop": "stenolog.agent.loop",
-    "AgentRegistry": "stenolog.agent.registry",
-    "AgentSpec": "stenolog.agent.spec",
-    "Answer": "stenolog.agent.turn_events",
-    "CompletionFunction": "stenolog.providers.chat_model",
-    "AsyncStore": "stenolog.stores.async_store",
-    "Calibration": "stenolog.tokens",
-    "ToolCallDelta": "stenolog.providers.chat_model",
-    "Catalog": "stenolog.catalog",
-    "SessionChange": "stenolog.stores.following",
-    "ChatModel": "stenolog.providers.chat_model",
-    "SummaryReport": "stenolog.context.summarize",
-    "ConsolidationReport": "stenolog.memory.consolidation",
-    "Context": "stenolog.context.context",
-    "Delta": "stenolog.providers.chat_model",
-    "Draft": "stenolog.memory.notes",
-    "RecallHit": "stenolog.memory.recall",
-    "ToolContext": "stenolog.agent.tools",
-    "InMemoryStore": "stenolog.stores.in_memory",
-    "InboundMessage": "stenolog.agent.turn_events",
-    "JSONLBackend": "stenolog.sessions.session_store",
-    "JSONLStore": "stenolog.stores.jsonl",
-    "CloseReport": "stenolog.agent.scheduler",
-    "Limits": "stenolog.context.budget",
-    "LocalModel": "stenolog.providers.local_model",
-    "TurnOptions": "stenolog.agent.turn_options",
-    "Memory": "stenolog.memory.facade",
-    "ImportReport": "stenolog.transfer.migration",
-    "ProviderRequirements": "stenolog.context.request_messages",
-    "Note": "stenolog.memory.notes",
-    "Notes": "stenolog.memory.notes",
-    "OpenAIChat": "stenolog.providers.openai_chat",
-    "SummaryPlan": "stenolog.context.plan",
-    "PostgresStore": "stenolog.stores.postgres",
-    "PurgedNote": "stenolog.memory.notes",
-    "RecallResult": "stenolog.memory.recall",
-    "Redacted": "stenolog.redaction.redact",
-    "StreamedAnswer": "stenolog.providers.chat_model",
-    "Route": "stenolog.agent.spec",
-    "SQLiteStore": "stenolog.stores.sqlite",
-    "Scope": "stenolog.memory.scopes",
-    "ScriptedCompletion": "stenolog.testing.scripted_model",
-    "ScriptedModel": "stenolog.testing.scripted_model",
-    "SessionHealth": "stenolog.sessions.session_store",
-    "SessionManager": "stenolog.sessions.session_manager",
-    "SessionStore": "stenolog.sessions.session_store",
-    "Tokens": "stenolog.tokens",
-    "Tool": "stenolog.agent.tools",
-    "Usage": "stenolog.providers.chat_model",
-    "Window": "stenolog.context.window",
-    "build_window": "stenolog.context.window",
-    "export_notes": "stenolog.memory.note_files",
-    "follow_changes": "stenolog.stores.following",
-    "import_notes": "stenolog.memory.note_files",
-    "migrate_from_json": "stenolog.transfer.migration",
-    "open_catalog": "stenolog.catalog",
-    "open_memory": "stenolog.memory.facade",
-    "open_sessions": "stenolog.transfer.open_sessions",
-    "plan_summary": "stenolog.context.plan",
-    "redact": "stenolog.redaction.redact",
-    "scope_of": "stenolog.memory.scopes",
-    "tool": "stenolog.agent.tools",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module 'stenolog' has no attribute {name!r}")
-    found: object = getattr(import_module(_LATER[name]), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -29,8 +29,41 @@ StenologError
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, json
+
+__all__ = [
+    "ContextTooSmall",
+    "DamagedStore",
+    "ForeignLog",
+    "InvalidKey",
+    "LeaseLost",
+    "MaybeStored",
+    "ModelRefused",
+    "ModelUnavailable",
+    "NewerFormat",
+    "NoSuchNote",
+    "NoSuchSession",
+    "NotStored",
+    "NothingToUndo",
+    "OnceConflict",
+    "Problem",
+    "ReadOnly",
+    "RefusedMessage",
+    "SessionDeleted",
+    "SessionExists",
+    "StaleCheckpoint",
+    "StaleHistory",
+    "StenologError",
+    "StoreBusy",
+    "StoreClosed",
+    "StoreUnavailable",
+    "UsageError",
+    "WrongSettings",
+]
+
+E = TypeVar("E", bound=BaseException)
 
 
 class StenologError(Exception):
@@ -224,3 +257,36 @@ class ForeignLog(DamagedStore):
 
 class NewerFormat(DamagedStore):
     """A newer version of stenolog wrote the file. Upgrade to read it."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation, for error messages.
+
+    An installation from a folder, such as a clone, names the folder, because an index may not have
+    the package.
+    """
+    # Imported here, to keep `import stenolog` fast.
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        text = distribution("stenolog").read_text("direct_url.json")
+    except PackageNotFoundError:
+        text = None
+    origin = json.decode(text) if text else {}
+    package, option = "stenolog", ""
+    if "dir_info" in origin:
+        package = url2pathname(urlsplit(origin["url"]).path)
+        option = "-e " if origin["dir_info"].get("editable") else ""
+    return f"pip install {option}{shlex.quote(f'{package}[{extra}]')}"
+
+
+def copy_error(error: E) -> E:
+    """Return a copy of an error for one more caller: two threads must not raise the same object."""
+    copied = type(error).__new__(type(error))
+    copied.args = error.args
+    copied.__dict__.update(error.__dict__)
+    copied.__cause__ = error.__cause__
+    return copied

@@ -5,12 +5,22 @@ messages creates a thousand objects, not two thousand. The fields of the envelop
 names, because the stored object may use any field name.
 """
 
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, Raw, Struct
+from msgspec import Raw, Struct
+
+__all__ = [
+    "Compacted",
+    "Health",
+    "Message",
+    "Purged",
+    "SessionInfo",
+    "Trashed",
+    "Undone",
+]
 
 _decode = msgspec.json.Decoder().decode
 
@@ -22,11 +32,11 @@ Span = tuple[int, int]
 
 
 class _Role(Struct, gc=False):
-    role: Any = UNSET
+    role: Any = ""
 
 
 class _Content(Struct, gc=False):
-    content: Any = UNSET
+    content: Any = None
 
 
 # Skipping the other fields is several times faster than decoding them.
@@ -53,8 +63,11 @@ class Message(
 ):
     """An immutable message, as returned by a store.
 
-    The fields of the stored object are attributes (`role`, `content`, …); `to_dict()` returns a
-    copy of the stored object.
+    It reads like the stored object: `m["role"]`, `m.get("tool_calls")`, `dict(m)`. The fields are
+    attributes, too, except where `Message` has an attribute of the same name. `role` and `content`
+    always exist: a message without them has the role "" and the content None.
+
+    Each access decodes the stored JSON. Call `to_dict()` once to read many fields.
     """
 
     seq: int
@@ -74,22 +87,20 @@ class Message(
 
     @property
     def role(self) -> str:
-        """The field `role` of the stored object."""
+        """The field `role` of the stored object; an empty text if it has none."""
         try:
-            role: Any = _decode_role(self._body).role
+            role: str = _decode_role(self._body).role
         except (msgspec.DecodeError, UnicodeDecodeError):
-            role = UNSET
-        found: str = self._field("role") if role is UNSET else role
-        return found
+            role = decode_object(self._body).get("role", "")
+        return role
 
     @property
     def content(self) -> Any:
-        """The field `content` of the stored object."""
+        """The field `content` of the stored object; None if it has none."""
         try:
-            content = _decode_content(self._body).content
+            return _decode_content(self._body).content
         except (msgspec.DecodeError, UnicodeDecodeError):
-            content = UNSET
-        return self._field("content") if content is UNSET else content
+            return decode_object(self._body).get("content")
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy of the stored object."""
@@ -106,14 +117,42 @@ class Message(
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._field(name)
-
-    def _field(self, name: str) -> Any:
-        # Decoded for each access: a caller that changes a list must not affect other readers.
         try:
-            return self.to_dict()[name]
+            return self[name]
         except KeyError:
             raise AttributeError(f"message {self.seq} has no field {name!r}") from None
+
+    def __getitem__(self, name: str) -> Any:
+        # Decoded for each access: a caller that changes a list must not affect other readers.
+        return self.to_dict()[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field of the stored object, or `default` if it has none of this name."""
+        return self.to_dict().get(name, default)
+
+    def keys(self) -> KeysView[str]:
+        """Return the names of the stored fields."""
+        return self.to_dict().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the values of the stored fields."""
+        return self.to_dict().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return the names and values of the stored fields."""
+        return self.to_dict().items()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.to_dict()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+    def __bool__(self) -> bool:
+        return True
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
@@ -127,6 +166,10 @@ class Message(
         text = bytes(self._body).decode("utf-8", "replace")
         shown = text if len(text) <= 80 else text[:79] + "…"
         return f"Message({self.seq}{', hidden' if self.hidden else ''}, {shown})"
+
+
+# A Struct cannot inherit from an abstract class.
+Mapping.register(Message)
 
 
 class Undo(Struct, frozen=True, omit_defaults=True):

@@ -17,7 +17,26 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from stenolog.messages import (
+    REASONING_FIELDS,
+    FilePart,
+    ImagePart,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+    encoded_data,
+    read_listed_call,
+    read_part,
+)
 from stenolog.records import Message
+
+__all__ = [
+    "Calibration",
+    "Tokens",
+]
 
 MESSAGE: Final = 4
 """Tokens of a message besides its text: start, role, end."""
@@ -59,8 +78,11 @@ def message_tokens(
     `arrange` does.
     """
     fields = message.to_dict() if isinstance(message, Message) else message
-    known = [_field(name, fields[name], count) for name in _KNOWN & fields.keys()]
-    return MESSAGE + sum(known) + _further(fields, _KNOWN, count)
+    found = MESSAGE
+    for name, value in fields.items():
+        if name not in _FREE:
+            found += _field(name, value, count)
+    return found
 
 
 def tools_tokens(
@@ -281,45 +303,39 @@ def _other(piece: str) -> float:
 
 _FREE: Final = frozenset({"role", "type", "signature", "cache_control"})
 """Fields that are part of the overhead, or not shown to the model."""
-_KNOWN: Final = _FREE | {
-    "content",
-    "name",
-    "tool_calls",
-    "function_call",
-    "tool_call_id",
-    "call_id",
-    "arguments",
-    "output",
-    "refusal",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-}
-_TEXTS: Final = ("text", "thinking", "refusal", "reasoning")
-"""Fields of a content part that may have its text."""
-_OF_CALL: Final = _FREE | {"id", "name", "arguments", "input", "function"}
+_PLAIN: Final = frozenset(
+    {"name", "tool_call_id", "call_id", "arguments", "refusal", *REASONING_FIELDS[:3]}
+)
+"""Fields of a message that count as their text, without their name."""
+_OF_CALL: Final = _FREE | {"id", "name", "arguments", "input"}
 _OF_RESULT: Final = _FREE | {"tool_use_id", "content"}
-_IMAGES: Final = ("image_url", "input_image", "image")
 _DEEPEST: Final = 8
 
 
 def _field(name: str, value: Any, count: Callable[[str], int]) -> int:
-    if name in _FREE:
-        return 0
-    match name:
-        case "content" | "output":
-            return _content(value, count)
-        case "tool_calls":
-            calls = value if isinstance(value, list | tuple) else [value]
-            return sum(_call(call, count) for call in calls if call)
-        case "function_call":
-            return _call(value, count) if value else 0
-    return _plain_value(value, count)
+    if name in ("content", "output"):
+        return _content(value, count)
+    if name in _PLAIN:
+        return _plain_value(value, count)
+    if name == "tool_calls":
+        calls = value if isinstance(value, list | tuple) else [value]
+        return sum(_call(call, count) for call in calls if call)
+    if name == "function_call":
+        return _call(value, count) if value else 0
+    if name == "audio" and isinstance(value, Mapping) and (attached := _attached(value, "audio")):
+        return attached + _plain_value(value.get("transcript"), count)
+    return count(_json({name: value}))
 
 
-def _further(fields: Mapping[str, Any], known: Set[str], count: Callable[[str], int]) -> int:
-    """Return the tokens of fields that are not in `known`."""
-    return sum([count(_json({name: fields[name]})) for name in fields.keys() - known])
+def _further(
+    fields: Mapping[str, Any], known: Set[str], count: Callable[[str], int], field: str = ""
+) -> int:
+    """Return the tokens of all fields except `field` and those in `known`."""
+    found = 0
+    for name in fields:
+        if name not in known and name != field:
+            found += count(_json({name: fields[name]}))
+    return found
 
 
 def _plain_value(value: Any, count: Callable[[str], int]) -> int:
@@ -329,63 +345,69 @@ def _plain_value(value: Any, count: Callable[[str], int]) -> int:
 
 
 def _call(call: Any, count: Callable[[str], int]) -> int:
-    """Return the tokens of a tool call in any provider's format: name, arguments and id."""
+    """Return the tokens of an item of `tool_calls`."""
     if not isinstance(call, Mapping):
         return CALL + _plain_value(call, count)
-    inner = call.get("function")
-    function = inner if isinstance(inner, Mapping) else call
-    arguments = function.get("arguments", function.get("input"))
-    said = (function.get("name"), arguments, call.get("id"))
-    further = _further(function, _OF_CALL, count)
-    if function is not call:
-        further += _further(call, _OF_CALL, count)
+    return _priced_call(read_listed_call(call), count)
+
+
+def _priced_call(call: ToolCall, count: Callable[[str], int]) -> int:
+    """Return the tokens of a tool call: name, arguments, id and other fields."""
+    inner = call.value[call.field] if call.field else call.value
+    said = (inner.get("name"), call.arguments, call.value.get("id"))
+    further = _further(inner, _OF_CALL, count)
+    if call.field:
+        further += _further(call.value, _OF_CALL, count, call.field)
     return CALL + sum(_plain_value(value, count) for value in said) + further
 
 
 def _content(content: Any, count: Callable[[str], int], *, depth: int = 0) -> int:
-    if isinstance(content, list | tuple) and depth < _DEEPEST:
-        return sum(_part(part, count, depth=depth + 1) for part in content)
+    if isinstance(content, str):
+        return count(content) if content else 0
+    if depth < _DEEPEST:
+        if isinstance(content, list | tuple):
+            return sum([_content(part, count, depth=depth + 1) for part in content])
+        if isinstance(content, Mapping):
+            return _part(read_part(content), count, depth=depth)
     return _plain_value(content, count)
 
 
-def _part(part: Any, count: Callable[[str], int], *, depth: int) -> int:
-    if not isinstance(part, Mapping):
-        return _content(part, count, depth=depth)
-    kind = part.get("type")
-    if kind in _IMAGES:
-        return _image(part)
-    if kind == "tool_use":
-        return _call(part, count)
-    if kind == "tool_result":
-        said = _content(part.get("content"), count, depth=depth)
-        said += _plain_value(part.get("tool_use_id"), count)
-        return CALL + said + _further(part, _OF_RESULT, count)
-    for name in _TEXTS:
-        if isinstance(text := part.get(name), str):
-            return count(text) + _further(part, _FREE | {name}, count)
-    # Encrypted thinking counts as text, not as an attached file.
-    attached = 0 if kind == "redacted_thinking" else _attached(part)
-    return attached or count(_json(part))
+def _part(part: Part, count: Callable[[str], int], *, depth: int) -> int:
+    value = part.value
+    match part:
+        case TextPart():
+            return count(part.text) + _further(value, _FREE, count, part.field)
+        case ThinkingPart() if isinstance(value.get(part.field), str):
+            return count(part.text) + _further(value, _FREE, count, part.field)
+        case ImagePart():
+            return IMAGE_LOW if part.detail == "low" else IMAGE
+        case ToolCall() if "input" in value:
+            return _priced_call(part, count)
+        case ToolResult() if "output" not in value:
+            said = _content(part.content, count, depth=depth)
+            said += _plain_value(value.get("tool_use_id"), count)
+            return CALL + said + _further(value, _OF_RESULT, count)
+        case FilePart() if part.content is not None:
+            said = _content(part.content, count, depth=depth)
+            return said + _further(value, _FREE, count, part.field)
+        case FilePart():
+            return _attached(value, part.kind) or count(_json(value))
+        case UnknownPart() if part.text is not None:
+            return count(part.text) + _further(value, _FREE, count, "text")
+        case UnknownPart():
+            return _attached(value, "file") or count(_json(value))
+    return count(_json(value))
 
 
-def _image(part: Mapping[str, Any]) -> int:
-    inner = part.get("image_url")
-    detail = inner.get("detail") if isinstance(inner, Mapping) else part.get("detail")
-    return IMAGE_LOW if detail == "low" else IMAGE
-
-
-def _attached(part: Mapping[str, Any]) -> int:
-    """Return the tokens of audio or a file in a part, by its encoded size; 0 if there is none."""
-    for inner in (part, *(value for value in part.values() if isinstance(value, Mapping))):
-        kind = str(inner.get("media_type") or inner.get("mime_type") or inner.get("mimeType"))
-        for name in ("data", "file_data"):
-            encoded = inner.get(name)
-            if isinstance(encoded, str) and len(encoded) >= _ENCODED:
-                if kind.startswith("image/"):
-                    return IMAGE
-                sound = kind.startswith("audio/") or part.get("type") == "input_audio"
-                return len(encoded) // (AUDIO if sound else FILE) + 1
-    return 0
+def _attached(part: Mapping[str, Any], kind: str) -> int:
+    """Return the tokens of encoded data in a part, by its size; 0 if there is none."""
+    media_type, data = encoded_data(part)
+    if len(data) < _ENCODED:
+        return 0
+    if media_type.startswith("image/"):
+        return IMAGE
+    is_audio = kind == "audio" or media_type.startswith("audio/")
+    return len(data) // (AUDIO if is_audio else FILE) + 1
 
 
 _ENCODED: Final = 1_000

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
-import needs
-from browser.looking import Looking, window
-from browser.samples import WAITING, fill
-from gateway.served import Served
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support import needs
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking, window
+from support.viewer_samples import WAITING, fill
 
 
 def _said(messages: Any, tools: Any) -> str:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
-from browser.looking import Looking, window
-from browser.samples import LONG, PLAN
-from gateway.served import Served
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking, window
+from support.viewer_samples import LONG, PLAN
 
 _WRITER = """
 import sys
@@ -75,7 +75,7 @@ def test_what_another_process_writes_comes_live_and_leaves_the_scroll_alone(
     expect(page.locator("#new")).to_be_hidden()
     _written_elsewhere(place, PLAN, "At the end one goes on with it.")
     expect(page.locator("#m12")).to_be_in_viewport()
-    expect(page.locator("#sight")).to_have_text("12 messages")
+    expect(page.locator("#message-count")).to_have_text("12 messages")
 
 
 def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
@@ -83,7 +83,7 @@ def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
     page = looking.page
     divider = page.locator(".divider")
     expect(divider).to_have_count(1)
-    assert "26 messages compacted" in divider.inner_text()
+    assert "26 messages replaced by a summary" in divider.inner_text()
     divider.locator("summary").click()
     assert divider.locator("strong").inner_text() == "small owls"
     expect(page.locator("article")).to_have_count(14)
@@ -92,7 +92,7 @@ def test_a_compaction_has_a_divider_and_can_be_undone(looking: Looking) -> None:
     expect(page.locator("article.hidden-one")).to_have_count(26)
     assert page.locator("article").first.get_attribute("id") == "m1"
     divider.locator("[data-undo]").click()
-    told = "Taken back, the compaction: 26 messages are in sight again."
+    told = "Summary undone. 26 messages are visible to the model again."
     expect(page.locator("#toast")).to_have_text(told)
     expect(page.locator(".divider")).to_have_count(0)
     expect(page.locator("article:not(.hidden-one)")).to_have_count(40)
@@ -104,7 +104,7 @@ def test_a_compaction_elsewhere_shows_its_divider_live(looking: Looking, place: 
     expect(page.locator("article")).to_have_count(2)
     with open_store(str(place)) as store:
         store.checkpoint("telegram:alan", summary="They spoke of offers.", upto=1)
-    expect(page.locator(".divider")).to_contain_text("1 message compacted")
+    expect(page.locator(".divider")).to_contain_text("1 message replaced by a summary")
 
 
 def test_what_happens_before_the_page_listens_is_shown_too(looking: Looking, place: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_fork_goes_on_from_a_message(looking: Looking) -> None:
     page.locator("#m2 [data-fork-at]").click()
     page.wait_for_url(lambda url: PLAN not in url and "telegram" in url)
     expect(page.locator("article")).to_have_count(2)
-    expect(page.locator(".head")).to_contain_text(f"fork of {PLAN}")
-    told = f"This is a copy of {PLAN} up to message 2; the original stays as it is"
+    expect(page.locator(".head")).to_contain_text(f"forked from {PLAN}")
+    told = f"Forked from {PLAN} at message 2."
     expect(page.locator("#toast")).to_have_text(told)
     page.reload()
     expect(page.locator("article")).to_have_count(2)
@@ -154,7 +154,7 @@ def test_one_talks_to_the_agent(looking: Looking) -> None:
     assert "You said: **Hello there**" in page.evaluate("window.written")
     page.locator("#say textarea").fill("/context")
     page.keyboard.press("Enter")
-    expect(page.locator("#writing")).to_contain_text("tokens are sent to scripted")
+    expect(page.locator("#writing")).to_contain_text("Next request to scripted")
     page.locator("#say textarea").fill("/help")
     page.keyboard.press("Enter")
     expect(page.locator("#writing .words code").first).to_be_visible()
@@ -167,7 +167,7 @@ def test_the_header_tells_what_the_session_has_become(looking: Looking) -> None:
     before = page.locator("#tokens").inner_text()
     page.locator("#say textarea").fill("What came of it? " * 40)
     page.keyboard.press("Enter")
-    expect(page.locator("#sight")).to_have_text("6 messages")
+    expect(page.locator("#message-count")).to_have_text("6 messages")
     expect(page.locator("#state")).to_have_attribute("title", "idle")
     expect(page.locator("#tokens")).not_to_have_text(before)
     now = page.locator("#tokens").inner_text()
@@ -196,7 +196,7 @@ def test_a_stopped_answer_is_marked_once_and_the_session_is_at_rest(
         expect(page.locator("#state")).to_have_class("dot running")
         page.locator("#stop").click()
         last = page.locator("article.assistant").last
-        expect(last).to_contain_text("Cut off")
+        expect(last).to_contain_text("You stopped this answer.")
         expect(last).not_to_contain_text("interrupted")
         expect(page.locator("#state")).to_have_class("dot idle")
 
@@ -239,7 +239,7 @@ def test_a_new_session_begins_in_the_browser(looking: Looking) -> None:
     looking.open("/")
     page.locator("#begin").click()
     page.locator("dialog textarea").fill("Is anybody there?")
-    page.locator("dialog button", has_text="Begin").click()
+    page.locator("dialog button", has_text="Send").click()
     page.wait_for_url("**/s/cli%3A*%3Adefault")
     expect(page.locator("article")).to_have_count(2)
     expect(page.locator("article strong")).to_have_text("Is anybody there?")
@@ -273,7 +273,7 @@ def test_the_lines_of_an_export_are_what_is_in_sight_as_it_is_stored(
     page = looking.page
     page.locator(".export summary").click()
     with page.expect_download() as downloading:
-        page.locator(".export a", has_text="JSON lines").first.click()
+        page.locator(".export a", has_text="JSONL").first.click()
     assert downloading.value.suggested_filename == "cli-exported.jsonl"
     lines = downloading.value.path().read_text().splitlines()
     told = re.compile(r'\{"role":"assistant","content":"Answer (\d), and sk-ant-(a1B2){12}\."\}')
@@ -296,10 +296,10 @@ def test_the_export_menu_says_what_has_secrets_and_goes_away(looking: Looking) -
     looking.picture("export")
     told = page.locator(".export a").all_inner_texts()
     assert [one.split("\n") for one in told] == [
-        ["Page (HTML)", "to share: without secrets"],
-        ["Markdown", "to share: without secrets"],
-        ["JSON lines", "what is in sight, as stored: with secrets"],
-        ["JSON lines, with hidden ones", "all that is stored: with secrets"],
+        ["HTML page", "secrets removed"],
+        ["Markdown", "secrets removed"],
+        ["JSONL", "visible messages as stored; includes secrets"],
+        ["JSONL, full history", "all messages as stored; includes secrets"],
     ]
     page.keyboard.press("Tab")
     expect(page.locator(".export a").first).to_be_focused()
@@ -384,7 +384,9 @@ def test_who_reads_further_up_stays_there_when_it_is_compacted_elsewhere(
         # First what is far above it, then what is being read.
         for upto, look in ((500, "message assistant"), (900, "message assistant hidden-one")):
             store.checkpoint("big", summary="Short.", upto=upto)
-            expect(page.locator("#sight")).to_have_text(f"{1_000 - upto} of 1,000 messages")
+            expect(page.locator("#message-count")).to_have_text(
+                f"1,000 messages · model sees {1_000 - upto}"
+            )
             expect(page.locator("#m870")).to_have_class(look)
             assert abs(_top_of(looking, 870) - before) < 2
             expect(page.locator("#m1000")).to_be_attached()
@@ -415,7 +417,7 @@ def test_what_is_hidden_elsewhere_goes_from_the_page_however_often_that_was(
         expect(page.locator("article")).to_have_count(100)
         store.pop("big")
         expect(page.locator("#m1000")).to_have_count(0)
-        expect(page.locator("#sight")).to_have_text("999 of 1,000 messages")
+        expect(page.locator("#message-count")).to_have_text("1,000 messages · model sees 999")
         expect(page.locator(".divider")).to_contain_text("1 message hidden")
 
 
@@ -450,14 +452,16 @@ def test_an_answer_that_is_no_part_does_not_end_what_comes_live(
         expect(page.locator("#state")).to_have_class("dot idle")
         expect(page.locator("#tokens")).to_contain_text("tokens")
         # And whatever else goes wrong once.
-        page.evaluate("window.gone = document.querySelector('#sight'); window.gone.remove()")
+        page.evaluate(
+            "window.gone = document.querySelector('#message-count'); window.gone.remove()"
+        )
         with page.expect_event("pageerror"):
             store.add_message("big", "assistant", "The third.")
         looking.problems.clear()
         page.evaluate("document.querySelector('.figures').prepend(window.gone)")
         store.add_message("big", "assistant", "The fourth.")
         expect(page.locator("#m1004")).to_be_in_viewport()
-        expect(page.locator("#sight")).to_have_text("1,004 messages")
+        expect(page.locator("#message-count")).to_have_text("1,004 messages")
 
 
 @pytest.mark.slow
@@ -511,7 +515,7 @@ def test_a_connection_that_is_lost_is_told_until_it_is_back(looking: Looking, pl
     page.route("**/events*", lambda route: route.abort())
     looking.session(key)
     gone = page.locator("#gone")
-    expect(gone).to_have_text("not connected, trying again")
+    expect(gone).to_have_text("Reconnecting…")
     looking.picture("gone")
     page.unroute("**/events*")
     page.route("**/events*", lambda route: route.fulfill(status=502, body="no"), times=1)
@@ -538,7 +542,7 @@ def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
         page.locator("#say textarea").fill("What I\nwrote")
         page.locator("#send").click()
         expect(page.locator("#toast")).to_have_text(
-            "The gateway does not answer; your text is kept"
+            "Can't reach the gateway. Your message is kept."
         )
         expect(page.locator("#say textarea")).to_have_value("What I\nwrote")
         expect(page.locator("#send")).to_be_enabled()
@@ -548,11 +552,11 @@ def test_a_gateway_that_ends_is_told_and_what_was_typed_is_kept(
 def _expect_ended(looking: Looking) -> None:
     page = looking.page
     expect(page.get_by_role("alert")).to_have_text(
-        "This session was deleted. It takes no messages until it is restored."
+        "This session was deleted. You can send messages again after it is restored."
     )
     for name in ("Send", "Rename"):
         expect(page.get_by_role("button", name=name)).to_be_disabled()
-    expect(page.get_by_label("Write to the agent")).to_be_disabled()
+    expect(page.get_by_label("Message the agent")).to_be_disabled()
     # What was said can still be read, and nothing says that it goes on.
     expect(page.locator("article.message")).to_have_count(1)
     expect(page.locator("#state")).to_have_count(0)
@@ -565,7 +569,7 @@ def test_a_session_deleted_elsewhere_takes_no_more_messages_on_its_open_page(
     _written_elsewhere(place, "goes", "Hello.")
     with looking.page.expect_response("**/events**"):
         looking.session("goes")
-    expect(looking.page.get_by_label("Write to the agent")).to_be_enabled()
+    expect(looking.page.get_by_label("Message the agent")).to_be_enabled()
     with open_store(str(place)) as store:
         store.delete("goes")
     _expect_ended(looking)
@@ -579,10 +583,10 @@ def test_a_message_to_a_deleted_session_ends_its_page(looking: Looking, place: P
     looking.session("went")
     with open_store(str(place)) as store:
         store.delete("went")
-    looking.page.get_by_label("Write to the agent").fill("Are you there?")
+    looking.page.get_by_label("Message the agent").fill("Are you there?")
     looking.page.keyboard.press("Enter")
     _expect_ended(looking)
-    expect(looking.page.get_by_label("Write to the agent")).to_have_value("Are you there?")
+    expect(looking.page.get_by_label("Message the agent")).to_have_value("Are you there?")
     assert [problem for problem in looking.problems if "410" not in problem] == []
     looking.problems.clear()
 
@@ -603,7 +607,7 @@ def test_a_damaged_session_is_told_on_its_page(
         looking.session("s")
         page = looking.page
         expect(page.locator("#damage")).to_contain_text("1 message is damaged and cannot be read")
-        expect(page.locator("#m1 + .lost")).to_have_text("message 2 cannot be read")
+        expect(page.locator("#m1 + .lost")).to_have_text("Message 2 is damaged and cannot be read")
         looking.picture("damaged")
 
 
@@ -684,7 +688,7 @@ def test_a_phone_shows_how_much_there_is(
         looking.session(LONG)
         page = looking.page
         page.evaluate("scrollTo(0, 0)")
-        expect(page.locator("#sight")).to_be_in_viewport()
+        expect(page.locator("#message-count")).to_be_in_viewport()
         expect(page.locator("#tokens")).to_be_in_viewport()
         looking.picture("phone-head")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

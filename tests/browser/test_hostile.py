@@ -7,11 +7,11 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import expect
 
-from browser.looking import Looking
-from browser.samples import HOSTILE, fill, hostile
-from gateway.served import Served
 from stenolog.memory.facade import open_memory
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking
+from support.viewer_samples import HOSTILE, fill, hostile
 
 
 @pytest.fixture(scope="module")

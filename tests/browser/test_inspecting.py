@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from browser.looking import Looking, window
-from browser.samples import LONG, PLAN, fill
-from gateway.served import Served
 from stenolog.agent.spec import AgentSpec
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
+from stenolog.errors import install_command
 from stenolog.gateway.viewer.formatting import short
 from stenolog.memory.facade import open_memory
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking, window
+from support.viewer_samples import LONG, PLAN, fill
 
 _LONG_NAMES = "phone:long-names"
 
@@ -64,7 +65,7 @@ def test_the_inspector_shows_what_the_model_will_see(looking: Looking) -> None:
     assert room + shares["reserve"] == 6_000
     rows = [int(one.replace(",", "")) for one in page.locator(".exact .took").all_inner_texts()]
     assert sum(rows) == sent
-    assert page.locator("#tokens").inner_text() == f"{short(sent)} tokens"
+    assert page.locator("#tokens").inner_text() == f"{short(sent)} tokens in next request"
     assert page.locator(".stack.used rect").count() == 5
     assert page.locator(".stack.whole rect").count() == 7
     exact = page.locator(".exact pre").first.inner_text()
@@ -81,7 +82,7 @@ def test_the_turns_show_what_each_took(looking: Looking, monkeypatch: pytest.Mon
     expect(page.locator(".turns tbody tr")).to_have_count(3)
     row = page.locator(".turns tbody tr", has_text="Lugano")
     assert row.locator("td").all_inner_texts()[1:5] == ["2", "1,526", "314", "11.5 s"]
-    assert "pip install 'stenolog[prices]'" in page.locator(".hint").inner_text()
+    assert install_command("prices") in page.locator(".hint").inner_text()
     looking.picture("turns")
     row.locator("a").click()
     expect(page.locator("#m3")).to_be_in_viewport()

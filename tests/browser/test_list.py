@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from browser.looking import Looking, sign_in, window
-from gateway.served import Served
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking, sign_in, window
 
 _SOON = 20_000
 """Milliseconds within which the list has asked again, however busy the machine is."""
@@ -208,7 +208,7 @@ def test_the_list_says_that_the_gateway_is_gone(timed: Looking) -> None:
     expect(gone).to_be_hidden()
     page.route("**/?*part=true*", lambda route: route.abort())
     page.clock.run_for(6_000)
-    expect(gone).to_have_text("not connected, trying again")
+    expect(gone).to_have_text("Reconnecting…")
     page.unroute("**/?*part=true*")
     page.clock.run_for(6_000)
     expect(gone).to_be_hidden()
@@ -221,7 +221,7 @@ def test_where_nothing_fits_that_is_told_with_a_way_back(looking: Looking) -> No
     for fields in ("state=interrupted", "tag=nothing", "channel=nowhere", "q=zzz&state=idle"):
         looking.open(f"/?{fields}")
         empty = page.locator(".sessions .empty")
-        expect(empty).to_contain_text("No session fits")
+        expect(empty).to_contain_text("No matching sessions")
         empty.locator("a").click()
         expect(page.locator(".row")).to_have_count(8)
         expect(page.locator("#search")).to_have_value("")
@@ -231,7 +231,7 @@ def test_a_session_is_begun_with_enter(looking: Looking) -> None:
     page = looking.page
     looking.open("/")
     page.locator("#begin").click()
-    expect(page.locator("dialog[open] button").first).to_have_text("Begin")
+    expect(page.locator("dialog[open] button").first).to_have_text("Send")
     page.keyboard.type("One line")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("and another")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from browser.looking import sign_in, window
-from gateway.served import Served
+from support.gateway.served_gateway import Served
+from support.viewer_page import sign_in, window
 
 
 class _Recorder(http.server.BaseHTTPRequestHandler):

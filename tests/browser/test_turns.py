@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from browser.looking import Looking, window
-from browser.samples import HOSTILE, PLAN, fill
-from gateway.served import Served
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
+from support.viewer_page import Looking, window
+from support.viewer_samples import HOSTILE, PLAN, fill
 
 _PRICES = """
 class Usage:
@@ -100,7 +100,9 @@ def test_a_turn_is_told_where_one_points_and_gone_to_by_a_click(looking: Looking
     # Eight places, of which the second is the turn with the trains.
     spot = {"x": box["width"] * 1.5 / 8, "y": box["height"] / 2}
     area.hover(position=spot)  # type: ignore[arg-type]
-    expect(page.locator("#chart-told")).to_contain_text("1,526 sent, 314 answered, $0.0028")
+    expect(page.locator("#chart-label")).to_contain_text(
+        "1,526 input tokens · 314 output tokens · $0.0028"
+    )
     area.click(position=spot)  # type: ignore[arg-type]
     page.wait_for_url("**?at=3#m3")
     expect(page.locator("#m3")).to_be_in_viewport()
@@ -136,7 +138,7 @@ def test_what_was_asked_is_only_text_in_the_drawing(looking: Looking) -> None:
     box = area.bounding_box()
     assert box is not None
     area.hover(position={"x": box["width"] / 16, "y": box["height"] / 2})
-    expect(page.locator("#chart-told")).to_contain_text("<script>window.hurt=1</script>")
-    assert "No price is known for <script>" in page.locator(".hint").inner_text()
+    expect(page.locator("#chart-label")).to_contain_text("<script>window.hurt=1</script>")
+    assert "No known price for <script>" in page.locator(".hint").inner_text()
     assert page.evaluate("window.hurt ?? 0") == 0
     assert page.locator("main script, main svg, main img").count() == 0

@@ -13,8 +13,6 @@ import psycopg
 import pytest
 
 import stenolog
-from bouncer import Bouncer
-from postgres_server import Databases, Places
 from stenolog.stores.base import GroupStore, Store
 from stenolog.testing import CrashContract, DamageContract, DamagedRecord, StoreContract
 from stenolog.testing.contract.append_contract import Appends, Tokens
@@ -22,6 +20,8 @@ from stenolog.testing.contract.concurrency_contract import Following, Writers
 from stenolog.testing.contract.history_contract import Checkpoints, Replacing
 from stenolog.testing.contract.lease_contract import Leases
 from stenolog.testing.contract.lifecycle_contract import Trash
+from support.pgbouncer import Bouncer
+from support.postgres_server import Databases, Places
 
 
 @pytest.fixture(scope="class")

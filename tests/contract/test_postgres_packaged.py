@@ -8,15 +8,15 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-import needs
 import stenolog
-from packaged_postgres import ICU, PACKAGED, Authority, check_packaged
-from postgres_server import Databases, Installation, Server
 from stenolog import PostgresStore, StoreUnavailable
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Store
 from stenolog.stores.snapshots import NamespacedStore
 from stenolog.testing import StoreContract
+from support import needs
+from support.packaged_postgres import ICU, PACKAGED, Authority, check_packaged
+from support.postgres_server import Databases, Installation, Server
 
 pytestmark = pytest.mark.slow
 

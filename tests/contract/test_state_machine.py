@@ -11,9 +11,9 @@ from hypothesis.stateful import run_state_machine_as_test
 import stenolog
 from stenolog import codec
 from stenolog.records import FORMAT, Change, State
+from stenolog.stores import file_names
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.stores.jsonl import log_names
 from stenolog.testing.state_machine import StoreMachine
 
 AT = "2026-01-01T00:00:00.000000Z"
@@ -30,7 +30,7 @@ class JSONLMachine(StoreMachine):
         return stenolog.open_store(path)
 
     def tear(self, path: Path, key: str, *, next_seq: int, kind: int, cut: float) -> int:
-        file = path / "sessions" / log_names.file_name(key)
+        file = path / "sessions" / file_names.log_name(key)
         if file.exists() and self._torn.get(file) == file.stat().st_size:
             # Nobody wrote since: a second writer would have set the first one's rest aside.
             return 0

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import apsw
 import pytest
@@ -15,10 +15,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 import stenolog
-from stenolog import StenologError
-from stenolog.records import Compacted, Message, Purged, SessionInfo, Trashed
-from stenolog.stores.base import SessionView, Store
+from stenolog.stores.base import Store
 from stenolog.testing.state_machine import StoreMachine
+from support.paired_stores import PairedStores
 
 
 class SQLiteMachine(StoreMachine):
@@ -106,106 +105,8 @@ class TogetherMachine(StoreMachine):
 
     def open(self, path: Path) -> Store:
         sqlite, jsonl = path / "sqlite" / "sessions.db", path / "jsonl"
-        both = Together(stenolog.SQLiteStore(sqlite), stenolog.JSONLStore(jsonl))
+        both = PairedStores(stenolog.SQLiteStore(sqlite), stenolog.JSONLStore(jsonl))
         return cast(Store, both)
-
-
-class Together:
-    """Two stores of different engines: each call goes to both, and they must agree."""
-
-    def __init__(self, one: Store, other: Store) -> None:
-        self._one = one
-        self._other = other
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            found = _outcome(self._one, name, arguments, options)
-            expected = _outcome(self._other, name, arguments, self._translated(name, options))
-            assert _same(found) == _same(expected), f"{name}{arguments} {options}"
-            if isinstance(found, StenologError):
-                raise found
-            return found
-
-        return call
-
-    def _translated(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Each engine gives out uids of its own; a deleted session is the one in the same place."""
-        if name != "restore" or options.get("uid") is None:
-            return options
-        places = [trashed.uid for trashed in self._before]
-        return {**options, "uid": self._other.list_trash()[places.index(options["uid"])].uid}
-
-    def view(self, key: str, **options: Any) -> SessionView:
-        one, other = (_outcome(s, "view", (key,), options) for s in (self._one, self._other))
-        assert _same(one) == _same(other), f"view {key!r} {options}"
-        if isinstance(one, StenologError):
-            raise one
-        assert isinstance(one, SessionView)
-        _views[_place(one)] = other
-        return one
-
-    def refresh(self, view: SessionView) -> SessionView:
-        """Each engine goes on from a view of its own, and one may give a tail, the other all."""
-        olds = view, _views[_place(view)]
-        one, other = (
-            _outcome(store, "refresh", (old,), {})
-            for store, old in zip((self._one, self._other), olds, strict=True)
-        )
-        if isinstance(one, StenologError):
-            assert type(one) is type(other)
-            raise one
-        assert _same(olds[0].merged(one)) == _same(olds[1].merged(other))
-        assert isinstance(one, SessionView)
-        return one
-
-    def list_trash(self) -> list[Trashed]:
-        self._before = self._one.list_trash()
-        assert _same(self._before) == _same(self._other.list_trash())
-        return self._before
-
-
-_views: dict[tuple[object, ...], SessionView] = {}
-"""For each view that the first of two stores gave: what the other one gave."""
-
-
-def _place(view: SessionView) -> tuple[object, ...]:
-    return view.uid, view.generation, view.change, view.upto, view.last
-
-
-def _outcome(store: Store, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    try:
-        result = getattr(store, name)(*arguments, **options)
-    except StenologError as error:
-        return error
-    return list(result) if isinstance(result, Iterator) else result
-
-
-def _same(result: Any) -> Any:
-    """What must be the same on all engines."""
-    match result:
-        case StenologError():
-            return type(result)
-        case Message():
-            return result.seq, result.to_json(), result.hidden
-        case SessionInfo():
-            own = ("uid", "created", "updated", "archived", "generation", "bytes")
-            return {
-                name: getattr(result, name) for name in result.__struct_fields__ if name not in own
-            }
-        case SessionView():
-            return _same(result.info), _same(list(result.messages)), result.upto, result.last
-        case Trashed():
-            return result.key, result.count
-        case Purged():
-            return result.messages, result.first, result.last, result.not_reached
-        case Compacted():
-            return None
-        case list():
-            return [_same(one) for one in result]
-        case dict():
-            return sorted(result)
-        case _:
-            return result
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 import stenolog
-from contract.test_state_machine_sqlite import Together
-from postgres_server import Places, execute
 from stenolog.stores.base import Store
 from stenolog.testing.state_machine import KEYS, StoreMachine
+from support.paired_stores import PairedStores
+from support.postgres_server import Places, execute
 
 _END_ALL = (
     "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
@@ -31,8 +31,8 @@ class AllMachine(StoreMachine):
 
     def open(self, path: Path) -> Store:
         sqlite = stenolog.SQLiteStore(path / "sqlite" / "sessions.db")
-        files = Together(stenolog.open_store(self._url), stenolog.JSONLStore(path / "jsonl"))
-        return cast(Store, Together(sqlite, cast(Store, files)))
+        files = PairedStores(stenolog.open_store(self._url), stenolog.JSONLStore(path / "jsonl"))
+        return cast(Store, PairedStores(sqlite, cast(Store, files)))
 
     @rule()
     def cut(self) -> None:

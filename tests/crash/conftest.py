@@ -2,14 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import memory_disk
-
-Say = Callable[[str], None]
+from support import temporary_folders
+from support.crash.reporting import Say
 
 
 @pytest.fixture
@@ -33,12 +32,12 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """Replace the folder of pytest, which may be in memory: a sync takes time on a disk only."""
-    with memory_disk.folder_on_disk() as path:
+    with temporary_folders.folder_on_disk() as path:
         yield path
 
 
 @pytest.fixture
 def quick_disk() -> Iterator[Path]:
     """A folder in memory where there is one, for suites that only care what calls are made."""
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path

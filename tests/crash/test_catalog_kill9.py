@@ -19,12 +19,12 @@ from typing import Self
 import pytest
 
 import stenolog
-from crash.conftest import Say
 from stenolog.catalog import Catalog, open_catalog, steps
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import NAME
-from unit.catalog.operations import WORDS, operate
-from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
+from support.catalog_scan import catalogued, differences, found_words, full_scan, words_said
+from support.crash.reporting import Say
+from support.random_operations import WORDS, operate
 
 _OPERATIONS = 30
 
@@ -101,7 +101,7 @@ def _write(where: str, seed: int, begin: Callable[[], None]) -> None:
 def _refresh(where: str, seed: int, begin: Callable[[], None]) -> None:
     chance = random.Random(seed)
     # Many small transactions, so that it is often struck between two.
-    steps.MOST_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
+    steps.MAX_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         while True:
             begin()

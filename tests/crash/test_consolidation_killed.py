@@ -9,13 +9,13 @@ from typing import Final
 
 import pytest
 
-from crash.conftest import Say
-from crash.consolidating import KEYS, PLACES
-from crash.migrating import Runner
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.open_store import open_store
+from support.crash.consolidation_worker import KEYS, PLACES
+from support.crash.migration_worker import Runner
+from support.crash.reporting import Say
 
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 
@@ -87,7 +87,7 @@ def test_killed_at_a_sample_of_steps_no_turn_is_skipped_or_noted_twice(
     quick_disk: Path, say: Say, seed: int, engine: str
 ) -> None:
     chance = random.Random(seed)
-    with Runner("crash.consolidating") as runner:
+    with Runner("support.crash.consolidation_worker") as runner:
         trial = _Trial(runner, quick_disk, engine)
         stride = max(trial.steps // 12, 1)
         first = range(1 + chance.randrange(stride), trial.steps + 1, stride)
@@ -102,7 +102,7 @@ def test_killed_between_every_two_steps_no_turn_is_skipped_or_noted_twice(
     quick_disk: Path, say: Say, seed: int, engine: str
 ) -> None:
     chance = random.Random(seed)
-    with Runner("crash.consolidating") as runner:
+    with Runner("support.crash.consolidation_worker") as runner:
         trial = _Trial(runner, quick_disk, engine)
         steps = trial.watched()
         for step in steps:

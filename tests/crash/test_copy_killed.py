@@ -14,10 +14,6 @@ from typing import Final
 
 import pytest
 
-from crash.conftest import Say
-from crash.migrating import TESTS, Runner
-from crash.recorder import Recorder
-from crash.replay_model import Disk
 from stenolog import JSONLStore, Message
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.workspace_check import examine
@@ -27,7 +23,11 @@ from stenolog.stores.snapshots import SnapshotMark
 from stenolog.transfer import backup
 from stenolog.transfer.copy import copy_snapshots
 from stenolog.transfer.copy_all import copy_place
-from unit.transfer.copied import digests, everything, fill, go_on, whole
+from support.copied_stores import digests, everything, fill, go_on, whole
+from support.crash.migration_worker import TESTS, Runner
+from support.crash.recorder import Recorder
+from support.crash.replay_model import Disk
+from support.crash.reporting import Say
 
 WHERE: Final = {"jsonl": "jsonl:{}/store", "sqlite": "sqlite:{}/store.db"}
 PAIRS: Final = [*product(WHERE, repeat=2)]
@@ -119,7 +119,7 @@ def _kill(
     """How many steps a copy has, and how often one was killed."""
     chance = random.Random(seed)
     source, target = pair
-    with Runner("crash.copying") as runner:
+    with Runner("support.crash.copy_worker") as runner:
         where = WHERE[target] if program == "copy" else PROGRAMS[program]
         trial = _Trial(runner, place, source, where)
         trial.prepare(program, again=again)
@@ -175,7 +175,7 @@ def test_p2_a_copy_killed_between_every_two_steps_and_made_again_is_equal(
 def test_p2_a_copy_that_follows_moved_sessions_may_be_killed_at_any_step(
     quick_disk: Path, say: Say
 ) -> None:
-    with Runner("crash.copying") as runner:
+    with Runner("support.crash.copy_worker") as runner:
         trial = _Trial(runner, quick_disk, "jsonl", WHERE["jsonl"], _write_two_sessions)
         trial.prepare("copy", again=True)
         trial.go_on(_moved)
@@ -259,7 +259,7 @@ def _writers(where: str, count: int) -> Iterator[None]:
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "crash.copying", where, f"w{number}"],
+            [sys.executable, "-m", "support.crash.copy_worker", where, f"w{number}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},

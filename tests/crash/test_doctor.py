@@ -13,16 +13,16 @@ from typing import Final
 
 import pytest
 
-from crash.conftest import Say
-from crash.recorder import Recorder
-from crash.replay_model import Disk
-from crash.sequences import GROUNDS
-from crash.workload import labels, perform, plan
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.repair import repair
 from stenolog.maintenance.workspace_check import examine
 from stenolog.records import Span
 from stenolog.stores.open_store import open_store
+from support.crash.recorder import Recorder
+from support.crash.replay_model import Disk
+from support.crash.reporting import Say
+from support.crash.sequences import GROUNDS
+from support.crash.workload import labels, perform, plan
 
 _OF_A_LOG: Final = (Kind.TORN_TAIL, Kind.NUL_BYTES, Kind.INCOMPLETE_BATCH, Kind.DAMAGED_LINE)
 _SIGNATURE: Final = len(b',"crc":"xxxxxxxx"}')

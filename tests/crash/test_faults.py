@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import needs
-from crash import injection
-from crash.conftest import Say
-from crash.disks import failing_disk, grow, tiny_tmpfs
-from crash.injection import Fault, Tally
-from crash.judge import Judge, Violation, acknowledged, outcomes
-from crash.nursery import Nursery
+from support import needs
+from support.crash import fault_injection
+from support.crash.child_processes import Nursery
+from support.crash.crash_checks import Judge, Violation, acknowledged, outcomes
+from support.crash.disks import failing_disk, grow, tiny_tmpfs
+from support.crash.fault_injection import Fault, Tally
+from support.crash.reporting import Say
 
 # --- every call in turn ----------------------------------------------------------------------
 
@@ -26,9 +26,12 @@ from crash.nursery import Nursery
 def test_p8_a_sample_of_failing_system_calls(quick_disk: Path, say: Say, seed: int) -> None:
     needs.kernel("ptrace")
     with Nursery() as nursery:
-        seen = injection.calls_seen(nursery, quick_disk)
-    tally = _sweep(injection.sample(seen, seed, 120), quick_disk)
-    say(f"faults: seed {seed}, {tally.runs} runs of {sum(1 for _ in injection.all_faults(seen))}")
+        seen = fault_injection.calls_seen(nursery, quick_disk)
+    tally = _sweep(fault_injection.sample(seen, seed, 120), quick_disk)
+    say(
+        f"faults: seed {seed}, {tally.runs} runs of "
+        f"{sum(1 for _ in fault_injection.all_faults(seen))}"
+    )
     _report(say, seen, tally)
     assert not tally.violations, "\n".join(tally.violations[:5])
 
@@ -37,8 +40,8 @@ def test_p8_a_sample_of_failing_system_calls(quick_disk: Path, say: Say, seed: i
 def test_p8_every_system_call_fails_in_turn(quick_disk: Path, say: Say) -> None:
     needs.kernel("ptrace")
     with Nursery() as nursery:
-        seen = injection.calls_seen(nursery, quick_disk)
-    tally = _sweep(list(injection.all_faults(seen)), quick_disk)
+        seen = fault_injection.calls_seen(nursery, quick_disk)
+    tally = _sweep(list(fault_injection.all_faults(seen)), quick_disk)
     say(f"faults: {tally.runs} runs; EINTR for good is left out, Python calls again for ever")
     _report(say, seen, tally)
     assert not tally.violations, "\n".join(tally.violations[:5])
@@ -54,13 +57,13 @@ def _sweep(faults: list[Fault], place: Path) -> Tally:
     with ProcessPoolExecutor(workers, mp_context=spawned) as pool:
         shares = [faults[number::workers] for number in range(workers)]
         places = [place / f"share{number}" for number in range(workers)]
-        for found in pool.map(injection.sweep, shares, places):
+        for found in pool.map(fault_injection.sweep, shares, places):
             tally.add(found)
     return tally
 
 
 def _report(say: Say, seen: dict[str, int], tally: Tally) -> None:
-    for call in injection.CALLS:
+    for call in fault_injection.CALLS:
         count = seen.get(call, 0)
         failed = sum(name == call and number <= count for name, number in tally.failed)
         say(f"{call}: {count} calls seen, {failed} failed")

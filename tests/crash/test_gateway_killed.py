@@ -13,13 +13,13 @@ from typing import Any
 import openai
 import pytest
 
-from crash.conftest import Say
-from gateway.load import Listener, Talker
-from gateway.process import TOKEN, Process
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import Play
 from stenolog.testing.scripted_model import tool_call
+from support.crash.reporting import Say
+from support.gateway.clients import Listener, Talker, wait_for_listeners
+from support.gateway.gateway_process import TOKEN, Process
 
 SESSIONS = 6
 
@@ -46,16 +46,6 @@ def check_log(where: str, talkers: list[Talker], listeners: list[Listener]) -> i
             heard = next(one for one in listeners if one.name == f"listener s{number}").heard
             assert heard == [(one.seq, one.content) for one in history]
     return count
-
-
-def wait_for_listeners(where: str, listeners: list[Listener]) -> None:
-    """Until all have heard everything, or a minute has passed."""
-    deadline = time.monotonic() + 60
-    with open_store(where, read_only=True) as store:
-        for number, listener in enumerate(listeners):
-            last = store.info(f"s{number}").last_seq
-            while listener.heard_up_to() < last and time.monotonic() < deadline:
-                time.sleep(0.02)
 
 
 def _run(place: Path, say: Say, *, rounds: int, seed: int) -> None:

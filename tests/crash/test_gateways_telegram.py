@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import pytest
 
-from crash.conftest import Say
-from gateway.process import Process
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
-from telegram_server import TOKEN, TelegramServer
+from support.crash.reporting import Say
+from support.gateway.gateway_process import Process
+from support.telegram_server import TOKEN, TelegramServer
 
 ALICE: Final = 1001
 KEY: Final = "telegram:1001"

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from crash.conftest import Say
-from crash.test_gateway_killed import wait_for_listeners
-from gateway.load import Listener, Talker
-from gateway.process import Process
 from stenolog.context.turn_state import answer_to
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
+from support.crash.reporting import Say
+from support.gateway.clients import Listener, Talker, wait_for_listeners
+from support.gateway.gateway_process import Process
 
 SESSIONS = 5
 WHO = ("a", "b", "c")

@@ -21,8 +21,10 @@ from typing import Any, Final
 
 import pytest
 
-from crash.conftest import Say
-from crash.interleaving import (
+from stenolog import DamagedStore, JSONLStore, MaybeStored, NoSuchSession, NotStored, StenologError
+from stenolog.errors import ForeignLog, NewerFormat, SessionExists, StoreClosed
+from stenolog.stores.base import Append
+from support.crash.interleaving import (
     BUSY_TIMEOUT,
     FAULTS,
     INJECTED,
@@ -33,19 +35,7 @@ from crash.interleaving import (
     TracedLock,
     traced_engine,
 )
-from stenolog import (
-    DamagedStore,
-    ForeignLog,
-    JSONLStore,
-    MaybeStored,
-    NewerFormat,
-    NoSuchSession,
-    NotStored,
-    SessionExists,
-    StenologError,
-    StoreClosed,
-)
-from stenolog.stores.base import Append
+from support.crash.reporting import Say
 
 KEY: Final = "k"
 FILE: Final = "k.jsonl"

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pytest
 
-from crash.conftest import Say
-from crash.migrating import Runner
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.merge import IMPORT_TIME
+from support.crash.migration_worker import Runner
+from support.crash.reporting import Say
 
 SAMPLES: Final = Path(__file__).parents[1] / "samples"
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}

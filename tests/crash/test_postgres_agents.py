@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import pytest
 
-from crash import test_agent_killed as killed
-from crash.agent_process import Agent
-from crash.agent_script import WISHES, Script
-from crash.conftest import Say
 from stenolog.agent.scheduler import TAKEN_OVER
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedMessage
+from support.crash.agent_process import Agent
+from support.crash.agent_script import WISHES, Script
+from support.crash.agent_trial import MOMENTS, WHERE, AgentTrial, kill_agents
+from support.crash.reporting import Say
 
 ENGINE: Final = "postgresql"
 ACKNOWLEDGED: Final = ("ack", "answer")
@@ -29,11 +29,11 @@ _PATIENCE: Final = 60
 
 @pytest.fixture
 def engine(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(killed.WHERE, ENGINE, postgres_url)
+    monkeypatch.setitem(WHERE, ENGINE, postgres_url)
     return ENGINE
 
 
-class _Trial(killed.Trial):
+class _Trial(AgentTrial):
     """Several agents at once."""
 
     def _heard(self, lines: Sequence[Sequence[Any]]) -> None:
@@ -53,7 +53,7 @@ class _Trial(killed.Trial):
             agent.until("open", 1)
         self._load(number, agents, load)
         # Whoever has the turn: the others may have nothing to do.
-        struck = _first_to_say(killed.MOMENTS[number % len(killed.MOMENTS)], agents)
+        struck = _first_to_say(MOMENTS[number % len(MOMENTS)], agents)
         second, third = (agent for agent in agents if agent is not struck)
         said = struck.kill()
         self._heard(said)
@@ -181,4 +181,4 @@ def test_three_agents_on_one_database_answer_every_message_once_again_and_again(
 def test_an_agent_killed_three_times_answers_every_message_once(
     quick_disk: Path, engine: str, say: Say, seed: int
 ) -> None:
-    killed._kill(quick_disk, engine, say, rounds=3, seed=seed)
+    kill_agents(quick_disk, engine, say, rounds=3, seed=seed)

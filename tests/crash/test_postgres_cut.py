@@ -13,16 +13,16 @@ from typing import Any, Final
 import pytest
 
 import stenolog
-from crash.conftest import Say
-from postgres_server import Server
-from proxy import Exchange, Moment, Proxy, writes
 from stenolog import MaybeStored, NotStored, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.postgres import PostgresStore
 from stenolog.testing.contract.open_store_base import shown, user
 from stenolog.testing.crash import KEY, SCRIPT
-from stenolog.testing.store_calls import pictures, trash
+from stenolog.testing.store_calls import all_contents, trash_content
+from support.crash.reporting import Say
+from support.postgres_proxy import Exchange, Moment, Proxy, writes
+from support.postgres_server import Server
 
 MOMENTS: Final[tuple[Moment, ...]] = ("before", "during", "after")
 
@@ -257,7 +257,7 @@ def _cut_in(
 
 
 def _shown(store: Store) -> tuple[Any, Any]:
-    return pictures(store), trash(store)
+    return all_contents(store), trash_content(store)
 
 
 # --- many at once -------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 
 import stenolog
-from crash.conftest import Say
-from crash.postgres_processes import Writer, judge, store_more
-from postgres_server import Installation, Server, two_hosts
 from stenolog.stores.postgres import PostgresStore
+from support.crash.postgres_processes import Writer, judge, store_more
+from support.crash.reporting import Say
+from support.postgres_server import Installation, Server, two_hosts
 
 END: Final = "end.0"
 WRITERS: Final = 4

@@ -12,12 +12,12 @@ import psycopg
 import pytest
 
 import stenolog
-from bouncer import Bouncer
-from crash.postgres_processes import Writer, until
-from postgres_server import Installation, Server, attempts, execute
-from proxy import Exchange, Proxy, writes
 from stenolog.stores.base import Store
 from stenolog.stores.postgres import PostgresStore, notifications, schema
+from support.crash.postgres_processes import Writer, until
+from support.pgbouncer import Bouncer
+from support.postgres_proxy import Exchange, Proxy, writes
+from support.postgres_server import Installation, Server, attempts, execute
 
 _LISTENERS = (
     "select pid from pg_stat_activity where datname = current_database() "
@@ -119,8 +119,8 @@ def test_p7_nothing_is_lost_across_a_restart_of_the_server(
 @pytest.fixture
 def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is not told waits for longer than any test."""
-    monkeypatch.setattr(notifications, "LOOK_AGAIN", 1000.0)
-    monkeypatch.setattr(notifications.Notifications, "longest", 1000.0)
+    monkeypatch.setattr(notifications, "SLOW_POLL", 1000.0)
+    monkeypatch.setattr(notifications.Notifications, "max_poll_interval", 1000.0)
 
 
 @pytest.mark.usefixtures("never_looks")
@@ -143,7 +143,7 @@ def test_p7_what_is_told_is_there_by_then(postgres_url: str) -> None:
         psycopg.connect(postgres_url) as locking,
     ):
         store.add_message("a", "user", "1")
-        listening.execute(f'listen "{store.database.news.channel}"'.encode())
+        listening.execute(f'listen "{store.database.notifications.channel}"'.encode())
         list(listening.notifies(timeout=1))
         locking.execute("select from stenolog.session for update")
         writing = threading.Thread(target=store.add_message, args=("a", "user", "2"))
@@ -252,7 +252,7 @@ def test_ten_processes_that_start_at_once_on_an_empty_database_all_come_up(
         ]
         until(openers, lambda opener: opener.count("ready") == 1)
         with psycopg.connect(postgres_url) as first:
-            first.execute("select pg_advisory_xact_lock(%s)", (schema._LOCK,))
+            first.execute("select pg_advisory_xact_lock(%s)", (schema._MIGRATION_LOCK,))
             for opener in openers:
                 opener.go()
             # Some of them at least stand in line, and then all go at the same moment.

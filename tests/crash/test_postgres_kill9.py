@@ -7,13 +7,13 @@ from contextlib import ExitStack
 
 import pytest
 
-import needs
 import stenolog
-from bouncer import Bouncer
-from crash.conftest import Say
-from crash.postgres_processes import Writer, judge, store_more
-from postgres_server import Installation
 from stenolog.testing.contract.open_store_base import shown
+from support import needs
+from support.crash.postgres_processes import Writer, judge, store_more
+from support.crash.reporting import Say
+from support.pgbouncer import Bouncer
+from support.postgres_server import Installation
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(15, marks=pytest.mark.full)])

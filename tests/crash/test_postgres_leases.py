@@ -19,11 +19,21 @@ import psycopg
 import pytest
 
 import stenolog
-from crash import test_leases as leases
-from crash.conftest import Say
-from crash.test_leases import HOLD_TTL, LONG, MOST_MORE_BLOWS, SESSIONS, SLACK, TTL
-from postgres_server import attempts, execute
 from stenolog.stores.base import Store
+from support.crash.lease_contention import (
+    HOLD_TTL,
+    LONG,
+    MOST_MORE_BLOWS,
+    SESSIONS,
+    SLACK,
+    TTL,
+    Contention,
+    LeaseWorkers,
+    contention,
+    lease_holder,
+)
+from support.crash.reporting import Say
+from support.postgres_server import attempts, execute
 
 _WAITING: Final = (
     "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
@@ -49,7 +59,7 @@ def _contend(place: Path, where: str, say: Say, seed: int, *, blows: int) -> Non
     with stenolog.open_store(where) as store:
         for key in keys:
             store.add_message(key, "user", "before begin")
-        with leases._Workers(where, place) as workers:
+        with LeaseWorkers(where, place) as workers:
             for blow in count(1):
                 time.sleep(chance.random() * 0.1)
                 if chance.random() < 0.4:
@@ -57,10 +67,10 @@ def _contend(place: Path, where: str, say: Say, seed: int, *, blows: int) -> Non
                 else:
                     workers.kill(chance)
                 # Blows that hit nobody in a turn prove nothing.
-                if blow >= blows and _proves(leases._found(store, keys, workers)):
+                if blow >= blows and _proves(contention(store, keys, workers)):
                     break
                 assert blow < blows + MOST_MORE_BLOWS, f"no holder was hit: {workers.said()}"
-        found = leases._found(store, keys, workers)
+        found = contention(store, keys, workers)
         for key in keys:
             store.lease(key, ttl=TTL, wait=TTL + SLACK).release()
     workers.check_ends()
@@ -75,7 +85,7 @@ def _contend(place: Path, where: str, say: Say, seed: int, *, blows: int) -> Non
     assert found.turns >= said["done"] > 0
 
 
-def _proves(found: leases._Found) -> bool:
+def _proves(found: Contention) -> bool:
     """Whether what is claimed has happened at all."""
     return found.taken_over > 0 and found.refused > 0
 
@@ -83,7 +93,7 @@ def _proves(found: leases._Found) -> bool:
 def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(postgres_url: str) -> None:
     with stenolog.open_store(postgres_url) as store:
         store.add_message("a", "user", "1")
-        with leases._holding(postgres_url, "a", HOLD_TTL) as holder:
+        with lease_holder(postgres_url, "a", HOLD_TTL) as holder:
             os.kill(holder.pid, signal.SIGSTOP)
             with store.lease("a", ttl=60, wait=HOLD_TTL + SLACK) as lease:
                 lease.store.add_message("a", "user", "2")
@@ -98,7 +108,7 @@ def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(postgres_url: str)
 def test_p7_the_turn_of_a_killed_holder_is_free_when_its_time_is_over(postgres_url: str) -> None:
     with stenolog.open_store(postgres_url) as store:
         store.add_message("a", "user", "1")
-        with leases._holding(postgres_url, "a", HOLD_TTL) as holder:
+        with lease_holder(postgres_url, "a", HOLD_TTL) as holder:
             with pytest.raises(stenolog.StoreBusy, match=str(holder.pid)):
                 store.lease("a", ttl=60, wait=0)
             holder.kill()
@@ -112,7 +122,7 @@ def test_p8_a_holder_that_lives_keeps_the_turn_until_its_time_is_over(
 ) -> None:
     with stenolog.open_store(postgres_url) as store:
         store.add_message("a", "user", "1")
-        with leases._holding(postgres_url, "a", LONG) as holder:
+        with lease_holder(postgres_url, "a", LONG) as holder:
             if stalled:
                 os.kill(holder.pid, signal.SIGSTOP)
             with pytest.raises(stenolog.StoreBusy, match=str(holder.pid)):

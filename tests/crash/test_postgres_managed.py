@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 
 import stenolog
-from crash.conftest import Say
-from crash.patroni_cluster import PatroniCluster, patroni_cluster
-from crash.postgres_processes import Writer, judge, store_more
+from support.crash.patroni_cluster import PatroniCluster, patroni_cluster
+from support.crash.postgres_processes import Writer, judge, store_more
+from support.crash.reporting import Say
 
 WRITERS: Final = 4
 ENOUGH: Final = 100

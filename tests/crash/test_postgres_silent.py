@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import pytest
 
-from postgres_server import Installation, Server
-from proxy import Proxy
 from stenolog import MaybeStored, NotStored, PostgresStore, StenologError, StoreUnavailable
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append, Lease
 from stenolog.testing.contract.open_store_base import shown, user
+from support.postgres_proxy import Proxy
+from support.postgres_server import Installation, Server
 
 PATIENCE: Final = 60.0
 """Seconds after which a call counts as hanging; its own limit is below one second."""
@@ -53,7 +53,9 @@ def _begin(call: Callable[[], Any]) -> "Future[Any]":
 def _connect(store: PostgresStore, count: int) -> None:
     """Have so many idle connections: a silent server is met by a statement, not at the start."""
     together = threading.Barrier(count)
-    looks = [_begin(lambda: store.database.look(lambda _: together.wait())) for _ in range(count)]
+    looks = [
+        _begin(lambda: store.database.run_read(lambda _: together.wait())) for _ in range(count)
+    ]
     for look in looks:
         look.result(PATIENCE)
 
@@ -172,7 +174,7 @@ def test_p12_an_append_with_a_token_whose_answer_never_comes_is_stored_once(
 def test_p8_a_stopped_server_process_ends_in_an_error(own_url: str) -> None:
     with PostgresStore(own_url, answer_timeout=SILENCE, busy_timeout=0.2) as store:
         store.add_message("a", "user", "x")
-        backend = store.database.look(
+        backend = store.database.run_read(
             lambda found: found.connection.pgconn.backend_pid,
         )
         os.kill(backend, signal.SIGSTOP)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import stenolog
-from crash.conftest import Say
-from crash.nursery import Child, Nursery
-from crash.workload import label_of
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.workspace_check import examine
+from support.crash.child_processes import Child, Nursery
+from support.crash.reporting import Say
+from support.crash.workload import label_of
 
 KEY = "everybody"
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from crash.conftest import Say
-from crash.sequences import Case, Sequencer, Tally, all_cases, judge_all, sample
+from support.crash.reporting import Say
+from support.crash.sequences import Case, Sequencer, Tally, all_cases, judge_all, sample
 
 PARTS: Final = 8
 """All sequences take an hour on two cores."""

@@ -13,12 +13,12 @@ from typing import Any
 import apsw
 import pytest
 
-import needs
-from crash.conftest import Say
-from crash.disks import failing_disk, grow, tiny_tmpfs
-from crash.judge import Judge, Violation, acknowledged, outcomes
-from crash.nursery import Nursery
-from crash.workload import Line, Run
+from support import needs
+from support.crash.child_processes import Nursery
+from support.crash.crash_checks import Judge, Violation, acknowledged, outcomes
+from support.crash.disks import failing_disk, grow, tiny_tmpfs
+from support.crash.reporting import Say
+from support.crash.workload import Line, Run
 
 # --- every write and sync in turn ------------------------------------------------------------
 

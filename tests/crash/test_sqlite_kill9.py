@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from crash import test_kill9
-from crash.conftest import Say
+from support.crash.kill_operations import kill_each_operation
+from support.crash.reporting import Say
 
 
 @pytest.mark.full
 def test_p1_p2_every_operation_killed_within_it_fifteen_times(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
-    test_kill9.kill_each(Path(f"sqlite:{tmp_path}"), say, hits=15, seed=seed)
+    kill_each_operation(Path(f"sqlite:{tmp_path}"), say, hits=15, seed=seed)

@@ -14,9 +14,14 @@ from pathlib import Path
 import pytest
 
 import stenolog
-from crash import sqlite_writer
-from crash import test_many_writers as many
-from crash.conftest import Say
+from support.crash import sqlite_writer
+from support.crash.many_writers import (
+    fork_while_threads_append,
+    interrupt_appends,
+    write_in_processes,
+    write_in_threads,
+)
+from support.crash.reporting import Say
 
 
 def _sqlite(place: Path) -> Path:
@@ -25,26 +30,26 @@ def _sqlite(place: Path) -> Path:
 
 @pytest.mark.full
 def test_p7_eight_writers_a_compactor_and_two_readers(tmp_path: Path, say: Say, seed: int) -> None:
-    many.test_p7_eight_writers_a_compactor_and_two_readers(_sqlite(tmp_path), say, seed)
+    write_in_processes(_sqlite(tmp_path), say, seed)
 
 
 def test_p7_sixty_four_threads_a_compactor_and_two_readers(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
-    many.test_p7_sixty_four_threads_a_compactor_and_two_readers(_sqlite(tmp_path), say, seed)
+    write_in_threads(_sqlite(tmp_path), say, seed)
 
 
 def test_p7_a_process_that_forks_while_its_threads_append(tmp_path: Path, say: Say) -> None:
-    many.test_p7_a_process_that_forks_while_its_threads_append(_sqlite(tmp_path), say)
+    fork_while_threads_append(_sqlite(tmp_path), say)
 
 
 def test_p7_ctrl_c_within_appends(tmp_path: Path, say: Say, seed: int) -> None:
-    many.interrupt(_sqlite(tmp_path), say, seed, wanted=30)
+    interrupt_appends(_sqlite(tmp_path), say, seed, wanted=30)
 
 
 @pytest.mark.full
 def test_p7_ctrl_c_within_appends_five_hundred_times(tmp_path: Path, say: Say, seed: int) -> None:
-    many.interrupt(_sqlite(tmp_path), say, seed, wanted=500)
+    interrupt_appends(_sqlite(tmp_path), say, seed, wanted=500)
 
 
 # --- the gate --------------------------------------------------------------------------------

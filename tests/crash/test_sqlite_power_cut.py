@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from crash.conftest import Say
-from crash.disks import FileSystem
-from crash.judge import Violation
-from crash.test_power_cut import FILE_SYSTEMS, cut_often
+from support.crash.crash_checks import Violation
+from support.crash.disks import FileSystem
+from support.crash.power_cuts import FILE_SYSTEMS, cut_power
+from support.crash.reporting import Say
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
 def test_p1_four_power_cuts_lose_nothing(
     tmp_path: Path, say: Say, seed: int, kind: FileSystem
 ) -> None:
-    cut_often(tmp_path, say, seed, kind, cuts=4, engine="sqlite:")
+    cut_power(tmp_path, say, seed, kind, cuts=4, engine="sqlite:")
 
 
 @pytest.mark.full
@@ -22,10 +22,10 @@ def test_p1_four_power_cuts_lose_nothing(
 def test_p1_a_hundred_power_cuts_lose_nothing(
     tmp_path: Path, say: Say, seed: int, kind: FileSystem
 ) -> None:
-    cut_often(tmp_path, say, seed, kind, cuts=100, engine="sqlite:")
+    cut_power(tmp_path, say, seed, kind, cuts=100, engine="sqlite:")
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
 def test_a_store_that_does_not_sync_is_caught(tmp_path: Path, say: Say, kind: FileSystem) -> None:
     with pytest.raises(Violation, match="acknowledged messages lost"):
-        cut_often(tmp_path, say, 1, kind, cuts=20, never_sync=True, engine="sqlite:")
+        cut_power(tmp_path, say, 1, kind, cuts=20, never_sync=True, engine="sqlite:")

@@ -10,7 +10,8 @@ from zlib import crc32
 
 import pytest
 
-from stenolog import JSONLStore, NewerFormat, ReadOnly
+from stenolog import JSONLStore
+from stenolog.errors import NewerFormat, ReadOnly
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = sorted(path.name for path in GOLDEN.glob("v*"))

@@ -187,7 +187,7 @@ def test_p13_show_and_export_and_lists_and_searches_leave_the_version_as_it_is(
     assert all(key in listed for key in expected["sessions"])
     assert "talk" in _steno(version, place, "search", '"number 7"')
     # The newest keeps its index in the database: it has no older program to be left to.
-    if version != f"sqlite-v{schema.newest()}":
+    if version != f"sqlite-v{schema.newest_version()}":
         assert _logs(place) == before
 
 
@@ -201,7 +201,7 @@ def test_p13_who_writes_brings_it_up_to_date(version: str, tmp_path: Path) -> No
     if version.startswith("sqlite"):
         with opened(version, place, read_only=True) as store:
             assert isinstance(store, SQLiteStore)
-            assert not store.database.outdated
+            assert not store.database.is_outdated
         sessions = open_sessions(f"sqlite:{place}/sessions.db")
         assert sessions.get_history("talk")[-1].content == "new"
         sessions.close()
@@ -229,7 +229,7 @@ def test_p13_there_are_golden_folders_of_both_engines() -> None:
 
 
 def _main() -> None:
-    for version in (f"jsonl-v{FORMAT}", f"sqlite-v{schema.newest()}"):
+    for version in (f"jsonl-v{FORMAT}", f"sqlite-v{schema.newest_version()}"):
         folder = GOLDEN / version
         if not folder.exists():
             folder.mkdir(parents=True, mode=0o700)

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from app_server import served
 from stenolog.gateway.access import Access
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.hosts import known
+from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.limits import BodyLimit
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
-from stenolog.gateway.server import Patience
+from stenolog.gateway.server import ClientLimits
+from support.app_server import served
 
 TOKEN = "a-token-that-must-never-be-seen-in-any-log-0"
 BEARER = f"Authorization: Bearer {TOKEN}"
@@ -34,8 +34,8 @@ GIGABYTE = 1_073_741_824
 FLAT = 50 * 1_048_576
 """Bytes by which the process may grow, whatever is sent to it."""
 
-ROOMY = Patience(head=30.0, rest=0.2, unread=30.0)
-HASTY = Patience(head=0.2, rest=0.2, unread=0.2)
+ROOMY = ClientLimits(head=30.0, rest=0.2, unread=30.0)
+HASTY = ClientLimits(head=0.2, rest=0.2, unread=0.2)
 
 
 async def _secret(request: Request) -> Response:
@@ -50,7 +50,7 @@ async def _open(request: Request) -> Response:
 def _application(*, seconds: float) -> Access:
     token = Token(TOKEN.encode())
     cookies = Cookies(token)
-    names = known(bound="127.0.0.1", origins=("https://chat.example.org",), own=OWN)
+    names = known_hosts(bound="127.0.0.1", origins=("https://chat.example.org",), own=OWN)
     routes = [
         *login_routes(LoginLinks(token), cookies, names, OWN),
         Route("/healthz", _open),
@@ -72,14 +72,14 @@ def _application(*, seconds: float) -> Access:
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[int]:
     """A server that takes its time."""
-    with served(_application(seconds=30.0), patience=ROOMY) as port:
+    with served(_application(seconds=30.0), limits=ROOMY) as port:
         yield port
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[int]:
     """A server that waits for nobody."""
-    with served(_application(seconds=0.2), patience=HASTY, idle=0) as port:
+    with served(_application(seconds=0.2), limits=HASTY, idle=0) as port:
         yield port
 
 

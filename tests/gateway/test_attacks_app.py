@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from gateway.served import TOKEN, Served
 from stenolog.gateway.app import ENDPOINTS
 from stenolog.gateway.openapi import Endpoint
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import TOKEN, Served
 
 SCRIPT = "<script>alert('x')</script>"
 CLOSED = [one for one in ENDPOINTS if not one.open]

@@ -9,13 +9,13 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-import memory_disk
-from gateway.process import Process
 from stenolog.channels.delivery import FIELD
-from stenolog.channels.webhook import HEADER, STALE, signature
+from stenolog.channels.webhook import HEADER, MAX_SIGNATURE_AGE, signature
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
-from telegram_server import TOKEN, TelegramServer
+from support import temporary_folders
+from support.gateway.gateway_process import Process
+from support.telegram_server import TOKEN, TelegramServer
 
 ALICE: Final = 1001
 KEY: Final = "telegram:1001"
@@ -43,7 +43,7 @@ class BusyTelegram(TelegramServer):
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder that costs no syncs: what is killed here is the process, not the machine."""
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 
@@ -67,7 +67,7 @@ def model() -> Iterator[ModelServer]:
 
 def _config(telegram: BusyTelegram) -> str:
     return (
-        f"patience = 0.5\n[channels.telegram]\ntoken = '{TOKEN}'\nallow = ['{ALICE}']\n"
+        f"shutdown_timeout = 0.5\n[channels.telegram]\ntoken = '{TOKEN}'\nallow = ['{ALICE}']\n"
         f"base_url = '{telegram.url}'\n"
         f"[webhooks.shop]\nsecret = '{SECRET}'\nallow = ['alice']\n"
     )
@@ -171,7 +171,9 @@ def test_a_webhook_is_heard_by_its_signature_alone_through_all_of_the_gateway(
 
     refused = (401, "wrong_signature")
     assert code(post("/webhooks/shop", body)) == refused
-    assert code(post("/webhooks/shop", body, **signed(now - int(STALE) - 60))) == refused
+    assert (
+        code(post("/webhooks/shop", body, **signed(now - int(MAX_SIGNATURE_AGE) - 60))) == refused
+    )
     assert code(post("/webhooks/other", body, **signed(now))) == refused
     assert code(post("/webhooks/shop", b"x" * 2**21, **signed(now))) == (413, "too_long")
     # Another name of the same path is not a way around the token.

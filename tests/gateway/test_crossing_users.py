@@ -7,12 +7,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.served import TOKEN, Served
 from stenolog.catalog.message_metadata import FIELD, mark_received
 from stenolog.memory.facade import open_memory
 from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import TOKEN, Served
 
 SECRET = "My therapist is Dr Moreau"
 ANN = "telegram:1"

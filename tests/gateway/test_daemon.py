@@ -14,7 +14,6 @@ import click
 import httpx2
 import pytest
 
-from gateway.process import TOKEN, Process
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.config import Options
 from stenolog.cli.serve import _serve
@@ -23,6 +22,7 @@ from stenolog.settings.loading import load_settings
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
+from support.gateway.gateway_process import TOKEN, Process
 
 
 class _Waiting:
@@ -267,7 +267,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         settings = load_settings(
             config=tmp_path / "config.toml", environment={}, flags={"gateway.port": port}
         )
-        with pytest.raises(StenologError, match=f"port {port} of 127.0.0.1 is taken"):
+        with pytest.raises(StenologError, match=f"port {port} at 127.0.0.1 is in use"):
             asyncio.run(_serve(settings, Options()))
     assert not (tmp_path / "token").exists()
 

@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.served import Served
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
 
 
 @pytest.fixture(params=["jsonl", "sqlite"])

@@ -12,9 +12,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.served import Served
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
 
 
 def _served(where: Path, **settings: Any) -> Served:
@@ -164,7 +164,7 @@ def test_what_happens_to_a_session_is_told_where_that_is_wanted(tmp_path: Path) 
 
 def test_an_end_of_the_gateway_ends_the_streams(tmp_path: Path) -> None:
     """At once, and not when the time is over that answers in flight have."""
-    with _served(tmp_path, patience=3_600.0) as served, served.client() as client:
+    with _served(tmp_path, shutdown_timeout=3_600.0) as served, served.client() as client:
         client.post("/v1/sessions/s/messages", json={"content": "Hello."})
         heard = threading.Event()
         ended: list[int] = []
@@ -204,7 +204,7 @@ def test_many_who_listen_to_one_session_are_one_to_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few that some of it is read from the store again.
-    monkeypatch.setattr("stenolog.gateway.shared_state._MOST_AHEAD", 3)
+    monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED", 3)
     count, listeners = 60, 6
     with open_store(str(tmp_path)) as store, _served(tmp_path) as served:
         found: list[list[Any]] = [[] for _ in range(listeners)]

@@ -55,7 +55,7 @@ def test_a_port_that_another_program_has_at_the_other_address_is_refused(
 ) -> None:
     with socket.create_server((taken, 0), family=family) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port {port} of {taken} is taken by another"):
+        with pytest.raises(UsageError, match=f"another program uses port {port} at {taken}"):
             listen(host, port)
     # Nothing stays open after a refusal.
     with _listening(host, port) as opened:
@@ -93,7 +93,7 @@ def test_a_second_address_that_cannot_be_opened_is_logged(
         assert _addresses(opened) == {"127.0.0.1"}
     [warning] = caplog.messages
     assert os.strerror(number) in warning
-    assert "Another program that listens at ::1" in warning
+    assert "Another program that listens on ::1" in warning
 
 
 def test_another_address_is_taken_alone() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gateway.served import Served
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
 
 
 @pytest.fixture(params=["jsonl", "sqlite", "postgresql"])

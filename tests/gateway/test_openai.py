@@ -14,12 +14,12 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.served import TOKEN, Served
 from stenolog.errors import ModelUnavailable
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedModel, offline_model, tool_call
+from support.gateway.served_gateway import TOKEN, Served
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -82,7 +82,7 @@ def test_a_session_may_be_named_in_the_metadata_and_be_any_text(tmp_path: Path) 
             asked = {"messages": [{"role": "user", "content": "Hello?"}]}
             header = {b"X-Session-Key": key.encode()}
             assert plain.post("/v1/chat/completions", json=asked, headers=header).is_success
-        with pytest.raises(openai.BadRequestError, match="two different sessions"):
+        with pytest.raises(openai.BadRequestError, match="name different sessions"):
             _ask(client, [{"role": "user", "content": "x"}], "a", metadata={"session": "b"})
     assert len(_log(tmp_path, key)) == 4
 
@@ -449,10 +449,10 @@ def test_calls_that_were_handed_over_are_handed_over_again(tmp_path: Path) -> No
 def test_results_that_nobody_waits_for_are_refused_or_known(tmp_path: Path) -> None:
     result: Any = {"role": "tool", "tool_call_id": "c1", "content": "it shines"}
     with Served(tmp_path, ScriptedModel(_with_lamp)) as served, _client(served) as client:
-        with pytest.raises(openai.BadRequestError, match="nobody waits"):
+        with pytest.raises(openai.BadRequestError, match="there is no pending tool call"):
             _ask(client, [result])
         _ask(client, [{"role": "user", "content": "The lamp!"}], tools=[LAMP])
-        with pytest.raises(openai.BadRequestError, match="nobody waits"):
+        with pytest.raises(openai.BadRequestError, match="there is no pending tool call"):
             _ask(client, [{**result, "tool_call_id": "c2"}])
         first = _ask(client, [result])
         # Sent once more, it is what it was.
@@ -507,7 +507,7 @@ def test_models_are_the_agents_and_an_unknown_one_is_told_with_those_there_are(
 ) -> None:
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
         assert [one.id for one in client.models.list()] == ["main"]
-        with pytest.raises(openai.NotFoundError, match="there are: main"):
+        with pytest.raises(openai.NotFoundError, match="available: main"):
             client.chat.completions.create(
                 model="gpt-9", messages=[{"role": "user", "content": "Hello."}]
             )
@@ -518,8 +518,8 @@ def _wrong() -> Iterator[tuple[Any, str]]:
     yield {"messages": [{"role": "user"}]}, r"messages\[0\].content"
     yield {"messages": [{"role": "wizard", "content": "x"}]}, r"messages\[0\].role"
     yield {"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"
-    yield {"messages": [{"role": "assistant", "content": "x"}]}, "the last one"
-    yield {"messages": [{"role": "user", "content": "x"}], "n": 2}, "n: one answer"
+    yield {"messages": [{"role": "assistant", "content": "x"}]}, "the last message must be"
+    yield {"messages": [{"role": "user", "content": "x"}], "n": 2}, "n must be 1"
     yield {"messages": "x"}, "messages"
     yield {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, r"tools\[0\]"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.process import TOKEN, Process
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
+from support.gateway.gateway_process import TOKEN, Process
 
 OWN = "cli:own:default"
 """A session in which a stenolog agent was asked: its answer shows that the gateway has looked."""

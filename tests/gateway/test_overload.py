@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gateway.served import Served
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.stores.open_store import open_store
 from stenolog.testing.model_server import ModelServer
+from support.gateway.served_gateway import Served
 
 CAPACITY = 4
 

@@ -20,16 +20,16 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import memory_disk
+from stenolog.agent.instance import AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
 from stenolog.gateway.shared_state import Gateway
 from stenolog.settings.values import Settings
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import open_agent
-from unit.gateway.test_sessions_api import echo
+from support import temporary_folders
+from support.agents import open_agent
+from support.gateway.sessions_api import echo
 
 _TOKEN: Final = "a-token-that-nobody-else-has-in-these-tests"
 _CHECKS: Final = (
@@ -89,7 +89,7 @@ def server(folder: Path) -> Iterator[str]:
 
 
 def _run(*options: str) -> None:
-    with memory_disk.folder() as folder, server(folder / "sessions") as address:
+    with temporary_folders.folder() as folder, server(folder / "sessions") as address:
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{address}/openapi.json"),
             *("-H", f"Authorization: Bearer {_TOKEN}", "--checks", _CHECKS, "--warnings", "off"),

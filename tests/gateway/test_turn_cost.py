@@ -1,33 +1,17 @@
 """A plain chat turn makes few store calls and thread hops, on every engine."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from gateway.served import Served
-from gateway.turn_recorder import Recorder, record
-from proxy import Exchange, Proxy
 from stenolog.agent.spec import AgentSpec
-from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
-from stenolog.stores.jsonl.leases import JSONLLease
-from stenolog.stores.jsonl.store import JSONLStore
-from stenolog.stores.postgres.store import PostgresStore
-from stenolog.stores.sql.leases import SQLLease
-from stenolog.stores.sqlite.store import SQLiteStore
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.chat_turns import ENGINES, HOURS, chat, new_place
+from support.gateway.served_gateway import Served
+from support.gateway.turn_recorder import Recorder, record
+from support.postgres_proxy import Exchange, Proxy
 
-ENGINES: dict[str, tuple[Any, Any]] = {
-    "memory": (InMemoryStore, InMemoryLease),
-    "jsonl": (JSONLStore, JSONLLease),
-    "sqlite": (SQLiteStore, SQLLease),
-    "postgres": (PostgresStore, SQLLease),
-}
-HOURS = 10_000.0
-"""Time to live of leases: the gateway looks for unfinished turns in the background once in it."""
 MAX_HOPS = 6
 MAX_CALLS = {"memory off": 7, "memory on": 15}
 """A turn with memory also brings the search index up to date."""
@@ -37,31 +21,9 @@ MAX_EXCHANGES = 12
 """Exchanges with PostgreSQL until the lease is released."""
 
 
-@contextmanager
-def place(engine: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the place of a new store."""
-    match engine:
-        case "postgres":
-            yield request.getfixturevalue("own_url")
-        case "memory":
-            yield "memory:"
-        case "sqlite":
-            yield f"sqlite:{folder / 'steno.db'}"
-        case _:
-            yield str(folder)
-
-
 def spec(*, memory: bool) -> AgentSpec:
     """Return an agent without tools."""
     return AgentSpec(memory=memory, consolidation=False, tools=False)
-
-
-def chat(served: Served, client: Any, content: str) -> None:
-    """Send one message, and wait for the answer and for what is done after it."""
-    body = {"messages": [{"role": "user", "content": content}]}
-    answer = client.post("/v1/chat/completions", json=body, headers={"X-Session-Key": "work"})
-    assert answer.json()["choices"][0]["message"]["content"] == f"to {content}"
-    served.quiet()
 
 
 def plain_turn(recorder: Recorder, served: Served) -> tuple[list[str], list[list[str]]]:
@@ -108,7 +70,7 @@ def test_a_plain_turn_makes_few_store_calls_and_thread_hops(
     recorder = record(monkeypatch, *ENGINES[engine])
     model = ScriptedModel(lambda messages, _: f"to {messages[-1]['content']}")
     with (
-        place(engine, tmp_path, request) as where,
+        new_place(engine, tmp_path, request) as where,
         Served(where, model, spec=spec(memory=memory == "memory on"), ttl=HOURS) as served,
     ):
         calls, hops = plain_turn(recorder, served)
@@ -129,7 +91,7 @@ def test_a_turn_that_changes_the_history_makes_few_store_calls_and_thread_hops(
     recorder = record(monkeypatch, *ENGINES[engine])
     model = ScriptedModel(lambda messages, _: f"to {messages[-1]['content']}")
     with (
-        place(engine, tmp_path, request) as where,
+        new_place(engine, tmp_path, request) as where,
         Served(where, model, spec=spec(memory=False), ttl=HOURS) as served,
     ):
         calls, hops = changed_history_turn(recorder, served, change)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from gateway.other_process import OtherProcess, other_process
-from gateway.served import Served
-from gateway.test_turn_cost import ENGINES, HOURS, chat, place
-from gateway.turn_recorder import Recorder, record
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.spec import AgentSpec
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import called
+from support.agents import called
+from support.gateway.chat_turns import ENGINES, HOURS, chat, new_place
+from support.gateway.other_process import OtherProcess, other_process
+from support.gateway.served_gateway import Served
+from support.gateway.turn_recorder import Recorder, record
 
 KEY = "work"
 SECRET = "Tomato"
@@ -156,7 +156,7 @@ def turn(
     agent = AgentSpec(memory=kind == "memory", consolidation=False, tools=kind == "tool")
     tools = [look] if kind == "tool" else []
     with (
-        place(request.param, tmp_path, request) as where,
+        new_place(request.param, tmp_path, request) as where,
         Served(where, ScriptedModel(answer), spec=agent, tools=tools, ttl=HOURS) as served,
         closing(open_store(where)) as other,
     ):

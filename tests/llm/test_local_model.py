@@ -12,13 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from small_model import weights
 
-from stenolog.context.overflow import read_overflow
 from stenolog.errors import ModelRefused
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.providers.local_model import LocalModel, find_weights, is_installed
+from stenolog.providers.request_errors import read_overflow
 from stenolog.settings.model_selection import Choice, find_model, open_model
+from support.small_model import weights
 
 pytestmark = pytest.mark.llm
 

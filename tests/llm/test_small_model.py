@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_model import CONTEXT, SmallModel, weights
 
-from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summary import SECTIONS
+from stenolog.context.window import Limits
 from stenolog.memory.facade import Memory, open_memory
 from stenolog.memory.quotes import is_quoted
 from stenolog.providers.json_answers import read_object
 from stenolog.stores.open_store import open_store
+from support.small_model import CONTEXT, SmallModel, weights
 
 pytestmark = pytest.mark.llm
 

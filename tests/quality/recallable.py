@@ -15,14 +15,13 @@ from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "llm")]
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from copying import copying  # noqa: E402
 from talk import SEED, TURNS, Fact, turns  # noqa: E402
 
 from stenolog.catalog import open_catalog  # noqa: E402
-from stenolog.context.budget import Limits  # noqa: E402
 from stenolog.context.context import Context  # noqa: E402
+from stenolog.context.window import Limits  # noqa: E402
 from stenolog.memory.consolidation import Consolidation  # noqa: E402
 from stenolog.memory.notes import Notes  # noqa: E402
 from stenolog.memory.recall import recall  # noqa: E402
@@ -30,6 +29,7 @@ from stenolog.memory.scopes import scope_of  # noqa: E402
 from stenolog.providers.chat_model import CompletionFunction  # noqa: E402
 from stenolog.stores.base import Store  # noqa: E402
 from stenolog.stores.open_store import open_store  # noqa: E402
+from support.copying_model import copying  # noqa: E402
 
 RESULTS: Final = HERE / "results.json"
 PAGE: Final = ROOT / "docs" / "quality.md"
@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def _by_the_small_model(count: int) -> dict[str, Any]:
-    from small_model import SmallModel, weights
+    from support.small_model import SmallModel, weights
 
     begun = time.monotonic()
 

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from stenolog import JSONLBackend, Store, migrate_from_json, open_store
+from stenolog import JSONLBackend, Store, open_store
+from stenolog.transfer import migrate_from_json
 
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/sessions.db"}
 NOW: Final = "2026-11-15T09:15:41.571920657Z"

@@ -16,6 +16,7 @@ import stenolog
 from stenolog.errors import (
     InvalidKey,
     LeaseLost,
+    NothingToUndo,
     OnceConflict,
     RefusedMessage,
     SessionDeleted,
@@ -30,7 +31,7 @@ from stenolog.stores.base import Append, GroupStore, Lease, Store
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.testing.contract.open_store_base import say, shown, user
 from stenolog.testing.crash import KEY, SCRIPT
-from stenolog.testing.store_calls import comparable, picture
+from stenolog.testing.store_calls import comparable, session_content
 
 PATIENCE = 120
 
@@ -179,7 +180,7 @@ def test_every_call_gives_what_the_store_gives(store: Store) -> None:
             assert (await mine.info(KEY)).meta == {"title": "A talk"}
             assert await mine.list_sessions(prefix="t", limit=1, after="a") == [KEY]
             assert (await mine.health()).ok
-            assert picture(store, KEY) == picture(model, KEY)
+            assert session_content(store, KEY) == session_content(model, KEY)
 
     run(main)
 
@@ -193,7 +194,7 @@ def test_p8_errors_come_through(store: Store) -> None:
                 await mine.add_message("a", "user", float("nan"))
             with pytest.raises(stenolog.NoSuchSession):
                 await mine.info("nobody")
-            with pytest.raises(stenolog.NothingToUndo):
+            with pytest.raises(NothingToUndo):
                 await mine.undo("nobody")
 
     run(main)
@@ -938,7 +939,7 @@ def test_cancelled_at_the_moment_it_is_given_a_turn_is_not_held() -> None:
 
 def test_session_store_facade_is_rejected_with_hint_to_its_store(tmp_path: Path) -> None:
     face = stenolog.open_sessions(tmp_path)
-    with pytest.raises(UsageError, match=r"takes a Store.*no JSONLBackend;.*as \.store$"):
+    with pytest.raises(UsageError, match=r"needs a Store.*not JSONLBackend;.*as \.store$"):
         AsyncStore(face)  # type: ignore[arg-type]
     assert face.store is not None
     assert repr(AsyncStore(face.store)) == f"AsyncStore({face.store!r})"

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from limits import MB, run_limited
 from stenolog import InMemoryStore
-from stenolog.catalog import query, searchable_text, snippets, tokenizer
+from stenolog.catalog import message_search, query, searchable_text, tokenizer
 from stenolog.cli.output import printable
 from stenolog.cli.show import painter
 from stenolog.cli.terminal_markdown import Stream
 from stenolog.gateway.error_responses import without_secrets
-from stenolog.gateway.viewer.markdown_html import LONGEST, to_html
-from stenolog.gateway.viewer.message_views import one_line, pretty, shown
+from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
+from stenolog.gateway.viewer.message_views import message_views, one_line, pretty
 from stenolog.memory.facts import Fact, is_supported
 from stenolog.memory.named_details import unsupported_details
 from stenolog.memory.quotes import is_related, shares_enough
@@ -30,6 +29,7 @@ from stenolog.tokens import estimate
 from stenolog.transfer.export.html_export import as_page
 from stenolog.transfer.export.markdown_export import as_markdown
 from stenolog.transfer.export.message_parts import Conversation, Part, Said
+from support.resource_limits import MB, run_limited
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_arguments_of_a_tool_are_cut_before_they_are_laid_out() -> None:
     value = {"a": [deep] * 2_000}
 
     def show() -> None:
-        assert len(pretty(value)) < 2 * LONGEST
+        assert len(pretty(value)) < 2 * MAX_RENDERED
 
     run_limited(show, cpu=30, memory=150 * MB)
 
 
 def test_a_cut_result_says_so() -> None:
-    assert pretty([1] * LONGEST).endswith("… cut")
-    assert pretty("x" * (LONGEST + 1)).endswith("… cut")
+    assert pretty([1] * MAX_RENDERED).endswith("… cut")
+    assert pretty("x" * (MAX_RENDERED + 1)).endswith("… cut")
     assert "cut" not in pretty([1, 2])
 
 
@@ -171,7 +171,7 @@ def _show_in_terminal(text: str) -> None:
 def _show_in_viewer(text: str) -> None:
     with InMemoryStore() as store:
         store.add_message("k", "assistant", text)
-        shown(store.get_history("k"))
+        message_views(store.get_history("k"))
 
 
 def _stream(text: str) -> None:
@@ -181,7 +181,7 @@ def _stream(text: str) -> None:
 
 
 def _snippet(text: str) -> None:
-    snippets.snippet(text, query.parse("needle a*"))
+    message_search.make_snippet(text, query.parse("needle a*"))
 
 
 READERS: Mapping[str, Callable[[str], object]] = {

@@ -9,12 +9,11 @@ import pytest
 from pygments.lexers import get_lexer_by_name
 from rich.console import Console
 
-from limits import run_limited
 from stenolog import InMemoryStore
 from stenolog.cli.show import painter
 from stenolog.cli.terminal_markdown import Block, Stream, painted
 from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE, coloured, to_html
-from stenolog.gateway.viewer.message_views import shown
+from stenolog.gateway.viewer.message_views import message_views
 from stenolog.transfer.export.code_blocks import (
     LANGUAGES,
     MAX_COLOURED,
@@ -22,6 +21,7 @@ from stenolog.transfer.export.code_blocks import (
     ColourBudget,
     colour_language,
 )
+from support.resource_limits import run_limited
 
 _STARTS = (
     *("", "a", "0", "'", '"', '"""', "'''", "/*", "//", "<", "</", "<a ", "<!--", "{", "${", "$("),
@@ -116,7 +116,7 @@ def test_code_on_one_page_is_coloured_up_to_a_total_length() -> None:
         for _ in range(30):
             store.add_message("k", "assistant", text)
             store.add_full_message("k", {"role": "assistant", "tool_calls": [call]})
-        page = shown(store.get_history("k"))
+        page = message_views(store.get_history("k"))
     blocks = [piece for one in page for piece in one.words.split("</pre>")[:-1]]
     calls = [call.arguments for one in page for call in one.calls]
     assert (len(blocks), len(calls)) == (300, 30)

@@ -10,6 +10,8 @@ import pytest
 
 import stenolog
 from stenolog.errors import StoreClosed
+from stenolog.providers import ChatModel
+from stenolog.testing import ScriptedModel
 
 HANDLES = [
     value
@@ -21,7 +23,7 @@ HANDLES = [
 @pytest.mark.parametrize(
     "handle",
     # A model of one's own needs only what an agent calls.
-    [handle for handle in HANDLES if handle is not stenolog.ChatModel],
+    [handle for handle in HANDLES if handle is not ChatModel],
     ids=lambda handle: handle.__name__,
 )
 def test_every_handle_is_a_context_manager(handle: Any) -> None:
@@ -51,7 +53,7 @@ def test_a_session_manager_closes(tmp_path: Path) -> None:
 
 def _instance(folder: Path) -> stenolog.AgentInstance:
     spec = stenolog.AgentSpec(sessions=str(folder), memory=False)
-    return stenolog.AgentInstance.open(spec, model=stenolog.ScriptedModel(["Hello."]))
+    return stenolog.AgentInstance.open(spec, model=ScriptedModel(["Hello."]))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +76,8 @@ def test_agents_close_their_sessions(tmp_path: Path, wrapped: Callable[[Any], An
 
 
 def test_a_model_closes() -> None:
-    async def main() -> stenolog.ScriptedModel:
-        async with stenolog.ScriptedModel([]) as model:
+    async def main() -> ScriptedModel:
+        async with ScriptedModel([]) as model:
             assert not model.closed
         return model
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from stenolog import InMemoryStore
-from stenolog.catalog.indexing import Reading, SessionReader
+from stenolog.catalog.indexing import SessionReader, StampRules
 from stenolog.cli.show import message_fields, painter, print_message
-from stenolog.context import summary_writer, turn_state
-from stenolog.context.budget import Limits
-from stenolog.context.window import build_window
+from stenolog.context import summary, turn_state
+from stenolog.context.window import Limits, build_window
 from stenolog.errors import ContextTooSmall
 from stenolog.gateway.viewer import message_views as viewer
 from stenolog.gateway.viewer.turns_page import turns_of
@@ -87,7 +86,7 @@ def _odd_messages() -> SearchStrategy[dict[str, Any]]:
 
 def _catalog(store: Store, info: SessionInfo, _history: list[Message]) -> None:
     # Raises NotIndexable where a catalog would list the session with a problem.
-    for step in SessionReader(store, Reading()).steps(info.key, "stamp", None):
+    for step in SessionReader(store, StampRules()).steps(info.key, "stamp", None):
         assert len(step.add) in (0, info.count)
 
 
@@ -103,7 +102,7 @@ def _window(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
         except ContextTooSmall:
             continue
     turn_state.turn_state(history)
-    list(summary_writer.transcript(history, 100, Tokens()))
+    list(summary.transcript(history, 100, Tokens()))
 
 
 def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:
@@ -115,8 +114,8 @@ def _memory(_store: Store, info: SessionInfo, history: list[Message]) -> None:
 
 
 def _viewer(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
-    viewer.shown(history[:1], history[1:])
-    for one in viewer.shown(history):
+    viewer.message_views(history[:1], history[1:])
+    for one in viewer.message_views(history):
         assert "<script" not in one.words
     turns_of(history, None)
 

@@ -1,6 +1,7 @@
 """The message as a caller sees it."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -24,8 +25,49 @@ def test_the_fields_of_the_object_are_attributes() -> None:
     assert (found.role, found.content, found.tool_call_id, found.name) == ("user", [1], "c1", None)
     with pytest.raises(AttributeError, match="'refusal'"):
         _ = found.refusal
-    with pytest.raises(AttributeError):
-        _ = message(b"{}").content
+
+
+@pytest.mark.parametrize("payload", [b"{}", b'{"x":1}', b'{"x":"\\ud800"}'])
+def test_role_and_content_have_values_when_the_object_lacks_them(payload: bytes) -> None:
+    found = message(payload)
+    assert (found.role, found.content) == ("", None)
+    assert found.get("role") is None
+    assert "content" not in found
+
+
+def test_message_reads_like_the_stored_mapping() -> None:
+    stored = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1"}]}
+    found = message(encode_object(stored))
+    assert isinstance(found, Mapping)
+    assert found["role"] == "assistant"
+    assert found["content"] is None
+    assert (found.get("tool_calls"), found.get("name"), found.get("name", "x")) == (
+        [{"id": "c1"}],
+        None,
+        "x",
+    )
+    assert ("content" in found, "name" in found, 7 in found) == (True, False, False)
+    assert (list(found), len(found)) == (["role", "content", "tool_calls"], 3)
+    assert list(found.keys()) == list(stored)
+    assert list(found.values()) == list(stored.values())
+    assert list(found.items()) == list(stored.items())
+    assert dict(found) == {**found} == stored
+    with pytest.raises(KeyError, match="'name'"):
+        _ = found["name"]
+
+
+@given(values())
+@example({"keys": 1, "items": [2], "get": {"values": 3}, "seq": 4, "\ud800": 5})
+def test_mapping_has_every_field_of_the_object(content: Any) -> None:
+    stored = content if isinstance(content, dict) else {"content": content}
+    found = message(encode_object(stored))
+    assert json.dumps(dict(found)) == json.dumps(found.to_dict())
+    assert all(json.dumps(found[name]) == json.dumps(found.to_dict()[name]) for name in found)
+
+
+def test_message_is_true_even_if_the_object_is_empty() -> None:
+    assert message(b"{}")
+    assert len(message(b"{}")) == 0
 
 
 @given(texts() | values(), values())

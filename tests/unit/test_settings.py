@@ -17,18 +17,25 @@ from msgspec import inspect as types
 
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.workspace import DEFAULT as WORKSPACE
-from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
+from stenolog.context.window import Limits
 from stenolog.errors import UsageError, WrongSettings
 from stenolog.memory.facade import HALF_LIFE_DAYS, RECALL_TOKENS
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings.conversion import limits_of, needs_of
-from stenolog.settings.environment import variable_of
-from stenolog.settings.fields import NAME, Field, all_fields, commented_file, literal
+from stenolog.settings.fields import (
+    NAME,
+    RENAMED,
+    Field,
+    all_fields,
+    commented_file,
+    find_field,
+    literal,
+)
 from stenolog.settings.file import config_path, dotted, lines_of
-from stenolog.settings.loading import load_effective, load_settings
+from stenolog.settings.loading import load_effective, load_settings, variable_of
 from stenolog.settings.secrets import without_password
-from stenolog.settings.validation import wanted
+from stenolog.settings.validation import describe_type
 from stenolog.settings.values import ModelSettings, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -154,12 +161,12 @@ def test_the_reference_s_name_for_session_persistence_is_read(file: Path) -> Non
     same = other + "[channels]\nsession_persistence = false\n"
     assert _load(file, same).channels.session_persistence is False
     assert _refused(file, other + "[channels]\nsession_persistence = true\n") == [
-        "FILE:2: channels_config.session_persistence: channels.session_persistence (FILE:4) says "
-        "otherwise; keep that one alone"
+        "FILE:2: channels_config.session_persistence: contradicts "
+        "channels.session_persistence (FILE:4); remove one of them"
     ]
     assert _refused(file, "[channels_config]\nsession_backend = 1\n") == [
-        "FILE:2: channels_config.session_backend: there is no such field; "
-        "there are session_persistence"
+        "FILE:2: channels_config.session_backend: unknown setting; known ones are "
+        "session_persistence"
     ]
 
 
@@ -201,8 +208,8 @@ def test_two_ways_to_say_the_same_at_once_are_refused(file: Path) -> None:
     text = "[agent]\nsystem = 'a'\nsystem_file = 'b'\n[models.m]\nkey = 'c'\nkey_env = 'D'\n"
     (file.parent / "b").touch()
     assert _refused(file, text) == [
-        "FILE:2: agent.system: say this or agent.system_file (FILE:3), not both",
-        "FILE:5: models.m.key: say this or models.m.key_env (FILE:6), not both",
+        "FILE:2: agent.system: set either this or agent.system_file (FILE:3), not both",
+        "FILE:5: models.m.key: set either this or models.m.key_env (FILE:6), not both",
     ]
 
 
@@ -210,8 +217,8 @@ def test_two_ways_to_say_the_same_at_once_are_refused(file: Path) -> None:
     ("content", "reason"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"\xff", "is no UTF-8 text"),
-        (b"x" * 1_048_577, "is too long for a system prompt"),
+        (b"\xff", "is not UTF-8 text"),
+        (b"x" * 1_048_577, "is longer than 1,048,576 bytes"),
     ],
 )
 def test_a_prompt_that_cannot_be_read_is_told(
@@ -241,40 +248,52 @@ retries = 101
 """
     environment = {"STENO_AGENT__MAX_ITERATIONS": "many", "STENO_UPDATE": "1"}
     assert _refused(file, text, environment=environment, flags={"agent.tool_timeout": 0}) == [
-        "FILE:3: agent.max_contxt_tokens: there is no such field; agent.max_context_tokens?",
-        "FILE:4: agent.model: text is wanted, not a number",
-        'FILE:6: agent.context.reasoning: one of "none", "newest", "all" is wanted, not "some"',
-        "FILE:7: memmory: there is no such field; memory?",
-        "FILE:9: models.fast.retries: a whole number of at least 0 and at most 100 is wanted, "
-        "not 101",
-        "FILE:10: max_context_tokens: there is no such field; agent.max_context_tokens or "
+        "FILE:3: agent.max_contxt_tokens: unknown setting; did you mean agent.max_context_tokens?",
+        "FILE:4: agent.model: must be text, not a number",
+        'FILE:6: agent.context.reasoning: must be one of "none", "newest", "all", not "some"',
+        "FILE:7: memmory: unknown setting; did you mean memory?",
+        "FILE:9: models.fast.retries: must be a whole number from 0 to 100, not 101",
+        "FILE:10: max_context_tokens: unknown setting; did you mean agent.max_context_tokens or "
         "agents.NAME.max_context_tokens?",
-        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: a whole number of at least 1 and at "
-        'most 1,000 is wanted, not "many"',
-        "the command line: agent.tool_timeout: a number above 0 and at most 86,400 is wanted, "
-        "not 0",
+        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: must be a whole number from "
+        '1 to 1,000, not "many"',
+        "the command line: agent.tool_timeout: must be a number greater than 0 and up to "
+        "86,400, not 0",
     ]
+
+
+def test_an_old_settings_key_is_an_error_that_names_the_new_key(file: Path) -> None:
+    words = "gateway.patience: renamed to gateway.shutdown_timeout; use the new name"
+    environment = {"STENO_GATEWAY__PATIENCE": "5"}
+    flags = {"gateway.patience": 5}
+    found = _refused(file, "[gateway]\npatience = 5\n", environment=environment, flags=flags)
+    sources = ("FILE:2", "STENO_GATEWAY__PATIENCE", "the command line")
+    assert found == [f"{source}: {words}" for source in sources]
+
+
+def test_every_renamed_key_leads_to_a_setting_and_is_none_itself() -> None:
+    assert [find_field(new) is not None for new in RENAMED.values()] == [True] * len(RENAMED)
+    assert [find_field(old) for old in RENAMED] == [None] * len(RENAMED)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[agent]\nmodel = \n", "FILE:2:9: this is no TOML: Invalid value"),
-        ("a = 1\na = 2\n", "FILE:2:6: this is no TOML: Cannot overwrite a value"),
-        ("\n\n[agent]\nmodel = '\xff'", "FILE:4: this is no UTF-8 text"),
-        ("agent = 3", "FILE:1: agent: a table is wanted, as in [agent]"),
-        ("\n[[agent]]", "FILE:2: agent: a table is wanted, as in [agent]"),
-        ("[models]\na = 3", "FILE:2: models.a: a table is wanted, as in [models.a]"),
-        ("[agent]\nroutes = ['x']", "FILE:2: agent.routes: there is no such field; "
-         "agents.NAME.routes?"),
+        ("[agent]\nmodel = \n", "FILE:2:9: invalid TOML: Invalid value"),
+        ("a = 1\na = 2\n", "FILE:2:6: invalid TOML: Cannot overwrite a value"),
+        ("\n\n[agent]\nmodel = '\xff'", "FILE:4: this is not UTF-8 text"),
+        ("agent = 3", "FILE:1: agent: must be a table: [agent]"),
+        ("\n[[agent]]", "FILE:2: agent: must be a table: [agent]"),
+        ("[models]\na = 3", "FILE:2: models.a: must be a table: [models.a]"),
+        ("[agent]\nroutes = ['x']", "FILE:2: agent.routes: unknown setting; "
+         "did you mean agents.NAME.routes?"),
         ("x = " + "[" * 100_000, "FILE: it is nested too deeply"),
         ("[agent]\nmodel = 'x'\nmax_iterations = " + "9" * 5_000,
-         "FILE:3: agent.max_iterations: a number of 5,000 digits is too long"),
+         "FILE:3: agent.max_iterations: a number with 5,000 digits is too long"),
         ("# " + "9" * 5_000 + "\n[agent]\nbackup_models = [\n  1,\n  " + "9_" * 4_999 + "9\n]",
-         "FILE:5: agent.backup_models: a number of 5,000 digits is too long"),
+         "FILE:5: agent.backup_models: a number with 5,000 digits is too long"),
         ("[agent]\nmax_iterations = 0x" + "f" * 5_000,
-         "FILE:2: agent.max_iterations: a whole number of at least 1 and at most 1,000 is wanted, "
-         "not a number"),
+         "FILE:2: agent.max_iterations: must be a whole number from 1 to 1,000, not a number"),
     ],
 )  # fmt: skip
 def test_what_is_no_toml_and_no_table_is_told_with_its_line(
@@ -289,24 +308,25 @@ def test_what_is_no_toml_and_no_table_is_told_with_its_line(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("agent.sessions = 'sqllite:x'", "agent.sessions: 'sqllite:' is no engine"),
-        ("memory.zone = 'Europe/Zürich'", "memory.zone: the name of a time zone is wanted"),
-        ("memory.zone = '../etc/passwd'", "memory.zone: the name of a time zone is wanted"),
-        ("models.a.base_url = 'localhost:1'", "models.a.base_url: the address of a server"),
-        ("models.a.base_url = 'http://h:x/'", "models.a.base_url: the address of a server"),
-        ("models.a.headers = {'a b' = 'x'}", 'models.a.headers: "a b" is no name of a header'),
-        ("models.a.headers = {a = \"x\\ny\"}", "models.a.headers: the value of a has a line end"),
-        ("agents.a.routes = [':1']", "agents.a.routes: a route is a channel"),
-        ("agents.a.routes = ['x:']", "agents.a.routes: a route is a channel"),
-        ("agents.main.model = 'x'", "agents.main: the agent main is the one"),
-        ("agents.a__b.model = 'x'", "agents.a__b: a name has letters"),
-        ("[agents.'a b']", 'agents."a b": a name has letters'),
-        ("[models.a-b]\n[models.A_b]", "models.a-b: 'A_b' is too much like it"),
-        ("agent.context.reserve = 32_000", "agent.context.reserve: 32,000 leaves nothing"),
+        ("agent.sessions = 'sqllite:x'", "agent.sessions: unknown engine 'sqllite:'"),
+        ("memory.zone = 'Europe/Zürich'", "memory.zone: must be the name of a time zone"),
+        ("memory.zone = '../etc/passwd'", "memory.zone: must be the name of a time zone"),
+        ("models.a.base_url = 'localhost:1'", "models.a.base_url: must be the address of a server"),
+        ("models.a.base_url = 'http://h:x/'", "models.a.base_url: must be the address of a server"),
+        ("models.a.headers = {'a b' = 'x'}", 'models.a.headers: "a b" is not a valid header name'),
+        ("models.a.headers = {a = \"x\\ny\"}", "models.a.headers: the value of a contains"),
+        ("agents.a.routes = [':1']", "agents.a.routes: must be a channel"),
+        ("agents.a.routes = ['x:']", "agents.a.routes: must be a channel"),
+        ("agents.main.model = 'x'", "agents.main: configure the agent main in [agent]"),
+        ("agents.a__b.model = 'x'", "agents.a__b: invalid name"),
+        ("[agents.'a b']", 'agents."a b": invalid name'),
+        ("[models.a-b]\n[models.A_b]", "models.a-b: too similar to 'A_b'"),
+        ("agent.context.reserve = 32_000",
+         "agent.context.reserve: must be less than max_context_tokens (32,000)"),
         ("agent.max_context_tokens = 9\nagents.a.context.reserve = 9",
-         "agents.a.context.reserve: 9 leaves nothing of max_context_tokens, which is 9"),
+         "agents.a.context.reserve: must be less than max_context_tokens (9), not 9"),
         ("agents.a.routes = ['x']\nagents.b.routes = ['y', 'x']",
-         "agents.b.routes: x is routed by agents.a.routes (FILE:1), too"),
+         "agents.b.routes: x is also in agents.a.routes (FILE:1)"),
     ],
 )  # fmt: skip
 def test_what_no_type_can_say_is_refused_too(file: Path, text: str, told: str) -> None:
@@ -527,20 +547,20 @@ def test_a_variable_finds_the_name_as_the_file_spells_it(file: Path) -> None:
     ("variable", "text", "told"),
     [
         ("STENO_AGENT__MODLE", "x",
-         "STENO_AGENT__MODLE: agent.modle: there is no such field; agent.model?"),
-        ("STENO_AGENT_MODEL", "x", "STENO_AGENT_MODEL: there is no such setting; "
-         "STENO_AGENT__MODEL? (two underscores stand for the dot)"),
-        ("STENO_MODELS_FAST_KEY", "x", "STENO_MODELS_FAST_KEY: there is no such setting; "
-         "STENO_MODELS__NAME? (two underscores stand for the dot)"),
+         "STENO_AGENT__MODLE: agent.modle: unknown setting; did you mean agent.model?"),
+        ("STENO_AGENT_MODEL", "x", "STENO_AGENT_MODEL: unknown setting; "
+         "did you mean STENO_AGENT__MODEL? (two underscores replace the dot)"),
+        ("STENO_MODELS_FAST_KEY", "x", "STENO_MODELS_FAST_KEY: unknown setting; "
+         "did you mean STENO_MODELS__NAME? (two underscores replace the dot)"),
         ("STENO_MODELS__FAST", "x",
-         "STENO_MODELS__FAST: models.fast: a field of it is wanted, as in models.fast.model"),
+         "STENO_MODELS__FAST: models.fast: set a field of it, such as models.fast.model"),
         ("STENO_MEMORY__CONSOLIDATION", "maybe", "STENO_MEMORY__CONSOLIDATION: "
-         'memory.consolidation: true or false is wanted, not "maybe"'),
-        ("STENO_AGENT__MODEL", "\udcff", "STENO_AGENT__MODEL: agent.model: this is no UTF-8 text"),
+         'memory.consolidation: must be true or false, not "maybe"'),
+        ("STENO_AGENT__MODEL", "\udcff", "STENO_AGENT__MODEL: agent.model: this is not UTF-8 text"),
         ("STENO_AGENTS__A__ROUTES", "a,\udcff",
-         "STENO_AGENTS__A__ROUTES: agents.a.routes: this is no UTF-8 text"),
+         "STENO_AGENTS__A__ROUTES: agents.a.routes: this is not UTF-8 text"),
         ("STENO_AGENTS__A__ROUTES", "['a']\nb = 1", "STENO_AGENTS__A__ROUTES: agents.a.routes: "
-         "a list of texts is wanted, not \"['a']\\nb = 1\""),
+         "must be a list of texts, not \"['a']\\nb = 1\""),
     ],
 )  # fmt: skip
 def test_a_wrong_variable_is_refused_by_its_name(variable: str, text: str, told: str) -> None:
@@ -668,8 +688,8 @@ def test_no_password_of_an_agent_is_in_an_error(file: Path, line: str) -> None:
 
 def test_a_user_in_the_address_of_a_server_is_refused(file: Path) -> None:
     words = (
-        "no user or password may stand in the address of a server; key_env names the variable "
-        "that holds a key"
+        "the address of a server must not contain a user or password; put the key in an "
+        "environment variable and name it in key_env"
     )
     for field in ("agent.model", "agents.a.model", "models.m.model", "models.m.base_url"):
         address = "http://u:p@h/v1" if field.endswith("url") else "http://u:p@h/v1#m"
@@ -689,7 +709,9 @@ def test_a_key_in_a_file_that_others_can_read_is_warned_about(
     file.chmod(0o640)
     load_settings(config=file, environment={})
     [words] = caplog.messages
-    assert words == f"{file} can be read by others, and holds models.m.key: chmod 600 {file}"
+    assert words == (
+        f"{file} contains models.m.key and can be read by other users; run: chmod 600 {file}"
+    )
     caplog.clear()
     file.write_text("[models.m]\nkey_env = 'MINE'\n[agent]\nsessions = 'postgresql://h/db'\n")
     load_settings(config=file, environment={})
@@ -705,13 +727,15 @@ def test_a_password_in_a_file_that_others_can_read_is_warned_about(
     file.chmod(0o644)
     load_settings(config=file, environment={})
     [words] = caplog.messages
-    assert words == f"{file} can be read by others, and holds {agent}.sessions: chmod 600 {file}"
+    assert words == (
+        f"{file} contains {agent}.sessions and can be read by other users; run: chmod 600 {file}"
+    )
 
 
 def test_wrong_settings_are_a_wrong_call(file: Path) -> None:
     with pytest.raises(UsageError) as caught:
         _load(file, "agent.modle = 1\nagent.sesions = 2")
-    assert str(caught.value).count("there is no such field") == 2
+    assert str(caught.value).count("unknown setting") == 2
 
 
 # --- what is written -------------------------------------------------------------------------
@@ -775,7 +799,8 @@ def _table() -> str:
         if field.path[0] == "agents" and field.path[-1] != "routes":
             continue
         rows.append(
-            f"| `{field.name}` | `{literal(field.default)}` | {wanted(field)} | {field.text} |"
+            f"| `{field.name}` | `{literal(field.default)}` | {describe_type(field)} | "
+            f"{field.text} |"
         )
     return "\n".join(rows) + "\n"
 

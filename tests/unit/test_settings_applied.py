@@ -10,21 +10,19 @@ from typing import Any
 import pytest
 
 import stenolog
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
 from stenolog.agent.turn_events import Answer, InboundMessage
-from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
+from stenolog.context.window import Limits
 from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings import conversion
-from stenolog.settings.conversion import model_of, spec_of, specs_of
+from stenolog.settings.conversion import model_of, rules_of, spec_of, specs_of
 from stenolog.settings.fields import all_fields
 from stenolog.settings.loading import load_settings
 from stenolog.settings.model_selection import NoModel
-from stenolog.settings.retention_settings import rules_of
 from stenolog.settings.values import Settings
 from stenolog.testing.scripted_model import ScriptedModel, offline_model
 
@@ -98,7 +96,7 @@ def test_main_is_the_agent_that_has_no_name(tmp_path: Path) -> None:
     assert spec_of(settings, "main") == spec_of(settings) == AgentSpec(model="local")
     assert spec_of(settings, "ada") == AgentSpec(id="ada", model="scripted")
     assert spec_of(settings).system == DEFAULT_SYSTEM_PROMPT
-    with pytest.raises(UsageError, match=r"there is no agent 'bob'; \[agents.bob\] makes one"):
+    with pytest.raises(UsageError, match=r"there is no agent 'bob'; add \[agents.bob\]"):
         spec_of(settings, "bob")
 
 
@@ -191,7 +189,7 @@ def test_a_model_of_the_settings_is_opened_as_they_say(tmp_path: Path) -> None:
     assert (model.model, model.base_url) == ("large", "http://localhost:1/v1")
     assert isinstance(model_of(settings, "other"), ScriptedModel)
     assert isinstance(model_of(settings, "scripted"), ScriptedModel)
-    with pytest.raises(UsageError, match="no provider is known for the model 'another'"):
+    with pytest.raises(UsageError, match="unknown model 'another'"):
         model_of(settings, "another")
 
 
@@ -202,7 +200,7 @@ def test_where_no_model_is_found_that_is_the_answer(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_password_in_the_name_of_a_model_is_refused_and_not_told() -> None:
-    with pytest.raises(UsageError, match="no user or password") as caught:
+    with pytest.raises(UsageError, match="must not contain a user or password") as caught:
         model_of(Settings(), "http://u:hush@h/v1#m")
     assert "hush" not in str(caught.value)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import needs
+from support import needs
 
 _CHILD = """
 import os, sys

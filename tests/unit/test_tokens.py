@@ -234,6 +234,31 @@ def test_what_is_attached_is_counted_by_a_fixed_number_not_as_text(
     assert message_tokens({"role": "user", "content": [part]}) == MESSAGE + taken
 
 
+def test_a_text_document_is_counted_as_its_text_and_a_spoken_answer_as_audio() -> None:
+    text = "The pass is closed for three days. " * 60
+    source = {"type": "text", "media_type": "text/plain", "data": text}
+    plain = message_tokens({"role": "user", "content": text})
+    document = {"role": "user", "content": [{"type": "document", "source": source}]}
+    assert message_tokens(document) == plain
+    blocks = {"type": "content", "content": [{"type": "text", "text": text}]}
+    document = {"role": "user", "content": [{"type": "document", "source": blocks}]}
+    assert message_tokens(document) == plain
+    audio = {"id": "a1", "data": "A" * 9_000, "transcript": "one two"}
+    spoken = {"role": "assistant", "content": None, "audio": audio}
+    assert message_tokens(spoken, count=words) == MESSAGE + 10 + 2
+
+
+def test_a_call_of_a_tool_that_the_provider_runs_is_counted_as_a_call() -> None:
+    part = {"type": "server_tool_use", "id": "s1", "name": "search", "input": {"q": "tea"}}
+    assert message_tokens({"role": "assistant", "content": [part]}, count=words) == (
+        MESSAGE + CALL + 3
+    )
+    custom = {"id": "c1", "type": "custom", "custom": {"name": "shell", "input": "ls -l"}}
+    assert message_tokens({"role": "assistant", "tool_calls": [custom]}, count=words) == (
+        MESSAGE + CALL + 4
+    )
+
+
 def test_a_part_that_nobody_knows_is_counted_as_its_json() -> None:
     part = {"type": "place", "name": "Porto", "rank": 2**70}
     assert message_tokens({"role": "user", "content": [part]}) > MESSAGE + 15

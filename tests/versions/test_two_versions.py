@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import needs
-from postgres_server import Databases
+from support import needs
+from support.postgres_server import Databases
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMIT = "8f2bf62"
@@ -50,7 +50,7 @@ class Worker:
 @contextmanager
 def _working(source: Path, place: str) -> Iterator[Worker]:
     with subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("worker.py")), place],
+        [sys.executable, str(ROOT / "tests" / "support" / "version_worker.py"), place],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

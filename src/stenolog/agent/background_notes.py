@@ -14,8 +14,7 @@ from typing import Final
 
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.shielded_wait import cancel_and_wait
-from stenolog.agent.threads import Threads
+from stenolog.agent.threads import Threads, cancel_and_wait
 from stenolog.errors import StenologError
 from stenolog.memory.consolidation import ConsolidationReport
 
@@ -39,11 +38,11 @@ class BackgroundNotes:
         self._patience = patience
         self._waiting: dict[str, None] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._woken = asyncio.Event()
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._added = asyncio.Event()
+        self._no_answers = asyncio.Event()
+        self._no_answers.set()
         self._done = asyncio.Event()
-        self._held = 0
+        self._answers = 0
         self._task = asyncio.create_task(self._work())
 
     def add(self, key: str) -> None:
@@ -51,18 +50,18 @@ class BackgroundNotes:
         self._cancel_timer(key)
         self._waiting[key] = None
         self._done.clear()
-        self._woken.set()
+        self._added.set()
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Register an answer in progress: start no new consolidation."""
-        self._held += 1
-        self._quiet.clear()
+        self._answers += 1
+        self._no_answers.clear()
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         """Unregister an answer in progress."""
-        self._held -= 1
-        if not self._held:
-            self._quiet.set()
+        self._answers -= 1
+        if not self._answers:
+            self._no_answers.set()
 
     async def idle(self) -> None:
         """Wait until the queue is empty."""
@@ -76,41 +75,43 @@ class BackgroundNotes:
 
     async def _work(self) -> None:
         try:
-            await self._look_back()
+            await self._queue_earlier()
             while True:
                 while self._waiting:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._quiet.wait(), self._patience)
+                        await asyncio.wait_for(self._no_answers.wait(), self._patience)
                     await self._consolidate(next(iter(self._waiting)))
-                self._woken.clear()
+                self._added.clear()
                 self._done.set()
-                await self._woken.wait()
+                await self._added.wait()
         except ModelClosing:
             return
         finally:
             self._done.set()
 
-    async def _look_back(self) -> None:
+    async def _queue_earlier(self) -> None:
         """Queue the sessions that an earlier run left."""
         memory = self._instance.memory
         if memory is None:
             return
         try:
-            for key in await self._threads.ask(memory.waiting):
+            for key in await self._threads.run_model(memory.waiting):
                 self.add(key)
         except StenologError as error:
-            _logger.warning("cannot tell which notes are still to be made: %s", error)
+            _logger.warning("cannot read which sessions still need notes: %s", error)
 
     async def _consolidate(self, key: str) -> None:
         self._waiting.pop(key)
         try:
-            done: ConsolidationReport = await self._threads.ask(self._instance.consolidate, key)
+            done: ConsolidationReport = await self._threads.run_model(
+                self._instance.consolidate, key
+            )
         except StenologError as error:
-            _logger.warning("no notes could be made of %r: %s", key, error)
+            _logger.warning("writing notes about %r failed: %s", key, error)
             self._retry(key, _STORE_RETRY)
             return
         except Exception:
-            _logger.exception("no notes could be made of %r", key)
+            _logger.exception("writing notes about %r failed", key)
             return
         if done.retry_at is not None:
             self._retry(key, (done.retry_at - _now()).total_seconds())

@@ -15,11 +15,9 @@ from msgspec import Struct
 from stenolog.agent.history_changes import last_seq, replace_history
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.scheduler import SessionBusy, TurnScheduler
-from stenolog.agent.turn_events import Answer, EventHandler
-from stenolog.agent.turn_options import TurnOptions
+from stenolog.agent.turn_events import Answer, EventHandler, TurnOptions
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, mark_received, origin_of, seen_by
-from stenolog.context.message_parts import calls_of, has_text, text_parts_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     ModelRefused,
@@ -29,6 +27,7 @@ from stenolog.errors import (
     StenologError,
     UsageError,
 )
+from stenolog.messages import calls_of, has_text, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import KeyParts, join_key, split_key
 from stenolog.sessions.session_store import SessionStore
@@ -51,23 +50,23 @@ class Command(Struct, frozen=True, kw_only=True):
 
 
 COMMANDS: Final = {
-    "new": Command(help="begin a new session; this one stays and can be resumed"),
-    "clear": Command(help="hide everything said so far; /undo brings it back", alone=True),
-    "compact": Command(help="make a summary of all but the last turns now", alone=True),
-    "undo": Command(help="take back the last /clear, /compact, /retry or /edit", alone=True),
-    "retry": Command(help="have the last message answered again", alone=True),
-    "edit": Command(arguments="TEXT", help="say the last message differently", alone=True),
-    "context": Command(help="what the model sees, and how much room is left"),
-    "stop": Command(help="end the answer that is being written; what was said is kept"),
+    "new": Command(help="start a new session; this one is kept and can be resumed"),
+    "clear": Command(help="hide all messages so far; /undo shows them again", alone=True),
+    "compact": Command(help="summarize all but the last turns now", alone=True),
+    "undo": Command(help="undo the last /clear, /compact, /retry or /edit", alone=True),
+    "retry": Command(help="answer the last message again", alone=True),
+    "edit": Command(arguments="TEXT", help="replace the last message with TEXT", alone=True),
+    "context": Command(help="show what is sent to the model, in tokens"),
+    "stop": Command(help="stop the current answer; its text so far is kept"),
     "fork": Command(
-        arguments="[NAME]", help="go on in a copy; this session stays as it is", alone=True
+        arguments="[NAME]", help="continue in a copy; this session stays unchanged", alone=True
     ),
-    "sessions": Command(arguments="[TEXT]", help="your sessions, or those with these words"),
-    "resume": Command(arguments="KEY|TEXT", help="go on in another session"),
-    "memory": Command(arguments="[TEXT]", help="what is remembered of you"),
-    "forget": Command(arguments="ID", help="forget one of these notes"),
-    "model": Command(arguments="[NAME]", help="which model answers here, or another one"),
-    "help": Command(help="these lines"),
+    "sessions": Command(arguments="[TEXT]", help="list your sessions, or those with TEXT"),
+    "resume": Command(arguments="KEY|TEXT", help="continue another session"),
+    "memory": Command(arguments="[TEXT]", help="show the notes about you, or those with TEXT"),
+    "forget": Command(arguments="ID", help="delete a note"),
+    "model": Command(arguments="[NAME]", help="show or change the model of this session"),
+    "help": Command(help="show this list"),
 }
 
 
@@ -75,7 +74,8 @@ class ParsedCommand(Struct, frozen=True):
     """A parsed command."""
 
     name: str
-    rest: str
+    argument: str
+    """The text after the name; empty if there is none."""
 
 
 def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand | None:
@@ -103,7 +103,7 @@ def sibling_key(key: str, thread: str = "") -> str:
     parts = split_key(key)
     if parts is None:
         raise UsageError(
-            f"{key!r} is not of the form channel:sender, so no other session can be its user's"
+            f"the user of {key!r} is unknown: the key is not of the form channel:sender"
         )
     if thread:
         return join_key(KeyParts(parts.channel, parts.who, thread))
@@ -111,166 +111,163 @@ def sibling_key(key: str, thread: str = "") -> str:
 
 
 class CommandRunner:
-    """Runs commands for one agent."""
+    """Runs one command in a session."""
 
     def __init__(
-        self, turns: TurnScheduler, instance: AgentInstance, *, sender: str, all_sessions: bool
+        self,
+        turns: TurnScheduler,
+        instance: AgentInstance,
+        key: str,
+        command: ParsedCommand,
+        *,
+        sender: str,
+        all_sessions: bool,
     ) -> None:
-        """Run commands for the verified `sender`; empty if the sender is unknown.
+        """Run a command for the verified `sender`; empty if the sender is unknown.
 
         `all_sessions` allows listing and opening all sessions, not only those of the sender.
         """
-        self._sender = sender
         self._turns = turns
         self._instance = instance
+        self._key = key
+        self._command = command
+        self._argument = command.argument
+        self._sender = sender
         self._all_sessions = all_sessions
         self._run = turns.threads.run
         self._seen = 0
         """The last seq of the session when the command arrived."""
 
-    async def carry_out(self, key: str, asked: ParsedCommand, on_event: EventHandler) -> Answer:
-        """Run a command and return its result in Markdown, even if the store fails."""
-        known = COMMANDS.get(asked.name)
+    async def run(self, on_event: EventHandler) -> Answer:
+        """Run the command and return its result in Markdown, even if the store fails."""
+        name = self._command.name
+        known = COMMANDS.get(name)
         if known is None:
-            return _reply(key, f"There is no /{asked.name}; /help shows what there is.")
-        carry = getattr(self, f"_{asked.name}")
+            return self._reply(f"Unknown command /{name}. /help lists all commands.")
+        method = getattr(self, f"_{name}")
         try:
             if not known.alone:
-                answer: Answer = await carry(key, asked.rest, on_event)
+                answer: Answer = await method()
                 return answer
-            if self._turns.is_asked(self._instance, key):
-                return _reply(key, _BUSY)
+            if self._turns.has_waiting_message(self._instance, self._key):
+                return self._reply(_BUSY)
             # The user has not seen messages that arrive after the command.
-            self._seen = await self._run(last_seq, self._instance.sessions, key)
+            self._seen = await self._run(last_seq, self._instance.sessions, self._key)
 
             async def change(sessions: SessionStore) -> Answer | None:
-                self._seen = await self._run(self._seen_of, sessions, key)
-                changed: Answer | None = await carry(key, asked.rest, on_event, sessions)
+                self._seen = await self._run(self._last_seen, sessions)
+                changed: Answer | None = await method(sessions)
                 return changed
 
             options = TurnOptions(sender=self._sender)
-            return await self._turns.alone(
-                self._instance, key, change, on_event=on_event, options=options
+            return await self._turns.run_exclusive(
+                self._instance, self._key, change, on_event=on_event, options=options
             )
         except SessionBusy:
-            return _reply(key, _BUSY)
+            return self._reply(_BUSY)
         except StenologError as error:
             # Users can correct a wrong command; other errors are for the operator.
             own = isinstance(error, UsageError) and not isinstance(error, ModelRefused)
             raised = None if own else error
-            return Answer(key=key, text=_sentence(error), outcome="command", error=raised)
+            return Answer(key=self._key, text=_sentence(error), outcome="command", error=raised)
 
-    def _seen_of(self, sessions: SessionStore, key: str) -> int:
+    def _reply(self, text: str, *, key: str = "") -> Answer:
+        return Answer(key=key or self._key, text=text, outcome="command")
+
+    def _last_seen(self, sessions: SessionStore) -> int:
         """Return the last seq that the user can have seen when sending the command.
 
         An unanswered message may have been stored before the seq was read.
         """
-        if not self._turns.is_asked(self._instance, key):
+        if not self._turns.has_waiting_message(self._instance, self._key):
             return self._seen
-        unanswered = turn_state(sessions.get_history(key)).unanswered
+        unanswered = turn_state(sessions.get_history(self._key)).unanswered
         return min(self._seen, *(seq - 1 for seq in unanswered)) if unanswered else self._seen
 
     # --- the session -------------------------------------------------------------------------
 
-    async def _new(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        del rest, on_event
-        words = "A new session. The one before stays: /sessions shows it, /resume goes back."
-        return _reply(sibling_key(key), words)
+    async def _new(self) -> Answer:
+        text = (
+            "Started a new session. The previous one is kept: /sessions lists it, /resume opens it."
+        )
+        return self._reply(text, key=sibling_key(self._key))
 
-    async def _clear(
-        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
-    ) -> Answer:
-        del rest, on_event
+    async def _clear(self, sessions: SessionStore) -> Answer:
         # guard: clear-upto-seen
-        await self._run(sessions.store.clear, key, upto=self._seen)
-        undoable = await self._run(_undoable, sessions.store, key)
-        back = "; /undo brings it back" if undoable else ""
-        return _reply(key, f"Everything said so far is hidden{back}.")
+        await self._run(sessions.store.clear, self._key, upto=self._seen)
+        undoable = await self._run(_undoable, sessions.store, self._key)
+        hint = " /undo shows them again." if undoable else ""
+        return self._reply(f"All messages so far are hidden.{hint}")
 
-    async def _compact(
-        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
-    ) -> Answer:
-        del rest, on_event, sessions
-        model = await self._run(self._instance.model_of, key)
-        done = await self._turns.threads.ask(self._instance.context(model).summarize, key)
-        if done is None:
-            return _reply(key, "There is nothing that could be made shorter.")
-        return _reply(key, f"{done}.")
+    async def _compact(self, sessions: SessionStore) -> Answer:
+        del sessions
+        model = await self._run(self._instance.model_of, self._key)
+        context = self._instance.context(model)
+        done = await self._turns.threads.run_model(context.summarize, self._key)
+        return self._reply("Nothing to summarize." if done is None else f"{done}.")
 
-    async def _undo(
-        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
-    ) -> Answer:
-        del rest, on_event
+    async def _undo(self, sessions: SessionStore) -> Answer:
         try:
-            undone = await self._run(undo_last, sessions.store, key)
+            undone = await self._run(undo_last, sessions.store, self._key)
         except NothingToUndo:
-            return _reply(key, "There is nothing to take back.")
-        shown = f"{_count(undone.shown)} back" if undone.shown else "the summary is as before"
-        gone = f", {_count(undone.hid)} hidden" if undone.hid else ""
-        return _reply(key, f"Taken back, {_OPERATIONS.get(undone.op, undone.op)}: {shown}{gone}.")
+            return self._reply("Nothing to undo.")
+        shown = f"{_count(undone.shown)} visible again" if undone.shown else "summary restored"
+        hidden = f", {_count(undone.hid)} hidden" if undone.hid else ""
+        return self._reply(f"Undid {_OPERATIONS.get(undone.op, undone.op)}: {shown}{hidden}.")
 
-    async def _retry(
-        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
-    ) -> Answer | None:
-        del rest, on_event
-        return await self._again(key, sessions, None)
+    async def _retry(self, sessions: SessionStore) -> Answer | None:
+        return await self._answer_again(sessions, None)
 
-    async def _edit(
-        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
-    ) -> Answer | None:
-        del on_event
-        if not rest:
-            return _reply(key, "Write the new words behind it: /edit TEXT.")
-        return await self._again(key, sessions, rest)
+    async def _edit(self, sessions: SessionStore) -> Answer | None:
+        if not self._argument:
+            return self._reply("Write the new text after the command: /edit TEXT")
+        return await self._answer_again(sessions, self._argument)
 
-    async def _again(self, key: str, sessions: SessionStore, words: str | None) -> Answer | None:
-        """Hide the messages after the last question, or replace that question with `words`."""
+    async def _answer_again(self, sessions: SessionStore, new_text: str | None) -> Answer | None:
+        """Hide the messages after the last question, or replace that question with `new_text`."""
         arrived: list[Message] = []
 
-        def until_the_last(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
+        def up_to_question(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
             last = _last_user_message(history)
             arrived[:] = [message for message in history if message.seq > self._seen]
             if last is None or arrived:
                 return None
             end = _end_of_earlier_answers(history, last)
-            if words is None:
+            if new_text is None:
                 return [*history[:end]]
             # The new answer has the same address as the answer to the replaced message.
             before = history[last].to_dict()
             origin = origin_of(before) if is_received(before) else None
-            new = {"role": "user", "content": words}
-            said = mark_received(new, sender=self._sender, origin=origin)
-            return [*history[:last], *history[last + 1 : end], said]
+            new = {"role": "user", "content": new_text}
+            question = mark_received(new, sender=self._sender, origin=origin)
+            return [*history[:last], *history[last + 1 : end], question]
 
-        done = await self._run(replace_history, sessions, key, until_the_last)
+        done = await self._run(replace_history, sessions, self._key, up_to_question)
         match done:
             case "done":
                 return None
             case "unchanged" if not arrived:
-                return _reply(key, "There is no message to answer again.")
+                return self._reply("There is no message to answer.")
             case _:
-                return _reply(key, _ARRIVED)
+                return self._reply(_ARRIVED)
 
-    async def _stop(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        del rest, on_event
-        stopped = await self._turns.stop(self._instance, key)
-        return _reply(key, "Stopped." if stopped else "No answer is being written.")
+    async def _stop(self) -> Answer:
+        stopped = await self._turns.stop(self._instance, self._key)
+        return self._reply("Stopped." if stopped else "No answer is in progress.")
 
-    async def _fork(
-        self, key: str, rest: str, on_event: EventHandler, sessions: SessionStore
-    ) -> Answer:
-        del on_event
-        fork = sibling_key(key, self._thread_named(key, rest))
-        await self._run(sessions.store.fork, key, fork)
-        return _reply(fork, f"This is a copy, `{fork}`; `{key}` stays as it is.")
+    async def _fork(self, sessions: SessionStore) -> Answer:
+        fork = sibling_key(self._key, self._fork_thread())
+        await self._run(sessions.store.fork, self._key, fork)
+        text = f"Continuing in the copy `{fork}`. `{self._key}` stays unchanged."
+        return self._reply(text, key=fork)
 
-    def _thread_named(self, key: str, name: str) -> str:
-        """Return the thread part of the key for a copy with this name.
+    def _fork_thread(self) -> str:
+        """Return the thread part of the key for a copy with the given name.
 
         Without a verified sender, the owner of `app:alice:1` is unknown, and `app:bob:1` may be the
         key of another user. Then the name gets a random suffix.
         """
-        parts = split_key(key)
+        name, parts = self._argument, split_key(self._key)
         has_thread = parts is not None and parts.thread is not None
         if name and has_thread and not (self._sender or self._all_sessions):  # guard: fork-own-key
             return f"{name}-{secrets.token_hex(4)}"
@@ -278,162 +275,167 @@ class CommandRunner:
 
     # --- sessions ----------------------------------------------------------------------------
 
-    async def _sessions(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        del on_event
-        found = await self._run(self._matching, key, rest)
+    async def _sessions(self) -> Answer:
+        found = await self._run(self._matching)
         if not found:
-            return _reply(key, "There are none." if rest else "There are no sessions yet.")
-        lines = [
-            f"- `{one.key}` · {one.count} message{'' if one.count == 1 else 's'} · {_day(one)} · "
-            f"{one.title or '(no title)'}"
-            for one in found[:_LISTED]
-        ]
-        more = f"\n\n{len(found) - _LISTED} more; name some words." if len(found) > _LISTED else ""
-        return _reply(key, "\n".join(lines) + more)
+            return self._reply("No session matches." if self._argument else "No sessions yet.")
+        return self._reply(_session_list(found))
 
-    async def _resume(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        if not rest:
-            return await self._sessions(key, rest, on_event)
-        found = await self._run(self._matching, key, rest)
-        exact = [one for one in found if one.key == rest]
+    async def _resume(self) -> Answer:
+        wanted = self._argument
+        if not wanted:
+            return await self._sessions()
+        found = await self._run(self._matching)
+        exact = [one for one in found if one.key == wanted]
         if not exact and len(found) > 1:
-            listed = await self._sessions(key, rest, on_event)
-            return _reply(key, f"Several fit; name one.\n\n{listed.text}")
+            listed = _session_list(found)
+            return self._reply(f"Several sessions match. Use one of these keys:\n\n{listed}")
         if not found:
-            return _reply(key, f"There is no session {rest!r}; /sessions shows yours.")
+            return self._reply(f"There is no session {wanted!r}. /sessions lists yours.")
         chosen = (exact or found)[0]
-        return _reply(chosen.key, f"Going on in `{chosen.key}`: {chosen.title or '(no title)'}")
+        title = chosen.title or "(no title)"
+        return self._reply(f"Continuing `{chosen.key}`: {title}", key=chosen.key)
 
-    def _matching(self, key: str, words: str) -> list[Entry]:
-        """Return the user's sessions with these words in their key, title or messages."""
-        catalog = self._instance.catalog
-        parts = split_key(key)
-        prefix = "" if self._all_sessions or parts is None else f"{key.partition(':')[0]}:"
+    def _matching(self) -> list[Entry]:
+        """Return the user's sessions with the argument in their key, title or messages."""
+        catalog, text = self._instance.catalog, self._argument
+        any_channel = self._all_sessions or split_key(self._key) is None
+        prefix = "" if any_channel else f"{self._key.partition(':')[0]}:"
         entries: list[Entry] = []
         after: str | None = None
         while len(entries) < _MAX_SEARCHED:
             page = catalog.list(prefix=prefix, limit=500, after=after)
-            entries += [one for one in page.entries if self._may_see(one, key)]
+            entries += [one for one in page.entries if self._may_see(one)]
             after = page.after
             if after is None:
                 break
-        if not words:
+        if not text:
             return entries
-        wanted = words.casefold()
-        said = {hit.key for hit in catalog.search(words, prefix=prefix, limit=100).hits}
+        wanted = text.casefold()
+        hits = {hit.key for hit in catalog.search(text, prefix=prefix, limit=100).hits}
         return [
             one
             for one in entries
-            if wanted in f"{one.key}\n{one.title}".casefold() or one.key in said
+            if wanted in f"{one.key}\n{one.title}".casefold() or one.key in hits
         ]
 
-    def _may_see(self, entry: Entry, key: str) -> bool:
+    def _may_see(self, entry: Entry) -> bool:
         """Return whether the user may see a session: the current one, or one of the same sender."""
         own = bool(self._sender) and entry.sender == self._sender
-        return self._all_sessions or entry.key == key or own  # guard: commands-own-sessions
+        return self._all_sessions or entry.key == self._key or own  # guard: commands-own-sessions
 
     # --- information -------------------------------------------------------------------------
 
-    async def _context(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        del rest, on_event
-        return _reply(key, await self._run(self._context_words, key))
+    async def _context(self) -> Answer:
+        return self._reply(await self._run(self._context_text))
 
-    def _context_words(self, key: str) -> str:
-        model = self._instance.model_of(key)
-        context = self._instance.context(model)
+    def _context_text(self) -> str:
+        key, instance = self._key, self._instance
+        model = instance.model_of(key)
+        context = instance.context(model)
         tokens = context.tokens
-        history = self._instance.sessions.get_history(key)
-        said = [text_parts_of(body) for message in history if has_text(body := message.to_dict())]
-        recalled = self._instance.recall(said[-1] if said else "", key, sender=self._sender)
+        history = instance.sessions.get_history(key)
+        asked = [text_parts_of(body) for message in history if has_text(body := message.to_dict())]
+        recalled = instance.recall(asked[-1] if asked else "", key, sender=self._sender)
         window = context.window(key, memory=recalled.block)
         parts = {
-            "system prompt": tokens.text(self._instance.spec.system),
-            "tools": tokens.tools(self._instance.definitions),
+            "system prompt": tokens.text(instance.spec.system),
+            "tools": tokens.tools(instance.tool_definitions),
             f"memory ({len(recalled.found)} recalled)": tokens.text(recalled.block),
-            "summary": tokens.text(self._instance.sessions.get_summary(key)),
+            "summary": tokens.text(instance.sessions.get_summary(key)),
         }
         parts["messages"] = max(0, window.tokens - sum(parts.values()))
         share = min(1.0, window.tokens / window.budget)
-        bar = "█" * round(share * _WIDTH) + "░" * (_WIDTH - round(share * _WIDTH))
+        filled = round(share * _WIDTH)
         lines = [
-            f"`{bar}` {share:.0%}",
+            f"`{'█' * filled}{'░' * (_WIDTH - filled)}` {share:.0%}",
             "",
-            f"About {window.tokens:,} of {window.budget:,} tokens are sent to {model.name}:",
+            f"Next request to {model.name}: about {window.tokens:,} of {window.budget:,} tokens.",
             "",
             *(f"- {name}: about {count:,}" for name, count in parts.items()),
             "",
-            f"{_count(len(history))} in sight; the oldest are summarised at "
-            f"{context.limits.max_history_messages}, or when the room is used up.",
+            f"{_count(len(history))} visible to the model. The oldest are summarized above "
+            f"{context.limits.max_history_messages} messages, or when the tokens are used up.",
         ]
         if recalled.found:
             lines += ["", "Recalled for your last message:", ""]
             lines += [f"- {one.text}" for one in recalled.found[:_LISTED]]
         return "\n".join(lines)
 
-    async def _memory(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        del on_event
+    async def _memory(self) -> Answer:
         memory = self._instance.memory
         if memory is None:
-            return _reply(key, "There is no memory in this run.")
-        scope = await self._run(self._instance.memory_scope, key, sender=self._sender)
-        if rest:
-            notes = await self._run(memory.notes.search, rest, scope=scope)
+            return self._reply(_NO_MEMORY)
+        scope = await self._run(self._instance.memory_scope, self._key, sender=self._sender)
+        if self._argument:
+            notes = await self._run(memory.notes.search, self._argument, scope=scope)
         else:
             notes = await self._run(memory.notes.list, scope)
         if not notes:
-            return _reply(key, "Nothing is remembered yet." if not rest else "Nothing matches.")
+            return self._reply("No note matches." if self._argument else "There are no notes yet.")
         lines = [
             f"- `{note.id}` {note.text}" + ("" if note.kind == "core" else f" ({note.at:%Y-%m-%d})")
             for note in notes[: -_LISTED - 1 : -1]
         ]
-        more = len(notes) - _LISTED
-        told = f"\n\n{more} older ones; /memory WORDS finds them." if more > 0 else ""
-        return _reply(key, "\n".join(lines) + f"{told}\n\n/forget ID forgets one.")
+        older = len(notes) - _LISTED
+        more = f"\n\n{older} older notes; /memory TEXT searches them." if older > 0 else ""
+        return self._reply("\n".join(lines) + f"{more}\n\n/forget ID deletes one.")
 
-    async def _forget(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        del on_event
+    async def _forget(self) -> Answer:
         memory = self._instance.memory
         if memory is None:
-            return _reply(key, "There is no memory in this run.")
-        if not rest:
-            return _reply(key, "Which one? /memory shows them, then /forget ID.")
+            return self._reply(_NO_MEMORY)
+        if not self._argument:
+            return self._reply("Which note? /memory lists them with their ids: /forget ID")
         try:
-            scope = await self._run(self._instance.memory_scope, key, sender=self._sender)
-            note = await self._run(memory.forget, rest, scope=scope)
+            scope = await self._run(self._instance.memory_scope, self._key, sender=self._sender)
+            note = await self._run(memory.forget, self._argument, scope=scope)
         except NoSuchNote:
-            return _reply(key, f"There is no note {rest!r}; /memory shows the ones there are.")
-        return _reply(key, f"Forgotten: {note.text}")
+            return self._reply(f"There is no note {self._argument!r}. /memory lists the notes.")
+        return self._reply(f"Forgotten: {note.text}")
 
-    async def _model(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        del on_event
-        if not rest:
-            model = await self._run(self._instance.model_of, key)
-            return _reply(key, f"{model.name} answers here; /model NAME takes another.")
+    async def _model(self) -> Answer:
+        if not self._argument:
+            model = await self._run(self._instance.model_of, self._key)
+            return self._reply(
+                f"The model of this session is {model.name}. /model NAME changes it."
+            )
         choose = self._instance.choose_model
-        model = await self._run(choose, key, rest, any_model=self._all_sessions)
-        return _reply(key, f"{model.name} answers here from now on.")
+        model = await self._run(choose, self._key, self._argument, any_model=self._all_sessions)
+        return self._reply(f"The model of this session is {model.name} now.")
 
-    async def _help(self, key: str, rest: str, on_event: EventHandler) -> Answer:
-        del rest, on_event
+    async def _help(self) -> Answer:
         lines = [
             f"- `/{name}{' ' if one.arguments else ''}{one.arguments}` {one.help}"
             for name, one in COMMANDS.items()
         ]
-        return _reply(key, "\n".join(lines) + "\n\n`//text` says `/text` to the model.")
+        return self._reply("\n".join(lines) + "\n\n`//text` sends `/text` to the model.")
 
 
-_BUSY: Final = "An answer is being written; /stop ends it."
+_BUSY: Final = "An answer is in progress. /stop ends it."
+_NO_MEMORY: Final = "This agent has no memory in this run."
 _ARRIVED: Final = (
-    "Another message has just arrived in this session, so nothing was changed; try again."
+    "Another message has just arrived in this session, so nothing was changed. Try again."
 )
 _OPERATIONS: Final = {
     "replace": "the last /retry or /edit",
-    "checkpoint": "the last compaction",
+    "checkpoint": "the last summary",
     "clear": "the last /clear",
-    "hide": "what was hidden last",
+    "hide": "the last hiding of messages",
     "summary": "the last change of the summary",
 }
 """Names of the store's operations in chat messages."""
+
+
+def _session_list(entries: Sequence[Entry]) -> str:
+    lines = [
+        f"- `{one.key}` · {one.count} message{'' if one.count == 1 else 's'} · {_day(one)} · "
+        f"{one.title or '(no title)'}"
+        for one in entries[:_LISTED]
+    ]
+    more = len(entries) - _LISTED
+    hint = f"\n\n{more} more; /sessions TEXT narrows the list." if more > 0 else ""
+    return "\n".join(lines) + hint
 
 
 def _count(messages: int) -> str:
@@ -447,13 +449,9 @@ def _undoable(store: Store, key: str) -> int:
         return 0
 
 
-def _reply(key: str, text: str) -> Answer:
-    return Answer(key=key, text=text, outcome="command")
-
-
 def _sentence(error: StenologError) -> str:
-    words = str(error)
-    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "?", "!")) else ".")
+    text = str(error)
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
 
 
 def _last_user_message(history: Sequence[Message]) -> int | None:

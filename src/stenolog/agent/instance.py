@@ -3,22 +3,21 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any, Final, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stenolog.agent.blocking_model import BlockingModel, ModelPerThread
+from stenolog.agent.blocking_model import BlockingModel
 from stenolog.agent.spec import AgentSpec
-from stenolog.agent.tool_calls import ToolRunner
-from stenolog.agent.tools import BUILT_IN, Tool, ToolContext, as_tools
-from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions, tool_name
+from stenolog.agent.tools import BUILT_IN, Tool, ToolContext, ToolRunner, as_tools
+from stenolog.agent.turn_events import DEFAULT_OPTIONS, TurnOptions, tool_name
 from stenolog.catalog import Catalog, open_catalog
-from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summarize import SummaryReport
+from stenolog.context.window import Limits
 from stenolog.errors import NoSuchSession, StenologError, StoreUnavailable, UsageError
 from stenolog.memory.consolidation import ConsolidationReport
 from stenolog.memory.facade import AGENT, Memory
@@ -70,11 +69,10 @@ class AgentInstance:
         self._models = {"": model}
         self._contexts: dict[str, Context] = {}
         self._tools = as_tools([*BUILT_IN, *tools]) if spec.tools else {}
-        self.calling = ToolRunner(
+        self.tool_runner = ToolRunner(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )
-        self._noting = ModelPerThread(model)
-        self.ask = BlockingModel(self._noting)
+        self.ask = BlockingModel(model)
         self.memory: Memory | None = None
         self.problems: list[str] = []
         """Features that do not work in this run, as sentences for the user."""
@@ -82,11 +80,11 @@ class AgentInstance:
         self._aliases = Aliases(store)
         if fallback_reason(store) is not None:
             why = "; ".join(sessions.health().problems)
-            self.problems.append(f"nothing is remembered in this run: {why}")
+            self.problems.append(f"memory is off in this run: {why}")
         elif isinstance(sessions, SessionManager):
             self.problems.append("sessions are plain JSON files, without undo, fork and delete")
         elif spec.memory and notes is None:
-            self.problems.append("the notes cannot be opened, so nothing is remembered in this run")
+            self.problems.append("the notes cannot be opened, so memory is off in this run")
         if notes is not None:
             self.memory = Memory(
                 store,
@@ -144,8 +142,8 @@ class AgentInstance:
         elsewhere = fallback_reason(self.store) is not None
         if elsewhere or isinstance(self.sessions, SessionManager):
             return None
-        where = self.spec.sessions
-        return None if address(where).engine == "memory" else where
+        place = self.spec.sessions
+        return None if address(place).engine == "memory" else place
 
     def resolve(self, key: str) -> tuple[str, SessionView | None]:
         """Return the key of the session that this key opens, and a view of it.
@@ -182,7 +180,7 @@ class AgentInstance:
         if name in ("", "default", self.spec.model, self.model.name):
             return self.model
         if name not in self.spec.models:
-            raise UsageError(f"{name!r} is not among the models of this agent")
+            raise UsageError(f"{name!r} is not a model of this agent")
         return self._opened(name)
 
     def model_of(self, key: str, notify: Callable[[str], None] | None = None) -> ChatModel:
@@ -219,8 +217,8 @@ class AgentInstance:
             self.store.set_meta(key, **{CHOSEN_MODEL: None})
             return self.model
         if not any_model and name not in self.spec.models:  # guard: model-allow-list
-            known = ", ".join(self.spec.models) or "none but the one it has"
-            raise UsageError(f"{name!r} is not among the models of this agent: {known}")
+            known = ", ".join(self.spec.models) or "only its own"
+            raise UsageError(f"{name!r} is not a model of this agent; its models: {known}")
         model = self._opened(name)
         self.store.set_meta(key, **{CHOSEN_MODEL: name})
         return model
@@ -229,9 +227,11 @@ class AgentInstance:
         with self._opening:
             if name not in self._models:
                 if self._open_model is None:
-                    raise UsageError(f"this agent has one model only, {self.model.name}")
+                    raise UsageError(f"this agent has only one model, {self.model.name}")
                 if len(self._models) > _MAX_MODELS:
-                    raise UsageError(f"{len(self._models)} models are open; no more can be")
+                    raise UsageError(
+                        f"too many open models ({len(self._models)}); choose one of them"
+                    )
                 self._models[name] = self._open_model(name)
             return self._models[name]
 
@@ -245,8 +245,10 @@ class AgentInstance:
                 self._contexts[model.name] = self._context(
                     model, options=DEFAULT_OPTIONS, limits=limits
                 )
-            usual = self._contexts[model.name]
-        return usual if options.as_usual else self._context(model, options, limits=usual.limits)
+            default = self._contexts[model.name]
+        return (
+            default if options.is_default else self._context(model, options, limits=default.limits)
+        )
 
     def _context(self, model: ChatModel, options: TurnOptions, *, limits: Limits) -> Context:
         return Context(
@@ -257,21 +259,21 @@ class AgentInstance:
             model=model.name,
             catalog=self.catalog,
             system=self.spec.system if options.system is None else options.system,
-            tools=self.offered(options),
+            tools=self.offered_tools(options),
             on_event=self._compacted,
         )
 
     # --- tools and memory --------------------------------------------------------------------
 
     @property
-    def definitions(self) -> list[dict[str, Any]]:
+    def tool_definitions(self) -> list[dict[str, Any]]:
         """Definitions of the agent's tools, in OpenAI's format."""
         return [one.definition() for one in self._tools.values()]
 
-    def offered(self, options: TurnOptions) -> list[dict[str, Any]]:
+    def offered_tools(self, options: TurnOptions) -> list[dict[str, Any]]:
         """Return the tool definitions for a turn: the client's tools, then the agent's."""
-        taken = options.client_tools
-        own = self.definitions if options.own_tools else []
+        taken = options.client_tool_names
+        own = self.tool_definitions if options.own_tools else []
         return [dict(one) for one in options.tools] + [
             one for one in own if tool_name(one) not in taken
         ]
@@ -280,7 +282,7 @@ class AgentInstance:
         """Return the tool with this name, or None."""
         return self._tools.get(name)
 
-    def here(self, key: str, *, sender: str | None = "") -> ToolContext:
+    def tool_context(self, key: str, *, sender: str | None = "") -> ToolContext:
         """Return facts about a session for its tools; `sender` as in `memory_scope`."""
         found = (
             None
@@ -300,7 +302,7 @@ class AgentInstance:
         not be an alias then. Raises UsageError if the agent has no memory.
         """
         if self.memory is None:
-            raise UsageError("there is no memory in this run")
+            raise UsageError("this agent has no memory in this run")
         scope = self.memory.scope(key=key)
         if sender and scope.of == "session":
             is_empty = self._is_empty(key) if info is None else info.count == 0
@@ -335,20 +337,23 @@ class AgentInstance:
             budget = self.spec.recall_tokens
             return self.memory.recall(question, scope=scope, budget=budget, asking=key)
         except StenologError as error:
-            _logger.warning("nothing could be recalled for %r: %s", key, error)
+            _logger.warning("recall failed for %r: %s", key, error)
             return RecallResult()
 
     def consolidate(self, key: str) -> ConsolidationReport:
         """Write some notes about a session, with the model of that session."""
         if self.memory is None:
             return ConsolidationReport()
-        with self._noting.using(self.model_of(key)):
+        with self.ask.using(self.model_of(key)):
             return self.memory.consolidate(key, most_calls=1)
 
     def health(self) -> Mapping[str, object]:
         """Return the health of the stores, for monitoring."""
-        told = self.sessions.health()
-        return {"ok": told.ok and not self.problems, "problems": [*told.problems, *self.problems]}
+        health = self.sessions.health()
+        return {
+            "ok": health.ok and not self.problems,
+            "problems": [*health.problems, *self.problems],
+        }
 
     # --- closing -----------------------------------------------------------------------------
 
@@ -408,7 +413,7 @@ def load_zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise UsageError(f"zone {name!r}: there is no such time zone; try Europe/Berlin") from error
+        raise UsageError(f"unknown time zone {name!r}; use a name such as Europe/Berlin") from error
 
 
 def _of_machine() -> tzinfo:
@@ -423,3 +428,52 @@ def _of_machine() -> tzinfo:
         here = datetime.now().astimezone().tzinfo
         assert here is not None
         return here
+
+
+class AgentRegistry:
+    """The open agents, each with its own sessions. An async context manager."""
+
+    def __init__(self, agents: Sequence[AgentInstance]) -> None:
+        """Create a registry; the first agent is the default. Raise UsageError."""
+        if not agents:
+            raise UsageError("a registry needs at least one agent")
+        self._agents: dict[str | None, AgentInstance] = {}
+        for one in agents:
+            if one.id in self._agents:
+                raise UsageError(f"there are two agents called {one.id!r}; name them differently")
+            self._agents[one.id] = one
+        self._first = agents[0]
+
+    def __iter__(self) -> Iterator[AgentInstance]:
+        return iter(self._agents.values())
+
+    def agent(self, id: str | None = None) -> AgentInstance:
+        """Return the agent with this name; without a name the first. Raise UsageError."""
+        if id is None:
+            return self._first
+        if id not in self._agents:
+            known = ", ".join(repr(one) for one in self._agents if one is not None) or "none"
+            raise UsageError(f"there is no agent {id!r}; known agents: {known}")
+        return self._agents[id]
+
+    def route(self, channel: str, sender: str = "") -> AgentInstance:
+        """Return the agent with the most specific matching route, otherwise the first."""
+        best, most = self._first, 0
+        for one in self:
+            for route in one.spec.routes:
+                fits = route.channel in ("", channel) and route.sender in ("", sender)
+                named = 2 * bool(route.sender) + bool(route.channel)
+                if fits and named > most:
+                    best, most = one, named
+        return best
+
+    async def close(self) -> None:
+        """Close every agent. Raise nothing; a second call does nothing."""
+        for one in self:
+            await one.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()

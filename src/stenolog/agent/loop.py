@@ -8,14 +8,19 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
-from stenolog.agent import commands
-from stenolog.agent.commands import CommandRunner
-from stenolog.agent.instance import AgentInstance
-from stenolog.agent.registry import AgentRegistry
+from stenolog.agent.commands import CommandRunner, parse_command
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.resume import Resumer
 from stenolog.agent.scheduler import TTL, CloseReport, TurnScheduler
-from stenolog.agent.turn_events import Answer, Event, EventHandler, InboundMessage, ignore_event
-from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
+from stenolog.agent.turn_events import (
+    DEFAULT_OPTIONS,
+    Answer,
+    Event,
+    EventHandler,
+    InboundMessage,
+    TurnOptions,
+    ignore_event,
+)
 from stenolog.catalog.message_metadata import mark_received, mark_request
 from stenolog.errors import LeaseLost, NoSuchSession, StenologError, StoreClosed, UsageError
 from stenolog.sessions.keys import check_sender
@@ -84,19 +89,24 @@ class AgentLoop:
         careful = _log_errors(on_event)
         check_sender(message.sender)
         key = message.key if view is not None else await self._own_key(instance, message.key)
-        asked = commands.parse_command(message.content) if allow_commands else None
-        if asked is not None:
+        command = parse_command(message.content) if allow_commands else None
+        if command is not None:
             if self._is_known(instance.id, key, message.id):
                 return Answer(key=key, text="", outcome="again")
-            carrying = CommandRunner(
-                self._turns, instance, sender=message.sender, all_sessions=all_sessions
+            runner = CommandRunner(
+                self._turns,
+                instance,
+                key,
+                command,
+                sender=message.sender,
+                all_sessions=all_sessions,
             )
-            return await carrying.carry_out(key, asked, careful)
+            return await runner.run(careful)
         content = message.content
         if allow_commands and isinstance(content, str) and content.startswith("//"):
             content = content[1:]
-        said = {"role": "user", "content": content}
-        body = mark_received(said, sender=message.sender, origin=message.origin)
+        user_message = {"role": "user", "content": content}
+        body = mark_received(user_message, sender=message.sender, origin=message.origin)
         if message.request_digest:
             body = mark_request(body, id=message.id, digest=message.request_digest)
         return await self._turns.answer(
@@ -132,7 +142,7 @@ class AgentLoop:
         instance = self._registry.agent(agent)
         own = key if view is not None else await self._own_key(instance, key)
         try:
-            return await self._turns.alone(
+            return await self._turns.run_exclusive(
                 instance,
                 own,
                 change,
@@ -142,10 +152,10 @@ class AgentLoop:
                 view=view,
             )
         except StenologError as error:
-            told = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
-            if isinstance(error, UsageError) and not told:
+            is_reported = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
+            if isinstance(error, UsageError) and not is_reported:
                 raise
-            cause = await self._turns.cause(instance, own, error)
+            cause = await self._turns.error_for_client(instance, own, error)
             return Answer(key=own, text=str(cause), outcome="failed", error=cause)
 
     def _is_known(self, agent: str | None, key: str, id: str) -> bool:
@@ -164,9 +174,9 @@ class AgentLoop:
         """Run a function that reads or writes a store, in a thread."""
         return await self._turns.threads.run(function, *values, **named)
 
-    async def ask(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
+    async def run_model(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
         """Run a function that may call the model, in a thread."""
-        return await self._turns.threads.ask(function, *values, **named)
+        return await self._turns.threads.run_model(function, *values, **named)
 
     async def change(
         self,
@@ -185,7 +195,7 @@ class AgentLoop:
             made.append(await change(sessions))
             return Answer(key=own, text="", outcome="command")
 
-        await self._turns.alone(instance, own, carried_out, on_event=ignore_event)
+        await self._turns.run_exclusive(instance, own, carried_out, on_event=ignore_event)
         return made[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
@@ -229,9 +239,9 @@ class AgentLoop:
             )
         ]
 
-    async def quiet(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until summaries and notes are done too, for tests and scripts."""
-        await self._turns.quiet()
+        await self._turns.wait_until_idle()
 
     async def close(self, *, patience: float = 10.0) -> CloseReport:
         """Wait up to `patience` seconds for turns in progress, cancel the others, close everything.
@@ -266,6 +276,6 @@ def _log_errors(on_event: EventHandler) -> EventHandler:
         try:
             on_event(event)
         except Exception:
-            _logger.exception("whoever shows the conversation failed at %r", event)
+            _logger.exception("the event handler failed at %r", event)
 
     return careful

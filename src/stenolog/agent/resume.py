@@ -9,10 +9,9 @@ from time import monotonic
 from typing import Final
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.scheduler import ActiveSession, NotLeased, TurnScheduler, failed
+from stenolog.agent.scheduler import ActiveSession, NotLeased, TurnScheduler
 from stenolog.agent.turn import Turn
-from stenolog.agent.turn_events import Answer, EventHandler
-from stenolog.agent.turn_options import TurnOptions
+from stenolog.agent.turn_events import DEFAULT_OPTIONS, Answer, EventHandler, TurnOptions
 from stenolog.agent.turn_ownership import ForeignTurns, hide_late_message, is_own_turn, late_message
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
@@ -66,29 +65,25 @@ class Resumer:
         age = max(age, self._idle.seconds(instance.id, key, last))
         if (idle_for and age < idle_for) or self._backoff.is_blocked(instance.id, key, last):
             return None
-        with self._turns.used(instance, key) as session:
-            async with session.turn_lock:
-                if session.settling is not None:
-                    await asyncio.wait([session.settling])
+        with self._turns.use(instance, key) as session:
+            async with session.locked():
                 try:
-                    lease = await self._turns.lease(instance, key)
+                    lease = await self._turns.acquire_lease(session)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
                     self._backoff.record_failure(instance.id, key, last, error, grows=False)
-                    return failed(key, session, error, words=str(NotLeased(error)))
+                    return session.failed(error, text=str(NotLeased(error)))
                 try:
-                    async with self._turns.held(instance, session, lease) as sessions:
-                        answer, turn = await self._resume(
-                            instance, key, session, sessions, on_event
-                        )
+                    async with self._turns.hold_lease(session, lease) as sessions:
+                        answer, turn = await self._resume(session, sessions, on_event)
                 except (StoreBusy, NoSuchSession):
                     return None
                 except StenologError as error:
                     self._backoff.record_failure(instance.id, key, last, error)
-                    return failed(key, session, error)
+                    return session.failed(error)
                 if answer is not None and turn is not None:
-                    self._turns.settle_later(instance, key, session, on_event, turn)
+                    self._turns.summarize_later(session, on_event, turn)
                 return answer
 
     async def resume_all(
@@ -100,10 +95,10 @@ class Resumer:
         each: Callable[[Answer], Awaitable[None]] | None = None,
     ) -> list[Answer]:
         """Resume the unfinished turns of all sessions of an agent."""
-        side_by_side = asyncio.Semaphore(_MAX_CONCURRENT)
+        concurrent = asyncio.Semaphore(_MAX_CONCURRENT)
 
-        async def one(key: str) -> Answer | None:
-            async with side_by_side:
+        async def resume_one(key: str) -> Answer | None:
+            async with concurrent:
                 try:
                     answer = await self.resume(instance, key, on_event=on_event, idle_for=idle_for)
                     if answer is not None and each is not None:
@@ -114,49 +109,44 @@ class Resumer:
                     return Answer(key=key, text=repr(error), outcome="failed")
 
         await self._turns.save_unsaved(instance)
-        found_now = await self._turns.threads.run(_interrupted, instance, self._others)
+        candidates = await self._turns.threads.run(_interrupted, instance, self._others)
         if instance.id not in self._searched:
             self._searched.add(instance.id)
-            found_now += await self._turns.threads.run(_with_late_message, instance)
+            candidates += await self._turns.threads.run(_with_late_message, instance)
         # Skip sessions that this process is working on.
-        keys = [key for key in dict.fromkeys(found_now) if not self._turns.is_active(instance, key)]
-        found = await asyncio.gather(*map(one, keys))
+        keys = [
+            key for key in dict.fromkeys(candidates) if not self._turns.is_active(instance, key)
+        ]
+        answers = await asyncio.gather(*map(resume_one, keys))
         closed, self._too_old = self._too_old, []
         if closed:
-            age = duration(instance.spec.resume_within)
-            _logger.info(
-                "Closed %s older than %s: %s",
+            turns, age = (
                 count(len(closed), "unanswered turn"),
-                age,
-                listed(closed),
+                duration(instance.spec.resume_within),
             )
-        return [answer for answer in found if answer is not None]
+            _logger.info("Closed %s older than %s: %s", turns, age, join_names(closed))
+        return [answer for answer in answers if answer is not None]
 
     async def _resume(
-        self,
-        instance: AgentInstance,
-        key: str,
-        session: ActiveSession,
-        sessions: SessionStore,
-        on_event: EventHandler,
+        self, session: ActiveSession, sessions: SessionStore, on_event: EventHandler
     ) -> tuple[Answer | None, Turn | None]:
+        key = session.key
         view = await self._turns.threads.run(_view, sessions, key)
-        where = turn_state(view.messages)
+        state = turn_state(view.messages)
         own = is_own_turn(view.messages, after=forked_at(view.info))
-        if not where.unfinished or not own:  # guard: resume-own
+        if not state.is_unfinished or not own:  # guard: resume-own
             return None, None
-        if _seconds_since(view.messages[-1].at) <= instance.spec.resume_within:
+        if _seconds_since(view.messages[-1].at) <= session.instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
             options = TurnOptions(sender=None)
             answer, turn = await self._turns.run_turn(
-                instance, key, session, sessions, None, on_event, options, view
+                session, sessions, None, on_event, options, view
             )
             if answer.outcome == "answered":
-                _logger.info(
-                    "Answered %s in %s", count(len(where.unanswered), "unanswered message"), key
-                )
+                messages = count(len(state.unanswered), "unanswered message")
+                _logger.info("Answered %s in %s", messages, key)
             return answer, turn
-        turn = self._turns.new_turn(instance, key, session, sessions, None, on_event, view=view)
+        turn = self._turns.new_turn(session, sessions, None, on_event, DEFAULT_OPTIONS, view)
         self._too_old.append(key)
         return await turn.close("too old to be answered"), turn
 
@@ -280,7 +270,7 @@ def duration(seconds: float) -> str:
     return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else count(number, unit)
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return the first names and the number of further ones."""
     shown = ", ".join(names[:_LISTED])
     more = len(names) - _LISTED

@@ -14,34 +14,32 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent import turn_lease
 from stenolog.agent.background_notes import BackgroundNotes
 from stenolog.agent.blocking_model import ModelClosing
-from stenolog.agent.instance import AgentInstance
-from stenolog.agent.registry import AgentRegistry
-from stenolog.agent.shielded_wait import wait_shielded
-from stenolog.agent.threads import Threads
+from stenolog.agent.instance import AgentInstance, AgentRegistry
+from stenolog.agent.threads import Threads, cancel_and_wait, result_shielded, wait_shielded
 from stenolog.agent.turn import (
     TRIES,
     CancelReason,
     Turn,
     answer_from_log,
+    find_answer,
     missing_session_error,
     withdraw_message,
 )
 from stenolog.agent.turn_events import (
+    DEFAULT_OPTIONS,
     Answer,
     EventHandler,
     MessageStored,
     Notice,
     Outcome,
     SummaryCreated,
+    TurnOptions,
     ignore_event,
 )
-from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
 from stenolog.agent.unsaved import UnsavedMessages, new_idempotency_key
 from stenolog.context.summarize import SummaryReport
-from stenolog.context.turn_state import answer_to
 from stenolog.errors import (
     LeaseLost,
     NoSuchSession,
@@ -52,7 +50,7 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.records import Message
-from stenolog.sessions.session_store import SessionStore
+from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Lease, SessionView, Store
 
 TTL: Final = 20.0
@@ -61,10 +59,12 @@ _LEASE_POLL: Final = 0.1
 """Interval in seconds between attempts to acquire a lease that another process holds."""
 _CANCEL_TIMEOUT: Final = 5.0
 """Time limit in seconds for cancelled turns to end; after that they are abandoned."""
-TAKEN_OVER: Final = "another process has taken this turn over"
+_RENEWALS: Final = 3
+"""Number of renewals within the lifetime of a lease."""
+TAKEN_OVER: Final = "Another process has taken over this turn."
 _MAX_UNSAVED_BYTES: Final = 32 * 2**20
 """Maximum size of all unsaved messages in bytes; further messages are rejected."""
-CLOSING: Final = "the agent closes; this is answered at the next start"
+CLOSING: Final = "Shutting down. Your message is saved and will be answered after the restart."
 
 _logger = logging.getLogger("stenolog")
 
@@ -80,14 +80,14 @@ class CloseReport(Struct, frozen=True, kw_only=True):
     """Number of turns that did not end after they were cancelled."""
 
     def __str__(self) -> str:
-        words = []
+        parts = []
         if self.turns:
-            words.append(f"unfinished, and gone on with at the next start: {', '.join(self.turns)}")
+            parts.append(f"unfinished, resumed at the next start: {', '.join(self.turns)}")
         if self.not_saved:
-            words.append(f"{self.not_saved} messages could not be saved and are lost")
+            parts.append(f"{self.not_saved} messages could not be saved and are lost")
         if self.hanging:
-            words.append(f"{self.hanging} turns hang, in a tool that does not end")
-        return "; ".join(words) or "nothing is left undone"
+            parts.append(f"{self.hanging} turns did not stop because a tool still runs")
+        return "; ".join(parts) or "all turns are finished"
 
 
 class SessionBusy(Exception):
@@ -100,47 +100,77 @@ class NotLeased(StenologError):
     def __init__(self, cause: StenologError) -> None:
         self.cause = cause
         super().__init__(
-            f"the turn in this session could not be reserved for this process: {cause}. "
-            "The message is answered as soon as this is repaired"
+            f"the session could not be reserved for this process: {cause}. "
+            "The message is answered as soon as the problem is fixed"
         )
 
 
 class ActiveSession:
     """The state of one session in this process."""
 
-    def __init__(self, unsaved: UnsavedMessages) -> None:
-        self.turn_lock = asyncio.Lock()
-        self.unsaved = unsaved
+    def __init__(self, instance: AgentInstance, key: str, threads: Threads) -> None:
+        self.instance = instance
+        self.key = key
+        self.unsaved = UnsavedMessages(key, threads.run)
         self.turn: Turn | None = None
         self.task: asyncio.Task[Answer] | None = None
-        self.settling: asyncio.Task[None] | None = None
+        self.summarizing: asyncio.Task[None] | None = None
         self.on_event: EventHandler = ignore_event
         self.users = 0
-        self.asking = 0
+        self.waiting_messages = 0
         """Number of messages that are being stored or wait for their answer."""
-        self.waits = False
+        self.waits_for_lease = False
         """Whether a turn waits for the lease."""
+        self.lock = asyncio.Lock()
+        """Held by a turn, or a change of the session, that runs or waits for the lease."""
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether this process has nothing to do in the session."""
-        return not (self.users or self.unsaved.bodies or self.settling or self.task)
+        return not (self.users or self.unsaved.bodies or self.summarizing or self.task)
+
+    @asynccontextmanager
+    async def locked(self) -> AsyncIterator[None]:
+        """Hold the lock, after the summary in progress has ended."""
+        async with self.lock:
+            if self.summarizing is not None:
+                await asyncio.wait([self.summarizing])
+            yield
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def count_message(self) -> Iterator[None]:
         """Count a message that waits for its answer."""
-        self.asking += 1
+        self.waiting_messages += 1
         try:
             yield
         finally:
-            self.asking -= 1
+            self.waiting_messages -= 1
 
-    def cancel(self, fate: CancelReason) -> None:
+    def cancel(self, reason: CancelReason) -> None:
         """Cancel the turn. If it is cancelled twice, the first reason is kept."""
         if self.turn is not None and self.task is not None:
-            if not self.turn.fate:
-                self.turn.fate = fate
+            if not self.turn.cancel_reason:
+                self.turn.cancel_reason = reason
             self.task.cancel()
+
+    def failed(self, error: StenologError, *, text: str = "") -> Answer:
+        """Return the Answer for a failed turn."""
+        if isinstance(error, LeaseLost):
+            text = TAKEN_OVER
+        return Answer(
+            key=self.key,
+            text=text or str(error),
+            outcome="failed",
+            saved=not self.unsaved.bodies,
+            error=error,
+        )
+
+    def unsaved_answer(self, once: str, outcome: Outcome = "elsewhere") -> Answer | None:
+        """Return the unsaved answer to an unsaved message; None if there is none."""
+        text = self.unsaved.answer_to(once)
+        if text is None:
+            return None
+        return Answer(key=self.key, text=text, outcome=outcome, saved=False)
 
 
 class TurnScheduler:
@@ -155,26 +185,26 @@ class TurnScheduler:
         self._registry = registry
         self._ttl = ttl
         self._active: dict[tuple[str | None, str], ActiveSession] = {}
-        self._notetaking: dict[str | None, BackgroundNotes] = {}
+        self._notes: dict[str | None, BackgroundNotes] = {}
         self._closed = False
-        self._left_off: set[str] = set()
-        self._nobody_here = asyncio.Event()
-        self._nobody_here.set()
+        self._cancelled: set[str] = set()
+        self._no_callers = asyncio.Event()
+        self._no_callers.set()
         for instance in registry:
             instance.ask.bind(self.threads.event_loop)
-            instance.on_summary = partial(self._compacted, instance)
+            instance.on_summary = partial(self._on_summary, instance)
             if instance.memory is not None and instance.spec.consolidation:
-                self._notetaking[instance.id] = BackgroundNotes(instance, self.threads)
+                self._notes[instance.id] = BackgroundNotes(instance, self.threads)
 
     def check_open(self) -> None:
         """Raise StoreClosed if the scheduler is closed."""
         if self._closed:
             raise StoreClosed("the agent was closed before this call")
 
-    def is_asked(self, instance: AgentInstance, key: str) -> bool:
+    def has_waiting_message(self, instance: AgentInstance, key: str) -> bool:
         """Return whether a message of this process waits for its answer in this session."""
         session = self._active.get((instance.id, key))
-        return session is not None and session.asking > 0
+        return session is not None and session.waiting_messages > 0
 
     def is_active(self, instance: AgentInstance, key: str) -> bool:
         """Return whether this process is working on the session."""
@@ -183,7 +213,7 @@ class TurnScheduler:
     @property
     def busy(self) -> set[str]:
         """Keys of the sessions in which this process writes an answer."""
-        return {key for (_, key), session in self._active.items() if session.task is not None}
+        return {session.key for session in self._active.values() if session.task is not None}
 
     async def answer(
         self,
@@ -202,38 +232,37 @@ class TurnScheduler:
         UsageError for a message that can never be stored; errors of the model's server and of the
         store are in the returned Answer.
         """
-        token = once or new_idempotency_key()
+        unique = once or new_idempotency_key()
         if sum(session.unsaved.size for session in self._active.values()) > _MAX_UNSAVED_BYTES:
             raise StoreUnavailable(
-                "nothing can be stored now, and too much waits for it already; try again later"
+                "the store accepts no messages, and too many are waiting for it; try again later"
             )
-        with self.used(instance, key) as session, session.asked():
-            seq = await session.unsaved.say(instance.sessions, body, on_event=on_event, once=token)
+        with self.use(instance, key) as session, session.count_message():
+            seq = await session.unsaved.store_user_message(
+                instance.sessions, body, on_event=on_event, once=unique
+            )
             is_new = view is not None and seq is not None and seq > view.upto
             # Another process may have stored and acknowledged a message with an id of the client.
             own = not once  # guard: withdraw-own-message
             if own and view is not None and seq is not None and not is_new:
                 # The session of this view is gone, and the message has created a new session.
                 error = await self.threads.run(_withdraw, instance.store, view, seq, body)
-                return failed(key, session, error)
+                return session.failed(error)
             if seq is not None:
                 on_event(MessageStored(seq=seq))
             if once and not is_new:
-                found = await self._found(instance, key, session, seq, token, "again")
+                found = await self._find_answer(session, seq, unique)
                 if found is not None:
                     return found
-            view = view if is_new else None
-            async with session.turn_lock:
-                if session.settling is not None:
-                    await asyncio.wait([session.settling])
-                seq = seq or session.unsaved.seq_of(token)
-                if seq is None and (found := _unsaved_answer(key, session, token)):
+            async with session.locked():
+                seq = seq or session.unsaved.seq_of(unique)
+                if seq is None and (found := session.unsaved_answer(unique)):
                     return found
-                return await self._take_turn(
-                    instance, key, session, seq, token, on_event, options, view
+                return await self._answer_message(
+                    session, seq, unique, on_event, options, view if is_new else None
                 )
 
-    async def alone(
+    async def run_exclusive(
         self,
         instance: AgentInstance,
         key: str,
@@ -250,16 +279,22 @@ class TurnScheduler:
         of raising SessionBusy. `view`: an earlier view of the session, so that the turn reads only
         newer messages.
         """
-        with self.used(instance, key) as session:
-            if session.turn_lock.locked() and not wait:
+        with self.use(instance, key) as session:
+            if session.lock.locked() and not wait:
                 raise SessionBusy
-            async with session.turn_lock:
-                if session.settling is not None:
-                    await asyncio.wait([session.settling])
-                lease = await self._alone(instance, key, session, on_event, wait=wait, known=view)
-                if isinstance(lease, Answer):
-                    return lease
-                async with self.held(instance, session, lease) as sessions:
+            async with session.locked():
+                if wait:
+                    lease = await self._wait_to_change(session, on_event, known=view)
+                    if isinstance(lease, Answer):
+                        return lease
+                else:
+                    try:
+                        lease = await self.acquire_lease(session)
+                    except StoreBusy as error:
+                        raise SessionBusy from error
+                    except NoSuchSession:
+                        lease = None
+                async with self.hold_lease(session, lease) as sessions:
                     session.on_event = on_event
                     done = await change(sessions)
                     if done is not None:
@@ -268,53 +303,40 @@ class TurnScheduler:
                         # Another process created the session in the meantime.
                         raise SessionBusy
                     answer, turn = await self.run_turn(
-                        instance, key, session, sessions, None, on_event, options, view
+                        session, sessions, None, on_event, options, view
                     )
-                self.settle_later(instance, key, session, on_event, turn)
+                self.summarize_later(session, on_event, turn)
                 return answer
 
-    async def _alone(
-        self,
-        instance: AgentInstance,
-        key: str,
-        session: ActiveSession,
-        on_event: EventHandler,
-        *,
-        wait: bool,
-        known: SessionView | None,
+    async def _wait_to_change(
+        self, session: ActiveSession, on_event: EventHandler, *, known: SessionView | None
     ) -> Lease | Answer | None:
-        """Acquire the lease for a change; return None if the session does not exist.
+        """Wait for the lease, and create the session if it does not exist.
 
-        Raises SessionBusy and the errors of `Store.lease`, with `wait` also NoSuchSession if the
-        session of the view `known` is gone.
+        Raises the errors of `Store.lease`, and NoSuchSession if the session of the view `known` is
+        gone.
         """
-        if wait:
-            try:
-                lease = await self._waited_for(instance, key, session, None, on_event)
-                if lease is None and known is not None:
-                    raise await self.threads.run(missing_session_error, instance.store, key)
-                if lease is None:
-                    # A session that does not exist has no lease, so create it first.
-                    await self.threads.run(instance.store.set_meta, key, **{TRIES: [0, 0]})
-                    lease = await self._waited_for(instance, key, session, None, on_event)
-            except NotLeased as error:
-                # The change stored nothing, so there is nothing to answer later.
-                raise error.cause from error
-            return lease
+        store = session.instance.store
         try:
-            return await self.lease(instance, key)
-        except StoreBusy as error:
-            raise SessionBusy from error
-        except NoSuchSession:
-            return None
+            lease = await self._wait_for_lease(session, None, on_event)
+            if lease is None and known is not None:
+                raise await self.threads.run(missing_session_error, store, session.key)
+            if lease is None:
+                # A session that does not exist has no lease, so create it first.
+                await self.threads.run(store.set_meta, session.key, **{TRIES: [0, 0]})
+                lease = await self._wait_for_lease(session, None, on_event)
+        except NotLeased as error:
+            # The change stored nothing, so there is nothing to answer later.
+            raise error.cause from error
+        return lease
 
     async def stop(self, instance: AgentInstance, key: str) -> bool:
         """Stop the answer in progress in a session and store it; return False if there is none."""
         session = self._active.get((instance.id, key))
         if session is None:
             return False
-        task, waited = session.task, session.waits
-        session.waits = False
+        task, waited = session.task, session.waits_for_lease
+        session.waits_for_lease = False
         if task is None:
             return waited
         session.cancel("")
@@ -330,118 +352,118 @@ class TurnScheduler:
         shorter patience counts.
         """
         self._closed = True
-        await self._all_gone(patience)
-        for (_, key), session in self._active.items():
+        await self._wait_for_turns(patience)
+        for session in self._active.values():
             if session.task is not None:
-                self._left_off.add(key)
+                self._cancelled.add(session.key)
                 session.cancel("left")
         for instance in self._registry:
             instance.ask.close()
-        await self._all_gone(_CANCEL_TIMEOUT)
+        await self._wait_for_turns(_CANCEL_TIMEOUT)
         for instance in self._registry:
             await self.save_unsaved(instance)
-        for notetaking in self._notetaking.values():
-            await notetaking.close()
+        for notes in self._notes.values():
+            await notes.close()
         return CloseReport(
-            turns=tuple(sorted(self._left_off)),
+            turns=tuple(sorted(self._cancelled)),
             not_saved=sum(len(session.unsaved.bodies) for session in self._active.values()),
             hanging=len(self.busy),
         )
 
     async def save_unsaved(self, instance: AgentInstance) -> None:
         """Retry storing the unsaved messages of sessions without a running turn."""
-        for (id, key), session in list(self._active.items()):
-            if id != instance.id or not session.unsaved.bodies or session.turn_lock.locked():
+        for session in list(self._active.values()):
+            is_due = session.instance is instance and session.unsaved.bodies
+            if not is_due or session.lock.locked():
                 continue
-            async with session.turn_lock:
+            async with session.lock:
                 with suppress(StenologError):
                     try:
-                        lease = await self.lease(instance, key)
+                        lease = await self.acquire_lease(session)
                     except NoSuchSession:
                         lease = None
-                    async with self.held(instance, session, lease) as sessions:
+                    async with self.hold_lease(session, lease) as sessions:
                         await session.unsaved.flush(sessions, on_event=session.on_event)
-            self._tidy(instance, key, session)
+            self._drop_if_idle(session)
 
-    async def _all_gone(self, patience: float) -> None:
+    async def _wait_for_turns(self, patience: float) -> None:
         """Wait until no turn, background task or caller is left, for at most `patience` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(patience, 0)):
                 while tasks := self._tasks():
                     await asyncio.wait(tasks)
-                await self._nobody_here.wait()
+                await self._no_callers.wait()
 
-    async def quiet(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until summaries and notes are done too, for tests and scripts."""
         while tasks := self._tasks():
             await asyncio.wait(tasks)
-        for notetaking in self._notetaking.values():
-            await notetaking.idle()
+        for notes in self._notes.values():
+            await notes.idle()
 
     # --- one turn ----------------------------------------------------------------------------
 
-    async def _take_turn(
+    async def _answer_message(
         self,
-        instance: AgentInstance,
-        key: str,
         session: ActiveSession,
         seq: int | None,
-        token: str,
+        once: str,
         on_event: EventHandler,
         options: TurnOptions,
         view: SessionView | None,
     ) -> Answer:
         try:
             while True:
-                lease = await self._waited_for(instance, key, session, seq, on_event)
+                lease = await self._wait_for_lease(session, seq, on_event)
                 if isinstance(lease, Answer):
                     return lease
-                async with self.held(instance, session, lease) as sessions:
+                async with self.hold_lease(session, lease) as sessions:
                     await session.unsaved.flush(sessions, on_event=on_event)
-                    seq = seq or session.unsaved.seq_of(token)
+                    seq = seq or session.unsaved.seq_of(once)
                     if lease is None and seq is not None:
                         # The session has just been created; acquire its lease before running the
                         # turn.
                         continue
-                    if seq is None and (found := _unsaved_answer(key, session, token)):
+                    if seq is None and (found := session.unsaved_answer(once)):
                         return found
                     # The turn first checks whether another process has answered this message.
                     answer, turn = await self.run_turn(
-                        instance, key, session, sessions, seq, on_event, options, view
+                        session, sessions, seq, on_event, options, view
                     )
                     break
         except NotLeased as error:
-            return failed(key, session, error.cause, words=str(error))
+            return session.failed(error.cause, text=str(error))
         except StenologError as error:
-            return failed(key, session, await self.cause(instance, key, error))
+            cause = await self.error_for_client(session.instance, session.key, error)
+            return session.failed(cause)
         if answer.outcome != "elsewhere":
-            self.settle_later(instance, key, session, on_event, turn)
+            self.summarize_later(session, on_event, turn)
         return answer
 
-    async def cause(self, instance: AgentInstance, key: str, error: StenologError) -> StenologError:
+    async def error_for_client(
+        self, instance: AgentInstance, key: str, error: StenologError
+    ) -> StenologError:
         """Return the error for the client. A lost lease can mean that the session is gone."""
         if isinstance(error, SessionDeleted) or not isinstance(error, LeaseLost | NoSuchSession):
             return error
-        return await self.threads.run(_cause, instance.store, key, error)
+        return await self.threads.run(_missing_or, instance.store, key, error)
 
     async def run_turn(
         self,
-        instance: AgentInstance,
-        key: str,
         session: ActiveSession,
         sessions: SessionStore,
         seq: int | None,
         on_event: EventHandler,
-        options: TurnOptions = DEFAULT_OPTIONS,
-        view: SessionView | None = None,
+        options: TurnOptions,
+        view: SessionView | None,
     ) -> tuple[Answer, Turn]:
         """Run a turn as a separate task, which `stop` and the caller can cancel."""
         if self._closed:
             raise StoreClosed(CLOSING)
-        turn = self.new_turn(instance, key, session, sessions, seq, on_event, options, view)
-        notetaking = self._notetaking.get(instance.id)
-        if notetaking is not None:
-            notetaking.hold()
+        turn = self.new_turn(session, sessions, seq, on_event, options, view)
+        notes = self._notes.get(session.instance.id)
+        if notes is not None:
+            notes.pause()
         session.turn, session.on_event = turn, on_event
         session.task = task = asyncio.create_task(turn.run())
         try:
@@ -453,9 +475,9 @@ class TurnScheduler:
                 raise
         finally:
             session.turn = session.task = None
-            if notetaking is not None:
-                notetaking.let_go()
-        if task.cancelled() and turn.fate == "left":
+            if notes is not None:
+                notes.resume()
+        if task.cancelled() and turn.cancel_reason == "left":
             raise StoreClosed(CLOSING)
         try:
             # A task that was cancelled before it started has not stored the interruption.
@@ -466,52 +488,45 @@ class TurnScheduler:
 
     def new_turn(
         self,
-        instance: AgentInstance,
-        key: str,
         session: ActiveSession,
         sessions: SessionStore,
         seq: int | None,
         on_event: EventHandler,
-        options: TurnOptions = DEFAULT_OPTIONS,
-        view: SessionView | None = None,
+        options: TurnOptions,
+        view: SessionView | None,
     ) -> Turn:
         """Create a turn without starting it."""
         return Turn(
-            instance,
-            key,
+            session.instance,
+            session.key,
             sessions,
             session.unsaved,
             threads=self.threads,
             on_event=on_event,
-            asked_for=seq,
+            question_seq=seq,
             options=options,
             view=view,
         )
 
-    async def _waited_for(
-        self,
-        instance: AgentInstance,
-        key: str,
-        session: ActiveSession,
-        seq: int | None,
-        on_event: EventHandler,
+    async def _wait_for_lease(
+        self, session: ActiveSession, seq: int | None, on_event: EventHandler
     ) -> Lease | Answer | None:
         """Wait for the lease, or until another process has answered the message at `seq`.
 
         Returns None if the session does not exist because its first message is unsaved. Raises
         NotLeased if the lease cannot be acquired for any other reason.
         """
-        session.waits, told = True, False
+        session.waits_for_lease, is_notified = True, False
         try:
             while not self._closed:
                 try:
-                    return await self.lease(instance, key)
+                    return await self.acquire_lease(session)
                 except StoreBusy as error:
-                    if seq is not None and (found := await self._answered(instance, key, seq)):
-                        return answer_from_log(key, found, "elsewhere")
-                    if not told:
-                        on_event(Notice(words=f"waiting for the turn in this session: {error}"))
-                        told = True
+                    if seq is not None and (found := await self._read_answer(session, seq)):
+                        return answer_from_log(session.key, found, "elsewhere")
+                    if not is_notified:
+                        on_event(Notice(text=f"waiting for another turn in this session: {error}"))
+                        is_notified = True
                 except NoSuchSession:
                     if seq is not None:
                         raise  # the session was purged, with the message
@@ -521,132 +536,159 @@ class TurnScheduler:
                 except StenologError as error:
                     raise NotLeased(error) from error  # guard: unleased-turn
                 await asyncio.sleep(_LEASE_POLL)
-                if not session.waits:
-                    words = "Not waited for any longer; the message is kept."
-                    return Answer(key=key, text=words, outcome="interrupted")
+                if not session.waits_for_lease:
+                    text = "Stopped waiting. The message is saved."
+                    return Answer(key=session.key, text=text, outcome="interrupted")
         finally:
-            session.waits = False
+            session.waits_for_lease = False
         raise StoreClosed(CLOSING)
 
-    async def lease(self, instance: AgentInstance, key: str) -> Lease:
+    async def acquire_lease(self, session: ActiveSession) -> Lease:
         """Acquire the lease of a session if it is free. Raise StoreBusy and NoSuchSession."""
-        return await turn_lease.acquire_lease(self.threads, instance.store, key, ttl=self._ttl)
+        store = session.instance.store
+        return await acquire_lease(self.threads, store, session.key, ttl=self._ttl)
 
     @asynccontextmanager
-    async def held(
-        self, instance: AgentInstance, session: ActiveSession, lease: Lease | None
+    async def hold_lease(
+        self, session: ActiveSession, lease: Lease | None
     ) -> AsyncIterator[SessionStore]:
         """Yield sessions that write through the lease; without a lease, the agent's sessions."""
         if lease is None:
-            yield instance.sessions
+            yield session.instance.sessions
             return
         lost = partial(session.cancel, "lost")
-        async with turn_lease.renewed_lease(
-            self.threads, lease, ttl=self._ttl, lost=lost
-        ) as sessions:
-            yield sessions
+        async with renewed_lease(self.threads, lease, ttl=self._ttl, lost=lost):
+            yield JSONLBackend(lease.store, session=lease.key)
 
-    async def _found(
-        self,
-        instance: AgentInstance,
-        key: str,
-        session: ActiveSession,
-        seq: int | None,
-        token: str,
-        outcome: Outcome,
+    async def _find_answer(
+        self, session: ActiveSession, seq: int | None, once: str
     ) -> Answer | None:
-        """Return the answer to a message, stored or unsaved; None if it has none."""
+        """Return the answer to a repeated message, stored or unsaved; None if it has none."""
         if seq is None:
-            return _unsaved_answer(key, session, token, outcome)
-        found = await self._answered(instance, key, seq)
-        return None if found is None else answer_from_log(key, found, outcome)
+            return session.unsaved_answer(once, "again")
+        found = await self._read_answer(session, seq)
+        return None if found is None else answer_from_log(session.key, found, "again")
 
-    async def _answered(self, instance: AgentInstance, key: str, seq: int) -> Message | None:
+    async def _read_answer(self, session: ActiveSession, seq: int) -> Message | None:
         """Return the answer to the message at this seq; the message itself if it is hidden."""
-        read = partial(self.threads.run, instance.sessions.get_history, key, after=seq - 1)
-        shown: list[Message] = await read()
-        if shown and shown[0].seq == seq:
-            return answer_to(shown, seq)
-        everything: list[Message] = await read(full=True)
-        return answer_to(everything, seq) or next(iter(everything), None)
+        return await self.threads.run(find_answer, session.instance.sessions, session.key, seq)
 
     # --- after the answer --------------------------------------------------------------------
 
-    def settle_later(
-        self,
-        instance: AgentInstance,
-        key: str,
-        session: ActiveSession,
-        on_event: EventHandler,
-        turn: Turn,
-    ) -> None:
+    def summarize_later(self, session: ActiveSession, on_event: EventHandler, turn: Turn) -> None:
         """Summarize in the background; the next turn of the session waits for it."""
-        session.settling = asyncio.create_task(self._settle(instance, key, session, on_event, turn))
+        session.summarizing = asyncio.create_task(self._after_answer(session, on_event, turn))
 
-    async def _settle(
-        self,
-        instance: AgentInstance,
-        key: str,
-        session: ActiveSession,
-        on_event: EventHandler,
-        turn: Turn,
+    async def _after_answer(
+        self, session: ActiveSession, on_event: EventHandler, turn: Turn
     ) -> None:
         """Summarize if needed, and queue the session for notes."""
+        instance, key = session.instance, session.key
         try:
             session.on_event = on_event
-            if await self.threads.ask(_summarize, instance, key, turn):
+            if await self.threads.run_model(_summarize, instance, key, turn):
                 await self.threads.run(instance.sessions.save, key)
-            if instance.id in self._notetaking and not self._closed:
-                self._notetaking[instance.id].add(key)
+            if instance.id in self._notes and not self._closed:
+                self._notes[instance.id].add(key)
         except (ModelClosing, NoSuchSession):
             return
         except StenologError as error:
-            on_event(Notice(words=f"the conversation could not be compacted: {error}"))
+            on_event(Notice(text=f"the conversation could not be summarized: {error}"))
         except Exception:
-            _logger.exception("what follows an answer in %r failed", key)
+            _logger.exception("summarizing %r after an answer failed", key)
         finally:
-            session.settling = None
-            self._tidy(instance, key, session)
+            session.summarizing = None
+            self._drop_if_idle(session)
 
-    def _compacted(self, instance: AgentInstance, done: SummaryReport) -> None:
+    def _on_summary(self, instance: AgentInstance, report: SummaryReport) -> None:
         """Forward a summary event from the thread that made the summary."""
-        self.threads.event_loop.call_soon_threadsafe(self._emit_summary, instance, done)
 
-    def _emit_summary(self, instance: AgentInstance, done: SummaryReport) -> None:
-        session = self._active.get((instance.id, done.key))
-        if session is not None:
-            session.on_event(SummaryCreated(report=done))
+        def emit() -> None:
+            session = self._active.get((instance.id, report.key))
+            if session is not None:
+                session.on_event(SummaryCreated(report=report))
+
+        self.threads.event_loop.call_soon_threadsafe(emit)
 
     def _tasks(self) -> list[asyncio.Task[Any]]:
-        found = [
-            task for session in self._active.values() for task in (session.task, session.settling)
-        ]
-        return [task for task in found if task is not None]
+        sessions = self._active.values()
+        tasks = [task for session in sessions for task in (session.task, session.summarizing)]
+        return [task for task in tasks if task is not None]
 
     # --- active sessions ---------------------------------------------------------------------
 
     @contextmanager
-    def used(self, instance: AgentInstance, key: str) -> Iterator[ActiveSession]:
+    def use(self, instance: AgentInstance, key: str) -> Iterator[ActiveSession]:
         """Yield the state of a session and keep it while it is in use."""
         self.check_open()
         place = (instance.id, key)
         if place not in self._active:
-            self._active[place] = ActiveSession(UnsavedMessages(key, self.threads.run))
+            self._active[place] = ActiveSession(instance, key, self.threads)
         session = self._active[place]
         session.users += 1
-        self._nobody_here.clear()
+        self._no_callers.clear()
         try:
             yield session
         finally:
             session.users -= 1
-            self._tidy(instance, key, session)
+            self._drop_if_idle(session)
             if not any(one.users for one in self._active.values()):
-                self._nobody_here.set()
+                self._no_callers.set()
 
-    def _tidy(self, instance: AgentInstance, key: str, session: ActiveSession) -> None:
+    def _drop_if_idle(self, session: ActiveSession) -> None:
         """Drop the state of an idle session."""
-        if session.idle and self._active.get((instance.id, key)) is session:
-            del self._active[instance.id, key]
+        place = (session.instance.id, session.key)
+        if session.is_idle and self._active.get(place) is session:
+            del self._active[place]
+
+
+async def acquire_lease(threads: Threads, store: Store, key: str, *, ttl: float) -> Lease:
+    """Acquire the lease without waiting. Raise StoreBusy, NoSuchSession and others."""
+    acquiring = threads.run_lease(store.lease, key, ttl=ttl, wait=0.0)
+    try:
+        return await result_shielded(acquiring)
+    except asyncio.CancelledError:
+        # The cancelled caller cannot release the lease.
+        if not acquiring.cancelled() and acquiring.exception() is None:
+            await wait_shielded(threads.run_lease(_release, acquiring.result()))
+        raise
+
+
+@asynccontextmanager
+async def renewed_lease(
+    threads: Threads, lease: Lease, *, ttl: float, lost: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Renew the lease inside the `async with` block, and release it at the end.
+
+    `lost` is called when another process has the lease.
+    """
+    renewing = asyncio.create_task(_renew(threads, lease, ttl, lost))
+    try:
+        yield
+    finally:
+        cancelled = await cancel_and_wait([renewing])
+        cancelled |= await wait_shielded(threads.run_lease(_release, lease))
+        if cancelled:
+            raise asyncio.CancelledError
+
+
+async def _renew(threads: Threads, lease: Lease, ttl: float, lost: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(ttl / _RENEWALS)
+        try:
+            await result_shielded(threads.run_lease(lease.renew))
+        except LeaseLost:
+            lost()
+            return
+        except StenologError as error:
+            _logger.warning("the lease of %r could not be renewed: %s", lease.key, error)
+
+
+def _release(lease: Lease) -> None:
+    try:
+        lease.release()
+    except StenologError as error:
+        _logger.warning("the lease of %r could not be released: %s", lease.key, error)
 
 
 def _withdraw(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]) -> NoSuchSession:
@@ -656,7 +698,8 @@ def _withdraw(store: Store, view: SessionView, seq: int, body: Mapping[str, Any]
     return error
 
 
-def _cause(store: Store, key: str, error: StenologError) -> StenologError:
+def _missing_or(store: Store, key: str, error: StenologError) -> StenologError:
+    """Return the error for a missing session, or `error` if the session exists. Blocks."""
     try:
         store.info(key)
     except NoSuchSession:
@@ -674,24 +717,3 @@ def _summarize(instance: AgentInstance, key: str, turn: Turn) -> bool:
     turn.hide_late_messages(instance.store, view)
     context = instance.context(instance.chosen_model(view.info.meta))
     return context.summarize_if_needed(key, view=view) is not None
-
-
-def failed(key: str, session: ActiveSession, error: StenologError, *, words: str = "") -> Answer:
-    """Return the Answer for a failed turn."""
-    if isinstance(error, LeaseLost):
-        words = TAKEN_OVER
-    return Answer(
-        key=key,
-        text=words or str(error),
-        outcome="failed",
-        saved=not session.unsaved.bodies,
-        error=error,
-    )
-
-
-def _unsaved_answer(
-    key: str, session: ActiveSession, token: str, outcome: Outcome = "elsewhere"
-) -> Answer | None:
-    """Return the unsaved answer to an unsaved message; None if there is none."""
-    text = session.unsaved.answer_to(token)
-    return None if text is None else Answer(key=key, text=text, outcome=outcome, saved=False)

@@ -4,8 +4,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
+from stenolog.context.window import Limits
 
 DEFAULT_SYSTEM_PROMPT: Final = (
     "You are a helpful assistant. Answer in plain words, and in Markdown where it helps. "

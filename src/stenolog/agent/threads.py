@@ -1,19 +1,55 @@
-"""Thread pools for blocking calls: stores, model calls, leases.
+"""Thread pools for blocking calls, and waiting that a cancelled task does not give up.
 
-The pools are separate, so that a summary that takes a minute does not delay storing a message or
-renewing a lease.
+Stores, model calls and leases have separate pools, so that a summary that takes a minute does not
+delay storing a message or renewing a lease.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from stenolog.agent.shielded_wait import result_shielded
 from stenolog.errors import StoreClosed
 
 T = TypeVar("T")
+
+
+async def wait_shielded(*futures: asyncio.Future[Any]) -> bool:
+    """Wait until all futures are done; return whether the caller was cancelled while waiting."""
+    cancelled = False
+    while pending := [future for future in futures if not future.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            cancelled = True
+    return cancelled
+
+
+async def result_shielded(future: asyncio.Future[T]) -> T:
+    """Return the result of a future.
+
+    If the caller is cancelled, wait all the same and raise CancelledError then. The future itself
+    is not cancelled.
+    """
+    if await wait_shielded(future):
+        if not future.cancelled():
+            future.exception()  # mark the error as retrieved
+        raise asyncio.CancelledError
+    return future.result()
+
+
+async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> bool:
+    """Cancel the tasks and wait for them; return whether the caller was cancelled while waiting."""
+    found = list(tasks)
+    for task in found:
+        task.cancel()
+    cancelled = await wait_shielded(*found)
+    for task in found:
+        if not task.cancelled():
+            task.exception()
+    return cancelled
+
 
 _STORE_THREADS: Final = 32
 _MODEL_THREADS: Final = 64
@@ -42,7 +78,7 @@ class Threads:
         """
         return await result_shielded(self._begin("store", function, *values, **named))
 
-    async def ask(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
+    async def run_model(self, function: Callable[..., T], *values: Any, **named: Any) -> T:
         """Run a function that may call the model. If cancelled, the call continues."""
         called = self._begin("ask", function, *values, **named)
         try:
@@ -51,7 +87,9 @@ class Threads:
             called.add_done_callback(_retrieve_error)
             raise
 
-    def lease(self, function: Callable[..., T], *values: Any, **named: Any) -> asyncio.Future[T]:
+    def run_lease(
+        self, function: Callable[..., T], *values: Any, **named: Any
+    ) -> asyncio.Future[T]:
         """Run a function that acquires, renews or releases a lease."""
         return self._begin("lease", function, *values, **named)
 

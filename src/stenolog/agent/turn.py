@@ -14,10 +14,10 @@ from msgspec.structs import asdict
 
 from stenolog.agent.blocking_model import ModelClosing
 from stenolog.agent.instance import AgentInstance
-from stenolog.agent.shielded_wait import wait_shielded
-from stenolog.agent.threads import Threads
-from stenolog.agent.tool_calls import STOPPED, cut_off_result
+from stenolog.agent.threads import Threads, wait_shielded
+from stenolog.agent.tools import STOPPED, cut_off_result
 from stenolog.agent.turn_events import (
+    DEFAULT_OPTIONS,
     Answer,
     EventHandler,
     ModelCalled,
@@ -26,15 +26,14 @@ from stenolog.agent.turn_events import (
     SaveFailed,
     TextDelta,
     ThinkingDelta,
+    TurnOptions,
     UsageReported,
 )
-from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
 from stenolog.agent.turn_ownership import hide_late_message, is_own_call
 from stenolog.agent.unsaved import SeenMessages, UnsavedMessages
 from stenolog.catalog.message_metadata import mark_client_calls, mark_model
 from stenolog.codec import encode_message
 from stenolog.context.context import Attempt
-from stenolog.context.message_parts import Call, calls_of, text_parts_of
 from stenolog.context.turn_state import TurnState, answer_to, turn_state
 from stenolog.errors import (
     LeaseLost,
@@ -45,6 +44,7 @@ from stenolog.errors import (
     StenologError,
 )
 from stenolog.memory.recall import RecallResult
+from stenolog.messages import ToolCall, calls_of, text_parts_of
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
@@ -109,13 +109,13 @@ class Turn:
         *,
         threads: Threads,
         on_event: EventHandler,
-        asked_for: int | None = None,
+        question_seq: int | None = None,
         options: TurnOptions = DEFAULT_OPTIONS,
         view: SessionView | None = None,
     ) -> None:
         """Create a turn.
 
-        `asked_for`: seq of the message that the turn is run for. `view`: an earlier view of the
+        `question_seq`: seq of the message that the turn is run for. `view`: an earlier view of the
         session, so that only newer messages are read.
         """
         self._options = options
@@ -126,14 +126,14 @@ class Turn:
         self._threads = threads
         self._run = threads.run
         self._emit = on_event
-        self._asked_for = asked_for or 0
-        self._reply = StreamedAnswer()
+        self._question_seq = question_seq or 0
+        self._streamed = StreamedAnswer()
         self._seen = SeenMessages(upto=0)
-        self._asked = ("", 0.0)
+        self._model_and_seconds = ("", 0.0)
         """Name of the model that answered last, and the seconds it took."""
         self._prompt_tokens: int | None = _NOT_ANSWERED
         """Tokens that the provider counted in the last request; None if it reports none."""
-        self._ending = ""
+        self._final_text = ""
         """The text of the final answer while it is stored."""
         self._recalled: tuple[str, RecallResult] = ("", RecallResult())
         self._sources: dict[str, tuple[str, int] | None] = {}
@@ -149,39 +149,37 @@ class Turn:
         """Seqs of the messages that this turn stored."""
         self._dropped = False
         """Whether a message was not stored because the history changed."""
-        self.fate: CancelReason = ""
-        self.begun = False
+        self.cancel_reason: CancelReason = ""
 
     async def run(self) -> Answer:
         """Run until the model has answered. Raise the errors of the model and the store.
 
-        If it is cancelled, `fate` decides: it either stores the text so far with a mark and returns
-        it, or raises and leaves the log unchanged.
+        If it is cancelled, `cancel_reason` decides: it either stores the text so far with a mark
+        and returns it, or raises and leaves the log unchanged.
         """
-        self.begun = True
         try:
             return await self._answer()
         except (asyncio.CancelledError, ModelClosing):
-            if self.fate == "lost":
+            if self.cancel_reason == "lost":
                 raise LeaseLost(self._key, 0) from None
-            if self.fate == "left":
+            if self.cancel_reason == "left":
                 raise
-            return await self._outlasting("stopped")
+            return await self._interrupt_shielded("stopped")
         except _HistoryChanged:
             self._drop()
             self._emit(TextDelta(text=HIDDEN_UNANSWERED))
-            return self._made(HIDDEN_UNANSWERED, None)
+            return self._make_answer(HIDDEN_UNANSWERED, None)
         except (ModelUnavailable, ModelRefused) as error:
-            if not self._reply.text:
+            if not self._streamed.text:
                 raise
-            broken = await self._outlasting("broken off")
-            self._emit(Notice(words=f"{error}; what was said is kept, /retry asks again"))
+            broken = await self._interrupt_shielded("broken off")
+            self._emit(Notice(text=f"{error}; the text so far is kept, /retry asks again"))
             return broken
 
     async def close(self, why: str) -> Answer:
         """Close a turn that is not resumed, with a mark that the user sees."""
-        await self._finish_calls(await self._where(), again=False)
-        return await self._interrupt(why, everything=True)
+        await self._finish_calls(await self._read_state(), again=False)
+        return await self._interrupt(why, all_answered=True)
 
     async def _answer(self) -> Answer:
         # With unsaved messages, the log alone does not show what is pending.
@@ -191,27 +189,29 @@ class Turn:
             return found
         request = None if isinstance(found, TurnState) else found
         if isinstance(found, TurnState):
-            again = await self._run(self._may_try_again, found)
+            again = await self._run(self._may_repeat_calls, found)
             await self._finish_calls(found, again=again)
-            if found.of_client:
+            if found.client_calls:
                 history = () if self.view is None else self.view.messages
-                return self._handed_over(history, [_call_body(call) for call in found.of_client])
+                return self._hand_over_calls(
+                    history, [_call_body(call) for call in found.client_calls]
+                )
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
             await self._ask(request or await self._next_request())
-            request, reply = None, self._reply
+            request, reply = None, self._streamed
             if not reply.calls:
                 return await self._end(reply)
-            own, of_client = self._shared_out(reply)
-            body = mark_client_calls(self._signed(reply), [call["id"] for call in of_client])
-            seq = await self._keep(body, seen=self._seen)
+            own, of_client = self._split_calls(reply)
+            body = mark_client_calls(self._with_model(reply), [call["id"] for call in of_client])
+            seq = await self._store(body, seen=self._seen)
             if self._dropped:
-                return self._made(reply.text, None)
-            self._reply = StreamedAnswer()
+                return self._make_answer(reply.text, None)
+            self._streamed = StreamedAnswer()
             self._results = {}
-            await self._call(own, cut=reply.finish == "length" and not of_client)
+            await self._run_calls(own, cut=reply.finish == "length" and not of_client)
             if of_client or self._dropped:
-                return self._made(reply.text, seq, calls=of_client)
+                return self._make_answer(reply.text, seq, calls=of_client)
             rounds.append(_round(reply.calls, self._results))
             if len(rounds) >= _MAX_SAME_ROUNDS and all(
                 one == rounds[-1] for one in rounds[-_MAX_SAME_ROUNDS:]
@@ -219,23 +219,23 @@ class Turn:
                 return await self._give_up(REPEATED)
         return await self._give_up(TOO_MANY.format(count=self._instance.spec.max_iterations))
 
-    def _shared_out(
+    def _split_calls(
         self, reply: StreamedAnswer
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the calls that the agent runs, and those that the client runs.
 
         If the answer was cut off, its last call is incomplete, so the client gets no calls.
         """
-        names = self._options.client_tools
+        names = self._options.client_tool_names
         of_client = [call for call in reply.calls if call["function"]["name"] in names]
         if of_client and reply.finish == "length":
             return reply.calls, []
         return [call for call in reply.calls if call not in of_client], of_client
 
-    def _handed_over(self, history: Sequence[Message], calls: list[dict[str, Any]]) -> Answer:
+    def _hand_over_calls(self, history: Sequence[Message], calls: list[dict[str, Any]]) -> Answer:
         """Return the pending calls of a turn that waits for its client again."""
         last = next(message for message in reversed(history) if calls_of(message.to_dict()))
-        return self._made(text_parts_of(last.to_dict()), last.seq, calls=calls)
+        return self._make_answer(text_parts_of(last.to_dict()), last.seq, calls=calls)
 
     # --- the request -------------------------------------------------------------------------
 
@@ -252,9 +252,9 @@ class Turn:
         have no result. Raises _HistoryChanged if the question is hidden now.
         """
         # Unsaved messages must not be stored while the log is read: they would be sent twice.
-        async with self._unsaved.standing_still():
-            unsaved, token = self._unsaved.bodies, self._unsaved.newest
-            return await self._threads.ask(self._build, unsaved, token, check=check)
+        async with self._unsaved.paused():
+            unsaved, token = self._unsaved.bodies, self._unsaved.newest_once
+            return await self._threads.run_model(self._build, unsaved, token, check=check)
 
     def _build(
         self, unsaved: Sequence[Mapping[str, Any]], token: str, *, check: bool
@@ -264,9 +264,9 @@ class Turn:
             # A killed turn may have left an answer whose question was hidden.
             hide_late_message(self._sessions, self.view)
         view = self._read_question(unsaved)
-        where = TurnState() if view is None else turn_state(view.messages)
-        self._asked_seqs |= frozenset(where.unanswered)
-        if check and view is not None and (found := self._left_open(view, where)) is not None:
+        state = TurnState() if view is None else turn_state(view.messages)
+        self._asked_seqs |= frozenset(state.unanswered)
+        if check and view is not None and (found := self._find_pending(view, state)) is not None:
             return found
         model = self._model(view)
         before = self._recalled
@@ -290,8 +290,8 @@ class Turn:
 
     def _is_orphaned(self, view: SessionView) -> bool:
         """Return whether all messages that this turn answers are hidden."""
-        asked = self._asked_seqs
-        return bool(asked) and asked.isdisjoint(message.seq for message in view.messages)
+        questions = self._asked_seqs
+        return bool(questions) and questions.isdisjoint(message.seq for message in view.messages)
 
     def _read(self) -> SessionView | None:
         """Update `view`; return None if the session does not exist because nothing is stored yet.
@@ -302,7 +302,7 @@ class Turn:
         try:
             new = store.view(self._key) if old is None else old.merged(store.refresh(old))
         except NoSuchSession:
-            if old is None and not self._asked_for:
+            if old is None and not self._question_seq:
                 return None
             raise self._gone() from None
         if old is not None and new.uid != old.uid:
@@ -314,15 +314,15 @@ class Turn:
         """Return the error for a session that was deleted or purged during the turn."""
         return missing_session_error(self._sessions.store, self._key)
 
-    def _left_open(self, view: SessionView, where: TurnState) -> TurnState | Answer | None:
+    def _find_pending(self, view: SessionView, state: TurnState) -> TurnState | Answer | None:
         """Return the answer if the log has it, otherwise pending calls; None if there are none."""
-        if self._asked_for:
-            found = find_answer(self._sessions, view, self._asked_for)
+        if self._question_seq:
+            found = find_answer(self._sessions, self._key, self._question_seq, view.messages)
             if found is not None:
                 return answer_from_log(self._key, found, "elsewhere")
-        if not where.waits and view.messages and not where.unfinished:
+        if not state.waits_for_client and view.messages and not state.is_unfinished:
             return _last_answer(self._key, view.messages)
-        return where if where.open_calls or where.of_client else None
+        return state if state.open_calls or state.client_calls else None
 
     def _model(self, view: SessionView | None) -> ChatModel:
         """Return the model that the client names, otherwise the session's model."""
@@ -339,9 +339,9 @@ class Turn:
         It searches again if a session that it found was deleted or purged since.
         """
         history = () if view is None else view.messages[-_LOOKED_BACK:]
-        said = [*(message.to_dict() for message in history), *unsaved]
+        bodies = [*(message.to_dict() for message in history), *unsaved]
         question = next(
-            (words for body in reversed(said) if (words := _question(body))), self._recalled[0]
+            (text for body in reversed(bodies) if (text := _question(body))), self._recalled[0]
         )
         if question == self._recalled[0] and self._sources == self._sources_of(self._recalled[1]):
             return self._recalled[1]
@@ -375,27 +375,27 @@ class Turn:
     # --- the model ---------------------------------------------------------------------------
 
     async def _ask(self, request: "_Request") -> None:
-        """Send a request to the model and collect the answer in `_reply`."""
+        """Send a request to the model and collect the answer in `_streamed`."""
         model, attempt = request.model, request.attempt
         while True:
             window = attempt.window
-            told = 0 if window.memory_left_out else len(request.recalled.found)
+            recalled = 0 if window.memory_left_out else len(request.recalled.found)
             self._emit(
                 ModelCalled(
-                    model=model.name, tokens=window.tokens, budget=window.budget, recalled=told
+                    model=model.name, tokens=window.tokens, budget=window.budget, recalled=recalled
                 )
             )
             self._seen = SeenMessages(upto=window.upto, token=request.token)
             began = time.monotonic()
             try:
-                await self._listen(model, window.messages)
+                await self._stream_answer(model, window.messages)
             except (ModelUnavailable, ModelRefused) as error:
-                if self._reply.text or not await self._threads.ask(attempt.shorten, error):
+                if self._streamed.text or not await self._threads.run_model(attempt.shorten, error):
                     raise
             else:
                 break
-        self._asked = (model.name, time.monotonic() - began)
-        usage = self._reply.usage
+        self._model_and_seconds = (model.name, time.monotonic() - began)
+        usage = self._streamed.usage
         if usage is not None:
             self._emit(UsageReported(usage=usage))
         self._prompt_tokens = None if usage is None else usage.prompt
@@ -407,19 +407,19 @@ class Turn:
             prompt, self._prompt_tokens = self._prompt_tokens, _NOT_ANSWERED
             attempt.answered(lambda: prompt)
 
-    async def _listen(self, model: ChatModel, messages: Sequence[Mapping[str, Any]]) -> None:
-        self._reply = StreamedAnswer()
+    async def _stream_answer(self, model: ChatModel, messages: Sequence[Mapping[str, Any]]) -> None:
+        self._streamed = StreamedAnswer()
         stream = model.stream(
             messages,
-            tools=self._instance.offered(self._options),
+            tools=self._instance.offered_tools(self._options),
             schema=self._options.schema,
             max_tokens=self._options.max_tokens,
         )
         async with aclosing(stream) as deltas:
             async for delta in deltas:
-                self._reply.add(delta)
+                self._streamed.add(delta)
                 if delta.notice:
-                    self._emit(Notice(words=delta.notice))
+                    self._emit(Notice(text=delta.notice))
                 if delta.reasoning:
                     self._emit(ThinkingDelta(text=delta.reasoning))
                 if delta.text:
@@ -427,49 +427,49 @@ class Turn:
 
     # --- tools -------------------------------------------------------------------------------
 
-    async def _call(self, calls: Sequence[Mapping[str, Any]], *, cut: bool = False) -> None:
+    async def _run_calls(self, calls: Sequence[Mapping[str, Any]], *, cut: bool = False) -> None:
         """Run tool calls. `cut`: the answer was cut off in the last call, which is not run."""
 
         async def keep(result: dict[str, Any]) -> None:
             self._results[result["tool_call_id"]] = result["content"]
-            await self._keep(result)
+            await self._store(result)
 
         if cut:
             *calls, last = calls
             await keep(cut_off_result(last, self._emit))
-        here = self._instance.here(self._key, sender=self._options.sender)
-        await self._instance.calling.run(calls, here, on_event=self._emit, keep=keep)
+        here = self._instance.tool_context(self._key, sender=self._options.sender)
+        await self._instance.tool_runner.run(calls, here, on_event=self._emit, keep=keep)
 
-    async def _finish_calls(self, where: TurnState, *, again: bool) -> None:
+    async def _finish_calls(self, state: TurnState, *, again: bool) -> None:
         """Store results for the calls that a killed process left open.
 
         Repeatable calls run again; the others get a result that says that their effect is unknown.
         """
         repeated = []
-        for call in where.open_calls:
+        for call in state.open_calls:
             tool = self._instance.tool(call.name)
             is_whole = call.id and isinstance(call.arguments, str)
             if again and is_whole and tool is not None and tool.repeatable:
                 repeated.append(_call_body(call))
             else:
-                words = ABANDONED if call.id in where.given_up else CUT_OFF
-                await self._keep({"role": "tool", "tool_call_id": call.id or "", "content": words})
+                text = ABANDONED if call.id in state.abandoned else CUT_OFF
+                await self._store({"role": "tool", "tool_call_id": call.id or "", "content": text})
         if repeated:
-            await self._call(repeated)
+            await self._run_calls(repeated)
 
-    def _may_try_again(self, where: TurnState) -> bool:
+    def _may_repeat_calls(self, state: TurnState) -> bool:
         """Return whether open calls may be repeated: only the agent's own, and a few times.
 
         A tool may kill the program each time. Calls that another program stored, or that a fork
         copied, do not run here.
         """
-        if not where.open_calls or self.view is None:
+        if not state.open_calls or self.view is None:
             return True
         info = self.view.info
         if not is_own_call(self.view.messages, after=forked_at(info)):  # guard: repeat-own-calls
             return False
-        kept = info.meta.get(TRIES)
-        seq, tries = kept if isinstance(kept, list) and len(kept) == 2 else (0, 0)
+        stored = info.meta.get(TRIES)
+        seq, tries = stored if isinstance(stored, list) and len(stored) == 2 else (0, 0)
         tries = tries + 1 if seq == info.last_seq else 1
         if tries > _MAX_TRIES:
             return False
@@ -481,57 +481,57 @@ class Turn:
 
     async def _end(self, reply: StreamedAnswer) -> Answer:
         if reply.finish == "length":
-            self._emit(Notice(words="the answer was cut off at the model's limit"))
+            self._emit(Notice(text="the answer was cut off at the model's limit"))
         if not reply.text.strip():
-            self._emit(Notice(words="the model answered without a word"))
-        self._ending = reply.text
-        seq = await self._keep(self._signed(reply), seen=self._seen)
-        return self._made(reply.text, seq, finish=reply.finish)
+            self._emit(Notice(text="the model returned an empty answer"))
+        self._final_text = reply.text
+        seq = await self._store(self._with_model(reply), seen=self._seen)
+        return self._make_answer(reply.text, seq, finish=reply.finish)
 
-    def _signed(self, reply: StreamedAnswer) -> dict[str, Any]:
+    def _with_model(self, reply: StreamedAnswer) -> dict[str, Any]:
         """Return the answer with its model, duration and token counts."""
-        model, seconds = self._asked
+        model, seconds = self._model_and_seconds
         counted = None if reply.usage is None else asdict(reply.usage)
         return mark_model(reply.message(), model=model, seconds=seconds, usage=counted)
 
-    async def _give_up(self, words: str) -> Answer:
-        self._emit(TextDelta(text=words))
-        body = {"role": "assistant", "content": words}
+    async def _give_up(self, text: str) -> Answer:
+        self._emit(TextDelta(text=text))
+        body = {"role": "assistant", "content": text}
         seen = SeenMessages(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
-        return self._made(words, await self._keep(body, seen=seen))
+        return self._make_answer(text, await self._store(body, seen=seen))
 
-    async def _outlasting(self, why: str) -> Answer:
+    async def _interrupt_shielded(self, why: str) -> Answer:
         """Store the text so far, even if this task is cancelled again."""
         writing = asyncio.create_task(self._interrupt(why))
         await wait_shielded(writing)
         return writing.result()
 
-    async def _interrupt(self, why: str, *, everything: bool = False) -> Answer:
+    async def _interrupt(self, why: str, *, all_answered: bool = False) -> Answer:
         """Store the text so far with a mark; open calls get a result with the reason.
 
-        Messages that arrived during the turn stay unanswered; with `everything` they count as
+        Messages that arrived during the turn stay unanswered; with `all_answered` they count as
         answered.
         """
         history: list[Message] = await self._run(self._sessions.get_history, self._key)
         for message in history[-_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
-            if self._ending and message.seq > self._seen.upto and content == self._ending:
-                return self._made(self._ending, message.seq)  # the stop came too late
-        where = turn_state(history)
-        for call in where.open_calls:
-            await self._keep({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
-        said = self._reply.text.rstrip()
-        text = f"{said} {INTERRUPTED}" if said else INTERRUPTED
-        upto = max(self._seen.upto, self._asked_for)
+            if self._final_text and message.seq > self._seen.upto and content == self._final_text:
+                return self._make_answer(self._final_text, message.seq)  # the stop came too late
+        state = turn_state(history)
+        for call in state.open_calls:
+            await self._store({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
+        partial = self._streamed.text.rstrip()
+        text = f"{partial} {INTERRUPTED}" if partial else INTERRUPTED
+        upto = max(self._seen.upto, self._question_seq)
         token = self._seen.token
-        if everything:
-            upto = max((upto, *where.unanswered))
-            token = self._unsaved.newest or token
+        if all_answered:
+            upto = max((upto, *state.unanswered))
+            token = self._unsaved.newest_once or token
         body = {"role": "assistant", "content": text}
-        seq = await self._keep(body, seen=SeenMessages(upto=upto, token=token, interrupted=why))
+        seq = await self._store(body, seen=SeenMessages(upto=upto, token=token, interrupted=why))
         return Answer(key=self._key, text=text, outcome="interrupted", seq=seq, saved=self._saved)
 
-    def _made(
+    def _make_answer(
         self,
         text: str,
         seq: int | None,
@@ -553,17 +553,17 @@ class Turn:
     def _saved(self) -> bool:
         return not self._unsaved.bodies and not self._dropped
 
-    async def _where(self) -> TurnState:
+    async def _read_state(self) -> TurnState:
         return turn_state(await self._run(self._sessions.get_history, self._key))
 
     # --- storing -----------------------------------------------------------------------------
 
-    async def _keep(self, body: dict[str, Any], *, seen: SeenMessages | None = None) -> int | None:
+    async def _store(self, body: dict[str, Any], *, seen: SeenMessages | None = None) -> int | None:
         """Store a message of this turn, unless its question is hidden now."""
         if self._dropped:
             return None
         try:
-            return await self._unsaved.keep(
+            return await self._unsaved.store_turn_message(
                 self._sessions, body, on_event=self._emit, seen=seen, append=self._append
             )
         except _HistoryChanged:
@@ -572,7 +572,7 @@ class Turn:
 
     def _drop(self) -> None:
         self._dropped = True
-        self._emit(SaveFailed(count=1, words=HISTORY_CHANGED))
+        self._emit(SaveFailed(count=1, text=HISTORY_CHANGED))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
         """Append a message if the session still needs it. Blocks.
@@ -588,7 +588,7 @@ class Turn:
             except StenologError:
                 view = before  # the append fails too, and the message stays unsaved
             unchanged = view is None or before.holds(view.uid, view.generation, view.change)
-            if view is not None and not unchanged and not self._wants(view, body):
+            if view is not None and not unchanged and not self._is_needed(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
         seq = self._sessions.add_full_message(self._key, body, once=once)
         if seq is not None and self.view is not None and seq <= self.view.upto:
@@ -612,15 +612,15 @@ class Turn:
             if seq in visible:
                 store.hide(self._key, seq, seq)  # guard: hide-answer-after-clear
 
-    def _wants(self, view: SessionView, body: Mapping[str, Any]) -> bool:
+    def _is_needed(self, view: SessionView, body: Mapping[str, Any]) -> bool:
         """Return whether the visible messages still need this one."""
         if body.get("role") == "tool":
             calls = turn_state(view.messages).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
         return not self._is_orphaned(view)
 
-    def _emit_from_thread(self, words: str) -> None:
-        self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(words=words))
+    def _emit_from_thread(self, text: str) -> None:
+        self._threads.event_loop.call_soon_threadsafe(self._emit, Notice(text=text))
 
 
 def missing_session_error(store: Store, key: str) -> NoSuchSession:
@@ -658,23 +658,30 @@ def _is_same(message: Message, body: Mapping[str, Any]) -> bool:
     return encode_message(message.to_dict()) == encode_message(body)
 
 
-def find_answer(sessions: SessionStore, view: SessionView, seq: int) -> Message | None:
-    """Return the answer to the message at this seq; for a hidden message, the message itself."""
-    shown = [message for message in view.messages if message.seq >= seq]
-    if shown and shown[0].seq == seq:
-        return answer_to(shown, seq)
-    everything = sessions.get_history(view.key, after=seq - 1, full=True)
-    return answer_to(everything, seq) or next(iter(everything), None)
+def find_answer(
+    sessions: SessionStore, key: str, seq: int, history: Sequence[Message] | None = None
+) -> Message | None:
+    """Return the answer to the message at this seq; for a hidden message, the message itself.
+
+    `history`: the visible messages, if the caller has read them. Blocks.
+    """
+    if history is None:
+        history = sessions.get_history(key, after=seq - 1)
+    visible = [message for message in history if message.seq >= seq]
+    if visible and visible[0].seq == seq:
+        return answer_to(visible, seq)
+    stored = sessions.get_history(key, after=seq - 1, full=True)
+    return answer_to(stored, seq) or next(iter(stored), None)
 
 
 def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
     """Return an answer that is in the log, or the notice that its question was hidden."""
     body = message.to_dict()
     if body.get("role") == "assistant":
-        said = text_parts_of(body)
+        text = text_parts_of(body)
     else:
-        said = HIDDEN_UNANSWERED if outcome == "elsewhere" else ""
-    return Answer(key=key, text=said, outcome=outcome, seq=message.seq)
+        text = HIDDEN_UNANSWERED if outcome == "elsewhere" else ""
+    return Answer(key=key, text=text, outcome=outcome, seq=message.seq)
 
 
 def _last_answer(key: str, history: Sequence[Message]) -> Answer:
@@ -697,7 +704,7 @@ def _round(calls: Sequence[Mapping[str, Any]], results: Mapping[str, str]) -> ob
     return [(call["function"], results.get(call["id"])) for call in calls]
 
 
-def _call_body(call: Call) -> dict[str, Any]:
+def _call_body(call: ToolCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",

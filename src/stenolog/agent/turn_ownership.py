@@ -12,9 +12,9 @@ from typing import Final
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, is_received, model_of, seen_by
-from stenolog.context.message_parts import calls_of, has_text
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import NoSuchSession
+from stenolog.messages import calls_of, has_text
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, forked_at

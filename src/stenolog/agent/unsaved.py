@@ -18,7 +18,6 @@ from msgspec import Struct
 from stenolog.agent.turn_events import EventHandler, SaveFailed, SaveRecovered
 from stenolog.catalog.message_metadata import mark_seen, without_marks
 from stenolog.codec import check_key, check_once, encode_message
-from stenolog.context.message_parts import calls_of, text_parts_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import (
     LeaseLost,
@@ -29,6 +28,7 @@ from stenolog.errors import (
     StoreClosed,
     UsageError,
 )
+from stenolog.messages import calls_of, text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
@@ -85,7 +85,7 @@ class UnsavedMessages:
         return sum(one.size for one in self._waiting)
 
     @property
-    def newest(self) -> str:
+    def newest_once(self) -> str:
         """Idempotency key of the newest unsaved message; empty if there is none."""
         return self._waiting[-1].token if self._waiting else ""
 
@@ -104,7 +104,7 @@ class UnsavedMessages:
                     return text_parts_of(one.body)
         return None
 
-    async def say(
+    async def store_user_message(
         self, sessions: SessionStore, body: Mapping[str, Any], *, on_event: EventHandler, once: str
     ) -> int | None:
         """Store a user message and return its seq; None if it stays unsaved.
@@ -119,16 +119,16 @@ class UnsavedMessages:
             if any(waits.token == once for waits in self._waiting):
                 return None
             seq = None
-            if await self._cleared(sessions, on_event, leased=False):
+            if await self._flush_waiting(sessions, on_event, leased=False):
                 seq = await self._write(sessions, one)
             if seq is None:
                 self._waiting.append(one)
-            told = seq is None and not any(waits.of_turn for waits in self._waiting)
-        if told:
+            is_new_failure = seq is None and not any(waits.of_turn for waits in self._waiting)
+        if is_new_failure:
             await self._report_failure(sessions, on_event)
         return seq
 
-    async def keep(
+    async def store_turn_message(
         self,
         sessions: SessionStore,
         body: Mapping[str, Any],
@@ -148,10 +148,10 @@ class UnsavedMessages:
         async with self._order:
             try:
                 seq = None
-                if await self._cleared(sessions, on_event, leased=True):
+                if await self._flush_waiting(sessions, on_event, leased=True):
                     seq = await self._write(sessions, one, append)
             except (LeaseLost, NoSuchSession):
-                self._let_go()
+                self._drop_turn_messages()
                 raise
             if seq is None:
                 self._waiting.append(one)
@@ -160,7 +160,7 @@ class UnsavedMessages:
         return seq
 
     @asynccontextmanager
-    async def standing_still(self) -> AsyncIterator[None]:
+    async def paused(self) -> AsyncIterator[None]:
         """Prevent writes of unsaved messages inside the `async with` block."""
         if not self._waiting:
             yield
@@ -175,15 +175,15 @@ class UnsavedMessages:
         """
         async with self._order:
             try:
-                if await self._cleared(sessions, on_event, leased=True):
+                if await self._flush_waiting(sessions, on_event, leased=True):
                     return True
             except LeaseLost:
-                self._let_go()
+                self._drop_turn_messages()
                 raise
         await self._report_failure(sessions, on_event)
         return False
 
-    async def _cleared(
+    async def _flush_waiting(
         self, sessions: SessionStore, on_event: EventHandler, *, leased: bool
     ) -> bool:
         waited = len(self._waiting)
@@ -198,7 +198,7 @@ class UnsavedMessages:
                 # All messages that this one depends on have a seq by now.
                 looked = True
                 if await self._is_stale(sessions, one):
-                    self._let_go(on_event)
+                    self._drop_turn_messages(on_event)
                     continue
             looked = looked and one.of_turn
             try:
@@ -207,7 +207,9 @@ class UnsavedMessages:
                 raise
             except UsageError as error:
                 # The store will never accept this message, and it must not block the later ones.
-                on_event(SaveFailed(count=1, words=f"one message is lost: {error}"))
+                on_event(
+                    SaveFailed(count=1, text=f"one message cannot be stored and is lost: {error}")
+                )
                 del self._waiting[0]
                 continue
             if seq is None:
@@ -219,27 +221,27 @@ class UnsavedMessages:
         on_event(SaveRecovered(count=waited))
         return True
 
-    def _let_go(self, on_event: EventHandler | None = None) -> None:
+    def _drop_turn_messages(self, on_event: EventHandler | None = None) -> None:
         """Drop unsaved messages of turns: all, or with `on_event` those before a user message."""
-        kept = next(
+        dropped = next(
             (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
         )
         if on_event is None:
             self._waiting = [one for one in self._waiting if not one.of_turn]
             return
-        del self._waiting[:kept]
-        words = "another process has answered meanwhile, so this answer is not kept"
-        on_event(SaveFailed(count=kept, words=words))
+        del self._waiting[:dropped]
+        reason = "another process has answered in the meantime, so this answer is not stored"
+        on_event(SaveFailed(count=dropped, text=reason))
 
     async def _is_stale(self, sessions: SessionStore, one: _Unsaved) -> bool:
         """Return whether another process has continued the turn of this message."""
         history: list[Message] = await self._run(sessions.get_history, self._key)
-        where = turn_state(history)
+        state = turn_state(history)
         if one.seen is None:
-            wanted = {call.id for call in where.open_calls}
+            wanted = {call.id for call in state.open_calls}
             return one.body.get("tool_call_id") not in wanted
         upto = self._upto(one.seen)
-        if not any(seq <= upto for seq in where.unanswered):
+        if not any(seq <= upto for seq in state.unanswered):
             return True
         own = set(self._stored.values())
         return any(
@@ -268,8 +270,8 @@ class UnsavedMessages:
         return seq
 
     async def _report_failure(self, sessions: SessionStore, on_event: EventHandler) -> None:
-        words = await self._run(_failure_reason, sessions)
-        on_event(SaveFailed(count=len(self._waiting), words=words))
+        reason = await self._run(_failure_reason, sessions)
+        on_event(SaveFailed(count=len(self._waiting), text=reason))
 
 
 def new_idempotency_key() -> str:
@@ -309,5 +311,5 @@ def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
 def _failure_reason(sessions: SessionStore) -> str:
     """Return the reason for the failed write, without the prefixes of the facade."""
     health = sessions.health()
-    _, _, told = (health.last_error or "").partition(" failed: ")
-    return told.partition(": ")[2] or "; ".join(health.problems) or "the store does not say why"
+    _, _, reason = (health.last_error or "").partition(" failed: ")
+    return reason.partition(": ")[2] or "; ".join(health.problems) or "the store gave no reason"

@@ -3,7 +3,13 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from stenolog.catalog.catalog_database import CatalogDamaged, CatalogUnusable, Database, Row, clean
+from stenolog.catalog.catalog_database import (
+    CatalogDamaged,
+    CatalogUnusable,
+    Database,
+    Row,
+    replace_surrogates,
+)
 from stenolog.catalog.sqlite_connections import is_calibration
 from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.tokens import Calibration
@@ -21,14 +27,14 @@ class Calibrations:
 
     def get(self, model: str) -> Calibration:
         """Return the calibration of a model, or the default if none is known."""
-        name = clean(model)
+        name = replace_surrogates(model)
         with suppress(*_FAILURES):
             return self._read(name) or self._own.get(name, Calibration())
         return self._own.get(name, Calibration())
 
-    def take_in(self, model: str, *, estimated: int, reported: int) -> Calibration:
+    def add_report(self, model: str, *, estimated: int, reported: int) -> Calibration:
         """Return the calibration after one more report, and store it if possible."""
-        name = clean(model)
+        name = replace_surrogates(model)
         for made_anew in (False, True):
             try:
                 return self._write(name, estimated, reported)
@@ -36,7 +42,7 @@ class Calibrations:
                 with suppress(*_FAILURES):
                     # The tables are missing if nothing was listed yet.
                     if not made_anew:
-                        self._database().renew()
+                        self._database().rebuild()
                         continue
                 break
             except _FAILURES:

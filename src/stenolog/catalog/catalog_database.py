@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from stenolog.catalog.fulltext import Language
+    from stenolog.catalog.query import FullTextDialect
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -20,21 +20,21 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-def microseconds(moment: datetime) -> int:
+def to_microseconds(moment: datetime) -> int:
     """Convert a time to microseconds since 1970."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
-def moment(microseconds: int) -> datetime:
+def from_microseconds(microseconds: int) -> datetime:
     """Convert microseconds since 1970 to a time."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
-MOST: Final = 2**63 - 2
+MAX_INTEGER: Final = 2**63 - 2
 """Largest integer in a query; SQLite adds one to it."""
 
 
-def clean(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which UTF-8 cannot represent, by question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -52,13 +52,13 @@ def prefix_range(prefix: str) -> tuple[str | None, bytes | None]:
 # The statements of a catalog in SQLite, by name.
 
 
-VERSION: Final = "6"
-"""Version of the tables and the tokenizer. Change it if either of them changes.
+VERSION: Final = "7"
+"""Version of the tables, the tokenizer and the searchable text. Change it if one of them changes.
 
 A catalog of another version is discarded.
 """
 
-BLOCK: Final = 4_096
+BLOCK_SIZE: Final = 4_096
 """Number of message ids per row of catalog_block, which has the range of their times."""
 
 _FOLDER: Final = Path(__file__).parent
@@ -67,16 +67,16 @@ _FOLDER: Final = Path(__file__).parent
 @cache
 def statements() -> Mapping[str, str]:
     """Return the statements of queries.sql by name."""
-    return named((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
+    return parse_named((_FOLDER / "queries.sql").read_text(encoding="utf-8"))
 
 
 @cache
 def schema() -> tuple[str, ...]:
     """Return the statements that create the tables. The last one takes the version."""
-    return in_order((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
+    return split_statements((_FOLDER / "schema.sql").read_text(encoding="utf-8"))
 
 
-def named(text: str) -> Mapping[str, str]:
+def parse_named(text: str) -> Mapping[str, str]:
     """Split a file into its named statements."""
     _, *sections = re.split(r"(?m)^-- name: (\w+)\n", text)
     return {
@@ -85,7 +85,7 @@ def named(text: str) -> Mapping[str, str]:
     }
 
 
-def in_order(text: str) -> tuple[str, ...]:
+def split_statements(text: str) -> tuple[str, ...]:
     """Split a file into its statements, in order."""
     parts = re.split(r"(?m);\s*$", text)
     return tuple(part.strip() for part in parts if part.strip())
@@ -132,7 +132,7 @@ class Database(Protocol):
     """The statements on its tables, by name."""
 
     @property
-    def language(self) -> "Language":
+    def fulltext(self) -> "FullTextDialect":
         """The query language of its full-text index."""
         ...
 
@@ -144,7 +144,7 @@ class Database(Protocol):
         """Start a write transaction: committed at the end, rolled back on any error."""
         ...
 
-    def renew(self) -> None:
+    def rebuild(self) -> None:
         """Discard the tables if they are broken, and create empty ones."""
         ...
 

@@ -34,24 +34,24 @@ from stenolog.catalog.catalog_database import (
     statements,
 )
 from stenolog.catalog.sqlite_connections import (
-    Exclusive,
-    Use,
-    calibrations,
-    code_of,
-    connected,
+    ExclusiveLock,
+    ExclusiveUse,
+    connect_file,
+    connect_memory,
+    convert_error,
+    create_tables,
+    error_code,
     has_tables,
-    in_memory,
-    make_tables,
+    read_calibrations,
     roll_back,
-    room_to_write,
-    sorted_out,
+    write_cache,
 )
-from stenolog.stores.catalog_file import journal_of, lock_of
+from stenolog.stores.catalog_file import journal_name, lock_name
 from stenolog.stores.disk import Descriptor, open_descriptor
 from stenolog.stores.locks import keep_forever
 
 if TYPE_CHECKING:
-    from stenolog.catalog.fulltext import Language
+    from stenolog.catalog.query import FullTextDialect
 
 
 WRITING: Final = b"writing"
@@ -67,18 +67,18 @@ Identity = tuple[int, int]
 class LockFile:
     """A file that the writer locks, and that records the state after the last write."""
 
-    def __init__(self, path: Path, *, patience: float) -> None:
+    def __init__(self, path: Path, *, timeout: float) -> None:
         self._path = path
-        self.patience = patience
+        self.timeout = timeout
         """Maximum number of seconds to wait for other writers."""
 
     @contextmanager
-    def held(self) -> Iterator[Descriptor]:
+    def locked(self) -> Iterator[Descriptor]:
         """Lock the file, and yield it. Raises Unusable."""
         try:
             lock = self._open()
         except BlockingIOError as error:
-            raise CatalogBusy(f"{self._path}: others write all the time") from error
+            raise CatalogBusy(f"{self._path}: other processes held it for too long") from error
         except OSError as error:
             raise CatalogUnusable(f"{self._path}: {error.strerror}") from error
         try:
@@ -90,7 +90,7 @@ class LockFile:
 
     def _open(self) -> Descriptor:
         """Return the lock file, locked."""
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.timeout
         while True:
             lock = open_descriptor(
                 self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -98,7 +98,7 @@ class LockFile:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 found = os.fstat(lock)
-                if (found.st_dev, found.st_ino) == identity(self._path):
+                if (found.st_dev, found.st_ino) == file_identity(self._path):
                     return lock
             except BlockingIOError:
                 if time.monotonic() > deadline:
@@ -132,7 +132,7 @@ def set_mark(lock: int, mark: bytes) -> None:
     os.pwrite(lock, mark.ljust(_MARK_BYTES - 1) + b"\n", 0)
 
 
-def left(path: Path) -> bytes:
+def file_stamp(path: Path) -> bytes:
     """Return a value that changes with every write or replacement; empty without a file."""
     try:
         found = path.lstat()
@@ -141,7 +141,7 @@ def left(path: Path) -> bytes:
     return b"%d:%d:%d:%d" % (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def identity(path: Path) -> Identity | None:
+def file_identity(path: Path) -> Identity | None:
     """Return the identity of the file at this path, or None. Raises Unusable."""
     try:
         found = path.lstat()
@@ -150,16 +150,16 @@ def identity(path: Path) -> Identity | None:
     except OSError as error:
         raise CatalogUnusable(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise CatalogUnusable(f"{path}: something else stands in its place")
+        raise CatalogUnusable(f"{path}: it is not a regular file")
     return found.st_dev, found.st_ino
 
 
-_PATIENCE: Final = 10.0
-_FORK_PATIENCE: Final = 1.0
-_MOST_RECOVERIES: Final = 10
+_LOCK_TIMEOUT: Final = 10.0
+_FORK_TIMEOUT: Final = 1.0
+_MAX_RECOVERIES: Final = 10
 
 
-class _Opened(Struct, frozen=True):
+class _OpenFile(Struct, frozen=True):
     """A connection, and the identity of its file."""
 
     connection: sqlite3.Connection
@@ -169,26 +169,28 @@ class _Opened(Struct, frozen=True):
 class FileDatabase:
     """The catalog in a separate file."""
 
-    def __init__(self, path: Path, *, writable: bool = True, patience: float = _PATIENCE) -> None:
+    def __init__(
+        self, path: Path, *, writable: bool = True, timeout: float = _LOCK_TIMEOUT
+    ) -> None:
         self.sql = statements()
         self._path = path
-        self._journal = path.with_name(journal_of(path.name))
-        self._lock = LockFile(path.with_name(lock_of(path.name)), patience=patience)
+        self._journal = path.with_name(journal_name(path.name))
+        self._lock = LockFile(path.with_name(lock_name(path.name)), timeout=timeout)
         self._writable = writable
-        self._exclusive = Exclusive()
-        self._paused: dict[int, Use] = {}
+        self._exclusive = ExclusiveLock()
+        self._paused: dict[int, ExclusiveUse] = {}
         """By thread: the use that keeps other threads out of SQLite during its fork."""
-        self._connections: dict[str, _Opened] = {}
+        self._connections: dict[str, _OpenFile] = {}
         """Open connections: for reading ("ro") and for writing ("rw")."""
         self._broken: Identity | None = None
         self._closed = False
         _databases.add(self)
 
     @property
-    def language(self) -> "Language":
+    def fulltext(self) -> "FullTextDialect":
         """The query language of FTS5."""
         # Imported on demand: a list does not need it.
-        from stenolog.catalog.fulltext import FTS5
+        from stenolog.catalog.query import FTS5
 
         return FTS5()
 
@@ -196,81 +198,81 @@ class FileDatabase:
     def read(self) -> Iterator[Transaction]:
         """Start a read transaction, which sees a consistent state of the tables."""
         with self._use() as use:
-            opened = self._begin_to_read()
-            with self._sorted(opened, use):
+            opened = self._begin_read()
+            with self._converted_errors(opened, use):
                 yield opened.connection
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """Start a write transaction: committed at the end, rolled back on any error."""
-        with self._use() as use, self._held() as lock:
+        with self._use() as use, self._locked() as lock:
             use.lock = lock
-            opened = self._ready_to_write()
+            opened = self._write_connection()
             try:
-                with self._sorted(opened, use), room_to_write(opened.connection):
+                with self._converted_errors(opened, use), write_cache(opened.connection):
                     opened.connection.execute("BEGIN IMMEDIATE")
                     set_mark(lock, WRITING)
                     yield opened.connection
                     opened.connection.execute("COMMIT")
             finally:
-                if self._exclusive.is_current(use) and identity(self._path) == opened.identity:
-                    set_mark(lock, left(self._path))
-            if identity(self._path) != opened.identity:
-                raise CatalogDamaged(f"{self._path} was removed meanwhile")
+                if self._exclusive.is_current(use) and file_identity(self._path) == opened.identity:
+                    set_mark(lock, file_stamp(self._path))
+            if file_identity(self._path) != opened.identity:
+                raise CatalogDamaged(f"{self._path} was removed during the write")
 
-    def renew(self) -> None:
+    def rebuild(self) -> None:
         """Discard the file if it is broken, and create empty tables."""
-        with self._use() as use, self._held() as lock:
+        with self._use() as use, self._locked() as lock:
             use.lock = lock
-            self._renew(lock)
+            self._rebuild(lock)
 
-    def _renew(self, lock: Descriptor) -> None:
-        if self._broken is None or identity(self._path) != self._broken:
+    def _rebuild(self, lock: Descriptor) -> None:
+        if self._broken is None or file_identity(self._path) != self._broken:
             # Another process may have created it already.
             with suppress(CatalogDamaged):
-                self._ready_to_write()
+                self._write_connection()
                 return
         self._disconnect()
         try:
-            growing = self._grown(self._calibrations())
+            growing = self._create_new(self._calibrations())
             # A kill between any two of these steps leaves no database with another one's journal.
             for path in (self._path, self._journal):
                 with suppress(FileNotFoundError):
                     path.unlink()
             set_mark(lock, WRITING)
             growing.rename(self._path)
-            set_mark(lock, left(self._path))
+            set_mark(lock, file_stamp(self._path))
         except OSError as error:
-            raise CatalogUnusable(f"{self._path} cannot be made anew: {error.strerror}") from error
+            raise CatalogUnusable(f"{self._path} cannot be rebuilt: {error.strerror}") from error
         except sqlite3.Error as error:
-            raise CatalogUnusable(f"{self._path} cannot be made anew: {error}") from error
+            raise CatalogUnusable(f"{self._path} cannot be rebuilt: {error}") from error
         self._broken = None
 
     def _calibrations(self) -> list[Row]:
         """Return the calibrations of the old file, if it is readable. Nothing else has them."""
-        if identity(self._path) is None:
+        if file_identity(self._path) is None:
             return []
         # In a damaged file, even error messages of SQLite may not be decodable.
         with suppress(sqlite3.Error, UnicodeDecodeError):
-            old = connected(self._path, "ro", patience=0)
+            old = connect_file(self._path, "ro", timeout=0)
             try:
-                return calibrations(old)
+                return read_calibrations(old)
             finally:
                 old.close()
         return []
 
-    def _grown(self, kept: Sequence[Row]) -> Path:
+    def _create_new(self, kept: Sequence[Row]) -> Path:
         """Create a database with empty tables and these calibrations, under a temporary name."""
         path = self._path.with_name(f".{self._path.name}.new")
-        for old in (path, path.with_name(journal_of(path.name))):
+        for old in (path, path.with_name(journal_name(path.name))):
             with suppress(FileNotFoundError):
                 old.unlink()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         # Closed before SQLite opens it: closing it later would release SQLite's locks.
         open_descriptor(path, flags).close()
-        connection = connected(path, "rw", patience=self._lock.patience)
+        connection = connect_file(path, "rw", timeout=self._lock.timeout)
         try:
-            make_tables(connection, kept)
+            create_tables(connection, kept)
         finally:
             connection.close()
         return path
@@ -283,15 +285,15 @@ class FileDatabase:
 
     def close(self) -> None:
         """Close the connections. A thread that still uses the catalog gets Unusable."""
-        with self._exclusive.use(patience=self._lock.patience, what=str(self._path)):
+        with self._exclusive.use(timeout=self._lock.timeout, what=str(self._path)):
             self._closed = True
             self._disconnect()
             _databases.discard(self)
 
     @contextmanager
-    def _use(self) -> Iterator[Use]:
+    def _use(self) -> Iterator[ExclusiveUse]:
         """Keep other threads out. Raises Busy, and Unusable after `close`."""
-        with self._exclusive.use(patience=self._lock.patience, what=str(self._path)) as use:
+        with self._exclusive.use(timeout=self._lock.timeout, what=str(self._path)) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
             for opened in self._connections.values():
@@ -301,85 +303,85 @@ class FileDatabase:
 
     # --- connections -------------------------------------------------------------------------
 
-    def _begin_to_read(self) -> "_Opened":
+    def _begin_read(self) -> "_OpenFile":
         """Start a read-only transaction. Raises Broken, Unusable."""
-        for _ in range(_MOST_RECOVERIES):
+        for _ in range(_MAX_RECOVERIES):
             try:
                 opened = self._opened("ro")
                 opened.connection.execute("BEGIN")
                 # The first read takes SQLite's lock and checks for a journal.
                 self._check(opened)
             except UnicodeDecodeError as error:
-                self._let_go("ro")
-                self._broken = identity(self._path)
-                raise CatalogDamaged(f"{self._path} holds what nobody wrote: {error}") from error
+                self._close_connection("ro")
+                self._broken = file_identity(self._path)
+                raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
             except sqlite3.Error as error:
-                self._let_go("ro")
-                if code_of(error) & 0xFF != sqlite3.SQLITE_READONLY:
-                    raise self._meaning(error) from error
+                self._close_connection("ro")
+                if error_code(error) & 0xFF != sqlite3.SQLITE_READONLY:
+                    raise self._convert_error(error) from error
                 # A writer died; only the holder of the lock can recover the database.
-                with self._held():
-                    self._ready_to_write()
+                with self._locked():
+                    self._write_connection()
             else:
                 return opened
-        raise CatalogUnusable(f"{self._path}: its writers die all the time")
+        raise CatalogUnusable(f"{self._path} cannot be recovered: its writers keep dying")
 
-    def _ready_to_write(self) -> "_Opened":
+    def _write_connection(self) -> "_OpenFile":
         """Return a writable connection. The caller holds the lock. Raises Broken, Unusable."""
         try:
             opened = self._opened("rw")
             # If a writer died, this recovers the database.
             self._check(opened)
         except sqlite3.Error as error:
-            raise self._meaning(error) from error
+            raise self._convert_error(error) from error
         return opened
 
-    def _check(self, opened: "_Opened") -> None:
+    def _check(self, opened: "_OpenFile") -> None:
         """Raise Broken if the tables are missing or have another version."""
         if not has_tables(opened.connection):
             roll_back(opened.connection)
             self._broken = opened.identity
-            raise CatalogDamaged(f"{self._path} is of another version")
+            raise CatalogDamaged(f"{self._path} has another version")
 
-    def _opened(self, mode: str) -> "_Opened":
+    def _opened(self, mode: str) -> "_OpenFile":
         """Return a connection to the current file if it is unchanged since the last write.
 
         Raises sqlite3.Error.
         """
-        found = identity(self._path)
+        found = file_identity(self._path)
         if found is None:
             self._disconnect()
             raise CatalogDamaged(f"{self._path} is missing")
-        if not self._untouched():
+        if not self._is_unchanged():
             self._broken = found
-            raise CatalogDamaged(f"{self._path} is not as its last writer left it")
+            raise CatalogDamaged(f"{self._path} was changed by another program")
         opened = self._connections.get(mode)
         if opened is None or opened.identity != found:
-            self._let_go(mode)
-            opened = _Opened(connected(self._path, mode, patience=self._lock.patience), found)
+            self._close_connection(mode)
+            opened = _OpenFile(connect_file(self._path, mode, timeout=self._lock.timeout), found)
             self._connections[mode] = opened
         return opened
 
     @contextmanager
-    def _sorted(self, opened: "_Opened", use: Use) -> Iterator[None]:
+    def _converted_errors(self, opened: "_OpenFile", use: ExclusiveUse) -> Iterator[None]:
         """Convert errors of SQLite, and leave no transaction open."""
         try:
             yield
         except sqlite3.Error as error:
-            raise self._meaning(error, opened) from error
+            raise self._convert_error(error, opened) from error
         except (ValueError, msgspec.MsgspecError) as error:
             # All data here was written by this class: unreadable data is damaged.
             self._broken = opened.identity
-            raise CatalogDamaged(f"{self._path} holds what nobody wrote: {error}") from error
+            raise CatalogDamaged(f"{self._path} contains invalid data: {error}") from error
         finally:
             if self._exclusive.is_current(use):
                 roll_back(opened.connection)
 
-    def _meaning(
-        self, error: sqlite3.Error, opened: "_Opened | None" = None
+    def _convert_error(
+        self, error: sqlite3.Error, opened: "_OpenFile | None" = None
     ) -> CatalogDamaged | CatalogUnusable:
-        found = sorted_out(error, f"{self._path}")
-        at = identity(self._path)
+        found = convert_error(error, f"{self._path}")
+        at = file_identity(self._path)
         if at is None or (opened is not None and at != opened.identity):
             # The file was removed during the call, which may be the only problem.
             return CatalogDamaged(str(found))
@@ -387,28 +389,28 @@ class FileDatabase:
             self._broken = at
         return found
 
-    def _let_go(self, mode: str) -> None:
+    def _close_connection(self, mode: str) -> None:
         opened = self._connections.pop(mode, None)
         if opened is not None:
             opened.connection.close()
 
     def _disconnect(self) -> None:
         for mode in ("ro", "rw"):
-            self._let_go(mode)
+            self._close_connection(mode)
 
     # --- the lock and its mark ---------------------------------------------------------------
 
-    def _held(self) -> AbstractContextManager[Descriptor]:
+    def _locked(self) -> AbstractContextManager[Descriptor]:
         """Lock for writing. Raises Unusable."""
         if not self._writable:
-            raise CatalogUnusable(f"{self._path} is only read")
-        return self._lock.held()
+            raise CatalogUnusable(f"{self._path} was opened read-only")
+        return self._lock.locked()
 
-    def _untouched(self) -> bool:
+    def _is_unchanged(self) -> bool:
         """Whether the database is as its last writer left it, or a write is in progress."""
         while True:
             mark = self._lock.mark()
-            if mark in (WRITING, left(self._path)):
+            if mark in (WRITING, file_stamp(self._path)):
                 return True
             if mark == self._lock.mark():
                 return False
@@ -419,9 +421,9 @@ class FileDatabase:
         """Keep other threads out of SQLite: its locks would stay locked in the child."""
         if self._exclusive.is_mine():
             return  # then no other thread is inside
-        use = Use()
+        use = ExclusiveUse()
         with suppress(CatalogBusy):
-            self._exclusive.begin(use, patience=_FORK_PATIENCE, what=str(self._path))
+            self._exclusive.begin(use, timeout=_FORK_TIMEOUT, what=str(self._path))
             self._paused[use.thread] = use
 
     def after_fork_in_parent(self) -> None:
@@ -432,7 +434,7 @@ class FileDatabase:
 
     def after_fork_in_child(self) -> None:
         """Drop all connections: they belong to the parent process."""
-        self._exclusive = Exclusive()
+        self._exclusive = ExclusiveLock()
         self._paused = {}
         for opened in self._connections.values():
             keep_forever(opened.connection)
@@ -442,7 +444,7 @@ class FileDatabase:
 _databases: "weakref.WeakSet[FileDatabase]" = weakref.WeakSet()
 
 
-def _each(do: Callable[[FileDatabase], None]) -> Callable[[], None]:
+def _for_each_database(do: Callable[[FileDatabase], None]) -> Callable[[], None]:
     def all_of_them() -> None:
         for database in list(_databases):
             do(database)
@@ -451,16 +453,16 @@ def _each(do: Callable[[FileDatabase], None]) -> Callable[[], None]:
 
 
 os.register_at_fork(
-    before=_each(FileDatabase.before_fork),
-    after_in_parent=_each(FileDatabase.after_fork_in_parent),
-    after_in_child=_each(FileDatabase.after_fork_in_child),
+    before=_for_each_database(FileDatabase.before_fork),
+    after_in_parent=_for_each_database(FileDatabase.after_fork_in_parent),
+    after_in_child=_for_each_database(FileDatabase.after_fork_in_child),
 )
 
 
 # --- in memory ------------------------------------------------------------------------------------
 
 
-_MEMORY_PATIENCE: Final = 10.0
+_MEMORY_TIMEOUT: Final = 10.0
 """Maximum number of seconds to wait for other threads."""
 
 
@@ -470,20 +472,20 @@ class MemoryDatabase:
     def __init__(self, source: object = None) -> None:
         """Start with a copy of a catalog file if it is usable, or else with empty tables."""
         self.sql = statements()
-        self._exclusive = Exclusive()
+        self._exclusive = ExclusiveLock()
         self._closed = False
-        self._connection = in_memory()
+        self._connection = connect_memory()
         if isinstance(source, FileDatabase):
             with suppress(CatalogDamaged, CatalogUnusable):
                 source.copy_to(self._connection)
                 return
-        make_tables(self._connection)
+        create_tables(self._connection)
 
     @property
-    def language(self) -> "Language":
+    def fulltext(self) -> "FullTextDialect":
         """The query language of FTS5."""
         # Imported on demand: a list does not need it.
-        from stenolog.catalog.fulltext import FTS5
+        from stenolog.catalog.query import FTS5
 
         return FTS5()
 
@@ -505,28 +507,28 @@ class MemoryDatabase:
                 if self._exclusive.is_current(use):
                     roll_back(self._connection)
 
-    def renew(self) -> None:
+    def rebuild(self) -> None:
         """Create empty tables."""
         with self._use():
             self._connection.close()
-            self._connection = in_memory()
-            make_tables(self._connection)
+            self._connection = connect_memory()
+            create_tables(self._connection)
 
     def close(self) -> None:
         """Close the database. A thread that still uses it gets Unusable."""
-        with self._exclusive.use(patience=_MEMORY_PATIENCE, what="the index in memory"):
+        with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the catalog in memory"):
             self._closed = True
             self._connection.close()
 
     @contextmanager
-    def _use(self) -> Iterator[Use]:
+    def _use(self) -> Iterator[ExclusiveUse]:
         """Keep other threads out. Raises Busy, and Unusable after `close`."""
-        with self._exclusive.use(patience=_MEMORY_PATIENCE, what="the index in memory") as use:
+        with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the catalog in memory") as use:
             if self._closed:
-                raise CatalogUnusable("the index in memory is closed")
+                raise CatalogUnusable("the catalog in memory is closed")
             try:
                 # A use that Ctrl-C interrupted may have left its transaction open.
                 roll_back(self._connection)
                 yield use
             except sqlite3.Error as error:
-                raise sorted_out(error, "the index in memory") from error
+                raise convert_error(error, "the catalog in memory") from error

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.catalog.catalog_database import (
-    MOST,
+    MAX_INTEGER,
     CatalogBusy,
     CatalogDamaged,
     CatalogUnusable,
@@ -22,14 +22,14 @@ from stenolog.catalog.catalog_database import (
     DatabaseUnreachable,
     Row,
     Transaction,
-    clean,
-    microseconds,
-    moment,
+    from_microseconds,
     prefix_range,
+    replace_surrogates,
+    to_microseconds,
 )
 from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
 from stenolog.catalog.entries import Candidates, Entry, Hits, Page, State
-from stenolog.catalog.owners import Ownership
+from stenolog.catalog.message_metadata import Ownership
 from stenolog.errors import StoreUnavailable, UsageError
 from stenolog.stores import log_reports
 from stenolog.stores.base import Store, leased_keys
@@ -47,12 +47,12 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with the number of processed sessions and the number of changed sessions."""
 
-_MOST_ROUNDS: Final = 20
-_MOST_TRIES: Final = 12
-_MOST_BREAKS: Final = 8
-_MOST_WAITS: Final = 3
-_MOST_CANDIDATES: Final = 10_000
-_LATE: Final = (
+_MAX_ROUNDS: Final = 20
+_MAX_ATTEMPTS: Final = 12
+_MAX_REBUILDS: Final = 8
+_MAX_WAITS: Final = 3
+_MAX_CANDIDATES: Final = 10_000
+_LAZY_MODULES: Final = (
     "stenolog.catalog.calibrations",
     "stenolog.catalog.candidates",
     "stenolog.catalog.indexing",
@@ -98,11 +98,11 @@ class Catalog:
 
     def _use(self, database: Database) -> None:
         refresher = Refresher(self._store, database)
-        self._current = _Current(database, refresher)
+        self._active = _ActiveDatabase(database, refresher)
 
     def refresh(self, progress: Progress | None = None) -> None:
         """Add new messages of the store. Every read does this itself."""
-        self._look(lambda _transaction, _database: None, progress)
+        self._read(lambda _transaction, _database: None, progress)
 
     def list(
         self,
@@ -122,45 +122,46 @@ class Catalog:
         """
         _check_limit(limit)
         _check_state(state)
-        updated, last = _decoded(after)
+        updated, last = _decode_cursor(after)
         busy = self._running(progress) if state is not None else None
         values = (
             *prefix_range(prefix),
-            None if tag is None else clean(tag),
-            None if channel is None else clean(channel),
-            None if agent is None else clean(agent),
-            None if busy is None else msgspec.json.encode(sorted(map(_hex, busy))).decode(),
+            None if tag is None else replace_surrogates(tag),
+            None if channel is None else replace_surrogates(channel),
+            None if agent is None else replace_surrogates(agent),
+            None if busy is None else msgspec.json.encode(sorted(map(_hex_key, busy))).decode(),
             state == "running",
             None if state == "running" else state,
             updated,
             last,
             limit + 1,
         )
-        rows, tags = self._look(lambda tx, db: _listed(tx, db, "list", values), progress)
+        rows, tags = self._read(lambda tx, db: _read_rows(tx, db, "list", values), progress)
         page = rows[:limit]
         if busy is None:
             busy = leased_keys(self._store, [row[1] for row in page])
-        entries = [_entry(row, tags.get(row[0], ()), row[1] in busy) for row in page]
+        entries = [_entry_from_row(row, tags.get(row[0], ()), row[1] in busy) for row in page]
         return Page(
-            entries=entries, after=place_of(entries[-1]) if entries and len(rows) > limit else None
+            entries=entries,
+            after=page_cursor(entries[-1]) if entries and len(rows) > limit else None,
         )
 
     def entry(self, key: str) -> Entry | None:
         """Return the entry of the session with this key, or None."""
-        if clean(key) != key:
+        if replace_surrogates(key) != key:
             return None  # its cleaned form could be the key of another session
         # Before the read: a turn that ends in between must not leave an outdated entry.
         running = bool(leased_keys(self._store, [key]))
-        rows, tags = self._look(lambda tx, db: _listed(tx, db, "entry", (key,)), None)
-        entries = [_entry(row, tags.get(row[0], ()), running) for row in rows]
+        rows, tags = self._read(lambda tx, db: _read_rows(tx, db, "entry", (key,)), None)
+        entries = [_entry_from_row(row, tags.get(row[0], ()), running) for row in rows]
         return entries[0] if entries else None
 
     def sender(self, key: str) -> str:
         """Return the verified sender of all user messages of a session, or an empty string."""
-        if clean(key) != key:
+        if replace_surrogates(key) != key:
             return ""
-        rows, _ = self._look(lambda tx, db: _listed(tx, db, "entry", (key,)), None)
-        return _entry(rows[0], (), False).sender if rows else ""
+        rows, _ = self._read(lambda tx, db: _read_rows(tx, db, "entry", (key,)), None)
+        return _entry_from_row(rows[0], (), False).sender if rows else ""
 
     def search(
         self,
@@ -184,30 +185,30 @@ class Catalog:
         invalid or a time has no time zone.
         """
         # Imported on demand: a list does not need it.
-        from stenolog.catalog.message_search import Filter, Search
+        from stenolog.catalog.message_search import Search, SearchFilter
         from stenolog.catalog.query import parse
 
         _check_limit(limit)
         _check_times(since=since, until=until)
         parsed = parse(query)
-        wanted = Filter(
-            role=None if role is None else clean(role),
+        wanted = SearchFilter(
+            role=None if role is None else replace_surrogates(role),
             prefix=prefix,
-            tag=None if tag is None else clean(tag),
+            tag=None if tag is None else replace_surrogates(tag),
             since=since,
             until=until,
         )
-        if parsed.empty:
+        if parsed.is_empty:
             return Hits(hits=(), count=0, exact=True, after=None)
 
-        def look(transaction: Transaction, database: Database) -> Hits:
+        def work(transaction: Transaction, database: Database) -> Hits:
             search = Search(transaction, database, parsed, wanted)
             found = search.newest(limit, after) if newest else search.best(limit, after)
             rows = transaction.execute(database.sql["unreadable"])
             unreadable = {key: problem for key, problem in rows if key.startswith(prefix)}
             return replace(found, unreadable=unreadable) if unreadable else found
 
-        return self._look(look, progress)
+        return self._read(work, progress)
 
     def candidates(
         self,
@@ -231,21 +232,21 @@ class Catalog:
         zone.
         """
         # Imported on demand: a list does not need it.
-        from stenolog.catalog.candidates import Asked, candidates
+        from stenolog.catalog.candidates import CandidateQuery, find_candidates
 
         _check_limit(limit)
         _check_times(since=since, until=until)
-        asked = Asked(
-            owner=clean(owner),
+        asked = CandidateQuery(
+            owner=replace_surrogates(owner),
             threads=threads,
-            stems=[clean(stem) for stem in stems],
-            agent=None if agent is None else clean(agent),
-            in_sight_of=None if in_sight_of is None else clean(in_sight_of),
-            since=None if since is None else microseconds(since),
-            until=None if until is None else microseconds(until),
-            limit=min(limit, _MOST_CANDIDATES),
+            stems=[replace_surrogates(stem) for stem in stems],
+            agent=None if agent is None else replace_surrogates(agent),
+            in_sight_of=None if in_sight_of is None else replace_surrogates(in_sight_of),
+            since=None if since is None else to_microseconds(since),
+            until=None if until is None else to_microseconds(until),
+            limit=min(limit, _MAX_CANDIDATES),
         )
-        return self._look(lambda tx, database: candidates(tx, database, asked), None)
+        return self._read(lambda tx, database: find_candidates(tx, database, asked), None)
 
     def calibration(self, model: str) -> "Calibration":
         """Return the calibration of a model's token counts, or the default if none is known."""
@@ -256,14 +257,14 @@ class Catalog:
 
         If it cannot be stored, it applies to this process only; losing it only costs accuracy.
         """
-        return self._calibrated().take_in(model, estimated=estimated, reported=reported)
+        return self._calibrated().add_report(model, estimated=estimated, reported=reported)
 
     def close(self) -> None:
         """Close the catalog, but not the store. A second call does nothing."""
         with self._mutex:
             if not self._closed:
                 self._closed = True
-                self._current.database.close()
+                self._active.database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -274,31 +275,31 @@ class Catalog:
     # --- recovery ----------------------------------------------------------------------------
 
     def _running(self, progress: Progress | None) -> set[str]:
-        def look(transaction: Transaction, database: Database) -> list[str]:
+        def work(transaction: Transaction, database: Database) -> list[str]:
             return [key for key, _ in transaction.execute(database.sql["stamps"])]
 
-        return leased_keys(self._store, self._look(look, progress))
+        return leased_keys(self._store, self._read(work, progress))
 
-    def _look(self, look: "Look[T]", progress: Progress | None) -> T:
-        """Refresh the catalog and return the result of `look`, after repairs if necessary."""
-        for attempt in range(_MOST_TRIES):
+    def _read(self, work: "CatalogRead[T]", progress: Progress | None) -> T:
+        """Refresh the catalog and return the result of `work`, after repairs if necessary."""
+        for attempt in range(_MAX_ATTEMPTS):
             self._check_open()
-            current = self._current
+            current = self._active
             try:
-                made = current.refresher.refresh(progress)
+                catalog_id = current.refresher.refresh(progress)
                 self._check_open()
                 with current.database.read() as transaction:
-                    if current.refresher.is_in(transaction, made):
-                        return look(transaction, current.database)
+                    if current.refresher.is_same_catalog(transaction, catalog_id):
+                        return work(transaction, current.database)
             except CatalogDamaged as error:
-                if attempt < _MOST_BREAKS:
-                    self._renew(current, error)
+                if attempt < _MAX_REBUILDS:
+                    self._rebuild(current, error)
                 else:
-                    self._fall_back(current, error)
+                    self._use_memory(current, error)
             except CatalogUnusable as error:
-                if not isinstance(error, CatalogBusy) or attempt >= _MOST_WAITS:
-                    self._fall_back(current, error)
-        raise StoreUnavailable("the index is damaged again and again; look at the disk")
+                if not isinstance(error, CatalogBusy) or attempt >= _MAX_WAITS:
+                    self._use_memory(current, error)
+        raise StoreUnavailable("the catalog was damaged repeatedly; check the disk")
 
     def _calibrated(self) -> "Calibrations":
         from stenolog.catalog.calibrations import Calibrations
@@ -306,39 +307,39 @@ class Catalog:
         self._check_open()
         with self._mutex:
             if self._calibrations is None:
-                self._calibrations = Calibrations(lambda: self._current.database)
+                self._calibrations = Calibrations(lambda: self._active.database)
             return self._calibrations
 
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the catalog is closed")
 
-    def _renew(self, broken: "_Current", reason: CatalogDamaged) -> None:
-        log_reports.info("the index is made anew: %s", reason)
+    def _rebuild(self, broken: "_ActiveDatabase", reason: CatalogDamaged) -> None:
+        log_reports.info("rebuilding the catalog: %s", reason)
         try:
-            broken.database.renew()
+            broken.database.rebuild()
         except (CatalogDamaged, CatalogBusy):
             pass  # the next attempt finds the current state
         except CatalogUnusable as error:
-            self._fall_back(broken, error)
+            self._use_memory(broken, error)
 
-    def _fall_back(self, failed: "_Current", reason: Exception) -> None:
+    def _use_memory(self, failed: "_ActiveDatabase", reason: Exception) -> None:
         """Continue in memory. Raises StoreUnavailable if the catalog in memory failed."""
         with self._mutex:
             self._check_open()
-            if self._current is not failed:
+            if self._active is not failed:
                 return  # another thread has already done it
             if isinstance(reason, DatabaseUnreachable):
                 # Building it in memory needs the server too, and the server will be back.
                 raise StoreUnavailable(str(reason)) from reason
             if isinstance(failed.database, MemoryDatabase):
-                raise StoreUnavailable(f"the index cannot be made: {reason}") from reason
+                raise StoreUnavailable(f"the catalog cannot be built: {reason}") from reason
             memory = MemoryDatabase(failed.database)
             failed.database.close()
             self._use(memory)
             if not self._keep:
                 return
-            words = f"the index cannot be kept, so it was made in memory: {reason}"
+            words = f"the catalog cannot be stored and was built in memory: {reason}"
             self.problems = (*self.problems, words)
         log_reports.warning("%s", words)
 
@@ -352,30 +353,30 @@ def _import_before_fork() -> None:
     A module that another thread is importing at the fork stays locked in the child for ever.
     """
     for catalog in list(_catalogs):
-        for name in _LATE:
+        for name in _LAZY_MODULES:
             import_module(name)
-        # The property `language` imports a module.
-        _ = catalog._current.database.language
+        # The property `fulltext` imports a module.
+        _ = catalog._active.database.fulltext
 
 
 os.register_at_fork(before=_import_before_fork)
 
 
-Look = Callable[[Transaction, Database], T]
+CatalogRead = Callable[[Transaction, Database], T]
 
 
-class _Known(Struct, frozen=True):
+class _KnownStamps(Struct, frozen=True):
     """The stamps of all sessions in the catalog."""
 
-    made: int | None
+    catalog_id: int | None
     """Random number that identifies the catalog."""
     writes: int
     """Number of writes to the catalog so far."""
     stamps: dict[str, str | None]
 
-    def only(self, keys: set[str]) -> "_Known":
+    def select(self, keys: set[str]) -> "_KnownStamps":
         """Return the same with only these sessions."""
-        return _Known(self.made, self.writes, _only(self.stamps, keys))
+        return _KnownStamps(self.catalog_id, self.writes, _select_keys(self.stamps, keys))
 
 
 class Refresher:
@@ -394,7 +395,7 @@ class Refresher:
         self._store = store
         self._database = database
         self._sql = database.sql
-        self._known = _Known(None, 0, {})
+        self._known = _KnownStamps(None, 0, {})
 
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Add all messages stored before this call, and return the id of the catalog.
@@ -402,62 +403,69 @@ class Refresher:
         Raises Broken and Unusable. Raises Busy if other processes were faster every time; then the
         catalog may be older than the call.
         """
-        made: int | None = None
+        catalog_id: int | None = None
         missed: set[str] | None = None
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             # First the rows, then the stamps: a session with a row and without a stamp is deleted.
-            known = self._look_at_rows()
+            known = self._read_known()
             stamps = self._store.stamps()
             if known.stamps == stamps:
-                return known.made
-            if missed is not None and known.made == made:
+                return known.catalog_id
+            if missed is not None and known.catalog_id == catalog_id:
                 # The other sessions are up to date: their stamps were read during this call.
-                known, stamps = known.only(missed), _only(stamps, missed)
-            missed, made = self._take_in(known, stamps, progress or _silent), known.made
+                known, stamps = known.select(missed), _select_keys(stamps, missed)
+            missed, catalog_id = (
+                self._index(known, stamps, progress or _ignore_progress),
+                known.catalog_id,
+            )
             if not missed:
-                return made
+                return catalog_id
             # Another process changed these rows, perhaps with older stamps than ours.
-        raise CatalogBusy("the index is changed by others all the time")
+        raise CatalogBusy("other processes kept changing the catalog")
 
-    def is_in(self, transaction: Transaction, made: int | None) -> bool:
+    def is_same_catalog(self, transaction: Transaction, catalog_id: int | None) -> bool:
         """Whether the catalog is still the same: a purge may have emptied it."""
         [(found, _)] = transaction.execute(self._sql["about"])
-        return bool(found == made)
+        return bool(found == catalog_id)
 
-    def _take_in(self, known: _Known, stamps: dict[str, str], progress: Progress) -> set[str]:
+    def _index(self, known: _KnownStamps, stamps: dict[str, str], progress: Progress) -> set[str]:
         """Update the rows to these stamps. Return the keys that another process changed first."""
         # Imported only if there are changes.
-        from stenolog.catalog.indexing import Indexer, Reading
+        from stenolog.catalog.indexing import Indexer, StampRules
         from stenolog.stores.jsonl import session_list
 
         by_file = isinstance(self._store, JSONLStore)
-        reading = Reading(session_list.grew, session_list.changed) if by_file else Reading()
-        intake = Indexer(self._store, self._database, reading, made=known.made, known=known.stamps)
+        reading = (
+            StampRules(session_list.grew, session_list.write_time) if by_file else StampRules()
+        )
+        intake = Indexer(
+            self._store, self._database, reading, catalog_id=known.catalog_id, known=known.stamps
+        )
         changed = {key: stamp for key, stamp in stamps.items() if known.stamps.get(key) != stamp}
         if changed:
-            intake.take_in(changed, progress)
+            intake.index(changed, progress)
         intake.remove(known.stamps.keys() - stamps.keys())
         return intake.missed
 
-    def _look_at_rows(self) -> _Known:
+    def _read_known(self) -> _KnownStamps:
         """Return the stamps in the catalog, from the cache if the catalog has not changed."""
         with self._database.read() as transaction:
-            [(made, writes)] = transaction.execute(self._sql["about"])
-            if (self._known.made, self._known.writes) != (made, writes):
+            [(catalog_id, writes)] = transaction.execute(self._sql["about"])
+            if (self._known.catalog_id, self._known.writes) != (catalog_id, writes):
                 rows = transaction.execute(self._sql["stamps"])
-                self._known = _Known(made, writes, {key: stamp for key, stamp in rows})  # noqa: C416 - rows have any length
+                self._known = _KnownStamps(catalog_id, writes, {key: stamp for key, stamp in rows})  # noqa: C416 - rows have any length
         return self._known
 
 
-def _only(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
+def _select_keys(stamps: dict[str, T], keys: set[str]) -> dict[str, T]:
     return {key: stamp for key, stamp in stamps.items() if key in keys}
 
 
-def _silent(_done: int, _total: int) -> None:
+def _ignore_progress(_done: int, _total: int) -> None:
     """Ignore the progress."""
 
 
-class _Current(Struct, frozen=True):
+class _ActiveDatabase(Struct, frozen=True):
     """The catalog in use."""
 
     database: Database
@@ -481,7 +489,7 @@ def database_of(store: Store, *, keep: bool) -> Database:
 # --- lists -----------------------------------------------------------------------------------
 
 
-def _listed(
+def _read_rows(
     transaction: Transaction, database: Database, name: str, values: Sequence[Any]
 ) -> tuple[list[Row], dict[int, list[str]]]:
     """Return the rows of a statement, and the tags of each session."""
@@ -493,7 +501,7 @@ def _listed(
     return rows, tags
 
 
-def _entry(row: Row, tags: Sequence[str], running: bool) -> Entry:
+def _entry_from_row(row: Row, tags: Sequence[str], running: bool) -> Entry:
     (_, key, uid, title, state, visible, count, tokens, created, updated, agent, channel, *rest) = (
         row
     )
@@ -507,8 +515,8 @@ def _entry(row: Row, tags: Sequence[str], running: bool) -> Entry:
         visible=visible,
         count=count,
         tokens=tokens,
-        created=moment(created) if problem is None else None,
-        updated=moment(updated) if problem is None else None,
+        created=from_microseconds(created) if problem is None else None,
+        updated=from_microseconds(updated) if problem is None else None,
         tags=tuple(tags),
         agent=agent,
         channel=channel,
@@ -519,14 +527,14 @@ def _entry(row: Row, tags: Sequence[str], running: bool) -> Entry:
     )
 
 
-def place_of(entry: Entry) -> str:
+def page_cursor(entry: Entry) -> str:
     """Return the `after` of a page that ends with this session."""
     # Unreadable sessions have no time and are listed last.
-    updated = 0 if entry.updated is None else microseconds(entry.updated)
+    updated = 0 if entry.updated is None else to_microseconds(entry.updated)
     return f"{updated}:{entry.key}"
 
 
-def _decoded(after: str | None) -> tuple[int | None, str | None]:
+def _decode_cursor(after: str | None) -> tuple[int | None, str | None]:
     if after is None:
         return None, None
     updated, colon, key = after.partition(":")
@@ -535,26 +543,26 @@ def _decoded(after: str | None) -> tuple[int | None, str | None]:
     except ValueError:
         colon = ""
     if not colon:
-        raise UsageError(f"after={after!r} is not what a page before it gave")
-    return min(number, MOST), clean(key)
+        raise UsageError(f"after={after!r} is not the `after` of a previous page")
+    return min(number, MAX_INTEGER), replace_surrogates(key)
 
 
-def _hex(key: str) -> str:
+def _hex_key(key: str) -> str:
     """Encode a key for SQLite's JSON: old versions end a text at a NUL."""
-    return clean(key).encode().hex().upper()
+    return replace_surrogates(key).encode().hex().upper()
 
 
 def _check_limit(limit: int) -> None:
-    if type(limit) is not int or not 1 <= limit <= MOST:
-        raise UsageError(f"limit={limit!r}: how many, 1 or more")
+    if type(limit) is not int or not 1 <= limit <= MAX_INTEGER:
+        raise UsageError(f"limit must be 1 or more, not {limit!r}")
 
 
 def _check_state(state: str | None) -> None:
     if state is not None and state not in _STATES:
-        raise UsageError(f"state={state!r}: one of {', '.join(_STATES)} is wanted")
+        raise UsageError(f"state must be one of {', '.join(_STATES)}, not {state!r}")
 
 
 def _check_times(**times: datetime | None) -> None:
     for name, time in times.items():
         if time is not None and time.tzinfo is None:
-            raise UsageError(f"{name}={time.isoformat()}: a time with its zone is wanted")
+            raise UsageError(f"{name} must have a time zone, not {time.isoformat()}")

@@ -14,7 +14,7 @@ CREATE TABLE catalog_about (
 -- next version. `sight`: ranges of visible seqs, as JSON. `withdrawn`: ranges in which a hidden
 -- message counts as withdrawn. `listed` is 0 for a row that is not a session (yet). `owner`: the
 -- sender of the first user message. `mixed` is 1 if another user message has no sender or a
--- different one (owners.py).
+-- different one (message_metadata.py).
 CREATE TABLE catalog_session (
     id         INTEGER PRIMARY KEY,
     key        TEXT    NOT NULL UNIQUE,

@@ -5,9 +5,22 @@ from typing import Any, Final
 
 import msgspec
 
-from stenolog.catalog.catalog_database import clean
+from stenolog.catalog.catalog_database import replace_surrogates
 from stenolog.catalog.entries import State
-from stenolog.catalog.message_metadata import seen_by
+from stenolog.catalog.message_metadata import FIELD, seen_by
+from stenolog.messages import (
+    REASONING_FIELDS,
+    UNNAMED,
+    FilePart,
+    Part,
+    TextPart,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+    calls_of,
+    read_content,
+    read_message,
+)
 from stenolog.records import Message
 
 LONGEST_TEXT: Final = 64 * 1024
@@ -19,21 +32,25 @@ LONGEST_TITLE: Final = 80
 _LONGEST_JSON: Final = 4 * LONGEST_TEXT
 _NO_VALUES: Final = {"{}", "[]"}
 """Arguments or results of a tool without content."""
-_NOT_SAID: Final = {"thinking", "redacted_thinking", "reasoning"}
+_LONGEST_WORD: Final = 200
+"""Maximum length of a word in a part of unknown type; longer ones are encoded data."""
 
 
 def text_of(fields: Mapping[str, Any]) -> str:
     """Return the searchable text: content, tool calls and results, but no reasoning."""
-    said = [*_content(fields.get("content"), of_tool=fields.get("role") == "tool")]
-    said += _calls(fields.get("tool_calls"))
-    said += _calls([fields.get("function_call")])
-    return clean("\n".join(said)[:LONGEST_TEXT])
+    said: list[str] = []
+    attached: list[str] = []
+    for part in read_message(fields):
+        # Last: a prompt, from which a title is made, starts with the user's own words.
+        last = isinstance(part, FilePart | UnknownPart)
+        (attached if last else said).extend(_texts(part))
+    return replace_surrogates("\n".join(said + attached)[:LONGEST_TEXT])
 
 
 def role_of(fields: Mapping[str, Any]) -> str:
     """Return the role of a message; empty if it has none."""
     role = fields.get("role")
-    return clean(role) if isinstance(role, str) else ""
+    return replace_surrogates(role) if isinstance(role, str) else ""
 
 
 def prompt_from(said: Iterable[tuple[str, str]]) -> str:
@@ -48,7 +65,7 @@ def title_from(meta: Mapping[str, Any], prompt: str) -> str:
     """Return the title in meta, or else the first prompt in one line, cut at a word."""
     given = meta.get("title")
     if isinstance(given, str) and given.strip():
-        return clean(" ".join(given.split()))
+        return replace_surrogates(" ".join(given.split()))
     line = " ".join(prompt.split())
     if len(line) <= LONGEST_TITLE:
         return line
@@ -62,13 +79,13 @@ def tags_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the different tags, sorted."""
     tags = meta.get("tags")
     given = tags if isinstance(tags, list) else [tags]
-    return tuple(sorted({clean(tag) for tag in given if isinstance(tag, str) and tag}))
+    return tuple(sorted({replace_surrogates(tag) for tag in given if isinstance(tag, str) and tag}))
 
 
 def agent_from(meta: Mapping[str, Any]) -> str | None:
     """Return the name of the session's agent, or None."""
     agent = meta.get("agent")
-    return clean(agent) if isinstance(agent, str) and agent else None
+    return replace_surrogates(agent) if isinstance(agent, str) and agent else None
 
 
 def channel_of(key: str) -> str | None:
@@ -92,7 +109,7 @@ def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
         if fields.get("role") == "user":
             return "interrupted"
         if seen is None:
-            if fields.get("role") == "tool" or fields.get("tool_calls"):
+            if fields.get("role") == "tool" or calls_of(fields):
                 return "interrupted"
             seen = seen_by(fields, message.seq)
     return "idle" if whole else None
@@ -101,40 +118,40 @@ def state_from(tail: Sequence[Message], *, whole: bool) -> State | None:
 # --- text of messages ------------------------------------------------------------------------
 
 
-def _content(content: Any, *, of_tool: bool) -> Iterator[str]:
-    """Yield the text of a content: itself, or its text parts."""
-    for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, str):
-            yield _told(part) if of_tool else part
-        elif isinstance(part, dict) and (kind := _kind(part)) not in _NOT_SAID:
-            text = part.get("text")
-            if isinstance(text, str):
-                yield _told(text) if of_tool else text
-            elif kind == "tool_use":
-                yield from _call(part.get("name"), part.get("input"))
-            elif kind == "tool_result":
-                yield from _content(part.get("content"), of_tool=True)
+def _texts(part: Part, *, of_tool: bool = False) -> Iterator[str]:
+    """Yield the texts of a part. Text of tools is often JSON."""
+    match part:
+        case TextPart():
+            yield _told(part.text) if of_tool else part.text
+        case ToolCall():
+            yield from _call("" if part.name == UNNAMED else part.name, part.arguments)
+        case ToolResult():
+            for inner in read_content(part.content):
+                yield from _texts(inner, of_tool=True)
+        case FilePart():
+            if part.name:
+                yield part.name
+            for inner in read_content(part.content):
+                yield from _texts(inner, of_tool=of_tool)
+        case UnknownPart() if part.field not in REASONING_FIELDS:
+            if part.text is not None:
+                yield _told(part.text) if of_tool else part.text
+            elif words := _words(part.value):
+                yield words
 
 
-def _kind(part: Mapping[str, Any]) -> str:
-    """Return the type of a part; empty if it is missing or not a string."""
-    kind = part.get("type")
-    return kind if isinstance(kind, str) else ""
+def _words(value: Any) -> str:
+    """Return the names and values of a part of unknown type, without encoded data."""
+    if isinstance(value, dict):
+        value = {name: inner for name, inner in value.items() if name not in ("type", FIELD)}
+    words = _flat(value).split() if isinstance(value, dict | list) else []
+    return " ".join(word for word in words if len(word) <= _LONGEST_WORD)
 
 
-def _calls(calls: Any) -> Iterator[str]:
-    for call in calls if isinstance(calls, list) else []:
-        if isinstance(call, dict):
-            inner = call.get("function")
-            function = inner if isinstance(inner, dict) else call
-            yield from _call(function.get("name"), function.get("arguments"))
-
-
-def _call(name: Any, arguments: Any) -> Iterator[str]:
+def _call(name: str, arguments: Any) -> Iterator[str]:
     told = _told(arguments) if isinstance(arguments, str) else _flat(arguments)
-    words = [word for word in (name if isinstance(name, str) else "", told) if word]
-    if words:
-        yield " ".join(words)
+    if words := " ".join(filter(None, (name, told))):
+        yield words
 
 
 def _told(text: str) -> str:

@@ -40,10 +40,10 @@ _STALE: Final = 0.2
 """Seconds without a check after which a waiting thread loses its place in the queue."""
 
 
-class Use:
+class ExclusiveUse:
     """One use, by the thread that creates it."""
 
-    __slots__ = ("__weakref__", "bell", "checked", "ended", "lock", "process", "thread")
+    __slots__ = ("__weakref__", "checked", "ended", "lock", "process", "thread", "wakeup")
 
     def __init__(self) -> None:
         self.thread = get_ident()
@@ -51,50 +51,50 @@ class Use:
         self.ended = False
         self.lock: Descriptor | None = None
         """The lock file that it holds, if it writes."""
-        self.bell: SimpleQueue[None] = SimpleQueue()
+        self.wakeup: SimpleQueue[None] = SimpleQueue()
         """Wakes the thread while it waits. It is written in C, so Ctrl-C leaves it usable."""
         self.checked = 0.0
         """Monotonic time at which the thread last checked whether it may start."""
 
 
-class Exclusive:
+class ExclusiveLock:
     """A lock that allows one use at a time, in the order in which the threads asked."""
 
     def __init__(self) -> None:
         # Held only briefly, and by `with`, which acquires it in one step.
         self._guard = ThreadLock()
-        self._current: weakref.ref[Use] | None = None
-        self._waiting: deque[weakref.ref[Use]] = deque()
+        self._current: weakref.ref[ExclusiveUse] | None = None
+        self._waiting: deque[weakref.ref[ExclusiveUse]] = deque()
 
     @contextmanager
-    def use(self, *, patience: float, what: str) -> Iterator[Use]:
-        """Start a use, and end it with the block. Raises Busy after `patience` seconds."""
-        use = Use()
+    def use(self, *, timeout: float, what: str) -> Iterator[ExclusiveUse]:
+        """Start a use, and end it with the block. Raises Busy after `timeout` seconds."""
+        use = ExclusiveUse()
         try:
-            self.begin(use, patience=patience, what=what)
+            self.begin(use, timeout=timeout, what=what)
             yield use
         finally:
             self.end(use)
 
-    def begin(self, use: Use, *, patience: float, what: str) -> None:
-        """Wait until no other use is active. Raises Busy after `patience` seconds."""
-        deadline = time.monotonic() + patience
+    def begin(self, use: ExclusiveUse, *, timeout: float, what: str) -> None:
+        """Wait until no other use is active. Raises Busy after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
         while not self._take(use):
             if time.monotonic() > deadline:
-                raise CatalogBusy(f"{what} is used by another thread all the time")
+                raise CatalogBusy(f"another thread used {what} for too long")
             with suppress(Empty):
-                use.bell.get(timeout=_CHECK_INTERVAL)
+                use.wakeup.get(timeout=_CHECK_INTERVAL)
 
-    def end(self, use: Use) -> None:
+    def end(self, use: ExclusiveUse) -> None:
         """Mark a use as ended and wake the thread that has waited longest."""
         use.ended = True
         if self._waiting:
             with self._guard:
                 first = self._first_waiting()
             if first is not None:
-                first.bell.put(None)
+                first.wakeup.put(None)
 
-    def is_current(self, use: Use) -> bool:
+    def is_current(self, use: ExclusiveUse) -> bool:
         """Whether this use is active. A use that was taken over must not clean up."""
         return self._running() is use
 
@@ -103,7 +103,7 @@ class Exclusive:
         running = self._running()
         return running is not None and running.thread == get_ident()
 
-    def _take(self, use: Use) -> bool:
+    def _take(self, use: ExclusiveUse) -> bool:
         with self._guard:
             use.checked = time.monotonic()
             running = self._running()
@@ -121,12 +121,12 @@ class Exclusive:
             self._current = weakref.ref(use)
             return True
 
-    def _queue(self, use: Use) -> Literal[False]:
+    def _queue(self, use: ExclusiveUse) -> Literal[False]:
         if all(waiting() is not use for waiting in self._waiting):
             self._waiting.append(weakref.ref(use))
         return False
 
-    def _first_waiting(self) -> Use | None:
+    def _first_waiting(self) -> ExclusiveUse | None:
         """Return the use that has waited longest. Drop abandoned ones."""
         now = time.monotonic()
         while self._waiting:
@@ -136,7 +136,7 @@ class Exclusive:
             self._waiting.popleft()
         return None
 
-    def _running(self) -> Use | None:
+    def _running(self) -> ExclusiveUse | None:
         running = self._current() if self._current is not None else None
         if running is None or running.ended or running.process != os.getpid():
             return None  # threads of the parent do not exist in a forked child
@@ -148,10 +148,10 @@ class Exclusive:
 
 _CACHE_KB: Final = 2 * 1024
 """Page cache of a connection; more would only duplicate the cache of the operating system."""
-_WRITING_KB: Final = 64 * 1024
+_WRITE_CACHE_KB: Final = 64 * 1024
 """Page cache during a write transaction: if it fits, readers wait only for the commit."""
 
-_NOT_NOW: Final = {
+_UNUSABLE_CODES: Final = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_PERM,
@@ -162,14 +162,14 @@ _NOT_NOW: Final = {
 }
 
 
-def connected(path: Path, mode: str, *, patience: float) -> sqlite3.Connection:
+def connect_file(path: Path, mode: str, *, timeout: float) -> sqlite3.Connection:
     """Connect to a file for reading ("ro") or writing ("rw"). Raises sqlite3.Error."""
     connection = sqlite3.connect(
         f"file:{_escaped(path)}?mode={mode}",
         uri=True,
         isolation_level=None,
         check_same_thread=False,
-        timeout=patience,
+        timeout=timeout,
     )
     try:
         for pragma in (f"cache_size = -{_CACHE_KB}", "synchronous = NORMAL", "mmap_size = 0"):
@@ -181,9 +181,9 @@ def connected(path: Path, mode: str, *, patience: float) -> sqlite3.Connection:
 
 
 @contextmanager
-def room_to_write(connection: sqlite3.Connection) -> Iterator[None]:
+def write_cache(connection: sqlite3.Connection) -> Iterator[None]:
     """Give a connection the page cache of a write transaction until the block ends."""
-    connection.execute(f"PRAGMA cache_size = -{_WRITING_KB}")
+    connection.execute(f"PRAGMA cache_size = -{_WRITE_CACHE_KB}")
     try:
         yield
     finally:
@@ -196,12 +196,12 @@ def _escaped(path: Path) -> str:
     return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
-def in_memory() -> sqlite3.Connection:
+def connect_memory() -> sqlite3.Connection:
     """Connect to a new empty database in memory."""
     return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
 
 
-def make_tables(connection: sqlite3.Connection, kept: Sequence[Row] = ()) -> None:
+def create_tables(connection: sqlite3.Connection, kept: Sequence[Row] = ()) -> None:
     """Create empty tables of this version with these calibrations, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     *tables, about = schema()
@@ -212,7 +212,7 @@ def make_tables(connection: sqlite3.Connection, kept: Sequence[Row] = ()) -> Non
     connection.execute("COMMIT")
 
 
-def calibrations(connection: sqlite3.Connection) -> list[Row]:
+def read_calibrations(connection: sqlite3.Connection) -> list[Row]:
     """Return the valid calibrations of tables of any version. Raises sqlite3.Error."""
     return [
         (model, ratio, weight)
@@ -234,7 +234,7 @@ def has_tables(connection: sqlite3.Connection) -> bool:
     try:
         found = connection.execute(statements()["version"]).fetchall()
     except sqlite3.OperationalError as error:
-        if code_of(error) == sqlite3.SQLITE_ERROR:  # no such table
+        if error_code(error) == sqlite3.SQLITE_ERROR:  # no such table
             return False
         raise
     return found == [(VERSION,)]
@@ -247,17 +247,17 @@ def roll_back(connection: sqlite3.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def sorted_out(error: sqlite3.Error, what: str) -> CatalogDamaged | CatalogUnusable:
+def convert_error(error: sqlite3.Error, what: str) -> CatalogDamaged | CatalogUnusable:
     """Convert an SQLite error: what it means for a catalog that can be built again."""
-    code = code_of(error)
+    code = error_code(error)
     if code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return CatalogBusy(f"{what}: {error}")
-    if code != sqlite3.SQLITE_IOERR_SHORT_READ and code & 0xFF in _NOT_NOW:
+    if code != sqlite3.SQLITE_IOERR_SHORT_READ and code & 0xFF in _UNUSABLE_CODES:
         return CatalogUnusable(f"{what}: {error} ({getattr(error, 'sqlite_errorname', '')})")
     return CatalogDamaged(f"{what}: {error}")
 
 
-def code_of(error: sqlite3.Error) -> int:
+def error_code(error: sqlite3.Error) -> int:
     """Return the extended error code. Errors of the Python module itself have none."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code

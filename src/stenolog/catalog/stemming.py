@@ -13,7 +13,7 @@ from typing import Final
 
 from stenolog.catalog import tokenizer
 
-_LISTED: Final = """
+_STOP_WORD_LIST: Final = """
     a about again all also although am an and any anybody anyone anything are aren as at be because
     been being both but by can cannot could couldn did didn do does doesn doing don done each
     either else ever every for from get gets getting got had hadn has hasn have haven having he
@@ -33,15 +33,15 @@ _LISTED: Final = """
     was weil wenn wer werden wie wieder wir wird wo wurde zu zum zur uber
 """
 
-STOP_WORDS: Final = frozenset(_LISTED.split())
+STOP_WORDS: Final = frozenset(_STOP_WORD_LIST.split())
 """In the form of tokens: lower case, without accents."""
 
 
-_SHORTEST: Final = 4
+_MIN_LENGTH: Final = 4
 """Minimum length of words that are stemmed."""
 
-_REMEMBERED: Final = 100_000
-_MEMORABLE: Final = 32
+_CACHE_SIZE: Final = 100_000
+_MAX_CACHED_LENGTH: Final = 32
 
 _IRREGULAR: Final = {
     form: base
@@ -131,7 +131,7 @@ _IRREGULAR: Final = {
 }
 
 _VOWELS: Final = "aeiouy"
-_DOER: Final = re.compile("[aeiou][^aeiou]+er$")
+_AGENT_NOUN: Final = re.compile("[aeiou][^aeiou]+er$")
 _LONG_ENDINGS: Final = (
     # The longest first: only the first match is removed.
     ("ization", "ize", 2),
@@ -164,26 +164,26 @@ class _Stems(dict[str, str]):
     def __missing__(self, token: str) -> str:
         is_letter = len(token) < 2 and token.isascii()
         found = "" if is_letter or token in STOP_WORDS else _stem(token)
-        if len(self) >= _REMEMBERED:
+        if len(self) >= _CACHE_SIZE:
             self.clear()
         self[token] = found
         return found
 
 
-class _Named(dict[str, tuple[str, ...]]):
+class _NameStems(dict[str, tuple[str, ...]]):
     """Cache of stems by name. A name, such as `getUserName`, may consist of several words."""
 
     def __missing__(self, name: str) -> tuple[str, ...]:
-        found = tuple(of_tokens(tokenizer.parts(name)))
-        if len(self) >= _REMEMBERED:
+        found = tuple(stem_tokens(tokenizer.parts(name)))
+        if len(self) >= _CACHE_SIZE:
             self.clear()
-        if len(name) <= _MEMORABLE:
+        if len(name) <= _MAX_CACHED_LENGTH:
             self[name] = found
         return found
 
 
 _stems: Final = _Stems()
-_named: Final = _Named()
+_name_stems: Final = _NameStems()
 
 
 def stem(token: str) -> str:
@@ -193,10 +193,10 @@ def stem(token: str) -> str:
 
 def stems(text: str) -> list[str]:
     """Return the stems of a text in order, without stop words."""
-    return [*chain.from_iterable(map(_named.__getitem__, tokenizer.names(text)))]
+    return [*chain.from_iterable(map(_name_stems.__getitem__, tokenizer.split_names(text)))]
 
 
-def of_tokens(tokens: Iterable[str]) -> list[str]:
+def stem_tokens(tokens: Iterable[str]) -> list[str]:
     """Return the stems of these tokens in order, without stop words."""
     return [found for found in map(_stems.__getitem__, tokens) if found]
 
@@ -205,9 +205,9 @@ def _stem(token: str) -> str:
     if not token.isascii() or not token.isalpha():
         return token
     if token in _IRREGULAR:
-        return _evened(_IRREGULAR[token])
-    if len(token) < _SHORTEST:
-        return _evened(token)
+        return _normalize(_IRREGULAR[token])
+    if len(token) < _MIN_LENGTH:
+        return _normalize(token)
     word = _without_plural(token)
     word = _without_tense(word)
     for ending, instead, left in _LONG_ENDINGS:
@@ -215,7 +215,7 @@ def _stem(token: str) -> str:
             if len(word) - len(ending) >= left:
                 word = word[: -len(ending)] + instead
             break
-    return _evened(word)
+    return _normalize(word)
 
 
 def _without_plural(word: str) -> str:
@@ -248,9 +248,9 @@ def _base(head: str) -> str:
     return f"{head}e" if head.endswith("at") else head
 
 
-def _evened(word: str) -> str:
+def _normalize(word: str) -> str:
     """Remove `-er` of agent nouns, `-ate`, a mute e and a double l; replace y by i."""
-    if len(word) > 6 and _DOER.search(word):
+    if len(word) > 6 and _AGENT_NOUN.search(word):
         word = _base(word[:-2])
     if len(word) > 7 and word.endswith("ate"):
         word = word[:-3]

@@ -11,21 +11,21 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog import searchable_text, stemming, tokenizer
-from stenolog.catalog.catalog_database import microseconds
+from stenolog.catalog.catalog_database import to_microseconds
 from stenolog.catalog.entries import State
-from stenolog.catalog.owners import Ownership
+from stenolog.catalog.message_metadata import Ownership
 from stenolog.catalog.query import stem_mark
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans
-from stenolog.stores.withdrawn_messages import withdrawn
+from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import message_tokens
 
-MOST_MESSAGES: Final = 2_000
-MOST_BYTES: Final = 2_000_000
+MAX_MESSAGES: Final = 2_000
+MAX_BYTES: Final = 2_000_000
 """Limits of one transaction."""
 
 
-class Row(Struct, frozen=True):
+class CatalogRow(Struct, frozen=True):
     """The catalog row of a session, as far as an update needs it."""
 
     id: int
@@ -53,14 +53,14 @@ class Row(Struct, frozen=True):
         return Ownership(self.owner, bool(self.mixed)) if self.count else Ownership()
 
 
-def row_of(columns: Sequence[Any]) -> Row:
+def decode_row(columns: Sequence[Any]) -> CatalogRow:
     """Return the row with these columns. Raises msgspec.DecodeError if the row is damaged."""
-    sight = columns[Row.__struct_fields__.index("sight")]
+    sight = columns[CatalogRow.__struct_fields__.index("sight")]
     seqs = msgspec.json.decode(sight, type=list[Span])
-    return msgspec.structs.replace(Row(*columns), sight=seqs)
+    return msgspec.structs.replace(CatalogRow(*columns), sight=seqs)
 
 
-class Said(Struct, frozen=True):
+class IndexedMessage(Struct, frozen=True):
     """One message in indexed form."""
 
     seq: int
@@ -72,7 +72,7 @@ class Said(Struct, frozen=True):
     stems: str
 
 
-class Settled(Struct, frozen=True, kw_only=True):
+class SessionColumns(Struct, frozen=True, kw_only=True):
     """All columns of a session except its messages."""
 
     stamp: str | None
@@ -97,7 +97,7 @@ class Settled(Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-class Beginning(Struct, frozen=True):
+class SessionStart(Struct, frozen=True):
     """The session that is read from its start."""
 
     uid: str = ""
@@ -105,7 +105,7 @@ class Beginning(Struct, frozen=True):
     archived: int = 0
 
 
-_NOTHING: Final = Beginning()
+_NO_SESSION: Final = SessionStart()
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -114,74 +114,76 @@ class Step(Struct, frozen=True, kw_only=True):
     key: str
     version: int | None
     """Version of the row that the step starts from; None if the row must not exist."""
-    anew: Beginning | None = None
+    start: SessionStart | None = None
     """Reset the row. Its messages are removed in the next steps."""
     remove: int = 0
     """Number of newest messages to remove."""
-    add: Sequence[Said] = ()
+    add: Sequence[IndexedMessage] = ()
     ownership: Ownership = Ownership()
     """Ownership after all messages that were read; used only if messages are added."""
-    settled: Settled | None = None
+    columns: SessionColumns | None = None
     """Set in the last step."""
-    gone: bool = False
+    delete_row: bool = False
     """Whether to delete the row."""
 
 
-class Seen(Struct, frozen=True):
+class SessionContent(Struct, frozen=True):
     """A session as read from the store."""
 
     info: SessionInfo
     messages: Sequence[Message]
     sight: Sequence[Span]
-    anew: bool
+    from_start: bool
     state: State
 
 
-def steps(key: str, stamp: str, row: Row | None, seen: Seen) -> Iterator[Step]:
+def update_steps(
+    key: str, stamp: str, row: CatalogRow | None, content: SessionContent
+) -> Iterator[Step]:
     """Yield the steps from the row in the catalog to the session as read."""
-    info = seen.info
-    known = None if seen.anew else row
+    info = content.info
+    known = None if content.from_start else row
     if known is None:
-        beginning = Beginning(info.uid, info.generation, info.archived)
-        yield from emptied(key, row, beginning=beginning)
+        beginning = SessionStart(info.uid, info.generation, info.archived)
+        yield from empty_steps(key, row, beginning=beginning)
     version = _emptied_version(row) if known is None else known.version
     prompt = known.prompt if known is not None else ""
     # Another process may have been stopped before it stored the prompt.
-    partly = known is not None and (not known.listed or known.stamp is None)
+    is_partial = known is not None and (not known.listed or known.stamp is None)
     last_seq = known.indexed if known is not None else 0
     tokens = known.tokens if known is not None else 0
-    ownership = (Ownership() if known is None else known.ownership).after(seen.messages)
-    parts = list(_parts(seen.messages)) or [()]
+    ownership = (Ownership() if known is None else known.ownership).after(content.messages)
+    parts = list(_split_messages(content.messages)) or [()]
     for number, part in enumerate(parts, 1):
-        said = [_said(message) for message in part]
-        if not partly:
-            prompt = prompt or searchable_text.prompt_from((one.role, one.text) for one in said)
-        last_seq = said[-1].seq if said else last_seq
-        tokens += sum(one.tokens for one in said)
-        settled = None
+        messages = [_index_message(message) for message in part]
+        if not is_partial:
+            prompt = prompt or searchable_text.prompt_from((one.role, one.text) for one in messages)
+        last_seq = messages[-1].seq if messages else last_seq
+        tokens += sum(one.tokens for one in messages)
+        columns = None
         if number == len(parts):
-            settled = Settled(
+            columns = SessionColumns(
                 stamp=stamp,
                 uid=info.uid,
                 generation=info.generation,
                 archived=info.archived,
                 indexed=last_seq,
-                sight=seen.sight,
-                withdrawn=_withdrawn(info),
-                tokens=tokens if _only_grew(known, seen) else None,
-                state=seen.state,
-                prompt=prompt or (None if partly else ""),
-                created=microseconds(info.created),
-                updated=microseconds(info.updated),
+                sight=content.sight,
+                withdrawn=_withdrawn_spans(info),
+                tokens=tokens if _only_grew(known, content) else None,
+                state=content.state,
+                prompt=prompt or (None if is_partial else ""),
+                created=to_microseconds(info.created),
+                updated=to_microseconds(info.updated),
                 meta=info.meta,
                 lost=info.lost,
                 damaged=info.damaged,
             )
-        yield Step(key=key, version=version, add=said, ownership=ownership, settled=settled)
+        yield Step(key=key, version=version, add=messages, ownership=ownership, columns=columns)
         version += 1
 
 
-def _withdrawn(info: SessionInfo) -> list[Span]:
+def _withdrawn_spans(info: SessionInfo) -> list[Span]:
     """Return the seqs whose hidden messages were withdrawn: those that no summary covers.
 
     The floor alone does not show it: a message that was hidden by hand is below the floor too, as
@@ -189,51 +191,55 @@ def _withdrawn(info: SessionInfo) -> list[Span]:
     """
     told = info.floor if info.summary else 0
     behind = [(told + 1, info.last_seq)] if told < info.last_seq else []
-    return spans.union(withdrawn(info.meta), behind)
+    return spans.union(withdrawn_seqs(info.meta), behind)
 
 
-def _only_grew(known: Row | None, seen: Seen) -> bool:
+def _only_grew(known: CatalogRow | None, content: SessionContent) -> bool:
     """Whether exactly the new messages became visible and none was hidden."""
     old = known.sight if known is not None else ()
-    return spans.union(old, ((m.seq, m.seq) for m in seen.messages)) == list(seen.sight)
+    return spans.union(old, ((m.seq, m.seq) for m in content.messages)) == list(content.sight)
 
 
-def emptied(
-    key: str, row: Row | None, *, beginning: Beginning = _NOTHING, settled: Settled | None = None
+def empty_steps(
+    key: str,
+    row: CatalogRow | None,
+    *,
+    beginning: SessionStart = _NO_SESSION,
+    columns: SessionColumns | None = None,
 ) -> Iterator[Step]:
-    """Yield steps to a row without messages; final if `settled` is given."""
+    """Yield steps to a row without messages; final if `columns` is given."""
     version = row.version if row is not None else None
-    yield Step(key=key, version=version, anew=beginning)
+    yield Step(key=key, version=version, start=beginning)
     version = 1 if version is None else version + 1
     for _ in range(_removals(row)):
-        yield Step(key=key, version=version, remove=MOST_MESSAGES)
+        yield Step(key=key, version=version, remove=MAX_MESSAGES)
         version += 1
-    if settled is not None:
-        yield Step(key=key, version=version, settled=settled)
+    if columns is not None:
+        yield Step(key=key, version=version, columns=columns)
 
 
-def _emptied_version(row: Row | None) -> int:
+def _emptied_version(row: CatalogRow | None) -> int:
     return 1 if row is None else row.version + 1 + _removals(row)
 
 
-def _removals(row: Row | None) -> int:
-    return 0 if row is None else -(-row.count // MOST_MESSAGES)
+def _removals(row: CatalogRow | None) -> int:
+    return 0 if row is None else -(-row.count // MAX_MESSAGES)
 
 
-def removal(key: str, row: Row) -> Iterator[Step]:
+def removal_steps(key: str, row: CatalogRow) -> Iterator[Step]:
     """Yield the steps that remove a deleted session."""
-    yield from emptied(key, row)
-    yield Step(key=key, version=_emptied_version(row), gone=True)
+    yield from empty_steps(key, row)
+    yield Step(key=key, version=_emptied_version(row), delete_row=True)
 
 
-def _said(message: Message) -> Said:
+def _index_message(message: Message) -> IndexedMessage:
     fields = message.to_dict()
     text = searchable_text.text_of(fields)
     lines = tokenizer.lines(text)
-    return Said(
+    return IndexedMessage(
         seq=message.seq,
         role=searchable_text.role_of(fields),
-        at=microseconds(message.at),
+        at=to_microseconds(message.at),
         tokens=message_tokens(fields),
         text=text,
         lines=lines,
@@ -243,15 +249,15 @@ def _said(message: Message) -> Said:
 
 def stem_marks(lines: tokenizer.Lines) -> str:
     """Return the marks of all different stems, separated by spaces."""
-    return " ".join(map(stem_mark, dict.fromkeys(stemming.of_tokens(lines.parts.split()))))
+    return " ".join(map(stem_mark, dict.fromkeys(stemming.stem_tokens(lines.parts.split()))))
 
 
-def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+def _split_messages(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """Yield groups of messages that are small enough for one transaction."""
     start = size = 0
     for index, message in enumerate(messages):
         length = min(len(message.to_json()), searchable_text.LONGEST_TEXT)
-        if index > start and (index - start >= MOST_MESSAGES or size + length > MOST_BYTES):
+        if index > start and (index - start >= MAX_MESSAGES or size + length > MAX_BYTES):
             yield messages[start:index]
             start, size = index, 0
         size += length

@@ -23,17 +23,17 @@ from typing import Final
 
 from msgspec import Struct
 
-LONGEST: Final = 64
+MAX_TOKEN_LENGTH: Final = 64
 """Maximum number of characters of a token; longer words are truncated."""
 
-_MOST_PARTS: Final = 12
-_MOST_BY_DIGITS: Final = 4
+_MAX_PARTS: Final = 12
+_MAX_DIGIT_RUNS: Final = 4
 """A name with more parts is a hash or an encoding, not an identifier. It is not split."""
 
-_LONGEST_NAME: Final = 256
+_MAX_NAME_LENGTH: Final = 256
 
-_REMEMBERED: Final = 100_000
-_MEMORABLE: Final = 32
+_CACHE_SIZE: Final = 100_000
+_MAX_CACHED_LENGTH: Final = 32
 
 # Han, kana, bopomofo, hangul, Yi; and Thai, Lao, Tibetan, Myanmar, Khmer.
 _RANGES: Final = (
@@ -41,7 +41,7 @@ _RANGES: Final = (
     "\u3031-\u3035\u3038-\u303c\u3041-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\ua960-\ua97f"
     "\uac00-\ud7ff\uf900-\ufaff\U0001b000-\U0001b2ff\U00020000-\U0003ffff"
 )
-_IO: Final = "\u0435\u0308"  # Cyrillic io, mostly written as ie
+_CYRILLIC_IO: Final = "\u0435\u0308"  # Cyrillic io, mostly written as ie
 _LATIN_OR_GREEK: Final = re.compile("[A-Za-z\u00c0-\u024f\u0370-\u03ff\u1e00-\u1fff]")
 _DIGITS: Final = re.compile(r"\d+|\D+")
 _UNSPACED: Final = re.compile(f"[{_RANGES}]")
@@ -76,7 +76,7 @@ class _Separators(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
-        kept = char if char == "_" or _is_of_word(char) else " " if char.isspace() else "\t"
+        kept = char if char == "_" or _is_word_char(char) else " " if char.isspace() else "\t"
         self[code] = kept
         return kept
 
@@ -94,9 +94,9 @@ class _Names(dict[str, Word]):
     """Cache of words without signs."""
 
     def __missing__(self, text: str) -> Word:
-        word = _analysed(text)
-        if len(text) <= _MEMORABLE:
-            if len(self) >= _REMEMBERED:
+        word = _analyze(text)
+        if len(text) <= _MAX_CACHED_LENGTH:
+            if len(self) >= _CACHE_SIZE:
                 self.clear()
             self[text] = word
         return word
@@ -131,10 +131,10 @@ def lines(text: str) -> Lines:
 def words(text: str) -> list[Word]:
     """Return the words of a text or a query."""
     runs = [run.split() for run in text.translate(_separators).split(" ")]
-    return [_together([_names[name] for name in run]) for run in runs if run]
+    return [_join_words([_names[name] for name in run]) for run in runs if run]
 
 
-def names(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """Split a text at spaces and signs: the fastest way, for callers with a cache per name."""
     return text.translate(_separators).split()
 
@@ -144,7 +144,7 @@ def parts(name: str) -> tuple[str, ...]:
     return _names[name].parts
 
 
-def places(text: str) -> Iterator[tuple[int, int, Word]]:
+def word_positions(text: str) -> Iterator[tuple[int, int, Word]]:
     """Yield start, end and content of each word of a text.
 
     Runs of characters of a script without spaces are yielded separately.
@@ -156,10 +156,10 @@ def places(text: str) -> Iterator[tuple[int, int, Word]]:
             at += len(piece)
 
 
-def _analysed(text: str) -> Word:
+def _analyze(text: str) -> Word:
     """Split a word into its tokens (see the module docstring)."""
     if text.isascii() and text.isalpha() and text.islower():
-        return _word([text[:LONGEST]], [], [])
+        return _word([text[:MAX_TOKEN_LENGTH]], [], [])
     parts: list[str] = []
     joined: list[str] = []
     singles: list[str] = []
@@ -173,12 +173,12 @@ def _analysed(text: str) -> Word:
                 joined += pairs
                 singles += piece
             else:
-                parts += _parts(piece)
-                joined += _parts(_folded(piece).replace("_", ""))
+                parts += _split_name(piece)
+                joined += _split_name(_fold(piece).replace("_", ""))
     return _word(parts, joined if joined != parts else [], singles)
 
 
-def _together(names: Sequence[Word]) -> Word:
+def _join_words(names: Sequence[Word]) -> Word:
     """Join names with signs between them into one word: `a.b/c-d`."""
     if len(names) == 1:
         return names[0]
@@ -206,20 +206,20 @@ def _word(parts: list[str], joined: list[str], singles: list[str]) -> Word:
     )
 
 
-def _parts(piece: str) -> list[str]:
+def _split_name(piece: str) -> list[str]:
     """Split a name at underscores, changes of case, and digits."""
-    piece = piece[:_LONGEST_NAME]
+    piece = piece[:_MAX_NAME_LENGTH]
     found: list[str] = []
     for name in piece.split("_"):
         runs = [name] if name.isalpha() else _DIGITS.findall(name)
-        found += [name] if len(runs) > _MOST_BY_DIGITS else runs
-    cut = [part for run in found for part in _by_case(run)]
-    if len(cut) > _MOST_PARTS:
+        found += [name] if len(runs) > _MAX_DIGIT_RUNS else runs
+    cut = [part for run in found for part in _split_case(run)]
+    if len(cut) > _MAX_PARTS:
         cut = [piece.replace("_", "")]
-    return [folded[:LONGEST] for part in cut if (folded := _folded(part))]
+    return [folded[:MAX_TOKEN_LENGTH] for part in cut if (folded := _fold(part))]
 
 
-def _by_case(run: str) -> list[str]:
+def _split_case(run: str) -> list[str]:
     """Split `HTTPServer` at its humps: HTTP, Server."""
     if run.islower() or run.isupper():
         return [run]
@@ -233,7 +233,7 @@ def _by_case(run: str) -> list[str]:
     return [run[start:end] for start, end in zip(starts, [*starts[1:], len(run)], strict=True)]
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     """Fold case, and remove the accents of Latin and Greek letters."""
     if text.isascii():
         return text.lower()
@@ -242,7 +242,7 @@ def _folded(text: str) -> str:
     base = ""
     for char in folded:
         if "\u0300" <= char <= "\u036f":
-            if _LATIN_OR_GREEK.match(base) or base + char == _IO:
+            if _LATIN_OR_GREEK.match(base) or base + char == _CYRILLIC_IO:
                 continue
         else:
             base = char
@@ -251,7 +251,7 @@ def _folded(text: str) -> str:
     return "".join(plain.translate(_separators).split())
 
 
-def _is_of_word(char: str) -> bool:
+def _is_word_char(char: str) -> bool:
     """Whether a character is part of words: letters, digits, marks, pictographs."""
     if "\ufe00" <= char <= "\ufe0f":  # variation selectors
         return False

@@ -14,12 +14,12 @@ from msgspec import Struct
 
 from stenolog.sessions.keys import Scope
 
-Place = Mapping[str, Any]
+Destination = Mapping[str, Any]
 """Destination of an answer, in the app's terms. It is JSON and stored with the user's message. Its
 field `channel` is the name of the channel."""
 
 
-class Arrival(Struct, frozen=True, kw_only=True):
+class IncomingMessage(Struct, frozen=True, kw_only=True):
     """A user's message as it came from an app."""
 
     sender: str
@@ -30,13 +30,13 @@ class Arrival(Struct, frozen=True, kw_only=True):
     """The group in which it was sent. None: a private chat."""
     thread: str | None = None
     scope: Scope = "sender"
-    origin: Place | None = None
+    origin: Destination | None = None
     """Destination of the answer. None: it is returned to the caller."""
     number: int = 0
     """Position of the message in its chat. 0: the app has no numbers, and the inbox assigns one."""
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class AcceptedMessage(Struct, frozen=True, kw_only=True):
     """A message that is being processed."""
 
     durable: asyncio.Future[bool]
@@ -44,18 +44,18 @@ class Taken(Struct, frozen=True, kw_only=True):
     it."""
 
 
-class Inward(Protocol):
+class MessageReceiver(Protocol):
     """Where a channel delivers arriving messages."""
 
-    def take_in(self, arrival: Arrival) -> Taken:
+    def accept(self, arrival: IncomingMessage) -> AcceptedMessage:
         """Start to store and answer a message. Messages of one session keep their order."""
         ...
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until another message can be accepted."""
         ...
 
-    async def tell(self, origin: Place, text: str) -> None:
+    async def tell(self, origin: Destination, text: str) -> None:
         """Send a text that is not an answer. Raises nothing."""
         ...
 
@@ -77,15 +77,15 @@ class Channel(Protocol):
         """Maximum length of a message in UTF-16 code units."""
         ...
 
-    async def run(self, inward: Inward) -> None:
+    async def run(self, receiver: MessageReceiver) -> None:
         """Receive messages until it is cancelled or can never work. Raises nothing else."""
         ...
 
-    async def send(self, origin: Place, text: str) -> None:
+    async def send(self, origin: Destination, text: str) -> None:
         """Send one message to the app. Raises NotSent, MaybeSent, Undeliverable."""
         ...
 
-    async def typing(self, origin: Place) -> None:
+    async def typing(self, origin: Destination) -> None:
         """Show for a few seconds that an answer is being written. Raises nothing."""
         ...
 
@@ -120,7 +120,7 @@ def uses_tls(url: str) -> bool:
     return urlsplit(url).scheme != "http"
 
 
-def is_here(url: str) -> bool:
+def is_local(url: str) -> bool:
     """Return whether a URL points to this machine. No proxy is used then."""
     host = urlsplit(url).hostname or ""
     try:
@@ -164,6 +164,6 @@ class AllowList:
             self._refused.add(id)
             called = f" (@{name})" if name else ""
             _logger.warning(
-                "a message of %r%s was not answered; %s lists who is", id, called, self._setting
+                "ignored a message from %r%s, who is not in %s", id, called, self._setting
             )
         return False

@@ -9,16 +9,16 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import Channel
 from stenolog.channels.claims import Claims
 from stenolog.channels.delivery import Delivery
-from stenolog.channels.inbox import Inbox, Register
+from stenolog.channels.inbox import Inbox, MessageRegister
 from stenolog.channels.webhook import Webhook, webhook_routes
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import StenologError, UsageError, install_command
 from stenolog.sessions.folders import CHANNELS
-from stenolog.settings.validation import LEAST_SECRET
+from stenolog.settings.validation import MIN_SECRET
 from stenolog.settings.values import Settings
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("stenolog")
 
 
-class _Wired(Struct, frozen=True, kw_only=True):
+class _ChannelSetup(Struct, frozen=True, kw_only=True):
     """A channel with its inbox and delivery."""
 
     channel: Channel
@@ -41,7 +41,7 @@ class Channels:
     """The configured chat apps and webhooks.
 
     Order of calls: `start`, then the agent's `resume` and `deliver` of its answers; at the end
-    `drain`, `cut`, closing the agent, `close`.
+    `drain`, `stop_sending`, closing the agent, `close`.
     """
 
     def __init__(self, loop: AgentLoop, settings: Settings, *, pause: float = 2.0) -> None:
@@ -53,7 +53,7 @@ class Channels:
         self._settings = settings
         self._pause = pause
         self._tasks: list[asyncio.Task[Any]] = []
-        self._wired: list[_Wired] = []
+        self._setups: list[_ChannelSetup] = []
         token = _secret(
             settings,
             settings.channels.telegram.token,
@@ -67,11 +67,11 @@ class Channels:
             hooks: list[tuple[Webhook, Inbox]] = []
             for name, secret in secrets.items():
                 hook = Webhook(name, settings.webhooks[name], secret)
-                hooks.append((hook, self._wire(hook, delivers=hook.replies)))
+                hooks.append((hook, self._set_up(hook, delivers=hook.replies)))
             self.routes: list[Route] = webhook_routes(hooks)
             """What the gateway serves besides its own paths; signatures are checked there."""
             if token:
-                self._wire(_telegram(settings, token, self._claims, pause), delivers=True)
+                self._set_up(_telegram(settings, token, self._claims, pause), delivers=True)
         except BaseException:
             if store is not None:
                 store.close()
@@ -80,12 +80,12 @@ class Channels:
     @property
     def names(self) -> list[str]:
         """Names of the configured channels."""
-        return [wired.channel.name for wired in self._wired]
+        return [setup.channel.name for setup in self._setups]
 
     async def start(self) -> None:
         """Start to receive messages."""
-        for wired in self._wired:
-            self._tasks.append(asyncio.create_task(_run(wired)))
+        for setup in self._setups:
+            self._tasks.append(asyncio.create_task(_run(setup)))
 
     async def deliver(self, answers: Sequence[Answer]) -> None:
         """Deliver answers to messages of these channels. Raises nothing.
@@ -95,36 +95,38 @@ class Channels:
         """
         for key in dict.fromkeys(answer.key for answer in answers):
             for instance in self._loop.registry:
-                for wired in self._wired:
-                    if wired.delivery is not None:
+                for setup in self._setups:
+                    if setup.delivery is not None:
                         try:
-                            await wired.delivery.catch_up(instance, key)
+                            await setup.delivery.catch_up(instance, key)
                         except StenologError as error:
-                            _logger.warning("the answer in %r was not sent: %s", key, error)
+                            _logger.warning("an answer in %r was not sent: %s", key, error)
 
-    async def drain(self, *, patience: float) -> None:
-        """Stop receiving, and wait at most `patience` seconds for answers to be sent."""
-        for wired in self._wired:
-            wired.inbox.stop_recovering()
+    async def drain(self, *, wait_seconds: float) -> None:
+        """Stop receiving, and wait at most `wait_seconds` for answers to be sent."""
+        for setup in self._setups:
+            setup.inbox.stop_recovering()
         tasks, self._tasks = self._tasks, []
         if await cancel_and_wait(tasks):
             raise asyncio.CancelledError
-        await asyncio.gather(*(wired.inbox.drain(patience) for wired in self._wired))
+        await asyncio.gather(*(setup.inbox.drain(wait_seconds) for setup in self._setups))
 
-    async def cut(self) -> None:
+    async def stop_sending(self) -> None:
         """Stop sending before the stores are closed, so that unsent answers can be recorded."""
-        sending = (wired.delivery.cut() for wired in self._wired if wired.delivery is not None)
+        sending = (
+            setup.delivery.stop_sending() for setup in self._setups if setup.delivery is not None
+        )
         await asyncio.gather(*sending)
 
     async def close(self) -> None:
         """Cancel everything that is left, and close. A second call does nothing."""
-        await self.drain(patience=0)
-        for wired in self._wired:
-            await wired.inbox.close()
-            await wired.channel.close()
+        await self.drain(wait_seconds=0)
+        for setup in self._setups:
+            await setup.inbox.close()
+            await setup.channel.close()
         await self._claims.close()
 
-    def _wire(self, channel: "Webhook | Telegram", *, delivers: bool) -> Inbox:
+    def _set_up(self, channel: "Webhook | Telegram", *, delivers: bool) -> Inbox:
         delivery = (
             Delivery(self._loop, channel, self._claims, allows=channel.allows) if delivers else None
         )
@@ -132,18 +134,18 @@ class Channels:
             self._loop,
             channel=channel.name,
             delivery=delivery,
-            register=Register(self._claims),
+            register=MessageRegister(self._claims),
             most=self._settings.gateway.max_turns,
         )
-        self._wired.append(_Wired(channel=channel, inbox=inbox, delivery=delivery))
+        self._setups.append(_ChannelSetup(channel=channel, inbox=inbox, delivery=delivery))
         return inbox
 
 
-async def _run(wired: _Wired) -> None:
+async def _run(setup: _ChannelSetup) -> None:
     try:
-        await wired.channel.run(wired.inbox)
+        await setup.channel.run(setup.inbox)
     except Exception:
-        _logger.exception("the channel %s has ended", wired.channel.name)
+        _logger.exception("channel %s stopped after an error", setup.channel.name)
 
 
 def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "Telegram":
@@ -152,7 +154,7 @@ def _telegram(settings: Settings, token: str, claims: Claims, pause: float) -> "
         from stenolog.channels.telegram import Telegram
     except ImportError as error:
         raise UsageError(
-            f"a Telegram bot needs `pip install 'stenolog[telegram]'`: {error}"
+            f"a Telegram bot needs `{install_command('telegram')}`: {error}"
         ) from error
     return Telegram(settings.channels.telegram, token, claims=claims, pause=pause)
 
@@ -168,10 +170,10 @@ def _open_claims(loop: AgentLoop, settings: Settings) -> Store | None:
 def _webhook_secret(settings: Settings, name: str) -> str:
     hook = settings.webhooks[name]
     secret = _secret(settings, hook.secret, hook.secret_env, f"webhooks.{name}.secret_env")
-    if len(secret) < LEAST_SECRET:
+    if len(secret) < MIN_SECRET:
         raise UsageError(
-            f"webhooks.{name}: a secret of at least {LEAST_SECRET} characters is wanted, "
-            "in secret or in the variable that secret_env names"
+            f"webhooks.{name} needs a secret of at least {MIN_SECRET} characters: set secret, or "
+            "the variable that secret_env names"
         )
     return secret
 
@@ -185,5 +187,5 @@ def _secret(settings: Settings, given: str, variable: str, setting: str) -> str:
         return given
     found = settings.keys.get(variable, "")
     if not found:
-        raise UsageError(f"{setting} names the variable {variable}, which is not set or empty")
+        raise UsageError(f"{setting} names the variable {variable}, which is not set; set it")
     return found

@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from stenolog.agent import turn_lease
+from stenolog.agent.scheduler import acquire_lease, renewed_lease
 from stenolog.agent.threads import Threads
 from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
 from stenolog.stores.base import Lease, Store
 from stenolog.stores.in_memory import InMemoryStore
 
 _TTL: Final = 20.0
-_OFTEN: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 """Seconds between two checks whether another holder has ended."""
 
 
@@ -48,11 +48,11 @@ class Claims:
         self._check_open()
         lock = self._locks.setdefault(name, asyncio.Lock())
         if lock.locked() and not wait:
-            raise StoreBusy(f"{name} is being done by this process")
+            raise StoreBusy(f"this process already holds the claim {name}")
         async with lock:
             self._check_open()
             lease = await self._take(self._store, name, wait=wait)
-            async with turn_lease.renewed_lease(self._threads, lease, ttl=self.ttl, lost=lost):
+            async with renewed_lease(self._threads, lease, ttl=self.ttl, lost=lost):
                 yield
 
     async def note(self, name: str, **fields: Any) -> None:
@@ -60,7 +60,7 @@ class Claims:
         self._check_open()
         await self._threads.run(self._store.set_meta, name, **fields)
 
-    async def noted(self, name: str) -> Mapping[str, Any]:
+    async def read_note(self, name: str) -> Mapping[str, Any]:
         """Return the stored data. Raises errors of the store."""
         self._check_open()
         try:
@@ -68,7 +68,7 @@ class Claims:
         except NoSuchSession:
             return {}
 
-    async def counted(self, name: str, token: str, content: str) -> int:
+    async def number_for(self, name: str, token: str, content: str) -> int:
         """Return the number for an idempotency key: the next one if it is new.
 
         Raises OnceConflict for other content, and errors of the store.
@@ -86,26 +86,26 @@ class Claims:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreClosed("the channels were closed before this call")
+            raise StoreClosed("the channels are closed")
 
     async def _take(self, store: Store, name: str, *, wait: bool) -> Lease:
         while True:
             try:
-                return await turn_lease.acquire_lease(self._threads, store, name, ttl=self.ttl)
+                return await acquire_lease(self._threads, store, name, ttl=self.ttl)
             except NoSuchSession:
                 await self._threads.run(store.set_meta, name, title=name)
             except StoreBusy:
                 if not wait:
                     raise
-                await asyncio.sleep(_OFTEN)
+                await asyncio.sleep(_POLL_SECONDS)
 
 
-def conversation(agent: str | None, key: str) -> str:
+def delivery_claim(agent: str | None, key: str) -> str:
     """Return the name of the claim to deliver in a session, of fixed length."""
     return f"delivery-{_place(agent, key)}"
 
 
-def said_in(agent: str | None, key: str) -> str:
+def register_name(agent: str | None, key: str) -> str:
     """Return the name of the session that lists the messages of a chat."""
     return f"said-{_place(agent, key)}"
 

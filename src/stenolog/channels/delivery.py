@@ -11,24 +11,25 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import Answer
 from stenolog.agent.turn_ownership import read_forked_at
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import is_received, origin_of
-from stenolog.channels.channel import Channel, MaybeSent, NotSent, Place, Undeliverable
-from stenolog.channels.claims import Claims, conversation
+from stenolog.channels.channel import Channel, Destination, MaybeSent, NotSent, Undeliverable
+from stenolog.channels.claims import Claims, delivery_claim
 from stenolog.channels.splitting import split
-from stenolog.context.message_parts import text_parts_of
 from stenolog.context.turn_state import answer_to
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy, StoreUnavailable
+from stenolog.messages import text_parts_of
 from stenolog.records import Message
 
 # --- marks ----------------------------------------------------------------------------------------
@@ -45,58 +46,53 @@ FIELD: Final = "delivery"
 State = Literal["sending", "sent", "unsure", "refused", "owed"]
 """unsure: it may have arrived, and the user was notified. refused: the app rejected it. owed: it
 was certainly not sent."""
-MOST_OWED: Final = 20
+MAX_OWED: Final = 20
 """Maximum number of owed answers per session. Only the newest are kept."""
 
 
-class Mark(Struct, frozen=True, kw_only=True):
+class DeliveryMark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far the answers of a session were sent, and the result of the last attempt."""
 
     seq: int
     """The newest answer whose sending was started."""
-    state: State
+    state: State = field(name="mark")
     """State of the answer that was started last, which may be an older, owed one."""
-    origin: Place
+    origin: Destination
     owed: tuple[int, ...] = ()
     """Seqs up to `seq` that are still to be sent, in order."""
 
     def fields(self) -> dict[str, Any]:
         """Return the mark as stored in meta."""
-        told = {"seq": self.seq, "mark": self.state, "origin": dict(self.origin)}
-        return {**told, "owed": list(self.owed)} if self.owed else told
+        owed = {"owed": list(self.owed)} if self.owed else {}
+        return {**msgspec.to_builtins(self), **owed}
 
 
-class Due(Struct, frozen=True, kw_only=True):
+class DueAnswer(Struct, frozen=True, kw_only=True):
     """An answer to be delivered."""
 
     seq: int
     text: str
-    origin: Place
+    origin: Destination
 
 
-def mark_in(meta: Mapping[str, Any]) -> Mark | None:
+def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
     """Return the mark in a session's meta, or None."""
-    told = meta.get(FIELD)
-    if not isinstance(told, Mapping):
+    try:
+        return msgspec.convert(meta.get(FIELD), DeliveryMark)
+    except msgspec.ValidationError:
         return None
-    seq, state, origin = told.get("seq"), told.get("mark"), told.get("origin")
-    if not isinstance(seq, int) or state not in get_args(State) or not isinstance(origin, Mapping):
-        return None
-    owed = told.get("owed", ())
-    found = [one for one in owed if isinstance(one, int)] if isinstance(owed, list | tuple) else []
-    return Mark(seq=seq, state=cast(State, state), origin=origin, owed=tuple(sorted(found)))
 
 
-def is_due(mark: Mark | None, seq: int) -> bool:
+def is_due(mark: DeliveryMark | None, seq: int) -> bool:
     """Whether sending the answer at `seq` was never started."""
     return mark is None or seq > mark.seq or seq in mark.owed
 
 
-def begun(mark: Mark | None, answer: Due) -> Mark:
+def sending_mark(mark: DeliveryMark | None, answer: DueAnswer) -> DeliveryMark:
     """Return the mark for an answer that is being sent."""
     if mark is None:
-        return Mark(seq=answer.seq, state="sending", origin=answer.origin)
-    return Mark(
+        return DeliveryMark(seq=answer.seq, state="sending", origin=answer.origin)
+    return DeliveryMark(
         seq=max(mark.seq, answer.seq),
         state="sending",
         origin=answer.origin,
@@ -104,28 +100,28 @@ def begun(mark: Mark | None, answer: Due) -> Mark:
     )
 
 
-def owing(mark: Mark, seq: int) -> Mark:
+def owed_mark(mark: DeliveryMark, seq: int) -> DeliveryMark:
     """Return the mark after an answer was certainly not sent."""
-    owed = sorted({*mark.owed, seq})[-MOST_OWED:]
+    owed = sorted({*mark.owed, seq})[-MAX_OWED:]
     return replace(mark, state="owed", owed=tuple(owed))
 
 
-def due(
+def due_answers(
     history: Sequence[Message],
     *,
-    mark: Mark | None,
+    mark: DeliveryMark | None,
     channel: str,
     since: datetime,
     after: int = 0,
-    allows: Callable[[Place], bool] = lambda _: False,
-) -> list[Due]:
+    allows: Callable[[Destination], bool] = lambda _: False,
+) -> list[DueAnswer]:
     """Return the answers to send to a channel, by seq, so that owed ones come first.
 
     Only answers to messages above seq `after` that were stored at or after `since`. The origin of a
     message is trusted if an agent received the message: the agent writes origin and mark in one
     append. Older versions wrote the origin without that mark: those are sent if `allows` agrees.
     """
-    found: dict[int, Due] = {}
+    found: dict[int, DueAnswer] = {}
     for index, message in enumerate(history):
         body = message.to_dict()
         origin = origin_of(body)
@@ -138,7 +134,7 @@ def due(
         answer = answer_to(history[index:], message.seq)
         if answer is not None and is_due(mark, answer.seq):
             text = text_parts_of(answer.to_dict())
-            found[answer.seq] = Due(seq=answer.seq, text=text, origin=origin)
+            found[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
     return [found[seq] for seq in sorted(found)]
 
 
@@ -146,14 +142,14 @@ def due(
 
 
 UNSURE: Final = (
-    "An answer may not have reached you: I was interrupted while I sent it. "
-    "/retry has your last message answered again."
+    "An answer may not have reached you: I was interrupted while sending it. "
+    "Send /retry to get your last message answered again."
 )
-_FRESH: Final = timedelta(days=1)
+_MAX_AGE: Final = timedelta(days=1)
 """Maximum age of a message whose answer is still delivered."""
-_LONGEST: Final = 120.0
+_MAX_RETRY_SECONDS: Final = 120.0
 """Maximum seconds of retries for a message, besides delays that the app asks for."""
-_TRIES: Final = 5
+_MAX_ATTEMPTS: Final = 5
 _PAGE: Final = 200
 _REMEMBERED: Final = 10_000
 
@@ -170,7 +166,7 @@ class Delivery:
         claims: Claims,
         *,
         pause: float = 1.0,
-        allows: Callable[[Place], bool] = lambda _: False,
+        allows: Callable[[Destination], bool] = lambda _: False,
     ) -> None:
         """`pause`: seconds before the first retry of a message that was not sent.
 
@@ -183,12 +179,12 @@ class Delivery:
         self._claims = claims
         self._pause = pause
         self._stopping = asyncio.Event()
-        self._cut = False
+        self._stopped_sending = False
         self._running: set[asyncio.Task[Any]] = set()
         """Answers that are being sent."""
 
     async def deliver(
-        self, instance: AgentInstance, answer: Answer, text: str, origin: Place
+        self, instance: AgentInstance, answer: Answer, text: str, origin: Destination
     ) -> None:
         """Send `text` as the answer, unless sending it was started before. Raises nothing.
 
@@ -199,22 +195,24 @@ class Delivery:
         if answer.seq is None:
             await self.tell(origin, text)
             return
-        one = Due(seq=answer.seq, text=text, origin=origin)
-        if await self._safely(instance, answer.key, one):
+        one = DueAnswer(seq=answer.seq, text=text, origin=origin)
+        if await self._try_deliver(instance, answer.key, one):
             # The app accepts messages again, so send those that it did not accept before.
             try:
                 await self.catch_up(instance, answer.key, only_owed=True)
             except StenologError as error:
-                _logger.warning("what is owed in %r waits: %s", answer.key, error)
+                _logger.warning(
+                    "unsent answers in %r wait for the next attempt: %s", answer.key, error
+                )
 
-    async def cut(self) -> None:
+    async def stop_sending(self) -> None:
         """Stop sending while marks can still be written; the next start continues."""
-        self._cut = True
+        self._stopped_sending = True
         self._stopping.set()
         if await cancel_and_wait(self._running):
             raise asyncio.CancelledError
 
-    async def tell(self, origin: Place, text: str) -> None:
+    async def tell(self, origin: Destination, text: str) -> None:
         """Send a text that is not an answer in the log. Raises nothing."""
         try:
             await self._send(origin, text, [])
@@ -231,7 +229,7 @@ class Delivery:
         be a killed process whose claim has not expired.
         """
         left: list[tuple[AgentInstance, str, bool]] = []
-        since = datetime.now(UTC) - _FRESH
+        since = datetime.now(UTC) - _MAX_AGE
         for instance in self._loop.registry:
             async for entry in self._entries(instance):
                 fresh = entry.updated is not None and entry.updated >= since
@@ -239,23 +237,23 @@ class Delivery:
                     return
                 if entry.problem is not None or not (fresh or entry.channel == self.channel.name):
                     continue
-                if not await self._looked_after(instance, entry.key, fresh):
+                if not await self._recover_session(instance, entry.key, fresh):
                     left.append((instance, entry.key, fresh))
         while left and not await self._is_stopping_within(self._claims.ttl):
-            left = [one for one in left if not await self._looked_after(*one)]
+            left = [one for one in left if not await self._recover_session(*one)]
 
-    async def _looked_after(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
+    async def _recover_session(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
         """Recover one session; return False if another process is sending there."""
         if self._stopping.is_set():
             return True
         try:
-            await self._tell_if_unsure(instance, key)
+            await self._notify_if_unsure(instance, key)
             if fresh:
                 await self.catch_up(instance, key)
         except StoreBusy:
             return False
         except StenologError as error:
-            _logger.warning("%s could not be looked after: %s", key, error)
+            _logger.warning("could not check %r for unsent answers: %s", key, error)
         return True
 
     async def _is_stopping_within(self, seconds: float) -> bool:
@@ -275,8 +273,8 @@ class Delivery:
         if only_owed and (mark is None or not mark.owed):
             return
         history = await self._loop.run(instance.sessions.get_history, key)
-        since = datetime.now(UTC) - _FRESH
-        waiting = due(
+        since = datetime.now(UTC) - _MAX_AGE
+        waiting = due_answers(
             history,
             mark=mark,
             channel=self.channel.name,
@@ -288,7 +286,7 @@ class Delivery:
             if only_owed and mark is not None and one.seq not in mark.owed:
                 continue  # the task that made it is about to send it
             if one.text.strip():
-                await self._safely(instance, key, one)
+                await self._try_deliver(instance, key, one)
 
     async def _entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
         after: str | None = None
@@ -296,7 +294,7 @@ class Delivery:
             try:
                 page = await self._loop.run(instance.catalog.list, limit=_PAGE, after=after)
             except StenologError as error:
-                _logger.warning("answers that were not sent could not be looked for: %s", error)
+                _logger.warning("could not search for unsent answers: %s", error)
                 return
             for entry in page.entries:
                 yield entry
@@ -304,32 +302,32 @@ class Delivery:
             if after is None:
                 return
 
-    async def _tell_if_unsure(self, instance: AgentInstance, key: str) -> None:
+    async def _notify_if_unsure(self, instance: AgentInstance, key: str) -> None:
         if not self._is_sending(await self._mark(instance, key)):
             return
-        async with self._claims.held(conversation(instance.id, key), wait=False):
+        async with self._claims.held(delivery_claim(instance.id, key), wait=False):
             mark = await self._mark(instance, key)
             if mark is not None and self._is_sending(mark):
                 _logger.warning(
-                    "nobody knows whether the answer at %s of %r arrived", mark.seq, key
+                    "it is unknown whether answer %s in %r was delivered", mark.seq, key
                 )
-                await self._tell_unsure(instance, key, mark)
+                await self._notify_unsure(instance, key, mark)
 
-    def _is_sending(self, mark: Mark | None) -> bool:
+    def _is_sending(self, mark: DeliveryMark | None) -> bool:
         own = mark is not None and mark.origin.get("channel") == self.channel.name
         return own and mark is not None and mark.state == "sending"
 
-    async def _tell_unsure(self, instance: AgentInstance, key: str, mark: Mark) -> None:
+    async def _notify_unsure(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         # The mark is written first, so that the user is notified at most once.
         await self._set_mark(instance, key, replace(mark, state="unsure"))
         await self.tell(mark.origin, UNSURE)
 
     # --- one answer --------------------------------------------------------------------------
 
-    async def _safely(self, instance: AgentInstance, key: str, answer: Due) -> bool:
+    async def _try_deliver(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
         """Deliver an answer, and return whether it was sent now. Raises nothing."""
-        for attempt in range(1, _TRIES + 1):
-            if self._cut:
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            if self._stopped_sending:
                 return False
             running = asyncio.create_task(self._deliver(instance, key, answer))
             self._running.add(running)
@@ -338,86 +336,88 @@ class Delivery:
                 return await running
             except StoreUnavailable as error:
                 # Without a mark it must not be sent.
-                _logger.warning("the answer at %s of %r waits: %s", answer.seq, key, error)
+                _logger.warning("answer %s in %r is sent later: %s", answer.seq, key, error)
                 await asyncio.sleep(self._pause * attempt)
             except StenologError as error:
-                _logger.warning("the answer at %s of %r was not sent: %s", answer.seq, key, error)
+                _logger.warning("answer %s in %r was not sent: %s", answer.seq, key, error)
                 return False
-        _logger.error("the answer at %s of %r is left to the next start", answer.seq, key)
+        _logger.error("answer %s in %r is sent after the next start", answer.seq, key)
         return False
 
-    async def _deliver(self, instance: AgentInstance, key: str, answer: Due) -> bool:
-        async with self._claims.held(conversation(instance.id, key)):
+    async def _deliver(self, instance: AgentInstance, key: str, answer: DueAnswer) -> bool:
+        async with self._claims.held(delivery_claim(instance.id, key)):
             before = await self._mark(instance, key)
             if not is_due(before, answer.seq):
                 return False
             if before is not None and self._is_sending(before):
                 # The process that sent it is gone, and the new mark would replace the only record
                 # of it.
-                await self._tell_unsure(instance, key, before)
-            mark = begun(before, answer)
-            handed_over: list[str] = []
+                await self._notify_unsure(instance, key, before)
+            mark = sending_mark(before, answer)
+            sent_pieces: list[str] = []
             try:
                 await self._set_mark(instance, key, mark)
-                await self._send(answer.origin, answer.text, handed_over)
+                await self._send(answer.origin, answer.text, sent_pieces)
             except Undeliverable as error:
-                _logger.warning("the answer at %s of %r was refused: %s", answer.seq, key, error)
+                _logger.warning(
+                    "answer %s in %r was rejected by the app: %s", answer.seq, key, error
+                )
                 await self._set_mark(instance, key, replace(mark, state="refused"))
             except (NotSent, MaybeSent) as error:
-                _logger.warning("the answer at %s of %r: %s", answer.seq, key, error)
-                if handed_over:
-                    await self._tell_unsure(instance, key, mark)
+                _logger.warning("answer %s in %r: %s", answer.seq, key, error)
+                if sent_pieces:
+                    await self._notify_unsure(instance, key, mark)
                 else:
-                    await self._set_mark(instance, key, owing(mark, answer.seq))
+                    await self._set_mark(instance, key, owed_mark(mark, answer.seq))
             except asyncio.CancelledError:
-                if not handed_over:
-                    await self._owe(instance, key, owing(mark, answer.seq))
+                if not sent_pieces:
+                    await self._owe(instance, key, owed_mark(mark, answer.seq))
                 raise
             else:
                 await self._set_mark(instance, key, replace(mark, state="sent"))
                 return True
         return False
 
-    async def _owe(self, instance: AgentInstance, key: str, mark: Mark) -> None:
+    async def _owe(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         """Record that an answer was not sent. Raises only CancelledError."""
         try:
             await self._set_mark(instance, key, mark)
         except Exception:
-            _logger.exception("that nothing was sent in %r could not be noted", key)
+            _logger.exception("could not record that an answer in %r was not sent", key)
 
-    async def _send(self, origin: Place, text: str, handed_over: list[str]) -> None:
-        """Send a text in pieces. `handed_over` gets each piece that may have arrived."""
+    async def _send(self, origin: Destination, text: str, sent_pieces: list[str]) -> None:
+        """Send a text in pieces. `sent_pieces` gets each piece that may have arrived."""
         for piece in split(text, self.channel.limit):
             waited, pause = 0.0, self._pause
             while True:
-                handed_over.append(piece)
+                sent_pieces.append(piece)
                 try:
                     await self.channel.send(origin, piece)
                 except NotSent as error:
-                    handed_over.pop()
+                    sent_pieces.pop()
                     if not error.after:
                         waited += pause
-                    if waited > _LONGEST:
+                    if waited > _MAX_RETRY_SECONDS:
                         raise
                     await asyncio.sleep(error.after or pause)
-                    pause = min(2 * pause, _LONGEST / 4)
+                    pause = min(2 * pause, _MAX_RETRY_SECONDS / 4)
                 except (MaybeSent, Undeliverable):
                     raise
                 except Exception as error:  # noqa: BLE001 - its text might contain a secret
-                    raise MaybeSent(f"it failed with {type(error).__name__}") from None
+                    raise MaybeSent(f"sending failed with {type(error).__name__}") from None
                 else:
                     break
 
     # --- marks -------------------------------------------------------------------------------
 
-    async def _mark(self, instance: AgentInstance, key: str) -> Mark | None:
+    async def _mark(self, instance: AgentInstance, key: str) -> DeliveryMark | None:
         try:
             info = await self._loop.run(instance.store.info, key)
         except NoSuchSession:
             return None
-        mark = mark_in(info.meta)
+        mark = read_mark(info.meta)
         # Older versions copied the mark of the source into a fork.
         return None if mark is not None and mark.seq > info.last_seq else mark
 
-    async def _set_mark(self, instance: AgentInstance, key: str, mark: Mark) -> None:
+    async def _set_mark(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         await self._loop.run(instance.store.set_meta, key, **{FIELD: mark.fields()})

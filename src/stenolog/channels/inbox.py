@@ -11,20 +11,21 @@ import logging
 import secrets
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from stenolog.agent import commands
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.scheduler import CLOSING, TAKEN_OVER
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import Answer, Event, InboundMessage, MessageStored, SaveFailed
-from stenolog.channels.channel import Arrival, Place, Taken
-from stenolog.channels.claims import Claims, said_in
+from stenolog.channels.channel import AcceptedMessage, Destination, IncomingMessage
+from stenolog.channels.claims import Claims, register_name
 from stenolog.channels.delivery import Delivery
 from stenolog.errors import (
     ContextTooSmall,
@@ -48,45 +49,45 @@ from stenolog.sessions.keys import Origin, key_for, owner_for
 
 
 FIELD: Final = "goes_on_in"
-_MOST_EARLIER: Final = 50
+_MAX_EARLIER: Final = 50
 """Maximum number of earlier moves that are stored."""
 _REMEMBERED_CHATS: Final = 10_000
 _logger = logging.getLogger("stenolog")
 
 
-class GoesOn(Struct, frozen=True, kw_only=True):
+class ChatMove(Struct, frozen=True, kw_only=True):
     """The session in which a chat continues, the number of the command, and the session before."""
 
-    key: str
-    before: str
-    chat: str
-    number: int
+    key: Annotated[str, Meta(min_length=1)]
+    before: Annotated[str, Meta(min_length=1)]
+    chat: str = ""
+    number: int = 0
     earlier: tuple[tuple[int, str], ...] = ()
     """Earlier moves of this chat: number of the command, and session before it."""
 
 
-def session_of(own: str, goes_on: GoesOn | None, arrival: Arrival) -> str | None:
+def session_of(own: str, last_move: ChatMove | None, arrival: IncomingMessage) -> str | None:
     """Return the session of a message, or None for a command that was already executed."""
-    if goes_on is None:
+    if last_move is None:
         return own
-    if not arrival.number or not goes_on.number or (arrival.chat or "") != goes_on.chat:
-        return goes_on.key
-    for number, before in (*goes_on.earlier, (goes_on.number, goes_on.before)):
+    if not arrival.number or not last_move.number or (arrival.chat or "") != last_move.chat:
+        return last_move.key
+    for number, before in (*last_move.earlier, (last_move.number, last_move.before)):
         if arrival.number == number:
             return None
         if arrival.number < number:
             return before
-    return goes_on.key
+    return last_move.key
 
 
-def _moves(goes_on: GoesOn | None, chat: str) -> tuple[tuple[int, str], ...]:
+def _moves(last_move: ChatMove | None, chat: str) -> tuple[tuple[int, str], ...]:
     """Return the moves of a chat so far, oldest first."""
-    if goes_on is None or goes_on.chat != chat or not goes_on.number:
+    if last_move is None or last_move.chat != chat or not last_move.number:
         return ()
-    return (*goes_on.earlier, (goes_on.number, goes_on.before))[-_MOST_EARLIER:]
+    return (*last_move.earlier, (last_move.number, last_move.before))[-_MAX_EARLIER:]
 
 
-class GoingOn:
+class ChatSessions:
     """Sessions in which chats continue after /new, /resume and /fork.
 
     Stored in the meta of the chat's first session. A message that an app sends again after a move
@@ -95,70 +96,62 @@ class GoingOn:
 
     def __init__(self, loop: AgentLoop) -> None:
         self._loop = loop
-        self._kept: dict[tuple[str | None, str], GoesOn] = {}
+        self._kept: dict[tuple[str | None, str], ChatMove] = {}
         """Moves that could not be stored."""
 
-    async def session_of(self, instance: AgentInstance, own: str, arrival: Arrival) -> str | None:
+    async def session_of(
+        self, instance: AgentInstance, own: str, arrival: IncomingMessage
+    ) -> str | None:
         """Return the session of a message; `own` is the first session of its chat."""
         return session_of(own, await self._found(instance, own), arrival)
 
-    async def session_now(self, instance: AgentInstance, own: str) -> str:
+    async def current_session(self, instance: AgentInstance, own: str) -> str:
         """Return the session in which the chat continues now."""
-        goes_on = await self._found(instance, own)
-        return own if goes_on is None else goes_on.key
+        last_move = await self._found(instance, own)
+        return own if last_move is None else last_move.key
 
-    async def go_on(
-        self, instance: AgentInstance, own: str, arrival: Arrival, *, before: str, key: str
+    async def move(
+        self, instance: AgentInstance, own: str, arrival: IncomingMessage, *, before: str, key: str
     ) -> None:
         """Record that the chat continues in another session from this message on."""
         chat = arrival.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
         with suppress(StenologError):  # the command was executed already
             earlier = _moves(await self._found(instance, own), chat)
-        place = GoesOn(key=key, before=before, chat=chat, number=arrival.number, earlier=earlier)
+        place = ChatMove(key=key, before=before, chat=chat, number=arrival.number, earlier=earlier)
         self._kept[instance.id, own] = place
         while len(self._kept) > _REMEMBERED_CHATS:
             del self._kept[next(iter(self._kept))]
-        fields = {name: getattr(place, name) for name in GoesOn.__struct_fields__}
         try:
-            await self._loop.run(instance.store.set_meta, own, **{FIELD: fields})
+            await self._loop.run(
+                instance.store.set_meta, own, **{FIELD: msgspec.to_builtins(place)}
+            )
         except StenologError as error:
-            _logger.warning("after a restart %r goes on where it was: %s", own, error)
+            _logger.warning(
+                "could not store which session %r continues in; a restart returns to the old one: "
+                "%s",
+                own,
+                error,
+            )
         else:
             del self._kept[instance.id, own]
 
-    async def _found(self, instance: AgentInstance, own: str) -> GoesOn | None:
+    async def _found(self, instance: AgentInstance, own: str) -> ChatMove | None:
         return self._kept.get((instance.id, own)) or await self._stored(instance, own)
 
-    async def _stored(self, instance: AgentInstance, own: str) -> GoesOn | None:
+    async def _stored(self, instance: AgentInstance, own: str) -> ChatMove | None:
         try:
-            return _read((await self._loop.run(instance.store.info, own)).meta)
+            return _read_move((await self._loop.run(instance.store.info, own)).meta)
         except NoSuchSession:
             return None
         # Temporary errors are not caught: the message would be stored in the wrong session.
 
 
-def _read(meta: Mapping[str, Any]) -> GoesOn | None:
-    told = meta.get(FIELD)
-    if not isinstance(told, Mapping):
+def _read_move(meta: Mapping[str, Any]) -> ChatMove | None:
+    try:
+        return msgspec.convert(meta.get(FIELD), ChatMove)
+    except msgspec.ValidationError:
         return None
-    key, before = told.get("key"), told.get("before")
-    chat, number = told.get("chat"), told.get("number")
-    if not (isinstance(key, str) and isinstance(before, str) and key and before):
-        return None
-    if not isinstance(chat, str) or not isinstance(number, int):
-        return GoesOn(key=key, before=before, chat="", number=0)
-    told_earlier = told.get("earlier", ())
-    earlier = told_earlier if isinstance(told_earlier, list | tuple) else ()
-    moves = tuple(
-        (move[0], move[1])
-        for move in earlier
-        if isinstance(move, list | tuple)
-        and len(move) == 2
-        and isinstance(move[0], int)
-        and isinstance(move[1], str)
-    )
-    return GoesOn(key=key, before=before, chat=chat, number=number, earlier=moves)
 
 
 # --- register -------------------------------------------------------------------------------------
@@ -173,55 +166,67 @@ _UNDONE: Final = "undone-"
 """Prefix of the meta field of a command that was started and not executed."""
 
 
-class Register:
+class MessageRegister:
     """Numbers for the messages of a channel whose app has none."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
 
-    async def number_of(self, instance: AgentInstance, own: str, arrival: Arrival) -> int:
+    async def number_of(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> int:
         """Return the number of a message in its chat, or 0 if it cannot be stored.
 
         Raises OnceConflict if another message had this id.
         """
         said = _digest(arrival.sender, arrival.text)
-        place = said_in(instance.id, own)
+        place = register_name(instance.id, own)
         try:
-            return await self._claims.counted(place, _digest(arrival.id), said)
+            return await self._claims.number_for(place, _digest(arrival.id), said)
         except UsageError:
             raise
         except StenologError as error:
             # The message is accepted anyway, as if the log could not be written.
-            _logger.warning("if a message in %r comes again, it may be new: %s", own, error)
+            _logger.warning(
+                "could not store the id of a message in %r; if it is sent again, it may be "
+                "answered twice: %s",
+                own,
+                error,
+            )
             return 0
 
-    async def begin(self, instance: AgentInstance, own: str, arrival: Arrival) -> bool:
+    async def begin(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> bool:
         """Return whether to execute a command: False if any process has started it before.
 
         So it is not executed again after a crash either, because it may have had an effect.
         """
         if not arrival.number:
             return True
-        place = said_in(instance.id, own)
+        place = register_name(instance.id, own)
         try:
             # Each attempt has different content, so only one process succeeds.
-            await self._claims.counted(place, f"{_digest(arrival.id)}-begun", secrets.token_hex(8))
+            await self._claims.number_for(
+                place, f"{_digest(arrival.id)}-begun", secrets.token_hex(8)
+            )
         except OnceConflict:
             undone = f"{_UNDONE}{arrival.number}"
-            if not (await self._claims.noted(place)).get(undone):
+            if not (await self._claims.read_note(place)).get(undone):
                 return False
             await self._claims.note(place, **{undone: None})
         except UsageError:
             raise
         except StenologError as error:
-            _logger.warning("if a command in %r comes again, it is obeyed again: %s", own, error)
+            _logger.warning(
+                "could not store that a command in %r was run; if it is sent again, it runs "
+                "again: %s",
+                own,
+                error,
+            )
         return True
 
-    async def undo(self, instance: AgentInstance, own: str, arrival: Arrival) -> None:
+    async def undo(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> None:
         """Record that a command was rejected, so that it is executed when it is sent again."""
         if arrival.number:
             with suppress(StenologError):
-                place = said_in(instance.id, own)
+                place = register_name(instance.id, own)
                 await self._claims.note(place, **{f"{_UNDONE}{arrival.number}": True})
 
 
@@ -238,23 +243,23 @@ T = TypeVar("T")
 
 _QUIET: Final = (CLOSING, TAKEN_OVER)
 """Outcomes without a message: the process that resumes the turn delivers its answer."""
-_WORDLESS: Final = "(The model answered without a word.)"
-_NOT_SAVED: Final = "This is not saved yet, because nothing can be stored right now."
+_EMPTY_ANSWER: Final = "(The model returned an empty answer.)"
+_NOT_SAVED: Final = "This is not saved yet, because storage is not available right now."
 _REASONS: Final[Mapping[type[StenologError], str]] = {
     ContextTooSmall: "the conversation is too long for the model",
     ModelRefused: "the model did not accept the request",
     ModelUnavailable: "the model cannot be reached right now",
-    StoreUnavailable: "the store cannot be used right now",
+    StoreUnavailable: "storage is not available right now",
 }
 _UNKNOWN: Final = "something went wrong"
-_BROKEN: Final = "Something went wrong with your message, and it is not answered."
-_MOST_CRASHES: Final = 3
+_INTERNAL_ERROR: Final = "Your message could not be answered because of an internal error."
+_MAX_CRASHES: Final = 3
 _REMEMBERED: Final = 1_000
 _TYPING: Final = 4.0
 """Seconds between typing indicators, which apps show for about this long."""
 
 
-class Incoming(Taken, frozen=True, kw_only=True):
+class PendingAnswer(AcceptedMessage, frozen=True, kw_only=True):
     """A message that is being processed, and its answer."""
 
     answer: "asyncio.Task[Answer | None]"
@@ -271,7 +276,7 @@ class Inbox:
         *,
         channel: str,
         delivery: Delivery | None = None,
-        register: Register | None = None,
+        register: MessageRegister | None = None,
         most: int = 256,
     ) -> None:
         """Without a `delivery`, answers are returned to the caller.
@@ -284,8 +289,8 @@ class Inbox:
         self._delivery = delivery
         self._register = register
         self._most = most
-        self._going_on = GoingOn(loop)
-        self._orders: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
+        self._chat_sessions = ChatSessions(loop)
+        self._chat_locks: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
             WeakValueDictionary()
         )
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -298,18 +303,18 @@ class Inbox:
         """Whether the maximum number of messages is being processed."""
         return len(self._tasks) >= self._most
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until another message can be accepted."""
         while self.full:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    def take_in(self, arrival: Arrival) -> Incoming:
+    def accept(self, arrival: IncomingMessage) -> PendingAnswer:
         """Start to store and answer a message. Messages of one session keep their order."""
         durable: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        task = _begin(self._taken_in(arrival, durable), self._tasks)
-        return Incoming(durable=durable, answer=task)
+        task = _start_task(self._process(arrival, durable), self._tasks)
+        return PendingAnswer(durable=durable, answer=task)
 
-    async def tell(self, origin: Place, text: str) -> None:
+    async def tell(self, origin: Destination, text: str) -> None:
         """Send a text that is not an answer. Raises nothing."""
         if self._delivery is not None:
             await self._delivery.tell(origin, text)
@@ -319,13 +324,13 @@ class Inbox:
         if self._delivery is not None:
             # A separate task: if the caller is cancelled, messages that are being sent still
             # arrive.
-            _begin(self._delivery.recover(), self._recovering)
+            _start_task(self._delivery.recover(), self._recovering)
 
-    async def drain(self, patience: float) -> None:
-        """Wait at most `patience` seconds until all messages are answered and answers delivered."""
+    async def drain(self, wait_seconds: float) -> None:
+        """Wait at most `wait_seconds` until all messages are answered and answers delivered."""
         self.stop_recovering()
         if under_way := self._tasks | self._recovering:
-            await asyncio.wait(under_way, timeout=max(patience, 0))
+            await asyncio.wait(under_way, timeout=max(wait_seconds, 0))
 
     def stop_recovering(self) -> None:
         """Stop recovering answers of a killed process; the next start continues."""
@@ -338,7 +343,9 @@ class Inbox:
 
     # --- one message -------------------------------------------------------------------------
 
-    async def _taken_in(self, arrival: Arrival, durable: asyncio.Future[bool]) -> Answer | None:
+    async def _process(
+        self, arrival: IncomingMessage, durable: asyncio.Future[bool]
+    ) -> Answer | None:
         try:
             return await self._answered(arrival, durable)
         except StoreClosed:
@@ -348,49 +355,51 @@ class Inbox:
             _settle(durable, True)
             if self._delivery is None:
                 raise
-            await self._say(arrival, f"That cannot be taken in: {error}.")
+            await self._say(arrival, f"Your message cannot be accepted: {error}.")
             return None
         except StenologError as error:
-            _logger.warning("%s: a message was not taken in: %s", self._channel, error)
+            _logger.warning("%s: a message was not stored: %s", self._channel, error)
             return None
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
             if (durable.done() and durable.result()) or self._crashes_too_often(arrival):
                 # The app does not send it again.
                 _settle(durable, True)
-                await self._say(arrival, _BROKEN)
+                await self._say(arrival, _INTERNAL_ERROR)
             return None
         finally:
             _settle(durable, False)
 
-    async def _answered(self, arrival: Arrival, durable: asyncio.Future[bool]) -> Answer | None:
+    async def _answered(
+        self, arrival: IncomingMessage, durable: asyncio.Future[bool]
+    ) -> Answer | None:
         instance = self._loop.registry.route(self._channel, arrival.sender)
-        base = key_for(self._came_from(arrival), scope=arrival.scope)
-        hearing = _Hearing(self, arrival, durable)
+        base = key_for(self._origin_of(arrival), scope=arrival.scope)
+        task = _MessageTask(self, arrival, durable)
         asked = commands.parse_command(arrival.text)
         if asked is not None and asked.name == "stop":
             # /stop does not wait: it ends the turn that the others wait for.
-            again = await self._begin(instance, base, arrival, hearing)
+            again = await self._begin(instance, base, arrival, task)
         else:
-            order = self._orders.setdefault((instance.id, base), asyncio.Lock())
+            order = self._chat_locks.setdefault((instance.id, base), asyncio.Lock())
             async with order:
-                again = await self._begin(instance, base, arrival, hearing)
-        answer = again or await hearing.answer()
+                again = await self._begin(instance, base, arrival, task)
+        answer = again or await task.answer()
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
-        if hearing.not_saved:
-            _logger.warning("%s: %r is not saved: %s", self._channel, answer.key, hearing.not_saved)
+        if task.not_saved:
+            _logger.warning("%s: %r is not stored: %s", self._channel, answer.key, task.not_saved)
         is_durable = answer.outcome != "failed" or answer.saved
         _settle(durable, is_durable)
         if not is_durable and not self._is_first(arrival):
             return answer  # it is sent again and again, and the user was notified the first time
         if self._delivery is not None and arrival.origin is not None:
-            text = words_for(answer)
+            text = text_for_user(answer)
             await self._delivery.deliver(instance, answer, text, arrival.origin)
         return answer
 
     async def _begin(
-        self, instance: AgentInstance, base: str, arrival: Arrival, hearing: "_Hearing"
+        self, instance: AgentInstance, base: str, arrival: IncomingMessage, task: "_MessageTask"
     ) -> Answer | None:
         """Pass a message to the agent, and wait until it is durable or answered.
 
@@ -400,45 +409,45 @@ class Inbox:
         listed = None if arrival.number else self._register
         if listed is not None:
             arrival = replace(arrival, number=await listed.number_of(instance, own, arrival))
-        key = await self._going_on.session_of(instance, own, arrival)
+        key = await self._chat_sessions.session_of(instance, own, arrival)
         if commands.parse_command(arrival.text) is None:
             listed = None
         if key is None or (listed is not None and not await listed.begin(instance, own, arrival)):
-            now = await self._going_on.session_now(instance, own)
+            now = await self._chat_sessions.current_session(instance, own)
             return Answer(key=now, text="", outcome="again")
         inbound = InboundMessage(
             key=key,
             content=arrival.text,
             id=arrival.id,
             origin=arrival.origin,
-            sender=owner_for(self._came_from(arrival), scope=arrival.scope),
+            sender=owner_for(self._origin_of(arrival), scope=arrival.scope),
         )
         try:
-            answer = await hearing.begin(self._loop, inbound, instance)
+            answer = await task.begin(self._loop, inbound, instance)
         except StenologError:
             if listed is not None:
                 await listed.undo(instance, own, arrival)
             raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
-            await self._going_on.go_on(instance, own, arrival, before=key, key=answer.key)
+            await self._chat_sessions.move(instance, own, arrival, before=key, key=answer.key)
         return None
 
-    def _came_from(self, arrival: Arrival) -> Origin:
+    def _origin_of(self, arrival: IncomingMessage) -> Origin:
         return Origin(
             channel=self._channel, sender=arrival.sender, chat=arrival.chat, thread=arrival.thread
         )
 
-    def _crashes_too_often(self, arrival: Arrival) -> bool:
+    def _crashes_too_often(self, arrival: IncomingMessage) -> bool:
         """Count a crash of a message, and return whether to give the message up."""
         crashes = self._crashes.pop(arrival.id, 0) + 1
-        if crashes >= _MOST_CRASHES:
+        if crashes >= _MAX_CRASHES:
             return True
         self._crashes[arrival.id] = crashes
         while len(self._crashes) > _REMEMBERED:
             del self._crashes[next(iter(self._crashes))]
         return False
 
-    def _is_first(self, arrival: Arrival) -> bool:
+    def _is_first(self, arrival: IncomingMessage) -> bool:
         """Whether this is the first time that the message was neither stored nor answered."""
         known = arrival.id in self._failed
         if len(self._failed) >= _REMEMBERED:
@@ -446,21 +455,23 @@ class Inbox:
         self._failed.add(arrival.id)
         return not known
 
-    async def _say(self, arrival: Arrival, text: str) -> None:
+    async def _say(self, arrival: IncomingMessage, text: str) -> None:
         if arrival.origin is not None:
             await self.tell(arrival.origin, text)
 
-    async def keep_typing(self, origin: Place) -> None:
+    async def keep_typing(self, origin: Destination) -> None:
         """Show that an answer is being written, until cancelled."""
         while self._delivery is not None:
             await self._delivery.channel.typing(origin)
             await asyncio.sleep(_TYPING)
 
 
-class _Hearing:
+class _MessageTask:
     """The agent's processing of one message."""
 
-    def __init__(self, inbox: Inbox, arrival: Arrival, durable: asyncio.Future[bool]) -> None:
+    def __init__(
+        self, inbox: Inbox, arrival: IncomingMessage, durable: asyncio.Future[bool]
+    ) -> None:
         self._inbox = inbox
         self._arrival = arrival
         self._durable = durable
@@ -500,13 +511,13 @@ class _Hearing:
             if self._arrival.origin is not None and self._typing is None:
                 self._typing = asyncio.create_task(self._inbox.keep_typing(self._arrival.origin))
         elif isinstance(event, SaveFailed):
-            self.not_saved = event.words
+            self.not_saved = event.text
 
     async def _end(self) -> None:
         await cancel_and_wait(one for one in (self._typing, self._task) if one is not None)
 
 
-def words_for(answer: Answer) -> str:
+def text_for_user(answer: Answer) -> str:
     """Return the text for the user, which may be empty.
 
     Errors become one plain sentence: the details may contain host and file names of the operator,
@@ -516,10 +527,10 @@ def words_for(answer: Answer) -> str:
     if answer.error is not None or answer.outcome == "failed":
         if text in _QUIET:
             return ""
-        kept = "Your message is kept." if answer.saved else _NOT_SAVED
+        kept = "Your message is saved." if answer.saved else _NOT_SAVED
         return f"I could not answer: {_reason(answer.error)}. {kept}"
     if answer.outcome == "answered" and not text.strip():
-        text = _WORDLESS
+        text = _EMPTY_ANSWER
     if text and not answer.saved:
         text += f"\n\n({_NOT_SAVED})"
     return text
@@ -529,7 +540,7 @@ def _reason(error: StenologError | None) -> str:
     return next((words for kind, words in _REASONS.items() if isinstance(error, kind)), _UNKNOWN)
 
 
-def _begin(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
+def _start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
     """Start a task and keep it in `tasks` until it ends."""
     task = asyncio.create_task(work)
     tasks.add(task)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from stenolog.errors import UsageError
 
-LEAST: Final = 64
+MIN_LIMIT: Final = 64
 _FENCE: Final = "```"
 _CLOSE: Final = f"\n{_FENCE}"
 _MOST_OPENING: Final = 24
@@ -56,8 +56,8 @@ def split(text: str, limit: int) -> list[str]:
 
 def pieces(text: str, limit: int) -> list[Piece]:
     """Return the messages, with added fences separate from the text."""
-    if limit < LEAST:
-        raise UsageError(f"limit={limit}: a message has at least {LEAST} characters")
+    if limit < MIN_LIMIT:
+        raise UsageError(f"limit must be {MIN_LIMIT} or more, not {limit}")
     found: list[Piece] = []
     rest, fence = text.strip("\n"), ""
     while rest.strip():

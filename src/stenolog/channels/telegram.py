@@ -29,17 +29,17 @@ from telegram.error import (
 )
 from telegram.request import HTTPXRequest
 
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.channels.channel import (
+    AcceptedMessage,
     AllowList,
-    Arrival,
-    Inward,
+    Destination,
+    IncomingMessage,
     MaybeSent,
+    MessageReceiver,
     NotSent,
-    Place,
-    Taken,
     Undeliverable,
-    is_here,
+    is_local,
     uses_tls,
 )
 from stenolog.channels.claims import Claims
@@ -79,7 +79,7 @@ class Offsets:
         """Whether an update is not durable yet."""
         return any(state != "durable" for state in self._states.values())
 
-    def came(self, numbers: Iterable[int]) -> list[int]:
+    def add(self, numbers: Iterable[int]) -> list[int]:
         """Return the numbers to process now, and mark them as open."""
         there = sorted(set(numbers))
         for number in [one for one, state in self._states.items() if state == "left"]:
@@ -114,13 +114,13 @@ class Offsets:
 
 NAME: Final = "telegram"
 _SERVER: Final = "https://api.telegram.org"
-_TEXT_ONLY: Final = "I understand only text."
+_TEXT_ONLY: Final = "I can only read text messages."
 _LONG_POLL: Final = 25
 """Seconds that the server keeps a request for updates open."""
 _LONGEST: Final = 60.0
-_HINT: Final = 86_400.0
+_OFFSET_SECONDS: Final = 86_400.0
 """Seconds for which a stored offset is valid. Telegram may restart its numbers after a week."""
-_TALKATIVE: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
+_URL_LOGGERS: Final = ("httpx", "telegram.Bot", "telegram.request.BaseRequest")
 """Loggers of libraries that log complete URLs, which contain the token."""
 
 _logger = logging.getLogger("stenolog")
@@ -168,7 +168,7 @@ class Telegram:
         self._place = f"{NAME}-{id[0]}" if id else NAME
         self._telling: set[asyncio.Task[bool]] = set()
         self._filter = _NoSecret(token)
-        for name in _TALKATIVE:
+        for name in _URL_LOGGERS:
             logging.getLogger(name).addFilter(self._filter)
         base = settings.base_url.rstrip("/") or _SERVER
         self._bot = Bot(
@@ -181,11 +181,11 @@ class Telegram:
 
     # --- in ----------------------------------------------------------------------------------
 
-    async def run(self, inward: Inward) -> None:
+    async def run(self, receiver: MessageReceiver) -> None:
         """Receive messages until it is cancelled or the token is rejected."""
         while True:
             try:
-                await self._poll_if_free(inward)
+                await self._poll_if_free(receiver)
             except StoreBusy:
                 await asyncio.sleep(self._pause)
             except StenologError as error:
@@ -194,11 +194,11 @@ class Telegram:
             except _Stopped:
                 break
         _logger.error(
-            "Telegram refuses the bot's token; the bot is off until the token is right and the "
-            "program is started again"
+            "Telegram rejected the bot's token, so the bot is off; correct the token and start "
+            "the gateway again"
         )
 
-    async def _poll_if_free(self, inward: Inward) -> None:
+    async def _poll_if_free(self, receiver: MessageReceiver) -> None:
         """Poll while this gateway holds the claim. Raises StoreBusy, _Stopped."""
         polling: asyncio.Task[None] | None = None
 
@@ -207,7 +207,7 @@ class Telegram:
                 polling.cancel()
 
         async with self._claims.held(self._place, wait=False, lost=lost):
-            polling = asyncio.create_task(self._poll(inward))
+            polling = asyncio.create_task(self._poll(receiver))
             try:
                 await asyncio.wait([polling])
             finally:
@@ -215,24 +215,24 @@ class Telegram:
             if not polling.cancelled():
                 polling.result()
 
-    async def _poll(self, inward: Inward) -> None:
-        await self._patiently(self._bot.initialize)
-        inward.recover()
+    async def _poll(self, receiver: MessageReceiver) -> None:
+        await self._with_retries(self._bot.initialize)
+        receiver.recover()
         under_way: set[asyncio.Task[None]] = set()
         try:
             offsets = Offsets(known_below=await self._hint())
             while True:
-                await inward.room()
-                updates: Sequence[Update] = await self._patiently(
+                await receiver.wait_for_capacity()
+                updates: Sequence[Update] = await self._with_retries(
                     lambda offset=offsets.next: self._bot.get_updates(
                         offset=offset, timeout=self._long_poll, allowed_updates=["message"]
                     )
                 )
                 before = offsets.next
-                new = set(offsets.came(update.update_id for update in updates))
+                new = set(offsets.add(update.update_id for update in updates))
                 for update in updates:
                     if update.update_id in new:
-                        taken = self._take_in(update, inward)
+                        taken = self._take_in(update, receiver)
                         task = asyncio.create_task(_settle(taken, update.update_id, offsets))
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
@@ -247,7 +247,7 @@ class Telegram:
         finally:
             await cancel_and_wait(under_way)
 
-    async def _patiently(self, call: Any) -> Any:
+    async def _with_retries(self, call: Any) -> Any:
         """Retry a call until it succeeds. Raises _Stopped if it never will."""
         pause, told = self._pause, ""
         while True:
@@ -258,7 +258,9 @@ class Telegram:
             except TelegramError as error:
                 words = self._words(error)
                 if isinstance(error, Conflict):
-                    words = "another program polls for this bot; waiting until it ends"
+                    words = (
+                        "another program receives the messages of this bot; waiting until it stops"
+                    )
                 if words != told:
                     told = words
                     _logger.warning("telegram: %s", words)
@@ -267,7 +269,7 @@ class Telegram:
                     pause = min(2 * pause, _LONGEST)
             await asyncio.sleep(wait)
 
-    def _take_in(self, update: Update, inward: Inward) -> Taken | None:
+    def _take_in(self, update: Update, receiver: MessageReceiver) -> AcceptedMessage | None:
         """Start to process an update; return None if it is not for the agent."""
         message = update.message
         user = None if message is None else message.from_user
@@ -281,16 +283,16 @@ class Telegram:
         if command.startswith("/") and at and to.casefold() != self._bot.username.casefold():
             return None
         if not text.strip():
-            telling = asyncio.create_task(_told(inward, _origin(message)))
+            telling = asyncio.create_task(_send_text_only(receiver, _origin(message)))
             self._telling.add(telling)
             telling.add_done_callback(self._telling.discard)
-            return Taken(durable=telling)
+            return AcceptedMessage(durable=telling)
         if command == "/start":
             text = "/help"
         private = message.chat.type == ChatType.PRIVATE
         thread = message.message_thread_id if message.is_topic_message else None
-        return inward.take_in(
-            Arrival(
+        return receiver.accept(
+            IncomingMessage(
                 sender=str(user.id),
                 text=text,
                 id=f"{NAME}-{message.chat.id}-{message.message_id}",
@@ -304,11 +306,11 @@ class Telegram:
 
     async def _hint(self) -> int:
         """Return the number below which an earlier process handled all updates, or 0."""
-        noted = await self._claims.noted(self._place)
+        noted = await self._claims.read_note(self._place)
         number, at = noted.get("next"), noted.get("at")
         if not isinstance(number, int) or not isinstance(at, int | float):
             return 0
-        return number if 0 <= time.time() - at < _HINT else 0
+        return number if 0 <= time.time() - at < _OFFSET_SECONDS else 0
 
     async def _note(self, number: int | None) -> None:
         with suppress(StenologError):
@@ -316,7 +318,7 @@ class Telegram:
 
     # --- out ---------------------------------------------------------------------------------
 
-    async def send(self, origin: Place, text: str) -> None:
+    async def send(self, origin: Destination, text: str) -> None:
         """Send one message. Raises NotSent, MaybeSent, Undeliverable."""
         try:
             await self._send(origin, origin.get("chat"), text)
@@ -327,7 +329,7 @@ class Telegram:
             except ChatMigrated as again:
                 raise Undeliverable(self._words(again)) from None
 
-    async def _send(self, origin: Place, chat: Any, text: str) -> None:
+    async def _send(self, origin: Destination, chat: Any, text: str) -> None:
         try:
             await self._bot.send_message(
                 chat_id=chat, text=text, message_thread_id=origin.get("thread")
@@ -341,15 +343,15 @@ class Telegram:
         except (BadRequest, Forbidden) as error:
             raise Undeliverable(self._words(error)) from None
         except TelegramError as error:
-            if isinstance(error, NetworkError) and isinstance(error.__cause__, _NEVER_LEFT):
+            if isinstance(error, NetworkError) and isinstance(error.__cause__, _NOT_SENT_ERRORS):
                 raise NotSent(self._words(error)) from None
             raise MaybeSent(self._words(error)) from None
 
-    def allows(self, origin: Place) -> bool:
+    def allows(self, origin: Destination) -> bool:
         """Return whether the user of this private chat is on the allow list."""
         return self._allowed.has(str(origin.get("chat")))
 
-    async def typing(self, origin: Place) -> None:
+    async def typing(self, origin: Destination) -> None:
         """Show that an answer is being written. Raises nothing."""
         with suppress(TelegramError):
             await self._bot.send_chat_action(
@@ -362,14 +364,14 @@ class Telegram:
         """Close connections. A second call does nothing."""
         await cancel_and_wait(self._telling)
         await self._bot.shutdown()
-        for name in _TALKATIVE:
+        for name in _URL_LOGGERS:
             logging.getLogger(name).removeFilter(self._filter)
 
     def _words(self, error: Exception) -> str:
         return str(error).replace(self._token, "***")
 
 
-_NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 """Errors that occur before anything is sent."""
 
 
@@ -381,7 +383,7 @@ def _request(base: str, *, connections: int) -> HTTPXRequest:
         write_timeout=30.0,
         pool_timeout=30.0,
         httpx_kwargs={
-            "trust_env": not is_here(base),
+            "trust_env": not is_local(base),
             "verify": uses_tls(base),  # guard: telegram-tls
         },
     )
@@ -399,12 +401,12 @@ def _seconds(error: RetryAfter) -> float:
     return wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
 
 
-async def _told(inward: Inward, origin: Place) -> bool:
-    await inward.tell(origin, _TEXT_ONLY)
+async def _send_text_only(receiver: MessageReceiver, origin: Destination) -> bool:
+    await receiver.tell(origin, _TEXT_ONLY)
     return True
 
 
-async def _settle(taken: Taken | None, number: int, offsets: Offsets) -> None:
+async def _settle(taken: AcceptedMessage | None, number: int, offsets: Offsets) -> None:
     """Record whether an update is durable."""
     # Shielded: when polling stops, messages that have arrived are still processed.
     offsets.settled(number, durable=taken is None or await asyncio.shield(taken.durable))

@@ -24,16 +24,16 @@ from starlette.routing import Route
 
 from stenolog.channels.channel import (
     AllowList,
-    Arrival,
-    Inward,
+    Destination,
+    IncomingMessage,
     MaybeSent,
+    MessageReceiver,
     NotSent,
-    Place,
     Undeliverable,
-    is_here,
+    is_local,
     uses_tls,
 )
-from stenolog.channels.inbox import Inbox, words_for
+from stenolog.channels.inbox import Inbox, text_for_user
 from stenolog.errors import OnceConflict, UsageError
 from stenolog.sessions.keys import Scope
 from stenolog.settings.values import WebhookSettings
@@ -45,7 +45,7 @@ from stenolog.settings.values import WebhookSettings
 
 
 HEADER: Final = "X-Steno-Signature"
-STALE: Final = 300
+MAX_SIGNATURE_AGE: Final = 300
 """Maximum difference in seconds between the time of a signature and now."""
 _FORM: Final = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
@@ -58,7 +58,7 @@ def signature(secret: str, body: bytes, *, at: int) -> str:
 def is_recent(header: str, *, now: float) -> bool:
     """Return whether the header has the format of a signature and its time is recent."""
     found = _FORM.fullmatch(header)
-    return found is not None and abs(now - int(found[1])) <= STALE
+    return found is not None and abs(now - int(found[1])) <= MAX_SIGNATURE_AGE
 
 
 def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
@@ -67,7 +67,7 @@ def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
     at, given = (int(found[1]), found[2]) if found else (0, "")
     # Always compared, so that the response time reveals nothing.
     right = hmac.compare_digest(_digest(secret, at, body), given)
-    return right and abs(now - at) <= STALE  # guard: signature-age
+    return right and abs(now - at) <= MAX_SIGNATURE_AGE  # guard: signature-age
 
 
 def _digest(secret: str, at: int, body: bytes) -> str:
@@ -78,7 +78,7 @@ def _digest(secret: str, at: int, body: bytes) -> str:
 # --- webhook --------------------------------------------------------------------------------------
 
 
-MOST_BODY: Final = 1024 * 1024
+MAX_BODY: Final = 1024 * 1024
 BODY_SECONDS: Final = 5.0
 """Maximum seconds for receiving a message."""
 MAX_PENDING: Final = 32
@@ -88,12 +88,12 @@ _LIMIT: Final = 1_000_000
 _CHAT: Final = "#"
 """Prefix of the name of a chat in session keys, so that it never equals a sender."""
 _TYPES: Final = {401: "authentication_error", 403: "permission_error"}
-_REFUSED: Final = "the signature is missing, wrong or too old"
+_BAD_SIGNATURE: Final = "the signature is missing, wrong or too old; sign the body again"
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
-class Posted(Struct, frozen=True, kw_only=True):
+class WebhookMessage(Struct, frozen=True, kw_only=True):
     """A message from a program."""
 
     sender: Name
@@ -119,12 +119,12 @@ class Webhook:
         self._url = settings.reply_url
         self._client: httpx2.AsyncClient | None = None
 
-    async def run(self, inward: Inward) -> None:
+    async def run(self, receiver: MessageReceiver) -> None:
         """Recover undelivered answers. Messages arrive through the routes."""
         if self.replies:
-            inward.recover()
+            receiver.recover()
 
-    async def send(self, origin: Place, text: str) -> None:
+    async def send(self, origin: Destination, text: str) -> None:
         """Send an answer to `reply_url`. Raises NotSent, MaybeSent, Undeliverable."""
         told = {name: value for name, value in origin.items() if name != "channel"}
         body = msgspec.json.encode({**told, "text": text})
@@ -137,7 +137,7 @@ class Webhook:
                 timeout=_TIMEOUT,
                 verify=uses_tls(self._url),  # guard: webhook-tls
                 follow_redirects=False,
-                trust_env=not is_here(self._url),
+                trust_env=not is_local(self._url),
             )
         try:
             response = await self._client.post(self._url, content=body, headers=headers)
@@ -149,15 +149,15 @@ class Webhook:
         if status == 429:
             raise NotSent("reply_url is busy (429)")
         if 300 <= status < 500:
-            raise Undeliverable(f"reply_url does not take it ({status})")
+            raise Undeliverable(f"reply_url rejected the answer ({status})")
         if status >= 500:
             raise MaybeSent(f"reply_url failed ({status})")
 
-    def allows(self, origin: Place) -> bool:
+    def allows(self, origin: Destination) -> bool:
         """Return whether the sender is on the allow list."""
         return self.allowed.has(str(origin.get("sender")))
 
-    async def typing(self, origin: Place) -> None:
+    async def typing(self, origin: Destination) -> None:
         """Do nothing: programs have no typing indicator."""
         del origin
 
@@ -166,20 +166,20 @@ class Webhook:
         if self._client is not None:
             await self._client.aclose()
 
-    def arrival(self, posted: Posted) -> Arrival:
-        """Convert a posted message to an Arrival. Raises UsageError."""
-        if posted.sender.startswith(_CHAT):
-            raise UsageError(f"the name of a sender does not begin with {_CHAT}")
-        scope: Scope = "group" if posted.chat else "thread" if posted.thread else "sender"
-        origin = {"channel": self.name, "sender": posted.sender, "id": posted.id}
-        origin |= {"chat": posted.chat} if posted.chat else {}
-        origin |= {"thread": posted.thread} if posted.thread else {}
-        return Arrival(
-            sender=posted.sender,
-            text=posted.text,
-            id=f"{self.name}-{posted.id}",
-            chat=f"{_CHAT}{posted.chat}" if posted.chat else None,
-            thread=posted.thread,
+    def arrival(self, received: WebhookMessage) -> IncomingMessage:
+        """Convert a received message to an Arrival. Raises UsageError."""
+        if received.sender.startswith(_CHAT):
+            raise UsageError(f"sender must not start with {_CHAT}")
+        scope: Scope = "group" if received.chat else "thread" if received.thread else "sender"
+        origin = {"channel": self.name, "sender": received.sender, "id": received.id}
+        origin |= {"chat": received.chat} if received.chat else {}
+        origin |= {"thread": received.thread} if received.thread else {}
+        return IncomingMessage(
+            sender=received.sender,
+            text=received.text,
+            id=f"{self.name}-{received.id}",
+            chat=f"{_CHAT}{received.chat}" if received.chat else None,
+            thread=received.thread,
             scope=scope,
             origin=origin if self.replies else None,
         )
@@ -202,50 +202,52 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
         header = request.headers.get(HEADER, "")
         # Reject requests that cannot be valid before reading anything.
         if found is None or not is_recent(header, now=time.time()):
-            return _error(401, _REFUSED, code="wrong_signature")
+            return _error(401, _BAD_SIGNATURE, code="wrong_signature")
         try:
             body = await pending.read(request)
         except ClientDisconnect:
-            return _error(400, "the message did not come to its end", code="disconnected")
-        except GaveWay:
+            return _error(
+                400, "the client disconnected before the message was complete", code="disconnected"
+            )
+        except BodyDropped:
             words = "too many messages are being received; send it again"
             return _unavailable(words, code="too_many")
         except TimeoutError:
-            words = f"the message did not come within {BODY_SECONDS:.0f} s"
+            words = f"the message did not arrive within {BODY_SECONDS:.0f} s; send it again"
             return _error(408, words, code="request_timeout")
         if body is None:
-            return _error(413, f"a message has at most {MOST_BODY:,} bytes", code="too_long")
+            return _error(413, f"the message has more than {MAX_BODY:,} bytes", code="too_long")
         if not is_signed(
             found[0].secret, body, header, now=time.time()
         ):  # guard: webhook-signature
-            return _error(401, _REFUSED, code="wrong_signature")
-        return await _take_in(*found, body)
+            return _error(401, _BAD_SIGNATURE, code="wrong_signature")
+        return await _handle_message(*found, body)
 
     return [Route("/webhooks/{name}", receive, methods=["POST"])]
 
 
-async def _take_in(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
+async def _handle_message(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
     try:
-        posted = msgspec.json.decode(body, type=Posted)
+        received = msgspec.json.decode(body, type=WebhookMessage)
     except msgspec.DecodeError as error:
-        return _error(400, f"the message is not as it should be: {error}", code="wrong_message")
-    if not hook.allowed.allows(posted.sender):  # guard: webhook-allow-list
-        return _error(403, "this sender is not answered", code="sender_not_allowed")
+        return _error(400, f"invalid message: {error}", code="wrong_message")
+    if not hook.allowed.allows(received.sender):  # guard: webhook-allow-list
+        return _error(403, "this sender is not in the allow list", code="sender_not_allowed")
     if inbox.full:
-        return _unavailable("too many messages are being answered", code="too_many")
+        return _unavailable("too many messages are being answered; send it again", code="too_many")
     try:
-        incoming = inbox.take_in(hook.arrival(posted))
+        accepted = inbox.accept(hook.arrival(received))
         if hook.replies:
-            if not await asyncio.shield(incoming.durable):
+            if not await asyncio.shield(accepted.durable):
                 return _unavailable("the message was not stored; send it again", code="not_stored")
-            return JSONResponse({"id": posted.id}, status_code=202)
-        answer = await asyncio.shield(incoming.answer)
+            return JSONResponse({"id": received.id}, status_code=202)
+        answer = await asyncio.shield(accepted.answer)
     except OnceConflict:
         return _error(409, "this id was used for another message", code="once_conflict")
     except UsageError as error:
         return _error(400, str(error), code="usage_error")
     failed = answer is None or answer.outcome == "failed" or answer.error is not None
-    text = "" if answer is None else answer.text if answer.error is None else words_for(answer)
+    text = "" if answer is None else answer.text if answer.error is None else text_for_user(answer)
     # The text is also empty if another process took the turn over, or this one shuts down. The next
     # request with the same id gets the answer.
     if answer is None or (failed and not text):
@@ -254,7 +256,7 @@ async def _take_in(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
     return JSONResponse({**said, "outcome": answer.outcome})
 
 
-class GaveWay(Exception):
+class BodyDropped(Exception):
     """A slow message lost its slot to a newer one."""
 
 
@@ -273,7 +275,7 @@ class PendingBodies:
     async def read(self, request: Request) -> bytes | None:
         """Return the body, or None if it is too long. Raises TimeoutError, GaveWay."""
         told = request.headers.get("Content-Length", "")
-        if told.isdecimal() and int(told[:20]) > MOST_BODY:
+        if told.isdecimal() and int(told[:20]) > MAX_BODY:
             return None
         if len(self._limits) >= self._most:  # guard: webhook-bodies-limited
             oldest = next(iter(self._limits))
@@ -286,7 +288,7 @@ class PendingBodies:
                 self._limits[limit] = None
                 return await _body(request)
         except TimeoutError:
-            raise (TimeoutError if limit in self._limits else GaveWay) from None
+            raise (TimeoutError if limit in self._limits else BodyDropped) from None
         finally:
             self._limits.pop(limit, None)
 
@@ -296,7 +298,7 @@ async def _body(request: Request) -> bytes | None:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MOST_BODY:
+        if len(body) > MAX_BODY:
             return None
     return bytes(body)
 

@@ -12,13 +12,12 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.scheduler import CloseReport
 from stenolog.agent.spec import AgentSpec
 from stenolog.cli.config import Options, settings_of
-from stenolog.cli.output import error_sentence, one_line
+from stenolog.cli.output import count, error_sentence, one_line
 from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
 from stenolog.sessions.folders import locate_sessions, other_namespaces
@@ -67,7 +66,7 @@ class _NoModelYet:
     ) -> AsyncGenerator[Delta, None]:
         """Raise ModelRefused."""
         del messages, tools, schema, max_tokens
-        raise ModelRefused("no model was found; /model NAME takes one for this session")
+        raise ModelRefused("no model was found; choose one for this session with /model NAME")
 
     async def close(self) -> None:
         """Do nothing."""
@@ -160,8 +159,11 @@ def _spec(settings: Settings, options: Options) -> AgentSpec:
     if spec.id != name:
         there = sorted({*settings.agents, *_agents_in(spec.sessions)})
         if name not in there:
-            known = f"there are {', '.join(there)}" if there else "there are none with a name"
-            raise UsageError(f"there is no agent {name!r}; {known}. [agents.{name}] makes one")
+            known = f"known agents: {', '.join(there)}" if there else "no agents are configured"
+            raise UsageError(
+                f"there is no agent {name!r}; {known}. To create it, add [agents.{name}] to the "
+                "config file"
+            )
     return replace(spec, id=name)
 
 
@@ -188,7 +190,7 @@ def _named_model(settings: Settings, wanted: str) -> ChatModel:
     """Return the model of this name. Raises UsageError."""
     found = _model(settings, wanted)
     if isinstance(found, NoModel):
-        raise UsageError(f"models.{wanted} names no model, and none was found")
+        raise UsageError(f"models.{wanted} does not name a model, and no model was found")
     return found
 
 
@@ -284,15 +286,18 @@ async def close_agent(opened: Opened, signals: Signals, say: Callable[[str], Any
     tasks: set[asyncio.Task[Any]] = {*closings, another}
     done, _ = await asyncio.wait(tasks, timeout=_SOON, return_when=asyncio.FIRST_COMPLETED)
     if not done:
-        what = "the answer is" if loop.busy else "a summary is"
-        say(f"Ending: {what} being finished, for up to {PATIENCE:.0f} s; Ctrl-C ends it at once.")
+        what = "the answer" if loop.busy else "a summary"
+        say(f"Waiting up to {PATIENCE:.0f} s for {what} to finish. Press Ctrl-C to stop now.")
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if not closings[0].done():
         unfinished = tuple(sorted(loop.busy))
         closings.append(asyncio.create_task(loop.close(patience=0)))
         done, _ = await asyncio.wait(closings, timeout=_AT_ONCE)
         if len(done) < len(closings):
-            say(words_of_left(CloseReport(turns=unfinished)) or "Ended while it was closing.")
+            say(
+                words_of_left(CloseReport(turns=unfinished))
+                or "Stopped before everything was closed."
+            )
             os._exit(_ended_by(signals))
     another.cancel()
     signals.ignore()
@@ -314,8 +319,7 @@ def words_of_left(left: CloseReport) -> str:
     words = []
     if left.turns:
         ways = ", ".join(f"`steno chat {shlex.quote(one_line(key))}`" for key in left.turns)
-        words.append(f"Left unanswered, with all messages stored; {ways} goes on.")
+        words.append(f"The answer is not finished. All messages are stored; resume with {ways}.")
     if left.not_saved:
-        what = "1 message is" if left.not_saved == 1 else f"{left.not_saved:,} messages are"
-        words.append(f"Lost: {what} in no store, because nothing could be written.")
+        words.append(f"Lost: {count(left.not_saved, 'message')} could not be saved.")
     return "\n".join(words)

@@ -24,25 +24,27 @@ if TYPE_CHECKING:
 @click.command("ask")
 @click.argument("question", required=False)
 @click.option(
-    "--session", "key", metavar="KEY", help="Ask in this session; otherwise in a new one."
+    "--session", "key", metavar="KEY", help="Ask in this session.  [default: a new session]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @agent_options
 @click.pass_context
 def ask_command(
     ctx: click.Context, question: str | None, key: str | None, as_json: bool, options: Options
 ) -> None:
-    """Ask an agent QUESTION, and write its answer to stdout as it comes.
+    """Ask an agent one question and print the answer.
 
-    Where QUESTION is - or missing, it is read from stdin. Beside a QUESTION, what is piped in is
-    sent behind it, as in `steno ask 'What is wrong here?' < log.txt`; in a loop that reads lines
-    itself, write `< /dev/null`. Everything but the answer goes to stderr. Both are kept like any
-    conversation: `steno chat -c` goes on with it. A question is never taken for a command.
+    Without QUESTION, or with -, the question is read from stdin. With QUESTION, piped text is
+    appended to it. The answer goes to stdout while it is written, everything else to stderr. Both
+    are stored, so `steno chat -c` continues the conversation.
 
-    Control characters are left out of the answer; with --json it is exact, and key, seq, outcome,
-    saved, model, usage and tools stand beside it.
+    Example: steno ask 'What is wrong here?' < error.log
 
-    Exit code: 0 answered, 1 not answered, 2 wrong usage, 3 answered and not saved, 130 stopped
+    With --json the answer is printed exactly, with key, seq, outcome, saved, model, usage and
+    tools; otherwise control characters are removed. In a shell loop that reads lines itself, add
+    `< /dev/null`.
+
+    Exit codes: 0 answered, 1 not answered, 2 wrong usage, 3 answered but not saved, 130 stopped
     with Ctrl-C.
     """
     asked = _question(question)
@@ -54,7 +56,7 @@ def _question(given: str | None) -> str:
         piped = _piped()
         text = f"{given}\n\n{piped}" if piped.strip() else given
     elif sys.stdin is None or (given is None and sys.stdin.isatty()):
-        raise click.UsageError("Write a question, as in: steno ask 'How tall is K2?'")
+        raise click.UsageError("The question is missing. Example: steno ask 'How tall is K2?'")
     else:
         text = _read()
     if not text.strip():
@@ -162,7 +164,11 @@ def _fields(answer: "Answer", teller: "Teller", meter: "Meter") -> dict[str, Any
         "outcome": answer.outcome,
         "saved": answer.saved,
         "model": meter.model,
-        "usage": {"sent": meter.sent, "answered": meter.answered, "cached": meter.cached},
+        "usage": {
+            "input_tokens": meter.input_tokens,
+            "output_tokens": meter.output_tokens,
+            "cached_tokens": meter.cached_tokens,
+        },
         "tools": teller.tools,
     }
     return {**fields, "error": answer.text} if failed else fields

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("chat")
 @click.argument("key", required=False)
 @click.option(
-    "-c", "--continue", "go_on", is_flag=True, help="Go on with the last session of channel cli."
+    "-c", "--continue", "go_on", is_flag=True, help="Continue the last session of channel cli."
 )
 @click.option(
     "-r",
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     is_flag=False,
     flag_value="",
     metavar="[TEXT]",
-    help="Choose a session; TEXT stands in its title, its key or its messages.",
+    help="Choose a session; TEXT searches titles, keys and messages.",
 )
 @agent_options
 @click.pass_context
@@ -35,17 +35,19 @@ def chat_command(
 ) -> None:
     """Talk to an agent, in a new session or in the session KEY.
 
-    In a terminal, /help shows commands and keys. Otherwise each line of stdin is a message, only
-    answers are written to stdout, and it ends with the input.
+    In a terminal, /help lists commands and keys. Without a terminal, each line of stdin is one
+    message, and only the answers go to stdout.
 
-    Without a configured model one is found: by an API key in the environment, an Ollama on this
-    machine, local weights. --model scripted needs none of them.
+    If no model is configured, the first one found is used: an API key in the environment, an Ollama
+    server on this machine, or local weights. --model scripted works without any of them.
 
-    Exit code: 0 all is well, 1 something failed (without a terminal: an answer, too), 2 wrong
-    usage, 3 something could not be saved, 128 + N ended by signal N.
+    Example: steno chat -c --model ollama/llama3.2
+
+    Exit codes: 0 done, 1 failed (without a terminal also if an answer failed), 2 wrong usage,
+    3 a message could not be saved, 128 + N ended by signal N.
     """
     if sum((key is not None, go_on, text is not None)) > 1:
-        raise click.UsageError("Name the session once: with KEY, -c or -r.")
+        raise click.UsageError("Select the session only once: with KEY, -c or -r.")
     ctx.exit(asyncio.run(_chat(options, key=key, go_on=go_on, text=text)))
 
 

@@ -62,7 +62,7 @@ _TWICE: Final = 2.0
 """Seconds within which a second Ctrl-C leaves the chat."""
 _MENU: Final = 8
 _MOST_LINES: Final = 10
-_HINT: Final = "Ctrl-C again leaves; so does Ctrl-D. /help shows what there is."
+_HINT: Final = "Press Ctrl-C again to leave, or Ctrl-D. /help lists the commands."
 
 
 class Leave(Struct, frozen=True):
@@ -261,14 +261,16 @@ class Line:
 
     def _waiting_text(self) -> StyleAndTextTuples:
         width = self._app.output.get_size().columns - 12
-        lines = [f"… waits: {one_line(printable(text))[:width]}" for text in self._behind.waiting()]
+        lines = [
+            f"… waiting: {one_line(printable(text))[:width]}" for text in self._behind.waiting()
+        ]
         return [("class:dim", "\n".join(lines))]
 
     def _toolbar(self) -> StyleAndTextTuples:
         if self._hint:
             return [("class:full", self._hint)]
         style = "class:full" if self._behind.nearly_full else "class:toolbar"
-        what = "Ctrl-C stops" if self._behind.busy else "/help"
+        what = "Ctrl-C to stop" if self._behind.busy else "/help"
         return [(style, f"{self._behind.status()} · {what}")]
 
     def _unhint(self) -> None:

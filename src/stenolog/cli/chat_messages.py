@@ -5,7 +5,7 @@ import shlex
 from typing import Any, Final
 
 from stenolog.agent.turn_events import Answer, Notice, SaveFailed, SaveRecovered
-from stenolog.cli.output import error_sentence, one_line, printable
+from stenolog.cli.output import count, error_sentence, one_line, printable
 from stenolog.context.summarize import SummaryReport
 from stenolog.errors import NoSuchSession
 
@@ -55,8 +55,8 @@ def first_line(text: str) -> str:
 
 def words_of_compaction(compaction: SummaryReport) -> str:
     """Describe a summary that was made, and how to undo it."""
-    done = str(compaction).removesuffix("; undo brings them back")
-    return f"{done}. /undo brings them back."
+    done = str(compaction).removesuffix("; undo shows them again")
+    return f"{done}. Use /undo to restore them."
 
 
 class Unsaved:
@@ -70,10 +70,10 @@ class Unsaved:
     def words(self, event: SaveFailed) -> str:
         """Return the problem, its cause and the remedy; empty if it was already reported."""
         self._count = event.count
-        if event.words == self._why:
+        if event.text == self._why:
             return ""
-        self._why, self._told = event.words, event.count
-        return f"{self._how_many()} {error_sentence(event.words)}"
+        self._why, self._told = event.text, event.count
+        return f"{self._how_many()} {error_sentence(event.text)}"
 
     def saved(self) -> None:
         """Reset, because all messages are saved now."""
@@ -87,19 +87,18 @@ class Unsaved:
         return self._how_many()
 
     def _how_many(self) -> str:
-        what = "1 message is" if self._count == 1 else f"{self._count:,} messages are"
-        return f"Not saved: {what} in memory only."
+        return f"Not saved: {count(self._count, 'message')} in memory only."
 
 
 def words_of_saved(event: SaveRecovered) -> str:
     """Return a sentence that all messages are saved now."""
-    what = "the message that was" if event.count == 1 else f"all {event.count:,} messages that were"
-    return f"Saved: {what} in memory only."
+    what = "the unsaved message" if event.count == 1 else f"all {event.count:,} unsaved messages"
+    return f"Saved {what}."
 
 
 def is_break_off(event: Notice) -> bool:
     """Whether the event reports that the answer broke off, so it need not be reported again."""
-    return "what was said is kept" in event.words
+    return "the text so far is kept" in event.text
 
 
 def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) -> str:
@@ -111,25 +110,27 @@ def words_of_outcome(answer: Answer, *, told: bool = False, once: bool = False) 
     chat = f"`steno chat {shlex.quote(one_line(answer.key))}`"
     match answer.outcome:
         case "interrupted" if told:
-            return f"{chat} goes on." if once and answer.saved else ""
+            return f"Continue with {chat}." if once and answer.saved else ""
         case "interrupted" if not answer.saved:
             return "Stopped." if once else "Stopped. /retry asks for another answer."
         case "interrupted" if once:
-            return f"Stopped. What was said is kept; {chat} goes on."
+            return f"Stopped. The answer so far is saved; continue with {chat}."
         case "interrupted":
-            return "Stopped. What was said is kept; /retry asks for another answer."
+            return "Stopped. The answer so far is saved; /retry asks for another answer."
         case "failed" if isinstance(answer.error, NoSuchSession):
-            return "This session was deleted meanwhile, and your message with it."
+            return "This session was deleted by another process, and your message with it."
         case "failed" if not answer.saved:
-            again = "Your question was not saved; ask again." if once else "/retry asks again."
+            again = (
+                "Your question was not saved; ask again." if once else "Use /retry to try again."
+            )
             return f"{error_sentence(answer.text)} {again}"
         case "failed" if once:
-            return f"{error_sentence(answer.text)} Your question is kept: {chat} has it answered."
+            return f"{error_sentence(answer.text)} Your question is saved; try again with {chat}."
         case "failed":
-            return f"{error_sentence(answer.text)} Your message is kept; /retry asks again."
+            return f"{error_sentence(answer.text)} Your message is saved; use /retry to try again."
         case "again":
-            return "This was answered before."
+            return "This message was already answered."
         case "elsewhere" if not answer.text:
-            return "Another process has the turn in this session; the answer comes there."
+            return "Another process is answering in this session; the answer appears there."
         case _:
             return ""

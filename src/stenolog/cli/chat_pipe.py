@@ -137,7 +137,7 @@ class Teller:
             case Notice():
                 self._broke_off = self._broke_off or is_break_off(event)
                 # Without further input there are no commands to suggest.
-                words = event.words.removesuffix(_RETRY) if self._once else event.words
+                words = event.text.removesuffix(_RETRY) if self._once else event.text
                 self._say(sentence(words))
             case _:
                 pass

@@ -57,10 +57,10 @@ class Meter:
         self.model = model
         self._tokens = 0
         self._budget = 0
-        self.sent = 0
-        """Number of tokens sent in this turn, in all its requests."""
-        self.answered = 0
-        self.cached = 0
+        self.input_tokens = 0
+        """Input tokens of this turn, over all its requests."""
+        self.output_tokens = 0
+        self.cached_tokens = 0
         self._recalled = 0
 
     def forget(self) -> None:
@@ -70,7 +70,7 @@ class Meter:
 
     def begin(self) -> None:
         """Reset the counts for a new turn."""
-        self.sent = self.answered = self.cached = self._recalled = 0
+        self.input_tokens = self.output_tokens = self.cached_tokens = self._recalled = 0
 
     def take(self, event: Event) -> None:
         """Count an event."""
@@ -80,9 +80,9 @@ class Meter:
                 self._tokens, self._budget = event.tokens, event.budget
                 self._recalled = max(self._recalled, event.recalled)
             case UsageReported():
-                self.sent += event.usage.prompt
-                self.answered += event.usage.answer
-                self.cached += event.usage.cached
+                self.input_tokens += event.usage.prompt
+                self.output_tokens += event.usage.answer
+                self.cached_tokens += event.usage.cached
             case SummaryCreated():
                 self._tokens = event.report.tokens_after
             case _:
@@ -102,9 +102,9 @@ class Meter:
         """Return the status line."""
         parts = [printable(self.model)]
         if self._budget:
-            parts.append(f"context {self.percent} % (≈{self._tokens:,} of {self._budget:,})")
-        if self.sent or self.answered:
-            parts.append(f"{self.sent:,} tokens in, {self.answered:,} out")
+            parts.append(f"context {self.percent}% (≈{self._tokens:,} of {self._budget:,})")
+        if self.input_tokens or self.output_tokens:
+            parts.append(f"{self.input_tokens:,} tokens in, {self.output_tokens:,} out")
         if self._recalled:
             parts.append(f"{self._recalled} recalled")
         return " · ".join(part for part in parts if part)
@@ -191,7 +191,7 @@ class Screen:
             case ThinkingDelta():
                 self._think(event.text)
             case ModelCalled():
-                self._waiting = f"{printable(event.model)} is asked"
+                self._waiting = f"waiting for {printable(event.model)}"
             case ToolStarted():
                 self._end_text()
                 call = short_call(event.name, event.arguments)
@@ -210,7 +210,7 @@ class Screen:
                 self._say(f"✓ {words_of_saved(event)}", "green")
             case Notice():
                 self._broke_off = self._broke_off or is_break_off(event)
-                self._say(f"! {sentence(event.words)}", _WARNING)
+                self._say(f"! {sentence(event.text)}", _WARNING)
             case UsageReported():
                 pass
 

@@ -44,17 +44,17 @@ async def find_start(
         return await _chosen(catalog, text)
     last = await asyncio.to_thread(newest, catalog, channel=CHANNEL)
     if not go_on:
-        words = "A new session."
+        words = "New session."
         if last is not None:
-            words = f"A new session; `steno chat -c` goes on with the last one: {_title(last)}"
+            words = f"New session. `steno chat -c` continues the last one: {_title(last)}"
         if last is not None and last.state == "interrupted":
             words = (
-                "A new session; the answer in the last one was cut off: `steno chat -c` has it "
-                f"answered: {_title(last)}"
+                "New session. The last one was interrupted; `steno chat -c` finishes the answer: "
+                f"{_title(last)}"
             )
         return Start(key=new_key(CHANNEL, SENDER), words=words, goes_on=False)
     if last is None:
-        words = "There is no session to go on with yet; this is a new one."
+        words = "There is no earlier session to continue. This is a new one."
         return Start(key=new_key(CHANNEL, SENDER), words=words, goes_on=False)
     return _at(last)
 
@@ -69,22 +69,24 @@ async def _chosen(catalog: Catalog, text: str) -> Start | None:
             return None
         return _at(next(iter(await asyncio.to_thread(matching, catalog, key))))
     if not found:
-        raise click.ClickException(f"No session matches {one_line(text)!r}; `steno list` has all.")
+        raise click.ClickException(
+            f"No session matches {one_line(text)!r}. `steno list` lists all sessions."
+        )
     raise click.ClickException("\n".join(_several(found, text)))
 
 
 def _several(found: Sequence[Entry], text: str) -> list[str]:
     named = [f"  {one_line(entry.key)}  {_title(entry)}" for entry in found[:_NAMED]]
     more = [f"  … and {len(found) - _NAMED:,} more"] if len(found) > _NAMED else []
-    what = f"{len(found):,} sessions match {one_line(text)!r}" if text else "Which session"
-    return [f"{what}; name one by its key, as in: steno chat KEY", *named, *more]
+    what = f"{len(found):,} sessions match {one_line(text)!r}." if text else "Which session?"
+    return [f"{what} Choose one by its key: steno chat KEY", *named, *more]
 
 
 def _named(opened: Opened, key: str) -> Start:
     own = opened.agent.own_key(key)
     if opened.agent.sessions.get_history(own, last=1):
         return Start(key=own, words="", goes_on=True)
-    return Start(key=own, words="A new session of this name.", goes_on=False)
+    return Start(key=own, words="New session with this key.", goes_on=False)
 
 
 def _at(entry: Entry) -> Start:

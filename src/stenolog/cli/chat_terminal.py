@@ -20,9 +20,9 @@ from stenolog.cli.chat_start import Start
 from stenolog.cli.output import console, error_sentence, one_line, printable, sentence
 from stenolog.cli.picker import matching, pick
 from stenolog.cli.terminal_markdown import Block, painted
-from stenolog.context.message_parts import text_parts_of
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import StenologError
+from stenolog.messages import text_parts_of
 from stenolog.records import Message
 from stenolog.sessions.keys import cli_sender
 from stenolog.stores.open_store import address
@@ -85,13 +85,13 @@ def past_lines(
 
 
 LEAVING: Final = ("/quit", "/exit")
-_STORED: Final = "Stored, and not answered yet."
+_STORED: Final = "Saved, not answered yet."
 _COMPLETED: Final = 30
 _KEYS: Final = (
-    "Enter sends; Alt-Enter, or \\ at the end of a line, begins another line. Ctrl-C stops an "
-    "answer. Ctrl-R searches what you typed before. Ctrl-D or /quit leaves; the session stays."
+    "Enter sends. Alt-Enter, or \\ at the end of a line, starts a new line. Ctrl-C stops the "
+    "answer. Ctrl-R searches your earlier input. Ctrl-D or /quit leaves; the session is kept."
 )
-OWN: Final = (("/quit", "", "leave; the session stays"),)
+OWN: Final = (("/quit", "", "leave; the session is kept"),)
 """Commands of the terminal, in addition to those of the loop."""
 _ELSEWHERE: Final = ("new", "resume")
 """Commands that switch to another session, in addition to those that change this one."""
@@ -178,7 +178,7 @@ class Conversation:
             # Leaving does not wait for an answer. The part that was written is stored.
             await self._opened.loop.stop(self.key, agent=self._opened.agent.id)
             if self._said:
-                self.say(f"`steno chat {shlex.quote(one_line(self.key))}` goes on here.")
+                self.say(f"Resume with: steno chat {shlex.quote(one_line(self.key))}")
 
     async def ended(self) -> None:
         """Wait for all turns after the loop was closed, and show the last lines."""
@@ -246,8 +246,8 @@ class Conversation:
         laid_out = self._opened.settings.cli.markdown
         self.line.show(past_lines(history, self._console, markdown=laid_out))
         own_after = read_forked_at(sessions, self.key)
-        if turn_state(history).unfinished and is_own_turn(history, after=own_after):
-            self.say("The last turn was interrupted; going on with it.", "yellow")
+        if turn_state(history).is_unfinished and is_own_turn(history, after=own_after):
+            self.say("The last turn was interrupted. Resuming it.", "yellow")
             self.line.show([""])
             self._said = True
             self._resuming = self._screen()
@@ -428,9 +428,9 @@ class Conversation:
             self.say(error_sentence(error), "yellow")
             return
         if key is None:
-            self.say("No other session was chosen; this one goes on.\n")
+            self.say("No session was chosen; staying in this one.\n")
         elif key == self.key:
-            self.say("This is the session you are in.\n")
+            self.say("You are already in this session.\n")
         else:
             self._begin(f"/resume {key}")
 

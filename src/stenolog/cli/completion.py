@@ -157,18 +157,15 @@ def register() -> None:
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str) -> None:
-    """Write the script that completes steno in SHELL.
+    """Print a shell script that completes commands, options and session keys.
 
-    Commands and options are completed, and keys of sessions. To have it from the next start on:
+    \b
+    bash:  add  eval "$(steno completion bash)"  to ~/.bashrc
+    zsh:   add  eval "$(steno completion zsh)"  to ~/.zshrc, after compinit
+    fish:  steno completion fish > ~/.config/fish/completions/steno.fish
 
-    bash: put `eval "$(steno completion bash)"` into ~/.bashrc.
-
-    zsh: put `eval "$(steno completion zsh)"` into ~/.zshrc, behind compinit.
-
-    fish: `steno completion fish > ~/.config/fish/completions/steno.fish`.
-
-    Exit code: 0 written, 2 wrong usage.
-    """
+    Exit codes: 0 done, 2 wrong usage.
+    """  # noqa: D301 -- click knows a block by this character
     made = _SHELLS[shell](ctx.find_root().command, {}, _PROGRAM, VARIABLE)
     # Not `source()`: click's version starts bash to check its version.
     click.echo(made.source_template % made.source_vars(), nl=False)

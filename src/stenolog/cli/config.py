@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 
 from stenolog.cli.output import json_text, one_line, sentence
-from stenolog.cli.workspace import OF_SETTINGS
+from stenolog.cli.workspace import WORKSPACE_HELP
 from stenolog.errors import WrongSettings
 from stenolog.settings.fields import commented_file, literal
 from stenolog.settings.file import config_path
@@ -32,7 +32,7 @@ def config_option(command: _Command) -> _Command:
         "--config",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="The config file; otherwise STENO_CONFIG names it, or it is your own.",
+        help="Config file.  [default: $STENO_CONFIG, then ~/.config/stenolog/config.toml]",
     )(command)
 
 
@@ -53,7 +53,7 @@ def _in_force(config: Path | None, flags: Mapping[str, object]) -> EffectiveSett
     except WrongSettings as error:
         lines = [sentence(str(problem)) for problem in error.problems]
         if len(lines) > 1:
-            lines.insert(0, f"{len(lines)} settings are wrong.")
+            lines.insert(0, f"{len(lines)} settings are invalid:")
         raise click.ClickException("\n".join(lines)) from error
     for words in found.warnings:
         click.echo(f"Warning: {sentence(words)}", err=True)
@@ -85,42 +85,39 @@ def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, options=options, **others)
 
     bundled = config_option(bundled)
-    bundled = click.option(
-        "-w",
-        "--workspace",
-        metavar="DIR",
-        show_default=OF_SETTINGS,
-        help="The workspace, sqlite:FILE, or postgresql://…",
-    )(bundled)
-    bundled = click.option("--agent", metavar="NAME", help="Which agent answers.")(bundled)
+    bundled = click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP)(bundled)
+    bundled = click.option("--agent", metavar="NAME", help="Agent to talk to.  [default: main]")(
+        bundled
+    )
     return click.option(
         "-m",
         "--model",
         metavar="NAME",
-        help="Which model: scripted, local, ollama/NAME, openai/NAME … or one of your settings.",
+        help="Model: openai/NAME, ollama/NAME, local, scripted, … or a name from the config file.  "
+        "[default: agent.model in the config file, otherwise the first one found]",
     )(bundled)
 
 
 @click.group("config")
 def config_command() -> None:
-    """Look at the settings, and begin a config file.
+    """Show the settings, or create a config file.
 
-    Over the defaults stands the config file, over that the environment
-    (STENO_AGENT__MODEL is agent.model), over all the flags of a command.
+    Settings are read from the config file and from environment variables, which take precedence:
+    STENO_AGENT__MODEL sets agent.model. Options of a command override both.
     """
 
 
 @config_command.command("init")
-@click.option("--stdout", is_flag=True, help="Write it to stdout, and no file.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object: which file it is.")
+@click.option("--stdout", is_flag=True, help="Print the file instead of creating it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the path as a JSON object.")
 @config_option
 def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
-    """Write a config file with every field, commented out.
+    """Create a config file that lists every setting.
 
-    Each stands there with its default and what it is for. A file that is there already is left as
-    it is.
+    Each setting is commented out, with its default and a description. An existing file is never
+    overwritten.
 
-    Exit code: 0 written, 1 it could not be, as where a file is there, 2 wrong usage.
+    Exit codes: 0 done, 1 failed, for example because the file exists, 2 wrong usage.
     """
     if stdout:
         click.echo(commented_file(), nl=False)
@@ -130,14 +127,14 @@ def init_command(stdout: bool, as_json: bool, config: Path | None) -> None:
         make_private(file.parent)
         _write_new(file, commented_file())
     except FileExistsError as error:
-        words = f"There is something at {one_line(str(file))} already; it was left as it is."
+        words = f"{one_line(str(file))} exists already. It was not changed."
         raise click.ClickException(words) from error
     except OSError as error:
         words = f"Cannot write {file}: {error.strerror or error}"
         raise click.ClickException(sentence(words)) from error
     if as_json:
         click.echo(json_text({"file": str(file)}))
-    click.echo(f"Written: {one_line(str(file))}", err=True)
+    click.echo(f"Created {one_line(str(file))}", err=True)
 
 
 def _write_new(file: Path, text: str) -> None:
@@ -155,15 +152,15 @@ def _write_new(file: Path, text: str) -> None:
 
 
 @config_command.command("show")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @config_option
 def show_command(as_json: bool, config: Path | None) -> None:
-    """Show every setting in force and where it comes from.
+    """Show every setting and where it comes from.
 
-    One line each, as TOML, with the source as a comment: default, FILE:LINE, or a variable.
-    Secrets are shown as ***.
+    Prints one line per setting, as TOML, with its source as a comment: default, FILE:LINE, or the
+    environment variable. Secrets are shown as ***.
 
-    Exit code: 0 shown, 1 a setting is wrong, 2 wrong usage.
+    Exit codes: 0 done, 1 a setting is invalid, 2 wrong usage.
     """
     found = _in_force(config, {})
     keys = sorted(found.settings.keys)
@@ -177,9 +174,12 @@ def show_command(as_json: bool, config: Path | None) -> None:
     for name, each in found.shown.items():
         click.echo(f"{name} = {literal(_shortened(each.value))}  # {one_line(each.source)}")
     file = one_line(str(found.file))
-    click.echo(f"Read: {file}" if found.found else f"There is no {file}.", err=True)
+    click.echo(
+        f"Config file: {file}" if found.found else f"No config file at {file}; defaults are used.",
+        err=True,
+    )
     if keys:
-        click.echo(f"Found in the environment: {one_line(', '.join(keys))}", err=True)
+        click.echo(f"API keys in the environment: {one_line(', '.join(keys))}", err=True)
 
 
 def _shortened(value: object) -> object:
@@ -189,15 +189,15 @@ def _shortened(value: object) -> object:
 
 
 @config_command.command("path")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @config_option
 def path_command(as_json: bool, config: Path | None) -> None:
-    """Print which config file is read.
+    """Print the path of the config file.
 
-    Exit code: 0 printed, whether it is there or not, 2 wrong usage.
+    Exit codes: 0 done, even if the file does not exist, 2 wrong usage.
     """
     file = config_path(config, os.environ)
     found = file.exists()
     click.echo(json_text({"file": str(file), "found": found}) if as_json else one_line(str(file)))
     if not found:
-        click.echo("There is no such file yet; `steno config init` writes one.", err=True)
+        click.echo("The file does not exist. `steno config init` creates it.", err=True)

@@ -14,36 +14,37 @@ from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
 from stenolog.transfer.copy import CopyStep
 from stenolog.transfer.copy_all import CopyReport, OnProgress, copy_place
 
-_PHASES: Final = {"copying": "Copying", "last pass": "Last pass", "comparing": "Comparing"}
+_PHASES: Final = {"copying": "Copying", "last pass": "Final pass", "comparing": "Comparing"}
 
 
 @click.command("copy")
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as a JSON object.")
 @click.pass_context
 def copy_command(
     ctx: click.Context, source: str, target: str, dry_run: bool, as_json: bool
 ) -> None:
-    """Copy all sessions from one place to another, whole.
+    """Copy all sessions from one workspace or database to another.
 
-    SRC and DST are places as -w takes them: a folder, sqlite:FILE or postgresql://…. All of it is
-    copied: messages with their seqs and times, summaries, what is hidden, undo steps, titles and
-    tags, archives, forks, tokens, notes, the sessions of every agent, and the trash.
+    SRC and DST are written as for -w: a folder, sqlite:FILE or postgresql://…. Everything is
+    copied: messages, summaries, undo steps, titles, tags, archives, notes, the sessions of all
+    agents, and the trash. Then everything is read back and compared.
 
-    SRC may be written to meanwhile: what changes is copied again, and last of all under the lock
-    of its session. Then everything is read back and compared. A copy that was cut short, or one
-    after which SRC went on, is brought up to date by the same command. Nothing in DST is ever
-    overwritten but an earlier copy of the same session that nobody wrote to since.
+    SRC may be in use. Run the command again to finish an interrupted copy or to copy later changes.
+    Sessions that were changed in DST are never overwritten.
 
-    Copy only what is yours: unfinished turns of SRC are answered in DST, the answers are sent to
-    the chats that SRC names, and its notes are recalled. Of others, import what steno export wrote.
+    Copy only your own data: an agent started on DST resumes the unfinished turns of SRC, sends the
+    answers to the chats that SRC names, and recalls its notes. To get sessions from somebody else,
+    import a file written by `steno export`.
 
-    One line for each session that could not be copied; stderr has the sum.
+    Prints one line per session that could not be copied, and a summary to stderr.
 
-    Exit code: 0 all is there, 1 it could not be done, 2 wrong usage, 3 some sessions could not be
-    copied, and DST has them as they were.
+    Example: steno copy workspace sqlite:steno.db
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some sessions could not be copied and are
+    unchanged in DST.
     """
     with watching(shown=not dry_run) as watch:
         copied = copy_place(source, target, dry_run=dry_run, on_progress=watch)
@@ -52,7 +53,7 @@ def copy_command(
     else:
         for line in problem_lines(copied):
             click.echo(line)
-        for words in in_words(copied, "would be copied" if dry_run else "copied"):
+        for words in in_words(copied, "Would copy" if dry_run else "Copied"):
             click.echo(words, err=True)
     ctx.exit(NOT_ALL if copied.problems else 0)
 
@@ -157,38 +158,35 @@ def in_words(copied: CopyReport, done: str) -> Iterator[str]:
         return
     if copied.dry_run:
         there = copied.sessions + copied.deleted - copied.written
-        yield f"{count(copied.written, 'session')} {done}, {written}; {there:,} are there already."
+        yield f"{done} {count(copied.written, 'session')}, {written}; {there:,} are up to date."
         return
     compared = copied.sessions + copied.deleted - copied.not_compared
     if compared or not copied.not_compared:
-        trash = f", {copied.deleted:,} of all in the trash" if copied.deleted else ""
+        trash = f" ({copied.deleted:,} in the trash)" if copied.deleted else ""
         yield (
-            f"{count(compared, 'session')}{trash} {'is' if compared == 1 else 'are'} equal on both "
-            f"sides: {count(copied.written, 'session')} {done}, {written} "
-            f"({_rate(copied):,} per second)."
+            f"{done} {count(copied.written, 'session')}, {written} ({_rate(copied):,} per second)."
         )
+        yield f"Verified {count(compared, 'session')}{trash}: identical on both sides."
     if copied.not_compared:
-        have = "has" if copied.not_compared == 1 else "have"
         yield (
-            f"{count(copied.not_compared, 'session')} {have} not changed since the last time, and "
-            f"{'was' if copied.not_compared == 1 else 'were'} not read again."
+            f"{count(copied.not_compared, 'session')} unchanged since last time, not read again."
         )
     yield f"Digest {copied.digest}."
     if copied.unlocked:
         yield (
-            "The source could not be locked: each session is as it was at one moment, and some may "
-            "have gone on since."
+            "The source could not be locked. Each session is consistent, but newer messages may be "
+            "missing."
         )
     for found in copied.namespaces.values():
         for one in found.copied:
             if one.lost:
                 yield (
-                    f"{one_line(one.key)} came with its damage: {count(one.lost, 'message')} of it "
-                    f"cannot be read in the source, where `steno doctor` says more."
+                    f"{one_line(one.key)} is damaged in the source: {count(one.lost, 'message')} "
+                    "could not be read. Run `steno doctor` on the source for details."
                 )
     only = sum(len(found.only_in_target) for found in copied.namespaces.values())
     if only:
-        yield f"The destination has {count(only, 'other session')}, left as they are."
+        yield f"The destination has {count(only, 'other session')}, not changed."
 
 
 def _rate(copied: CopyReport) -> int:
@@ -201,9 +199,9 @@ def _rate(copied: CopyReport) -> int:
 
 @click.command("backup")
 @click.argument("folder", metavar="DIR")
-@click.option("--verify", "verifying", is_flag=True, help="Read all of it, and tell of damage.")
-@click.option("--restore", "restoring", is_flag=True, help="Bring back what the store lacks.")
-@click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
+@click.option("--verify", "verifying", is_flag=True, help="Check the backup in DIR for damage.")
+@click.option("--restore", "restoring", is_flag=True, help="Copy missing sessions back from DIR.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as a JSON object.")
 @workspace_option
 @click.pass_context
 def backup_command(
@@ -214,25 +212,26 @@ def backup_command(
     as_json: bool,
     workspace: str,
 ) -> None:
-    """Keep a backup of all sessions in DIR, while they are written to.
+    """Back up all sessions to DIR, also while they are in use.
 
-    DIR becomes a workspace of plain text files, whatever the store is, and is brought up to date
-    by the same command: what has not changed is not read again. Each session is as it was at one
-    moment. A manifest, backup.json, has a digest of each.
+    DIR is a workspace of plain text files, whatever the store is. Run the same command again to
+    update it; unchanged sessions are not read again. backup.json contains a digest of each session.
 
-    --verify reads all of DIR and compares it with the manifest. --restore does so first, and then
-    copies back what the store that -w names does not have; what it has newer stays, and what is
-    damaged in DIR is left out.
+    --verify reads all of DIR and compares it with backup.json. --restore verifies DIR, then copies
+    to the store of -w every session that the store does not have. Newer sessions of the store are
+    kept, and damaged ones of DIR are skipped.
 
-    One line for each session that is damaged or could not be copied; stderr has the sum.
+    Prints one line per session that is damaged or could not be copied, and a summary to stderr.
 
-    Exit code: 0 all is well, 1 it could not be done, or --verify found damage, 2 wrong usage, 3
-    some sessions could not be copied.
+    Example: steno backup ~/backups/steno
+
+    Exit codes: 0 done, 1 failed or --verify found damage, 2 wrong usage, 3 some sessions could not
+    be copied.
     """
     if address(folder).engine != "jsonl":
-        raise click.UsageError("DIR is a folder; the store to back up is named with -w.", ctx)
+        raise click.UsageError("DIR must be a folder. Name the store to back up with -w.", ctx)
     if verifying and restoring:
-        raise click.UsageError("--restore verifies first; leave --verify out.", ctx)
+        raise click.UsageError("--restore verifies the backup itself; leave out --verify.", ctx)
     if verifying:
         ctx.exit(_verify(folder, as_json=as_json))
     ctx.exit((_restore if restoring else _back_up)(folder, workspace, as_json=as_json))
@@ -247,10 +246,10 @@ def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
     else:
         for line in problem_lines(taken):
             click.echo(line)
-        for words in in_words(taken, "backed up"):
+        for words in in_words(taken, "Backed up"):
             click.echo(words, err=True)
         if taken.kept:
-            click.echo(f"{count(taken.kept, 'session')} of earlier backups kept.", err=True)
+            click.echo(f"Kept {count(taken.kept, 'session')} of earlier backups.", err=True)
     return NOT_ALL if taken.problems else 0
 
 
@@ -262,9 +261,9 @@ def _verify(folder: str, *, as_json: bool) -> int:
     else:
         for line in _finding_lines(found):
             click.echo(line)
-        when = f"taken {found.taken}" if found.taken else "cut short; run it again"
-        words = f"{count(found.sessions, 'session')} verified, {count(found.messages, 'message')}"
-        wrong = f"; {count(len(found.findings), 'finding')}" if found.findings else ""
+        when = f"finished at {found.taken}" if found.taken else "interrupted; run it again"
+        words = f"Verified {count(found.sessions, 'session')}, {count(found.messages, 'message')}"
+        wrong = f": {count(len(found.findings), 'problem')} found" if found.findings else ""
         click.echo(f"{words}{wrong}. The last backup was {when}.", err=True)
     return 1 if found.findings else 0
 
@@ -279,12 +278,11 @@ def _restore(folder: str, workspace: str, *, as_json: bool) -> int:
     else:
         for line in (*_finding_lines(checked), *problem_lines(copied, newer=False)):
             click.echo(line)
-        for words in in_words(copied, "restored"):
+        for words in in_words(copied, "Restored"):
             click.echo(words, err=True)
         if newer:
-            are = "is" if newer == 1 else "are"
             where = one_line(shown(workspace))
-            click.echo(f"{count(newer, 'session')} {are} newer in {where} and left so.", err=True)
+            click.echo(f"Kept {count(newer, 'newer session')} in {where}.", err=True)
     return NOT_ALL if checked.findings or copied.problems > newer else 0
 
 

@@ -31,16 +31,16 @@ from stenolog.records import Trashed
 _NAMED: Final = 20
 """Maximum number of sessions listed before the question."""
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Write one JSON object for each session."
+    "--json", "as_json", is_flag=True, help="Print one JSON object per session."
 )
 
 
 def check_somebody(yes: bool, what: str) -> None:
     """Raise UsageError if a confirmation is needed and there is no terminal to ask in."""
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise click.UsageError(f"{what}; add --yes where nobody can be asked.")
+        raise click.UsageError(f"{what}. Without a terminal to confirm, add --yes.")
 
 
 # --- delete ----------------------------------------------------------------------------------
@@ -61,13 +61,15 @@ def delete_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Put sessions into the trash.
+    """Move sessions to the trash.
 
-    `steno restore` brings them back, whole; `steno purge` deletes for good. Where nobody can be
-    asked, --yes is needed.
+    `steno restore` brings them back unchanged; `steno purge` deletes them permanently. Without a
+    terminal, --yes is required.
 
-    Exit code: 0 done, 1 it could not be done or was not meant, 2 wrong usage, 3 some could not be
-    deleted; stderr says which.
+    Example: steno delete telegram:123 --dry-run
+
+    Exit codes: 0 done, 1 failed or not confirmed, 2 wrong usage, 3 some sessions could not be
+    deleted.
     """
     with (open_to_read if dry_run else open_to_change)(where) as store:
         infos = list({(info := info_of(store, key)).key: info for key in keys}.values())
@@ -76,11 +78,11 @@ def delete_command(
             for info in infos:
                 if as_json:
                     click.echo(json_text(_deleted(info.key, info.uid, info.count)))
-            list_lines("Would be put into the trash:", lines)
+            list_lines("Would be moved to the trash:", lines)
             return
         if not yes:
-            check_somebody(yes, "This puts sessions into the trash")
-            list_lines("To the trash, from which `steno restore` brings them back:", lines)
+            check_somebody(yes, "This moves sessions to the trash")
+            list_lines("To be moved to the trash (`steno restore` brings them back):", lines)
             click.confirm(f"Delete {count(len(infos), 'session')}?", abort=True, err=True)
         failed = False
         for info in infos:
@@ -93,7 +95,7 @@ def delete_command(
                 say(error_sentence(error))
                 continue
             back = one_line(f"`steno restore {shlex.quote(info.key)}`")
-            words = f"{one_line(info.key)} is in the trash; {back} brings it back."
+            words = f"Moved {one_line(info.key)} to the trash. {back} brings it back."
             emit(_deleted(info.key, gone.uid, gone.count, gone), words, as_json=as_json)
     ctx.exit(NOT_ALL if failed else 0)
 
@@ -122,9 +124,9 @@ def list_lines(head: str, lines: Sequence[str]) -> None:
 
 @click.command("restore")
 @click.argument("key", metavar="[KEY]", required=False, shell_complete=complete_deleted)
-@click.option("--list", "listing", is_flag=True, help="List what is in the trash.")
-@click.option("--uid", metavar="UID", help="Of several that had this key, the one with this uid.")
-@click.option("--as", "as_key", metavar="KEY", help="Bring it back under this key.")
+@click.option("--list", "listing", is_flag=True, help="List the sessions in the trash.")
+@click.option("--uid", metavar="UID", help="Restore the session with this uid.")
+@click.option("--as", "as_key", metavar="KEY", help="Restore it under this key.")
 @json_option
 @where_options
 @click.pass_context
@@ -137,35 +139,37 @@ def restore_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Bring the session KEY back from the trash.
+    """Restore the session KEY from the trash.
 
-    It is whole: messages, summary, archives, undo steps. Of several that had this key, it is the
-    one that was deleted last, or the one that --uid names.
+    Messages, summary, archives and undo steps are restored. If several deleted sessions had this
+    key, the one deleted last is restored, unless --uid selects another.
 
-    With --list, one line for each deleted session, with tabs between: the key, the uid, how many
-    messages it has, and when it was deleted; the last deleted first. In a terminal it is a table.
+    With --list, prints one line per deleted session, last deleted first, separated by tabs: key,
+    uid, number of messages, time of deletion. In a terminal it prints a table.
 
-    Exit code: 0 done, 1 it could not be done, as where the key is taken, 2 wrong usage.
+    Exit codes: 0 done, 1 failed, for example because the key is in use, 2 wrong usage.
     """
     if listing:
         if uid is not None or as_key is not None:
-            raise click.UsageError("--list goes with a KEY alone, or with nothing.")
+            raise click.UsageError("--list cannot be combined with --uid or --as.")
         _print_trash(key, as_json=as_json, where=where, color=ctx.color is not False)
         return
     if key is None:
-        raise click.UsageError("Name a session; --list shows what is in the trash.")
+        raise click.UsageError(
+            "KEY is missing. `steno restore --list` lists the sessions in the trash."
+        )
     with open_to_change(where) as store:
         try:
             store.restore(key, uid=uid, as_key=as_key)
         except NoSuchSession:
             raise click.ClickException(
-                f"There is no deleted session {one_line(key)!r}"
-                + (f" with the uid {one_line(uid)}" if uid is not None else "")
-                + "; `steno restore --list` shows the trash."
+                f"There is no session {one_line(key)!r}"
+                + (f" with uid {one_line(uid)}" if uid is not None else "")
+                + " in the trash. `steno restore --list` lists the sessions in it."
             ) from None
         info = store.info(as_key or key)
     fields = {"key": info.key, "uid": info.uid, "was": key, "messages": info.count}
-    words = f"{one_line(info.key)} is back, with {count(info.count, 'message')}."
+    words = f"Restored {one_line(info.key)}: {count(info.count, 'message')}."
     emit(fields, words, as_json=as_json)
 
 
@@ -187,7 +191,7 @@ def _print_trash(key: str | None, *, as_json: bool, where: Where, color: bool) -
         else:
             click.echo("\t".join((one_line(one.key), one.uid, str(one.count), moment(one.deleted))))
     if not found:
-        say("The trash is empty." if key is None else f"The trash has no {one_line(key)!r}.")
+        say("The trash is empty." if key is None else f"{one_line(key)!r} is not in the trash.")
 
 
 def _print_table(found: Sequence[Trashed], *, color: bool) -> None:

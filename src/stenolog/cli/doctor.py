@@ -38,10 +38,17 @@ class NotExamined(click.ClickException):
 
 @click.command("doctor")
 @click.argument("directory", metavar="[DIR]", required=False)
-@click.option("--repair", "repairing", is_flag=True, help="Settle what can be; delete nothing.")
-@click.option("--accept", "accepting", is_flag=True, help="Take in lines that were edited by hand.")
-@click.option("-v", "--verbose", is_flag=True, help="Tell what is no fault, too.")
-@click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
+@click.option(
+    "--repair",
+    "repairing",
+    is_flag=True,
+    help="Repair what can be repaired, without deleting anything.",
+)
+@click.option(
+    "--accept", "accepting", is_flag=True, help="Accept log lines that were edited by hand."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Also print notes that are not faults.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as a JSON object.")
 @partial(workspace_option, wrong=NotExamined)
 @click.pass_context
 def doctor_command(
@@ -53,19 +60,21 @@ def doctor_command(
     as_json: bool,
     workspace: str,
 ) -> None:
-    """Examine a workspace or a database: what is wrong, what it means, what to do.
+    """Check a workspace or database for damage, and repair it on request.
 
-    All of it: the sessions, those of each agent, and every other namespace; logs, archives, the
-    trash, locks, permissions, and the room on the disk. With -v, and in a terminal, it also tells
-    on stderr what is no fault: turns without an end, an index that has to be made anew, a disk
-    that does not last, the versions of engines.
+    Checks everything: the sessions of all agents and namespaces, logs, archives, the trash, locks,
+    file permissions and free disk space. Each finding says what is wrong, what it means and what to
+    do. With -v, or in a terminal, notes that are not faults are printed to stderr: interrupted
+    turns, an outdated index, a temporary or network disk, versions.
 
-    Without options nothing is written. --repair marks what was torn as void and moves leftovers
-    into the folder aside, beside the logs; in a database it rebuilds damaged states. --accept
-    signs edited lines anew and keeps the log as it was in the same folder.
+    Without options nothing is written. --repair marks incomplete writes as void and moves leftover
+    files to the folder aside; in a database it rebuilds damaged state. --accept keeps lines that
+    were edited by hand and saves the original log in aside. Nothing is ever deleted.
 
-    Exit code: 0 all is well, 1 something was found, 2 wrong usage, 3 it could not be examined.
-    After --repair and --accept: 0 if nothing is left.
+    Example: steno doctor --repair
+
+    Exit codes: 0 no findings, 1 findings (after --repair or --accept: some remain), 2 wrong usage,
+    3 the check failed.
     """
     place = chosen(ctx, directory, workspace)
     settled: list[RepairResult] = []
@@ -107,12 +116,12 @@ def _mixed_notes(place: str) -> list[CheckNote]:
         CheckNote(
             kind="mixed notes",
             meaning=(
-                f"{count(one.notes, 'note')} of {one.scope.name} were made of several sessions by "
-                f"an older version ({', '.join(one.sessions[:5])}), maybe of different users. "
-                "No session recalls them."
+                f"An older version made {count(one.notes, 'note')} of {one.scope.name} from "
+                f"several sessions ({', '.join(one.sessions[:5])}), possibly of different users. "
+                "They are not recalled."
             ),
             advice=(
-                f"`steno memory list --all --who {shlex.quote(one.scope.name)}` shows them, "
+                f"`steno memory list --all --who {shlex.quote(one.scope.name)}` lists them, "
                 "`steno memory forget ID` removes one."
             ),
         )
@@ -121,7 +130,7 @@ def _mixed_notes(place: str) -> list[CheckNote]:
 
 
 def _print_settled(one: RepairResult) -> None:
-    done = "settled" if one.done else "not settled"
+    done = "fixed" if one.done else "not fixed"
     name, path = one.finding.key or one.finding.path, one.finding.path
     # Several agents may have a session with the same key.
     where = "" if path.startswith(f"{NAMESPACE}/") or name == path else f" ({path})"
@@ -166,10 +175,10 @@ def _in_words(report: Report, settled: Sequence[RepairResult]) -> str:
     if not report.findings:
         if not report.sessions and not settled:
             return f"There are no sessions in {report.workspace} yet."
-        return f"{examined} examined: all is well."
-    words = f"{examined} examined: {count(len(report.findings), 'finding')}"
+        return f"Checked {examined}: no problems found."
+    words = f"Checked {examined}: {count(len(report.findings), 'problem')} found"
     repairable = sum(finding.repairable for finding in report.findings)
     if not repairable:
         return f"{words}."
     command = one_line(f"steno doctor {shlex.quote(report.workspace)} --repair")
-    return f"{words}, of which `{command}` settles {repairable:,}."
+    return f"{words}, {repairable:,} repairable with `{command}`."

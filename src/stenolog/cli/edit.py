@@ -1,4 +1,4 @@
-"""Commands that change a session: `steno rename`, `tag`, `fork`, `undo`, `compact`, `archive`."""
+"""Commands that change a session: `steno rename`, `tag`, `fork`, `undo`, `summarize`, `archive`."""
 
 import asyncio
 import shlex
@@ -36,23 +36,22 @@ from stenolog.stores.open_store import address, open_store
 
 if TYPE_CHECKING:
     from stenolog.cli.agents import Opened
-    from stenolog.context.plan import SummaryPlan
-    from stenolog.context.summarize import SummaryReport
+    from stenolog.context.summarize import SummaryPlan, SummaryReport
 
 
 _OPERATIONS: Final = {
-    "truncate": "messages were hidden",
-    "clear": "everything was hidden",
-    "hide": "messages were hidden",
-    "replace": "messages were replaced",
-    "checkpoint": "messages became a summary",
-    "summary": "the summary was changed",
+    "truncate": "hiding of messages",
+    "clear": "/clear",
+    "hide": "hiding of messages",
+    "replace": "replacement of messages",
+    "checkpoint": "summary",
+    "summary": "change of the summary",
 }
-"""Effect of each store operation, as `steno undo` describes it."""
+"""Name of each store operation, as `steno undo` prints it."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Say what would be done, and do nothing."
+    "--dry-run", is_flag=True, help="Show what would be done, without doing it."
 )
 key_argument = click.argument("key", shell_complete=complete_key)
 
@@ -88,25 +87,28 @@ def _check_place(workspace: str) -> None:
 @json_option
 @where_options
 def rename_command(key: str, title: str, as_json: bool, where: Where) -> None:
-    """Give the session KEY a title.
+    """Set the title of the session KEY.
 
-    It stands in lists instead of the first prompt, and nothing but another rename changes it. An
-    empty TITLE takes it away. The key stays as it is.
+    The title replaces the first prompt in lists. An empty TITLE removes it. The key does not
+    change.
 
-    Exit code: 0 done, 1 it could not be done, 2 wrong usage.
+    Example: steno rename telegram:123 'Trip to Porto'
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
-    name = " ".join(title.split())
+    title = " ".join(title.split())
     with open_to_change(where) as store:
         info = info_of(store, key)
-        store.set_meta(info.key, title=name or None)
+        store.set_meta(info.key, title=title or None)
     was = info.meta.get("title")
-    if as_json:
-        before = was if isinstance(was, str) else None
-        click.echo(json_text({"key": info.key, "title": name or None, "was": before}))
-    elif name:
-        say(f"{one_line(info.key)} is called “{name}” now.")
-    else:
-        say(f"{one_line(info.key)} has no title of its own now.")
+    fields = {
+        "key": info.key,
+        "title": title or None,
+        "was": was if isinstance(was, str) else None,
+    }
+    name = one_line(info.key)
+    words = f"{name} is now titled “{title}”." if title else f"Removed the title of {name}."
+    emit(fields, words, as_json=as_json)
 
 
 _TAKEN_AWAY: Final = "\0"
@@ -140,13 +142,15 @@ def _is_taken_away(word: str) -> bool:
 @json_option
 @where_options
 def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Where) -> None:
-    """Give tags to the session KEY, or take them away.
+    """Add tags to the session KEY, remove them, or list them.
 
-    Without any, its tags are listed, one a line. +TAG gives it one, -TAG takes it away;
-    `steno list --tag TAG` and `steno search --tag TAG` go by them. A tag of one letter that is an
-    option is taken away behind --, as in: steno tag KEY -- -w
+    +TAG adds a tag, -TAG removes it. Without changes, prints the tags, one per line. `steno list`
+    and `steno search` select sessions with --tag. To remove a tag that looks like an option, put --
+    before it: steno tag KEY -- -w
 
-    Exit code: 0 done, 1 it could not be done, 2 wrong usage.
+    Example: steno tag telegram:123 +work -draft
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
     asked = [_tag_change(word.removeprefix(_TAKEN_AWAY)) for word in changes]
     # Listing the tags must not need permission to write.
@@ -164,15 +168,15 @@ def tag_command(key: str, changes: tuple[str, ...], as_json: bool, where: Where)
         if not after:
             say(f"{one_line(info.key)} has no tags.")
     else:
-        told = ", ".join(map(one_line, after)) if after else "none"
-        say(f"The tags of {one_line(info.key)}: {told}.")
+        tags = ", ".join(map(one_line, after)) if after else "none"
+        say(f"Tags of {one_line(info.key)}: {tags}.")
 
 
 def _tag_change(word: str) -> tuple[str, str]:
     """Return the sign and the tag of a change. Raises UsageError."""
     sign, tag = word[:1], word[1:].strip()
     if sign not in ("+", "-") or not tag:
-        raise click.UsageError(f"{one_line(word)!r}: write +TAG, or -TAG to take it away.")
+        raise click.UsageError(f"{one_line(word)!r}: write +TAG to add a tag or -TAG to remove it.")
     return sign, tag
 
 
@@ -200,17 +204,21 @@ def tags_of(info: SessionInfo) -> list[str]:
 @key_argument
 @click.argument("new_key")
 @click.option(
-    "--at", metavar="SEQ", type=click.IntRange(min=1), help="Only up to this message; it included."
+    "--at",
+    metavar="SEQ",
+    type=click.IntRange(min=1),
+    help="Copy only up to this message, inclusive.",
 )
 @json_option
 @where_options
 def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: Where) -> None:
-    """Make a session NEW_KEY of what is in sight in the session KEY.
+    """Copy the visible messages of KEY into a new session NEW_KEY.
 
-    It has the same messages, seqs, times, summary, title and tags, and goes its own way from
-    there. KEY stays as it is.
+    Messages keep their seq and time; summary, title and tags are copied. KEY is not changed.
 
-    Exit code: 0 done, 1 it could not be done, as where NEW_KEY is taken, 2 wrong usage.
+    Example: steno fork telegram:123 telegram:experiment --at 14
+
+    Exit codes: 0 done, 1 failed, for example because NEW_KEY exists, 2 wrong usage.
     """
     with open_to_change(where) as store:
         source = info_of(store, key)
@@ -223,8 +231,11 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: W
         "at": made.last_seq,
         "messages": made.visible,
     }
-    said = f"{one_line(new_key)} has {count(made.visible, 'message')} of {one_line(source.key)}"
-    emit(fields, f"{said}, up to seq {made.last_seq}.", as_json=as_json)
+    words = (
+        f"Copied {count(made.visible, 'message')}, up to seq {made.last_seq}, from "
+        f"{one_line(source.key)} to {one_line(new_key)}."
+    )
+    emit(fields, words, as_json=as_json)
 
 
 @click.command("undo")
@@ -232,56 +243,60 @@ def fork_command(key: str, new_key: str, at: int | None, as_json: bool, where: W
 @json_option
 @where_options
 def undo_command(key: str, as_json: bool, where: Where) -> None:
-    """Take back the last thing that hid messages of the session KEY.
+    """Undo the last operation that hid messages of the session KEY.
 
-    That is a compaction, /clear, /retry and the like, or another summary. Messages that were said
-    since stay. Up to eight steps can be taken back, one after the other; there is no redo.
+    That is a summary, /clear, /retry or /edit. Messages added since then are kept. Up to eight
+    operations can be undone, one per call; there is no redo.
 
-    Exit code: 0 taken back, 1 there was nothing to take back, 2 wrong usage.
+    Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
     with open_to_change(where) as store:
         own = info_of(store, key).key
         done = undo_last(store, own)
         left = store.info(own).undoable
-    more = count(left, "more step") if left else "No more steps"
+    more = f"{left:,} more can be undone." if left else "Nothing more to undo."
     fields = {"key": own, **asdict(done), "left": left}
-    emit(fields, f"{_undone(done)} {more} can be taken back.", as_json=as_json)
+    emit(fields, f"{_undone(done)} {more}", as_json=as_json)
 
 
 def _undone(done: Undone) -> str:
-    what = [f"{messages_are(done.shown)} in sight again"] if done.shown else []
+    what = [f"{messages_are(done.shown)} visible again"] if done.shown else []
     what += [f"{messages_are(done.hid)} hidden"] if done.hid else []
     what += ["the summary is as before"] if done.summary_restored else []
-    had = _OPERATIONS.get(done.op, one_line(done.op))
-    return f"Taken back that {had}: {', '.join(what) or 'nothing looks different'}."
+    operation = _OPERATIONS.get(done.op, one_line(done.op))
+    return f"Undid the last {operation}: {', '.join(what) or 'no visible change'}."
 
 
-# --- compact ---------------------------------------------------------------------------------
+# --- summarize -------------------------------------------------------------------------------
 
 
-@click.command("compact")
+@click.command("summarize")
 @key_argument
 @dry_run_option
 @json_option
 @agent_options
 @click.pass_context
-def compact_command(
+def summarize_command(
     ctx: click.Context, key: str, dry_run: bool, as_json: bool, options: Options
 ) -> None:
-    """Make a summary of all but the last turns of the session KEY.
+    """Summarize all but the last turns of the session KEY.
 
-    The model writes it, as in a chat with /compact. From then on it is sent the summary instead of
-    these messages. Nothing is deleted: `steno show --all` shows them, `steno undo` brings them
-    back. What an agent does by itself when a conversation grows long is the same.
+    The model writes the summary, as in a chat with /compact or when a conversation gets too long.
+    Later requests contain the summary instead of these messages. Nothing is deleted: `steno show
+    --all` shows them, `steno undo` makes them visible again.
 
-    Exit code: 0 done, or there was nothing to make shorter, 1 it could not be done, 2 wrong usage.
+    Example: steno summarize telegram:123 --dry-run
+
+    Exit codes: 0 done, or nothing to summarize, 1 failed, 2 wrong usage.
     """
-    fields, words, code = asyncio.run(_compact(options, key, dry_run=dry_run))
+    fields, words, code = asyncio.run(_summarize(options, key, dry_run=dry_run))
     emit(fields, words, as_json=as_json)
     ctx.exit(code)
 
 
-async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
+async def _summarize(
+    options: Options, key: str, *, dry_run: bool
+) -> tuple[dict[str, Any], str, int]:
     """Summarize a session and return the result as fields, as a sentence, and as an exit code."""
     # Imported late: slow, and not needed for --help.
     from stenolog.agent.scheduler import SessionBusy
@@ -297,33 +312,32 @@ async def _compact(options: Options, key: str, *, dry_run: bool) -> tuple[dict[s
         store = opened.agent.store
         own = info_of(store, key).key
         if dry_run:
-            plan = await opened.loop.run(_planned, opened, own)
-            fields, words = _of_plan(own, plan)
+            plan = await opened.loop.run(_plan_summary, opened, own)
+            fields, words = _plan_report(own, plan)
         else:
             session_model(opened, own)
-            done = await signals.unless_asked(_compacted(opened, own))
-            fields, words = _of_compaction(own, done)
+            done = await signals.unless_asked(_make_summary(opened, own))
+            fields, words = _summary_report(own, done)
     except SessionBusy:
         raise click.ClickException(
-            f"An answer is being written in {one_line(key)}; try again when it is done."
+            f"An answer is being written in {one_line(key)}. Try again when it is finished."
         ) from None
     finally:
         code = await close_agent(opened, signals, say)
     return fields, words, code
 
 
-async def _compacted(opened: "Opened", key: str) -> "SummaryReport | None":
+async def _make_summary(opened: "Opened", key: str) -> "SummaryReport | None":
     async def change(_: object) -> "SummaryReport | None":
         model = await opened.loop.run(opened.agent.model_of, key)
-        return await opened.loop.ask(opened.agent.context(model).summarize, key)
+        return await opened.loop.run_model(opened.agent.context(model).summarize, key)
 
     return await opened.loop.change(key, change, agent=opened.agent.id)
 
 
-def _planned(opened: "Opened", key: str) -> "SummaryPlan | None":
+def _plan_summary(opened: "Opened", key: str) -> "SummaryPlan | None":
     """Return the plan of a summary made now, or None if there is nothing to summarize."""
-    from stenolog.context.plan import plan_summary
-    from stenolog.context.summarize import session_state
+    from stenolog.context.summarize import plan_summary, session_state
 
     agent = opened.agent
     context = agent.context(agent.model_of(key))
@@ -334,24 +348,24 @@ def _planned(opened: "Opened", key: str) -> "SummaryPlan | None":
         summary=seen.summary,
         floor=seen.floor,
         uid=seen.uid,
-        fixed=tokens.tools(agent.definitions) + tokens.message(system),
+        fixed=tokens.tools(agent.tool_definitions) + tokens.message(system),
         limits=context.limits,
         needs=agent.spec.needs,
         tokens=tokens,
-        asked="manual",
+        trigger="manual",
         undone=seen.undone,
         keep_from=seen.unanswered_from,
     )
 
 
-_NOTHING: Final = "There is nothing that could be made shorter."
+_NOTHING: Final = "There is nothing to summarize."
 
 
-def _of_plan(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
+def _plan_report(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]:
     if plan is None:
-        return _compact_fields(key, dry_run=True), _NOTHING
+        return _summary_fields(key, dry_run=True), _NOTHING
     first, hidden = plan.messages[0].seq, len(plan.messages)
-    fields = _compact_fields(
+    fields = _summary_fields(
         key,
         dry_run=True,
         hidden=hidden,
@@ -360,17 +374,17 @@ def _of_plan(key: str, plan: "SummaryPlan | None") -> tuple[dict[str, Any], str]
         tokens_before=plan.tokens_before,
     )
     words = (
-        f"{count(hidden, 'message')} (seq {first}–{plan.upto}) would become a summary, "
-        f"{count(plan.kept, 'message')} would stay in sight; "
-        f"about {plan.tokens_before:,} tokens are sent now."
+        f"Would summarize {count(hidden, 'message')} (seq {first}–{plan.upto}) and keep "
+        f"{count(plan.kept, 'message')} visible. The next request has about "
+        f"{plan.tokens_before:,} tokens now."
     )
     return fields, words
 
 
-def _of_compaction(key: str, done: "SummaryReport | None") -> tuple[dict[str, Any], str]:
+def _summary_report(key: str, done: "SummaryReport | None") -> tuple[dict[str, Any], str]:
     if done is None:
-        return _compact_fields(key, dry_run=False), _NOTHING
-    fields = _compact_fields(
+        return _summary_fields(key, dry_run=False), _NOTHING
+    fields = _summary_fields(
         key,
         dry_run=False,
         hidden=done.count,
@@ -380,13 +394,13 @@ def _of_compaction(key: str, done: "SummaryReport | None") -> tuple[dict[str, An
         tokens_after=done.tokens_after,
         fallback=done.fallback or None,
     )
-    words = str(done).removesuffix("; undo brings them back")
+    words = str(done).removesuffix("; undo shows them again")
     why = f" {error_sentence(done.fallback)}" if done.fallback else ""
-    back = one_line(f"`steno undo {shlex.quote(key)}`")
-    return fields, f"{words}. {back} brings them back.{why}"
+    undo = one_line(f"`steno undo {shlex.quote(key)}`")
+    return fields, f"{words}. {undo} restores them.{why}"
 
 
-def _compact_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) -> dict[str, Any]:
+def _summary_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) -> dict[str, Any]:
     names = ("first", "last", "tokens_before", "tokens_after", "fallback")
     told = {name: more.get(name) for name in names}
     return {"key": key, "hidden": hidden, **told, "dry_run": dry_run}
@@ -397,9 +411,9 @@ def _compact_fields(key: str, *, dry_run: bool, hidden: int = 0, **more: Any) ->
 
 @click.command("archive")
 @click.argument("key", metavar="[KEY]", required=False, shell_complete=complete_key)
-@click.option("--all", "every", is_flag=True, help="Every session.")
+@click.option("--all", "every", is_flag=True, help="Archive all sessions.")
 @dry_run_option
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
 @where_options
 @click.pass_context
 def archive_command(
@@ -410,19 +424,18 @@ def archive_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Put what a compaction has hidden in the session KEY into its archive.
+    """Move messages that a summary has hidden to the archive of the session KEY.
 
-    The live storage becomes smaller, and nothing is deleted: `steno show --all` reads archives
-    too, and `steno undo` works as before.
+    This makes the live storage smaller. Nothing is deleted: `steno show --all` reads archives, and
+    `steno undo` still works.
 
-    One line for each session of which something was archived, with tabs between: the key, how many
-    messages, and the bytes before and after. stderr has the sum.
+    Prints one line per archived session, separated by tabs: key, number of messages, bytes before,
+    bytes after. A summary goes to stderr.
 
-    Exit code: 0 done, or there was nothing to do, 1 it could not be done, 2 wrong usage, 3 it
-    could not be done for some sessions; stderr says why.
+    Exit codes: 0 done, or nothing to archive, 1 failed, 2 wrong usage, 3 some sessions failed.
     """
     if (key is not None) == every:
-        raise click.UsageError("Name a session, or --all.")
+        raise click.UsageError("Give a KEY or --all.")
     with open_to_change(where) as store:
         keys = [info_of(store, key).key] if key is not None else store.list_sessions()
         done: list[dict[str, Any]] = []
@@ -482,10 +495,9 @@ def _archive_words(done: Sequence[dict[str, Any]], *, dry_run: bool) -> Iterator
     sessions = sum(bool(fields["archived"]) for fields in done)
     if not messages:
         yield "There is nothing to archive."
-    elif dry_run:
-        yield f"{count(messages, 'message')} of {count(sessions, 'session')} would be archived."
     else:
-        yield f"{count(messages, 'message')} of {count(sessions, 'session')} archived."
+        done_words = "Would archive" if dry_run else "Archived"
+        yield f"{done_words} {count(messages, 'message')} of {count(sessions, 'session')}."
 
 
 @contextmanager

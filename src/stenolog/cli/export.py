@@ -37,23 +37,27 @@ class _Form(click.Choice[str]):
 
 @click.command("export")
 @click.argument("key", shell_complete=complete_key)
-@click.option("--all", "full", is_flag=True, help="Hidden and archived messages too.")
+@click.option("--all", "full", is_flag=True, help="Include hidden and archived messages.")
 @click.option(
     "--format",
     "form",
     type=_Form(["jsonl", "openai", "markdown", "html"]),
-    help="What to write; else what the name of FILE says, else jsonl.",
+    help="Output format.  [default: by the suffix of FILE, otherwise jsonl]",
 )
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Write into this file."
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write to this file.  [default: stdout]",
 )
-@click.option("--force", is_flag=True, help="Replace FILE where it is there already.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @click.option(
     "--redact/--no-redact",
     default=None,
-    help="Take out secrets; done unless told otherwise, but for jsonl.",
+    help="Replace secrets.  [default: yes, except for jsonl]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object: what FILE holds.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object that describes FILE.")
 @where_options
 def export_command(
     key: str,
@@ -65,27 +69,30 @@ def export_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Write the messages of the session KEY, to stdout or into a file.
+    """Export the messages of the session KEY to stdout or a file.
 
-    As jsonl: one JSON object a line, each exactly what was given to the store. As openai: the
-    same with only the fields that OpenAI's API knows. As markdown: a document to read. As html:
-    one page that needs nothing else, light or dark, with tools folded and a link to each message
-    (#m12); it holds no script and loads nothing. With --all, hidden messages are marked there.
+    \b
+    jsonl     one JSON object per line, exactly as stored
+    openai    like jsonl, with only the fields of the OpenAI API
+    markdown  a document for reading
+    html      a self-contained page without scripts; #m12 links to message 12
 
-    But for jsonl, a stub stands for each secret that is known by its form, as an API key, or by
-    the name of its field, as "password"; stderr tells how many. A secret in plain words stays:
-    read what you share.
+    In all formats except jsonl, known secrets are replaced: API keys and fields such as "password".
+    The number is printed to stderr. Secrets in plain sentences are not recognized, so read a file
+    before you share it.
 
-    Exit code: 0 written, 1 there is no such session, or it cannot be written, 2 wrong usage.
-    """
+    Example: steno export telegram:123 -o chat.html
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage.
+    """  # noqa: D301 -- click knows a block by this character
     to_stdout = output in (None, "-")
     if as_json and to_stdout:
-        raise click.UsageError("--json tells of a file: name it with -o.")
+        raise click.UsageError("--json requires a file: add -o FILE.")
     form = _form_of(output, form)
     # guard: export-redacted
     sharing = SharingRedactor(enabled=form != "jsonl" if redact is None else redact)
     if not to_stdout and not force and os.path.lexists(str(output)):
-        words = f"{one_line(str(output))} is there already; --force replaces it."
+        words = f"{one_line(str(output))} exists already. Use --force to overwrite it."
         raise click.ClickException(words)
     with open_to_read(where) as store:
         info = info_of(store, key)
@@ -96,7 +103,7 @@ def export_command(
         else:
             _write(Path(str(output)), written)
             done = count(len(messages), "message")
-            click.echo(f"{one_line(str(output))}: {done} written.", err=True)
+            click.echo(f"Wrote {done} to {one_line(str(output))}.", err=True)
         if as_json:
             told: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}
             told |= {"messages": len(messages), "redacted": sharing.count}
@@ -105,16 +112,15 @@ def export_command(
             click.echo(_in_words(sharing.count), err=True)
         if form in DOCUMENT_FORMATS and not full and info.count > info.visible:
             hidden = messages_are(info.count - info.visible)
-            click.echo(f"{hidden} hidden; --all writes them too.", err=True)
+            click.echo(f"{hidden} hidden. Use --all to include them.", err=True)
         for words in damage_words(info_of(store, info.key), where.workspace):
             click.echo(words, err=True)
 
 
 def _in_words(taken_out: int) -> str:
     if not taken_out:
-        return "No known forms of secrets found. Read it before you share it."
-    stubs = "1 secret was" if taken_out == 1 else f"{taken_out:,} secrets were"
-    return f"{stubs} taken out; --no-redact leaves them in."
+        return "No known forms of secrets found. Read the file before you share it."
+    return f"Replaced {count(taken_out, 'secret')}. Use --no-redact to keep them."
 
 
 def _form_of(output: str | None, form: ExportFormat | None) -> ExportFormat:
@@ -124,7 +130,10 @@ def _form_of(output: str | None, form: ExportFormat | None) -> ExportFormat:
         return form
     if suffix and suffix not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
-        words = f"What is {one_line(str(output))} to be? Known are {known}; or say --format."
+        words = (
+            f"The format of {one_line(str(output))} is unknown. Known suffixes: {known}. "
+            "Otherwise use --format."
+        )
         raise click.UsageError(words)
     return _SUFFIXES.get(suffix, "jsonl")
 

@@ -61,7 +61,7 @@ class _Source(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if _STORE.match(str(value)):
-            self.fail("that is a store of stenolog: `steno copy SRC DST` copies it.", param, ctx)
+            self.fail("this is a store of stenolog; copy it with `steno copy SRC DST`.", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -71,27 +71,27 @@ class _Source(click.Path):
     "--from",
     "program",
     type=click.Choice(list(FROM)),
-    help="Which program kept them, where that is not to be found out.",
+    help="Program that wrote SOURCE.  [default: detected]",
 )
 @click.option(
     "--map",
     "pairs",
     multiple=True,
     metavar="OLD=NEW",
-    help="The key here for a key there; one * in both stands for the same text. Repeatable.",
+    help="Import session OLD as NEW; a * in both stands for the same text. Repeatable.",
 )
 @click.option(
     "--map-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file of such pairs, one a line.",
+    help="File with OLD=NEW pairs, one per line.",
 )
 @click.option(
     "--aliases/--no-aliases",
     default=None,
-    help="Accept other keys that SOURCE names for its sessions. [default: ask in a terminal]",
+    help="Accept other keys that SOURCE names for its sessions.  [default: ask in a terminal]",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
 @where_options
 @click.pass_context
 def import_command(
@@ -105,10 +105,10 @@ def import_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Take in the sessions that another program kept in SOURCE, a folder or one file.
+    """Import sessions of other programs from SOURCE, a folder or a file.
 
     \b
-    It knows by itself, or by --from:
+    Known programs, detected automatically unless --from is given:
       picoclaw       .jsonl with .meta.json, and the older .json
       zeroclaw       .jsonl
       nanobot        .jsonl, also in the folders of its workspaces
@@ -118,23 +118,23 @@ def import_command(
       strands        the folders of FileSessionManager
       adk            a SQLite file of SqliteSessionService or
                      DatabaseSessionService
-      plain          [{"role": ...}, ...] as .json, or one message a line
+      plain          [{"role": ...}, ...] as .json, or one message per line
 
-    They are copied, and SOURCE stays as it is. Importing again adds what has come since, and
-    nothing twice. Only where SOURCE is the workspace's own folder of sessions, the files are
-    renamed to .migrated, because they stand where the new ones go. Of a folder, its files are
-    looked at, or those of the folder sessions in it, and no other folders further down.
+    SOURCE is not changed. Importing again adds only new messages. In a folder, the files in it or
+    in its folder sessions are read, but no other subfolders. If SOURCE is the session folder of the
+    workspace itself, imported files are renamed to .migrated.
 
-    Imported messages are data: they are never answered, and answers to them are never sent to a
-    chat app. A file may name other keys for a session (aliases). Messages to these keys would go
-    into that session from then on, so they are listed, and accepted only if you say so.
+    Imported messages are never answered or sent to a chat app. A file may name other keys for a
+    session (aliases); future messages to those keys would be added to that session. They are
+    listed, and used only with --aliases or if you confirm.
 
-    One line for each session, with tabs between: its key here, how many messages were added, how
-    many there are in the file, the layout, and the file. In a terminal it is a table.
+    Prints one line per session, separated by tabs: key, messages added, messages in the file,
+    layout, file. In a terminal it prints a table.
 
-    Exit code: 0 all is in, now or since an earlier import, 1 there is nothing to take in or it
-    could not be done, 2 wrong usage, 3 something could not be carried, now or then; stderr says
-    what and why.
+    Example: steno import ~/.picoclaw/workspace --dry-run
+
+    Exit codes: 0 everything is imported, now or earlier, 1 failed or nothing to import, 2 wrong
+    usage, 3 something could not be imported; the reasons are on stderr.
     """  # noqa: D301 -- click knows a block by this character
     folder, only = _place_of(source)
     layouts = ALL_LAYOUTS if program is None else FROM[program]
@@ -188,7 +188,7 @@ def _accepts(migrated: ImportReport, aliases: bool | None, *, dry_run: bool) -> 
         return False
     for one in found:
         click.echo(_alias_line(one.key, one.unaccepted_aliases), err=True)
-    return click.confirm("Accept these other keys?", err=True)
+    return click.confirm("Accept these aliases?", err=True)
 
 
 def _with_aliases(migrated: ImportReport, named: ImportReport) -> ImportReport:
@@ -207,17 +207,17 @@ def _with_aliases(migrated: ImportReport, named: ImportReport) -> ImportReport:
 def _aliases_in_words(migrated: ImportReport, *, dry_run: bool) -> Iterator[str]:
     for one in migrated.imported:
         if one.aliases:
-            would = "would open" if dry_run else "open"
-            yield f"{_alias_names(one.aliases)} {would} {one_line(one.key)} from now on."
+            has = "would have" if dry_run else "now has"
+            yield f"{one_line(one.key)} {has} the aliases: {_alias_names(one.aliases)}."
     left = [one for one in migrated.imported if one.unaccepted_aliases]
     for one in left:
         yield _alias_line(one.key, one.unaccepted_aliases)
     if left:
-        yield "These other keys are not accepted; import again with --aliases to accept them."
+        yield "These aliases were not accepted. To accept them, import again with --aliases."
 
 
 def _alias_line(key: str, names: Sequence[str]) -> str:
-    return f"The file names other keys for {one_line(key)}: {_alias_names(names)}."
+    return f"The file names aliases of {one_line(key)}: {_alias_names(names)}."
 
 
 def _alias_names(names: Sequence[str]) -> str:
@@ -233,7 +233,7 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Import
     except UsageError as error:
         raise click.UsageError(f"--map: {one_line(str(error))}") from error
     except (OSError, ValueError) as error:
-        raise click.UsageError(f"--map-file: it cannot be read: {error}") from error
+        raise click.UsageError(f"--map-file cannot be read: {error}") from error
     if not keys.pairs:
         return keys
     found: list[str] = []
@@ -246,10 +246,12 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Import
     look(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=collect)
     for pair in given.unmatched(found):
         there = ", ".join(map(one_line, found[:FEW])) + (", …" if len(found) > FEW else "")
-        has = f"; the {'key' if len(found) == 1 else 'keys'} there: {there}" if found else ""
-        raise click.UsageError(f"--map {one_line(str(pair))}: no session there has that key{has}")
+        has = f"; known keys: {there}" if found else ""
+        raise click.UsageError(
+            f"--map {one_line(str(pair))}: SOURCE has no session of that key{has}"
+        )
     for key in keys.duplicates(found):
-        raise click.UsageError(f"--map: several sessions would be {one_line(key)} here")
+        raise click.UsageError(f"--map: several sessions would get the key {one_line(key)}")
     return keys
 
 
@@ -332,7 +334,7 @@ def _bar(folder: Path, only: str | None, *, shown: bool) -> Iterator[Progress | 
     if not shown or size < LONG or not sys.stderr.isatty():
         yield None
         return
-    with click.progressbar(length=size, label="Taking in", file=sys.stderr) as bar:
+    with click.progressbar(length=size, label="Importing", file=sys.stderr) as bar:
         done = 0.0
 
         def progress(step: float) -> None:
@@ -364,45 +366,39 @@ def _problems(migrated: ImportReport) -> Iterator[str]:
         for words in one.problems:
             yield f"{one_line(one.file)}: {sentence(words)}"
     for left in migrated.skipped:
-        yield f"{one_line(left.file)} is left out: {sentence(left.reason)}"
+        yield f"{one_line(left.file)} was skipped: {sentence(left.reason)}"
 
 
 def _in_words(
     migrated: ImportReport, source: Path, program: str | None, *, dry_run: bool
 ) -> Iterator[str]:
     if migrated.migrated and not migrated.imported:
-        yield f"Already taken in: {count(migrated.migrated, 'file')} *.migrated."
+        yield f"Already imported: {count(migrated.migrated, 'file')} *.migrated."
     if migrated.imported or migrated.skipped:
         yield _sum(migrated, dry_run=dry_run)
     if not (migrated.imported or migrated.migrated or migrated.skipped):
-        of = "of a program that is known here" if program is None else f"of {program}"
+        known = "session files of a known program" if program is None else f"sessions of {program}"
         place = one_line(str(source))
-        yield f"There is no session {of} in {place}; `steno import --help` lists the programs."
+        yield f"No {known} in {place}. `steno import --help` lists the programs."
     entries = source.iterdir() if source.is_dir() else ()
     folders = sum(
         path.is_dir() and path.name not in _OWN and not _is_looked_into(path) for path in entries
     )
     if folders:
-        them = "The folder in it was" if folders == 1 else f"The {folders:,} folders in it were"
-        yield f"{them} not looked into; name {'it' if folders == 1 else 'one of them'}."
+        yield f"{count(folders, 'subfolder')} not searched. To import one, name it as SOURCE."
 
 
 def _sum(migrated: ImportReport, *, dry_run: bool) -> str:
-    would = "would be " if dry_run else ""
-    words = [
-        f"{count(migrated.sessions, 'session')} {would}taken in, "
-        f"{count(migrated.messages, 'message')}"
-    ]
+    done = "Would import" if dry_run else "Imported"
+    words = [f"{done} {count(migrated.sessions, 'session')}, {count(migrated.messages, 'message')}"]
     known = [one for one in migrated.imported if one.already_imported]
     never = sum(one.dropped for one in known)
     if known:
-        words.append(f"{len(known):,} had been taken in before")
+        words.append(f"{count(len(known), 'session')} already imported")
     if never:
-        were = "was" if never == 1 else "were"
-        of = "it" if len(known) == 1 else "them"
-        words[-1] += f", and {count(never, 'message')} of {of} {were} never carried"
+        words[-1] += f", except {count(never, 'message')} that could not be imported"
     if migrated.skipped:
-        words.append(f"{count(len(migrated.skipped), 'file')} left out")
+        words.append(f"{count(len(migrated.skipped), 'file')} skipped")
     if migrated.dropped > never:
-        words.append(f"{count(migrated.dropped - never, 'message')} could not be carried")
+        words.append(f"{count(migrated.dropped - never, 'message')} could not be imported")
     return f"{'; '.join(words)}."

@@ -16,6 +16,7 @@ from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Entry, Page, State
 from stenolog.cli.output import (
     age,
+    count,
     json_text,
     moment,
     one_line,
@@ -29,7 +30,7 @@ from stenolog.cli.show import damage_words
 from stenolog.cli.workspace import Where, chosen, open_to_read, where_options
 from stenolog.errors import StoreUnavailable
 from stenolog.sessions.folders import OtherNamespaces, SessionsLocation, other_namespaces
-from stenolog.stores.jsonl.log_names import SUFFIX
+from stenolog.stores.file_names import LOG_SUFFIX
 from stenolog.stores.open_store import address, open_store
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _to_be_indexed(store: "Store", place: "SessionsLocation") -> "Store | None":
     # Imported late: only needed for PostgreSQL.
     from stenolog.stores.postgres import PostgresStore
 
-    if isinstance(store, PostgresStore) and store.database.outdated:
+    if isinstance(store, PostgresStore) and store.database.is_outdated:
         return None
     try:
         return open_store(place.where, namespace=place.namespace)
@@ -132,7 +133,9 @@ _NAMED: Final = 8
 
 @click.command("list")
 @click.argument("directory", metavar="[DIR]", required=False)
-@click.option("--prefix", metavar="TEXT", default="", help="Only sessions whose key begins so.")
+@click.option(
+    "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
+)
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
 @click.option(
     "--state",
@@ -143,9 +146,9 @@ _NAMED: Final = 8
     "--limit",
     metavar="N",
     type=click.IntRange(min=1),
-    help="How many to list; in a terminal 50, where nothing is said.",
+    help="Maximum number of sessions.  [default: 50 in a terminal, otherwise all]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
 @where_options
 @click.pass_context
 def list_command(
@@ -158,15 +161,17 @@ def list_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """List the sessions of a workspace, the last changed first.
+    """List sessions, most recently changed first.
 
-    One line each, with tabs between: the key, how many messages are visible, how many there are,
-    when it last changed, its state, and its title. In a terminal it is a table.
+    Prints one line per session, separated by tabs: key, visible messages, all messages, time of the
+    last change, state, title. In a terminal it prints a table.
 
-    A session is running while somebody has the turn, and interrupted where the agent did not
-    have the last word.
+    A session is running while an agent writes an answer, interrupted if its last message was not
+    answered, and otherwise idle.
 
-    Exit code: 0 listed, 1 it could not be done, 2 wrong usage.
+    Example: steno list --state interrupted
+
+    Exit codes: 0 done, 1 failed or some sessions cannot be read, 2 wrong usage.
     """
     where = replace(where, workspace=chosen(ctx, directory, where.workspace))
     in_table = sys.stdout.isatty() and not as_json
@@ -190,9 +195,9 @@ def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
     """Yield remarks about a list: its limits, unreadable sessions, other files and agents."""
     place = where.workspace
     if page.after is not None:
-        yield f"These are the newest {len(page.entries):,}; --limit shows more."
+        yield f"Showing the newest {len(page.entries):,}. Use --limit for more."
     elif not page.entries:
-        yield f"There are no sessions {_whose(where)} yet." if whole else "No session matches."
+        yield f"There are no sessions {_whose(where)} yet." if whole else "No matching sessions."
     for entry in page.entries:
         if entry.problem is not None:
             yield f"{one_line(entry.key)}: {sentence(entry.problem)}"
@@ -205,9 +210,9 @@ def _remarks(page: Page, where: Where, *, whole: bool) -> Iterator[str]:
 
 def _whose(where: Where) -> str:
     if where.agent is not None:
-        return f"of the agent {one_line(where.agent)} in {where.shown}"
+        return f"of agent {one_line(where.agent)} in {where.shown}"
     if where.namespace is not None:
-        return f"in the namespace {one_line(where.namespace)} of {where.shown}"
+        return f"in namespace {one_line(where.namespace)} of {where.shown}"
     return f"in {where.shown}"
 
 
@@ -217,9 +222,9 @@ def _of_others(others: OtherNamespaces) -> Iterator[str]:
         ways = ", ".join(f"--{what} {shlex.quote(one_line(name))}" for name in names[:_NAMED])
         more = " …" if len(names) > _NAMED else ""
         if len(names) == 1:
-            yield f"1 {what} has sessions of its own: {ways}"
+            yield f"1 {what} has its own sessions: {ways}"
         elif names:
-            yield f"{len(names):,} {what}s have sessions of their own: {ways}{more}"
+            yield f"{len(names):,} {what}s have their own sessions: {ways}{more}"
 
 
 def _of_files(where: Where, *, listed: int) -> Iterator[str]:
@@ -228,7 +233,7 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
     in_folder = address(place.where).engine == "jsonl"
     folder = Path(place.where, place.namespace) if in_folder else place.old
     names = [path.name for path in folder.iterdir()] if folder and folder.is_dir() else []
-    more = sum(name.endswith(SUFFIX) for name in names) - (listed if in_folder else 0)
+    more = sum(name.endswith(LOG_SUFFIX) for name in names) - (listed if in_folder else 0)
     if more <= 0 and not any(name.endswith(_OLD_SUFFIX) for name in names):
         return  # all files are listed sessions; there is no need to read them
     old = [] if where.namespace is not None else _old(place)
@@ -237,14 +242,14 @@ def _of_files(where: Where, *, listed: int) -> Iterator[str]:
         workspace = shlex.quote(one_line(where.shown))
         agent = "" if where.agent is None else f" --agent {shlex.quote(one_line(where.agent))}"
         yield (
-            f"{_files_are(len(old))} not of stenolog; `steno import {source} -w {workspace}{agent}`"
-            " takes in what it knows of other programs."
+            f"{count(len(old), 'file')} of other programs; import with "
+            f"`steno import {source} -w {workspace}{agent}`."
         )
-    unreadable = more - sum(one.body == one.name and one.name.endswith(SUFFIX) for one in old)
+    unreadable = more - sum(one.body == one.name and one.name.endswith(LOG_SUFFIX) for one in old)
     if in_folder and unreadable > 0:
         yield (
-            f"{_files_are(unreadable)} no session that can be read; "
-            f"steno doctor {where.shown} says more."
+            f"{count(unreadable, 'session file')} cannot be read. "
+            f"Run `steno doctor {where.shown}` for details."
         )
 
 
@@ -257,10 +262,6 @@ def _old(place: SessionsLocation) -> "list[Source]":
         with suppress(OSError), Folder(place.old) as folder:
             return folder.sources(thorough=False)
     return []
-
-
-def _files_are(count: int) -> str:
-    return f"{count:,} of the files there {'is' if count == 1 else 'are'}"
 
 
 def _row(entry: Entry) -> Sequence[str]:

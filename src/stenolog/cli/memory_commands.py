@@ -29,27 +29,26 @@ from stenolog.memory.notes import Draft, Kind, Note, Notes
 from stenolog.memory.scopes import Scope, parse_scope_name
 
 _json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Write one JSON object for each note."
+    "--json", "as_json", is_flag=True, help="Print one JSON object per note."
 )
 
 
 _done_option = click.option(
-    "--json", "as_json", is_flag=True, help="Write one JSON object: what was done."
+    "--json", "as_json", is_flag=True, help="Print the result as a JSON object."
 )
 
 
 @click.group("memory")
 def memory_command() -> None:
-    """Look at what is remembered, correct it, forget it.
+    """List, search, correct and forget the notes that agents remember.
 
-    Notes belong to a user or a group chat, and to an agent: --who and --agent say whose are
-    meant.
+    Notes belong to a user or a group chat, and to an agent. Select them with --who and --agent.
     """
 
 
 @memory_command.command("list")
 @click.option("--kind", type=click.Choice(["core", "daily"]), help="Only notes of this kind.")
-@click.option("--all", "full", is_flag=True, help="Superseded and forgotten notes too.")
+@click.option("--all", "full", is_flag=True, help="Include superseded and forgotten notes.")
 @_json_option
 @whose_options
 @workspace_option
@@ -63,12 +62,12 @@ def list_command(
     agent: str | None,
     workspace: str,
 ) -> None:
-    """List the notes, user by user, the oldest first.
+    """List notes by user, oldest first.
 
-    One line each, with tabs between: the id, the kind, when it was made, whether it is in force,
-    whose it is, and the text. In a terminal it is laid out for reading.
+    Prints one line per note, separated by tabs: id, kind, time, state, user, text. In a terminal it
+    prints a table.
 
-    Exit code: 0 listed, 1 it could not be done, 2 wrong usage.
+    Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
     with notes_to_read(workspace) as store:
         notes = Notes(store)
@@ -77,7 +76,7 @@ def list_command(
     print_notes(found, as_json=as_json, color=ctx.color is not False)
     if not found:
         whole = kind is None and who is None and agent is None
-        words = f"There are no notes in {shown(workspace)} yet." if whole else "No note matches."
+        words = f"There are no notes in {shown(workspace)} yet." if whole else "No matching notes."
         click.echo(words, err=True)
 
 
@@ -95,23 +94,23 @@ def search_command(
     agent: str | None,
     workspace: str,
 ) -> None:
-    """Find notes that have all the words of QUERY.
+    """Find notes that contain all words of QUERY.
 
-    QUERY is written as for `steno search`; only notes in force are found. Lines are those of
-    `steno memory list`, of each user the newest first.
+    QUERY is written as for `steno search`. Only notes in force are searched. The output is that of
+    `steno memory list`, newest first for each user.
 
-    Exit code: 0 something was found, 1 nothing was, 2 wrong usage.
+    Exit codes: 0 found, 1 nothing found, 2 wrong usage.
     """
     asked = " ".join(query)
-    if parse(asked).empty:
-        raise click.UsageError(f"There is no word to search for in {one_line(asked)!r}.")
+    if parse(asked).is_empty:
+        raise click.UsageError(f"{one_line(asked)!r} contains no word to search for.")
     with notes_to_read(workspace) as store:
         notes = Notes(store)
         scopes = scopes_meant(notes, who=who, agent=agent)
         found = [note for scope in scopes for note in notes.search(asked, scope=scope)]
     print_notes(found, as_json=as_json, color=ctx.color is not False)
     if not found:
-        click.echo("No note matches.", err=True)
+        click.echo("No matching notes.", err=True)
         ctx.exit(1)
 
 
@@ -123,11 +122,11 @@ def search_command(
 def show_command(
     id: str, as_json: bool, who: str | None, agent: str | None, workspace: str
 ) -> None:
-    """Show the note ID with all that is known of it.
+    """Show the note ID with all details.
 
-    The beginning of an id is enough.
+    The first characters of an id are enough.
 
-    Exit code: 0 shown, 1 there is no such note, 2 wrong usage.
+    Exit codes: 0 done, 1 there is no such note, 2 wrong usage.
     """
     with notes_to_read(workspace) as store:
         [note] = notes_meant(Notes(store), [id], who=who, agent=agent)
@@ -139,9 +138,9 @@ def show_command(
 
 @memory_command.command("forget")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--purge", is_flag=True, help="Delete the text for good.")
-@click.option("--yes", is_flag=True, help="Do not ask before a purge.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--purge", is_flag=True, help="Delete the text permanently.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
 @_json_option
 @whose_options
 @workspace_option
@@ -155,20 +154,20 @@ def forget_command(
     agent: str | None,
     workspace: str,
 ) -> None:
-    """Forget notes, or delete their text for good.
+    """Forget notes, or delete their text permanently.
 
-    The beginning of an id is enough. A forgotten note is out of sight, and `steno memory undo`
-    brings it back. With --purge its text is deleted from the notes for good. What was said stays
-    in the session it was learnt in: stderr names it.
+    The first characters of an id are enough. A forgotten note is no longer recalled; `steno memory
+    undo` brings it back. --purge deletes its text from the notes permanently. The messages that it
+    was made from stay in their session, which is named on stderr.
 
-    Exit code: 0 done, 1 there is no such note, or it was not meant, 2 wrong usage.
+    Exit codes: 0 done, 1 not confirmed or there is no such note, 2 wrong usage.
     """
     with (notes_to_read if dry_run else notes_to_write)(workspace) as store:
         notes = Notes(store)
         found = notes_meant(notes, ids, who=who, agent=agent)
-        done = "Would delete for good" if purge else "Would forget"
+        done = "Would delete permanently" if purge else "Would forget"
         if not dry_run:
-            done = "Deleted for good" if purge else "Forgotten"
+            done = "Deleted permanently" if purge else "Forgotten"
             if purge and not yes:
                 _ask(found)
         for note in found:
@@ -182,7 +181,7 @@ def forget_command(
             if as_json:
                 click.echo(json_text(_forgotten(note, told, purge=purge, dry_run=dry_run)))
     if not purge and not dry_run:
-        click.echo(f"{_undo_of(found[-1].scope)} takes it back.", err=True)
+        click.echo(f"Undo with {_undo_of(found[-1].scope)}.", err=True)
 
 
 def _undo_of(scope: Scope) -> str:
@@ -193,11 +192,13 @@ def _undo_of(scope: Scope) -> str:
 def _ask(notes: Sequence[Note]) -> None:
     """Ask for confirmation. Raises Abort, or UsageError if there is no terminal to ask in."""
     if sys.stdin is None or not sys.stdin.isatty():
-        raise click.UsageError("--purge deletes for good; add --yes where nobody can be asked.")
+        raise click.UsageError(
+            "--purge deletes permanently. Without a terminal to confirm, add --yes."
+        )
     for note in notes:
         click.echo(quoted(note), err=True)
     what = "this note" if len(notes) == 1 else f"these {len(notes)} notes"
-    click.confirm(f"Delete {what} for good?", abort=True, err=True)
+    click.confirm(f"Delete {what} permanently?", abort=True, err=True)
 
 
 class _Told(Struct, frozen=True):
@@ -236,11 +237,11 @@ def _forgotten(note: Note, told: _Told, *, purge: bool, dry_run: bool) -> dict[s
 @whose_options
 @workspace_option
 def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: str) -> None:
-    """Take back the last forget of a user's notes.
+    """Undo the last forget of a user's notes.
 
-    Up to eight can be taken back, one after the other; none that was made before a purge.
+    Up to eight can be undone, one per call, but none from before a purge.
 
-    Exit code: 0 taken back, 1 there was nothing to take back, 2 wrong usage.
+    Exit codes: 0 done, 1 failed or nothing to undo, 2 wrong usage.
     """
     with notes_to_write(workspace) as store:
         notes = Notes(store)
@@ -261,19 +262,20 @@ def undo_command(as_json: bool, who: str | None, agent: str | None, workspace: s
         }
         click.echo(json_text({"agent": scope.agent, "who": scope.name, **ids}))
     if before == after:
-        click.echo("Taken back; the same notes are in force.", err=True)
+        click.echo("Undone. The same notes are in force as before.", err=True)
 
 
 @memory_command.command("export")
 @whose_options
 @workspace_option
 def export_command(who: str | None, agent: str | None, workspace: str) -> None:
-    """Write the notes of a user as Markdown.
+    """Print the notes of a user as Markdown.
 
-    It goes to stdout, to be read or edited. What was changed in it, `steno memory import` takes
-    back in.
+    Edit the file and read your changes back with `steno memory import`.
 
-    Exit code: 0 written, 1 it could not be done, 2 wrong usage.
+    Example: steno memory export --who telegram:123 > notes.md
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage.
     """
     with notes_to_read(workspace) as store:
         notes = Notes(store)
@@ -293,13 +295,13 @@ class _Page(click.File):
         """Return the open file. Fails if it cannot be opened."""
         # If a program is started with stdin closed, `sys.stdin` is None.
         if value == "-" and sys.stdin is None:
-            self.fail("there is no stdin; name a file", param, ctx)
+            self.fail("stdin is closed; name a file", param, ctx)
         return super().convert(value, param, ctx)
 
 
 @memory_command.command("import")
 @click.argument("file", type=_Page(encoding="utf-8"))
-@click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be changed, without changing it.")
 @_done_option
 @whose_options
 @workspace_option
@@ -313,20 +315,19 @@ def import_command(
     agent: str | None,
     workspace: str,
 ) -> None:
-    """Take in a page of notes that was edited.
+    """Import edited notes from FILE, or from stdin with -.
 
-    FILE is what `steno memory export` wrote; - is stdin.
-    A changed text supersedes the old one, a deleted item is forgotten, an added one is a new note.
-    A page of your own, without the head of an export, needs --who. Importing twice changes
-    nothing more.
+    FILE is the output of `steno memory export`. A changed text supersedes the old note, a deleted
+    item is forgotten, and a new item becomes a note. A file without the header of an export
+    requires --who. Importing the same file twice changes nothing.
 
-    Exit code: 0 all is in, 1 it could not be done, 2 wrong usage, 3 a note was another one by now,
-    and its change was left out; stderr says which.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some notes had changed since the export and were
+    skipped.
     """
     try:
         text = file.read()
     except UnicodeDecodeError as error:
-        raise click.ClickException(f"{file.name} is no UTF-8 text: {error}.") from error
+        raise click.ClickException(f"{file.name} is not UTF-8 text: {error}.") from error
     scope = _scope_asked(text, who=who, agent=agent)
     with notes_to_write(workspace, create=not dry_run) as store:
         edits = import_notes(Notes(store), text, scope=scope, dry_run=dry_run)
@@ -357,6 +358,6 @@ def _in_words(edits: NoteChanges, *, dry_run: bool) -> Iterator[str]:
         for one in notes:
             yield f"{f'{would}{done}'.capitalize()}: {one_line(printable(one.text))}"
     for words in edits.conflicts:
-        yield f"Left out: {sentence(words)}"
+        yield f"Skipped: {sentence(words)}"
     if not edits.count and not edits.conflicts:
-        yield "Nothing was changed on the page."
+        yield "Nothing to change: the file matches the notes."

@@ -90,7 +90,7 @@ def scope_meant(notes: Notes, *, who: str | None, agent: str | None) -> Scope:
         raise click.ClickException(f"There are no notes{of} here.")
     names = ", ".join(map(_named, found[:10])) + (" …" if len(found) > 10 else "")
     option = "--agent" if len({scope.who for scope in found}) == 1 else "--who"
-    raise click.UsageError(f"There are notes of {names}; say whose are meant, with {option}.")
+    raise click.UsageError(f"There are notes of {names}. Select one with {option}.")
 
 
 def notes_meant(
@@ -112,13 +112,13 @@ def _note_meant(notes: Sequence[Note], id: str) -> Note:
         return found[0]
     if not found:
         raise click.ClickException(
-            f"There is no note {one_line(id)!r} here; `steno memory list` shows the ones there are."
+            f"There is no note {one_line(id)!r}. `steno memory list` lists the notes."
         )
     if exact:
         whose = ", ".join(_named(note.scope) for note in found)
-        raise click.UsageError(f"{id} is a note of {whose}; say whose with --who or --agent.")
+        raise click.UsageError(f"{whose} have a note {id}. Select one with --who or --agent.")
     names = ", ".join(note.id for note in found[:5]) + (" …" if len(found) > 5 else "")
-    raise click.UsageError(f"Several notes begin with {one_line(id)!r}: {names}")
+    raise click.UsageError(f"Several notes start with {one_line(id)!r}: {names}")
 
 
 def _named(scope: Scope) -> str:
@@ -167,7 +167,7 @@ def print_whole(note: Note) -> None:
 
 
 def _details(note: Note) -> Iterator[tuple[str, str]]:
-    yield "of", f"{note.scope.name} (agent {note.scope.agent})"
+    yield "user", f"{note.scope.name} (agent {note.scope.agent})"
     if note.about:
         yield "about", note.about
     if note.superseded is not None:
@@ -176,9 +176,9 @@ def _details(note: Note) -> Iterator[tuple[str, str]]:
         yield "supersedes", ", ".join(note.supersedes)
     if note.session:
         seqs = f", seq {', '.join(map(str, note.seqs))}" if note.seqs else ""
-        yield "learnt in", f"{note.session}{seqs}"
+        yield "source", f"{note.session}{seqs}"
     else:
-        yield "written", "by hand"
+        yield "source", "added manually"
     if note.quote:
         yield "quote", note.quote
     if note.confidence != 1.0:

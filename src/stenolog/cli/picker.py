@@ -278,7 +278,7 @@ class Picker:
         """Return the help line, or the problem that occurred."""
         if self.problem:
             return [("class:interrupted", self.problem)]
-        keys = "type to filter · ↑ ↓ choose · Enter resume · Esc cancel"
+        keys = "type to filter · ↑↓ select · Enter resume · Esc cancel"
         if self.choices.channel is not None:
             other = "this channel" if self.choices.all_channels else "all channels"
             keys = f"{keys} · Tab {other}"
@@ -303,8 +303,8 @@ class Picker:
         if not choices.loaded:
             return "  …"
         if choices.elsewhere:
-            return f"  Nothing matches here; {choices.elsewhere:,} in other channels: Tab."
-        return "  No session matches." if choices.query else "  There are no sessions yet."
+            return f"  No match in this channel; Tab shows {choices.elsewhere:,} in others."
+        return "  No matching sessions." if choices.query else "  No sessions yet."
 
     # --- loading -----------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class Picker:
             try:
                 page = await asyncio.to_thread(self._catalog.list, limit=MANY, after=after)
             except StenologError as error:
-                self.problem = f"The list is not complete: {error}"
+                self.problem = f"The list is incomplete: {error}"
                 break
             self.choices.add(page.entries)
             after = page.after
@@ -334,7 +334,7 @@ class Picker:
         try:
             hits = await asyncio.to_thread(hits_for, self._catalog, query)
         except StenologError as error:
-            self.problem = f"The content cannot be searched: {error}"
+            self.problem = f"Messages cannot be searched: {error}"
         else:
             self.choices.found(query, hits)
         self._filled(app)

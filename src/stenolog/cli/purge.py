@@ -38,7 +38,7 @@ from stenolog.transfer.copy_all import namespaces_of, opened_read_only, opened_s
 
 MAIN: Final = "main"
 """Name of the default agent in the notes."""
-_FOR_GOOD: Final = "This cannot be taken back."
+_WARNING: Final = "This cannot be undone."
 
 
 class _Target(Struct, frozen=True, kw_only=True):
@@ -95,18 +95,18 @@ class _Target(Struct, frozen=True, kw_only=True):
         """Describe everything that would be deleted."""
         place = "" if self.namespace is None or self.of_notes else f" in {self.namespace}"
         what = "note" if self.of_notes else "message"
-        upto = "" if self.before is None else f" below seq {self.before}"
+        upto = "" if self.before is None else f" before seq {self.before}"
         trash = (
-            f", and in the trash {count(self.deleted, 'session')} of this key with "
+            f", and {count(self.deleted, 'session')} of this key in the trash with "
             f"{count(self.in_trash, what)}"
             if self.deleted
             else ""
         )
-        trash += ", and what an interrupted purge left" if self.unfinished else ""
+        trash += ", and the rest of an interrupted purge" if self.unfinished else ""
         if self.unfinished and not self.uid:
-            return one_line(f"{self.name}{place}: what an interrupted purge left")
+            return one_line(f"{self.name}{place}: the rest of an interrupted purge")
         if not self.readable:
-            return one_line(f"{self.name}{place}: it cannot be read{trash}")
+            return one_line(f"{self.name}{place}: unreadable{trash}")
         return one_line(f"{self.name}{place}: {count(self.messages, what)}{upto}{trash}")
 
 
@@ -125,10 +125,13 @@ class _Gone(Struct, frozen=True, kw_only=True):
     "--before",
     metavar="SEQ",
     type=click.IntRange(min=1),
-    help="Only the messages below this seq; the session stays.",
+    help="Delete only the messages before this seq, and keep the session.",
 )
 @click.option(
-    "--scope", "who", metavar="WHO", help="All of one person, as telegram:123, in every namespace."
+    "--scope",
+    "who",
+    metavar="WHO",
+    help="Delete everything about a person, for example telegram:123.",
 )
 @yes_option
 @dry_run_option
@@ -145,46 +148,44 @@ def purge_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Delete sessions for good, or all there is of one person.
+    """Delete sessions permanently, or everything about one person.
 
-    This is the only command that destroys what was said. The session goes with its archives, its
-    entries in the index, and everything of its key in the trash. --scope WHO deletes all
-    sessions of a person in the workspace, of every agent and in every thread, those that have
-    another name as well, and all notes of them. The log of retention no longer tells of what is
-    gone, and the history of chats, for the arrow keys, has none of its messages. What it cannot
-    reach it names: forks, summaries, files it was taken in
-    from. With --dry-run, it names the forks.
+    A session is deleted with its archives, its index entries, and all sessions of the same key in
+    the trash. --scope WHO deletes all sessions of a person in the workspace, of all agents and
+    under all aliases, and all notes about them. Entries in the retention log and in the input
+    history of chats are removed too. What cannot be deleted is listed on stderr: forks, summaries,
+    imported files.
 
-    It says what will go and asks for the key (or WHO) to be typed, or for the uid where a key is
-    blank or cannot be shown. Where nobody can be asked, --yes is needed. A call that was
-    interrupted is made again, and finds what is left.
+    You are asked to type the key (or WHO) to confirm, or the uid if the key cannot be typed.
+    Without a terminal, --yes is required. An interrupted purge is completed by running it again.
 
-    Exit code: 0 done, 1 it could not be done or was not meant, 2 wrong usage, 3 some of it could
-    not be deleted; stderr says which.
+    Example: steno purge --scope telegram:123 --dry-run
+
+    Exit codes: 0 done, 1 failed or not confirmed, 2 wrong usage, 3 some data could not be deleted.
     """
     if (who is None) == (not keys):
-        raise click.UsageError("Name sessions, or a person with --scope WHO.")
+        raise click.UsageError("Give either a KEY or --scope WHO.")
     if who is not None and (before is not None or where.agent or where.namespace):
-        raise click.UsageError("--scope is all of a person: leave the other options out.")
+        raise click.UsageError("--scope cannot be combined with --before, --agent or --namespace.")
     if not dry_run:
-        check_somebody(yes, "This deletes for good")
+        check_somebody(yes, "This deletes permanently")
     if who is not None:
         targets = _of_person(where.workspace, who)
         if not targets:
-            raise click.ClickException(f"There is nothing of {one_line(who)} here.")
+            raise click.ClickException(f"There is no data about {one_line(who)} here.")
     else:
         targets = _of_keys(where, keys, before)
     lines = [target.words for target in _worth_naming(targets)]
     if dry_run:
-        list_lines("Would be deleted for good:", lines)
+        list_lines("Would be deleted permanently:", lines)
         gone = list(_would_go(where, targets))
         _print_gone(gone, as_json=as_json, dry_run=True)
         for words in _forks_that_stay(gone):
-            say(f"Would stay: {sentence(words)}")
+            say(f"Would not be deleted: {sentence(words)}")
         return
     if not yes:
-        list_lines("Will be deleted for good:", lines)
-        say(_FOR_GOOD)
+        list_lines("To be deleted permanently:", lines)
+        say(_WARNING)
         by_name = who is not None and _can_be_typed(who)
         _ask_for([who] if who and by_name else [one.to_type for one in _worth_naming(targets)])
     typed = typed_history()
@@ -201,9 +202,9 @@ def _ask_for(names: Iterable[str]) -> None:
     """Ask the user to type each name. Raises ClickException if another text is typed."""
     for name in names:
         wanted = one_line(printable(name)).strip()
-        typed = click.prompt(f"Type {wanted} to go on", default="", show_default=False, err=True)
+        typed = click.prompt(f"Type {wanted} to confirm", default="", show_default=False, err=True)
         if not wanted or typed.strip() != wanted:  # guard: purge-asks
-            raise click.ClickException(f"That is not {wanted}; nothing was deleted.")
+            raise click.ClickException(f"You did not type {wanted}. Nothing was deleted.")
 
 
 def _can_be_typed(name: str) -> bool:
@@ -434,15 +435,12 @@ def _traces(
     if whole:
         left = forget_logged(where.workspace, is_meant)
         # For a single session, retention may never have logged anything.
-        if left and (who is not None or "log of the program" not in left):
+        if left and (who is not None or "program's log" not in left):
             yield left
     if kept:
         yield kept
     elif typed is not None and who is not None:
-        yield (
-            f"what else was typed into chats, in {one_line(str(typed))}, "
-            "which does not tell by whom"
-        )
+        yield (f"other chat input in {one_line(str(typed))}; the file does not record who typed it")
 
 
 def _worth_naming(targets: Sequence[_Target]) -> list[_Target]:
@@ -469,7 +467,7 @@ def _print_gone(gone: Sequence[_Gone], *, as_json: bool, dry_run: bool) -> None:
             say(f"{one_line(target.name)}: {sentence(one.problem)}")
         elif not dry_run and target in named:
             what = "note" if target.of_notes else "message"
-            say(f"Deleted for good: {one_line(target.name)}, {count(one.messages, what)}.")
+            say(f"Deleted permanently: {one_line(target.name)}, {count(one.messages, what)}.")
 
 
 def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterator[str]:
@@ -477,14 +475,14 @@ def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterat
     purged = {one.target.key for one in gone if one.problem is None}
     yield from _forks_that_stay(gone)
     if who is not None:
-        yield f"what {one_line(who)} said in the sessions of others, as in group chats"
+        yield f"messages of {one_line(who)} in other sessions, such as group chats"
     else:
         for key in sorted(purged):
             notes = _notes_of(where, key)
             if notes:
                 yield (
-                    f"{count(notes, 'note')} of {one_line(key)}; `steno purge --scope` deletes "
-                    "them too"
+                    f"{count(notes, 'note')} about {one_line(key)}; `steno purge --scope` deletes "
+                    "notes too"
                 )
     agents = (
         (None, *other_namespaces(where.workspace).agents) if who is not None else (where.agent,)
@@ -495,7 +493,7 @@ def _not_reached(where: Where, gone: Sequence[_Gone], who: str | None) -> Iterat
             agent,
             lambda key: key in purged if who is None else _is_of(key, who),
         )
-    yield "backups and copies that were made before"
+    yield "earlier backups and copies"
 
 
 def _forks_that_stay(gone: Sequence[_Gone]) -> Iterator[str]:

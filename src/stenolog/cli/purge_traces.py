@@ -60,8 +60,8 @@ def copies_of(workspace: str, agent: str | None, is_meant: Callable[[str], bool]
             other = "" if namespace == NAMESPACE else f" --namespace {quote(namespace)}"
             command = f"steno purge {quote(key)} -w {quote(str(place.fallback))}{other}"
             yield one_line(
-                f"what the fallback folder {place.fallback}/{namespace} has of {key}; "
-                f"`{command}` deletes it"
+                f"messages of {key} in the fallback folder {place.fallback}/{namespace}; delete "
+                f"them with `{command}`"
             )
 
 
@@ -107,7 +107,7 @@ def forget_typed(file: Path, said: Collection[str]) -> str:
     try:
         forget(file, said)
     except OSError as error:
-        return f"what was typed into chats, in {one_line(str(file))}: {error.strerror}"
+        return f"chat input in {one_line(str(file))}: {error.strerror}"
     return ""
 
 
@@ -117,9 +117,9 @@ def forget_typed(file: Path, said: Collection[str]) -> str:
 def forget_logged(workspace: str, is_meant: Callable[[str, str], bool]) -> str:
     """Remove sessions from the log of retention; return a phrase about what remains, or nothing."""
     if address(workspace).engine != "jsonl":
-        return "what retention told of it in the log of the program"
+        return "entries about it that retention wrote to the program's log"
     try:
         mask_keys_in_log(workspace, is_meant)
     except StenologError as error:
-        return f"lines of the log of retention: {error}"
+        return f"entries in the retention log: {error}"
     return ""

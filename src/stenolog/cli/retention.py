@@ -14,34 +14,38 @@ from stenolog.cli.output import NOT_ALL, count, json_text, moment, one_line, sen
 from stenolog.cli.workspace import Where, check_there, where_options
 from stenolog.maintenance.retention_rules import Rule
 from stenolog.maintenance.retention_runs import RetentionResult, apply_rules
-from stenolog.settings.retention_settings import rules_of
+from stenolog.settings.conversion import rules_of
 
 _NO_RULES: Final = (
-    "There are no rules: all sessions are kept. `steno config init` writes a file that shows how "
-    "a rule is written, under [retention.old]."
+    "There are no rules: all sessions are kept. `steno config init` creates a config file with an "
+    "example, [retention.old]."
 )
-_WORDS: Final = {"archive": "archived", "delete": "put into the trash", "purge": "deleted for good"}
+_ACTIONS: Final = {
+    "archive": "archived",
+    "delete": "moved to the trash",
+    "purge": "deleted permanently",
+}
 
 
 @click.group("retention")
 def retention_command() -> None:
-    """Archive, delete or purge old sessions by rules. Without rules all is kept.
+    """Archive, delete or purge old sessions by rules.
 
-    A rule is a table of the config file, as [retention.old] with action = "delete" and
-    older_than_days = 365. A rule that says purge takes only what is in the trash. `steno serve`
-    keeps to the rules, once an hour.
+    A rule is a table in the config file, for example [retention.old] with action = "delete" and
+    older_than_days = 365. Purge rules apply only to sessions in the trash. Without rules, all
+    sessions are kept. `steno serve` applies the rules once an hour.
     """
 
 
 @retention_command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each rule.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per rule.")
 @config_option
 def list_command(as_json: bool, config: Path | None) -> None:
     """List the rules.
 
-    One line each, with tabs between: the name, what is done, and with which sessions.
+    Prints one line per rule, separated by tabs: name, action, matching sessions.
 
-    Exit code: 0 listed, 1 the settings are wrong, 2 wrong usage.
+    Exit codes: 0 done, 1 the settings are invalid, 2 wrong usage.
     """
     rules = rules_of(settings_of(config))
     for rule in rules:
@@ -55,8 +59,8 @@ def list_command(as_json: bool, config: Path | None) -> None:
 
 @retention_command.command("run")
 @dry_run_option
-@click.option("--yes", is_flag=True, help="Do it without asking.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each session.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
 @config_option
 @where_options
 @click.pass_context
@@ -68,27 +72,27 @@ def run_command(
     config: Path | None,
     where: Where,
 ) -> None:
-    """Do what the rules say, in the sessions of every agent, or of the one that --agent names.
+    """Apply the rules to the sessions of all agents, or of the one given by --agent.
 
-    Archiving comes first, purging last. Sessions in which somebody has the turn, and those that
-    changed meanwhile, are left alone. Age is counted from the last change that a session tells of
-    itself, or from when it was taken in from another program. What was deleted is in the trash, and
-    `steno restore` brings it back; it then counts as changed when it was deleted. Damaged sessions
-    are not deleted. Only a rule that says purge deletes for good: what is in the trash, counted
-    from when it was deleted, and never a session that is in use; it also ends purges that were
-    interrupted. What is begun and what was done stands in the file retention.log of the workspace.
+    Sessions that are running, or that change in the meantime, are skipped; so are damaged ones when
+    deleting. The age of a session counts from its last change or from its import, and in the trash
+    from its deletion. `steno restore` brings deleted sessions back. Purge rules delete permanently
+    and also complete interrupted purges. All actions are recorded in the file retention.log of the
+    workspace.
 
-    One line for each session, with tabs between: what is done, the rule, the key, how many
-    messages it has, and when it last changed. Where nobody can be asked, --yes is needed to delete.
+    Prints one line per session, separated by tabs: action, rule, key, number of messages, time of
+    the last change. Without a terminal, --yes is required to delete.
 
-    Exit code: 0 done, or there was nothing to do, 1 it could not be done or was not meant, 2 wrong
-    usage, 3 it could not be done for some sessions; stderr says why.
+    Example: steno retention run --dry-run
+
+    Exit codes: 0 done, or nothing to do, 1 failed or not confirmed, 2 wrong usage, 3 some sessions
+    failed.
     """
     rules = rules_of(settings_of(config))
     check_there(where.workspace)
     for rule in rules:
         if not rule.has_condition:
-            click.echo(f"The rule {rule.name} {_lacks(rule)}, so it takes no session.", err=True)
+            click.echo(f"Rule {rule.name} matches no session: it {_lacks(rule)}.", err=True)
 
     steps: list[Callable[[], None]] = []
 
@@ -96,7 +100,7 @@ def run_command(
         # guard: retention-asks
         if not yes and any(one.step.action != "archive" for one in planned):
             _ask(planned)
-        steps.append(bars.enter_context(progress("Keeping to the rules", len(planned))))
+        steps.append(bars.enter_context(progress("Applying rules", len(planned))))
         return True
 
     with ExitStack() as bars:
@@ -120,12 +124,12 @@ def _ask(planned: Sequence[RetentionResult]) -> None:
     """Ask for confirmation. Raises UsageError, Abort."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(
-            "This deletes sessions, and nobody can be asked; --yes does it without asking, "
-            "--dry-run tells which."
+            "This deletes sessions. Without a terminal to confirm, add --yes; --dry-run lists the "
+            "sessions."
         )
     for one in planned:
         click.echo("\t".join(_row(one)), err=True)
-    click.confirm(f"{_sum(planned, 'to be')} Do it?", abort=True, err=True)
+    click.confirm(f"{_sum(planned, 'to be')} Continue?", abort=True, err=True)
 
 
 def _remarks(
@@ -136,7 +140,7 @@ def _remarks(
         return
     for one in found:
         if one.outcome in ("skipped", "failed"):
-            left = f"left alone, {one.words}" if one.outcome == "skipped" else one.words
+            left = f"skipped, {one.words}" if one.outcome == "skipped" else one.words
             yield f"{one_line(one.step.key)}: {sentence(left)}"
     did = [one for one in found if one.outcome in ("planned", "done")]
     if not did:
@@ -147,7 +151,7 @@ def _remarks(
 
 def _sum(found: Sequence[RetentionResult], verb: str) -> str:
     parts = []
-    for action, words in _WORDS.items():
+    for action, words in _ACTIONS.items():
         number = sum(one.step.action == action for one in found)
         if number:
             parts.append(f"{count(number, 'session')} {verb} {words}".replace("  ", " "))
@@ -195,7 +199,7 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
 def _which(rule: Rule) -> str:
     """Describe the sessions that a rule selects."""
     if not rule.has_condition:
-        return f"no session: it {_lacks(rule)}"
+        return f"no sessions: the rule {_lacks(rule)}"
     parts = []
     if rule.older_than is not None:
         days = f"{rule.older_than.total_seconds() / 86_400:,g} days"
@@ -208,8 +212,8 @@ def _which(rule: Rule) -> str:
     if rule.tag:
         parts.append(f"tagged {rule.tag}")
     if rule.prefix:
-        parts.append(f"whose key begins with {rule.prefix}")
-    spared = f", but not those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
+        parts.append(f"whose key starts with {rule.prefix}")
+    spared = f", except those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
     if rule.action == "purge":
         return f"sessions in the trash, {' and '.join(parts)}{spared}"
     return f"sessions {' and '.join(parts)}{spared}"
@@ -218,7 +222,7 @@ def _which(rule: Rule) -> str:
 def _lacks(rule: Rule) -> str:
     """Explain why a rule selects no session."""
     if rule.has_unknown_condition:
-        return "purges, which goes by age and prefix, and names a count, a size or a tag"
+        return "purges, and purge rules can only use an age and a prefix"
     if rule.action == "purge":
-        return "purges, and names no age"
-    return "names no age, no count, no size and no tag"
+        return "purges, and purge rules need an age"
+    return "has no age, count, size or tag"

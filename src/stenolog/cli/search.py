@@ -34,27 +34,31 @@ class Moment(click.ParamType[datetime]):
             return value
         found = spoken_moment(value, datetime.now(UTC))
         if found is None:
-            self.fail(f"{value!r} is no time; write {_TIMES}", param, ctx)
+            self.fail(f"{value!r} is not a time; write {_TIMES}", param, ctx)
         return found
 
 
 @click.command("search")
 @click.argument("query", nargs=-1, required=True)
-@click.option("--role", metavar="ROLE", help="Only what this role said: user, assistant, tool …")
-@click.option("--prefix", metavar="TEXT", default="", help="Only sessions whose key begins so.")
+@click.option("--role", metavar="ROLE", help="Only messages of this role: user, assistant, tool, …")
+@click.option(
+    "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
+)
 @click.option("--tag", metavar="TAG", help="Only sessions with this tag.")
-@click.option("--since", type=Moment(), help=f"Only what was said from then on: {_TIMES}.")
-@click.option("--until", type=Moment(), help="Only what was said before then; TIME as above.")
+@click.option("--since", type=Moment(), help=f"Only messages since this time: {_TIMES}.")
+@click.option("--until", type=Moment(), help="Only messages before this time.")
 @click.option(
     "--limit",
     metavar="N",
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="How many messages to show.",
+    help="Maximum number of messages.",
 )
-@click.option("--newest", is_flag=True, help="The newest first, instead of the best.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each message.")
+@click.option(
+    "--newest", is_flag=True, help="Sort by time, newest first.  [default: best match first]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
 @where_options
 @click.pass_context
 def search_command(
@@ -70,21 +74,23 @@ def search_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Find messages that have all the words of QUERY, hidden and archived ones too.
+    """Find messages that contain all words of QUERY, including hidden ones.
 
-    Within QUERY, "two words" stand in this order, -word must not be there, and wor* is the
-    beginning of a word; the shell wants such a query in quotes: 'error -"not found"'. Case and
-    accents make no difference, and user finds getUserName.
+    "two words" searches for a phrase, -word excludes a word, and wor* matches a prefix. Quote such
+    a query for the shell: 'error -"not found"'. Case and accents are ignored, and user matches
+    getUserName.
 
-    One line each, with tabs between: the key, the seq, the role, when it was said, whether it is
-    visible or hidden, and the part that matches. In a terminal it is laid out for reading, and each
-    message named KEY:SEQ: `steno show KEY:SEQ` shows it with what was said around it.
+    Prints one line per message, separated by tabs: key, seq, role, time, visible or hidden,
+    matching text. In a terminal the output is formatted; `steno show KEY:SEQ` shows a message in
+    context.
 
-    Exit code: 0 something was found, 1 nothing was, 2 wrong usage.
+    Example: steno search 'invoice porto*' --since 2w
+
+    Exit codes: 0 found, 1 nothing found, 2 wrong usage.
     """
     asked = " ".join(query)
-    if parse(asked).empty:
-        raise click.UsageError(f"There is no word to search for in {one_line(asked)!r}.")
+    if parse(asked).is_empty:
+        raise click.UsageError(f"{one_line(asked)!r} contains no word to search for.")
     with catalog_of(where) as (catalog, meter):
         look = partial(catalog.search, asked, prefix=prefix, tag=tag, since=since, until=until)
         found = look(role=role, limit=limit, newest=newest, progress=meter)
@@ -176,19 +182,19 @@ def _why_nothing(asked: str, others: Sequence[Hit]) -> str:
     """Explain why nothing was found. `others` are the matches of any role."""
     if others:
         roles = ", ".join(one_line(role) for role in sorted({hit.role for hit in others}))
-        return f"No message of that role matches; there are some of: {roles}."
+        return f"No matching messages of this role. Roles with matches: {roles}."
     if asked.count('"') % 2:
-        return 'No message matches. The last quotation mark is not closed: write "two words".'
-    if sum(not term.excluded for term in parse(asked).terms) == 1:
-        return "No message matches."
-    literal = " OR is taken for a word." if "OR" in asked.split() else ""
-    return f"No message matches: all of the words must be in it.{literal}"
+        return 'No matching messages. The last quotation mark is not closed: write "two words".'
+    if sum(not term.is_excluded for term in parse(asked).terms) == 1:
+        return "No matching messages."
+    literal = " OR is searched as a word." if "OR" in asked.split() else ""
+    return f"No matching messages. A message must contain all words.{literal}"
 
 
 def _in_words(found: Hits) -> str:
     shown = len(found.hits)
     if not found.exact:
-        return f"{shown:,} of more than {found.count - 1:,} shown; --limit shows more."
+        return f"Showing {shown:,} of more than {found.count - 1:,}. Use --limit for more."
     if shown < found.count:
-        return f"{shown:,} of {found.count:,} shown; --limit shows more."
+        return f"Showing {shown:,} of {found.count:,}. Use --limit for more."
     return ""

@@ -23,9 +23,10 @@ import click
 
 from stenolog.cli.config import Options, config_option, settings_of
 from stenolog.cli.output import one_line, printable, sentence
-from stenolog.cli.workspace import OF_SETTINGS, shown
+from stenolog.cli.workspace import WORKSPACE_HELP, shown
+from stenolog.errors import install_command
 from stenolog.gateway.access_token import Token, read_token, token_path
-from stenolog.gateway.hosts import end_of, is_loopback, login_host
+from stenolog.gateway.hosts import is_loopback, login_host, server_end
 from stenolog.stores import disk
 
 if TYPE_CHECKING:
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 
 _CHANNEL: Final = "gateway"
 _NOT_SAVED: Final = 3
-_USUAL_PORT: Final = "8787"
-_MISSING: Final = "The gateway is an extra: pip install 'stenolog[gateway]'."
+_DEFAULT_PORT: Final = "8787"
 _SECONDS: Final = 10
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Address to connect to if the gateway listens on all addresses."""
@@ -53,18 +53,12 @@ _PAGE: Final = """\
 
 
 @click.command("serve")
-@click.option("--host", metavar="ADDRESS", help="Where to listen; 127.0.0.1 unless set.")
-@click.option("--port", type=int, metavar="N", help="The port; 8787 unless set, 0 for any.")
+@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, metavar="N", help="Port; 0 for any free port.  [default: 8787]")
 @click.option(
-    "-m", "--model", metavar="NAME", help="Which model answers, in the place of the settings'."
+    "-m", "--model", metavar="NAME", help="Model of all agents.  [default: as in the config file]"
 )
-@click.option(
-    "-w",
-    "--workspace",
-    metavar="DIR",
-    show_default=OF_SETTINGS,
-    help="The workspace, sqlite:FILE, or postgresql://…",
-)
+@click.option("-w", "--workspace", metavar="DIR", help=WORKSPACE_HELP)
 @config_option
 @click.pass_context
 def serve_command(
@@ -75,17 +69,18 @@ def serve_command(
     host: str | None,
     port: int | None,
 ) -> None:
-    """Make the agents reachable: for clients of OpenAI's API, browsers, chat apps and webhooks.
+    """Run the gateway: an HTTP server for OpenAI clients, browsers, chat apps and webhooks.
 
-    It listens at 127.0.0.1 and answers who has its token, which the first start puts into a file
-    that only you can read. `steno open` opens a browser with it. Sessions are kept as everywhere:
-    name one with the header X-Session-Key, or as metadata.session, and it is durable and
-    remembered. Several gateways may serve one PostgreSQL; each takes any request.
+    Listens on 127.0.0.1. Clients need the access token, which the first start stores in a file that
+    only you can read. `steno open` opens a browser, signed in. To use a stored session, send its
+    key in the header X-Session-Key or as metadata.session. Several gateways may share one
+    PostgreSQL database.
 
-    SIGTERM and Ctrl-C end it once the answers in flight are made, and a second one at once.
+    On SIGTERM or Ctrl-C it finishes the answers in progress; a second signal stops it at once.
 
-    Exit code: 0 ended, 1 it could not be started, 2 wrong usage, 3 ended and something that was
-    said could not be saved.
+    Example: steno serve --model openai/gpt-5-mini
+
+    Exit codes: 0 stopped, 1 could not start, 2 wrong usage, 3 stopped with unsaved messages.
     """
     settings = settings_of(config, {"gateway.host": host, "gateway.port": port})
     options = Options(config=config, workspace=workspace, model=model)
@@ -95,13 +90,15 @@ def serve_command(
 async def _serve(settings: "Settings", options: Options) -> int:
     # Imported late: slow, and an optional extra.
     try:
-        from stenolog.gateway.access_token import keep_token, token_path
+        from stenolog.gateway.access_token import read_or_create_token, token_path
         from stenolog.gateway.daemon import Daemon, listen
         from stenolog.gateway.shared_state import Gateway
     except ModuleNotFoundError as error:
-        raise click.ClickException(_MISSING) from error
+        raise click.ClickException(
+            f"The gateway is an extra: {install_command('gateway')}"
+        ) from error
+    from stenolog.agent.instance import AgentRegistry
     from stenolog.agent.loop import AgentLoop
-    from stenolog.agent.registry import AgentRegistry
     from stenolog.channels.channel_group import Channels
     from stenolog.cli.agents import Signals, open_agents, words_of_left
 
@@ -112,7 +109,7 @@ async def _serve(settings: "Settings", options: Options) -> int:
         for one in listening:
             undo.callback(one.close)
         file = token_path(settings.gateway.token_file)
-        token = keep_token(file)
+        token = read_or_create_token(file)
         agents = open_agents(options, settings, channel=_CHANNEL)
         undo.callback(_close_stores, agents)
         signals = Signals()
@@ -128,7 +125,7 @@ async def _serve(settings: "Settings", options: Options) -> int:
     await asyncio.wait({asked, daemon.serving}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
     if not daemon.serving.done():
-        _say("Ending: what is being answered has some seconds; a second signal ends it at once.")
+        _say("Stopping: answers in progress have a few seconds. A second signal stops at once.")
     hurry = asyncio.Event()
     another = asyncio.create_task(_hurry(signals, hurry))
     left = await daemon.stop(hurry=hurry)
@@ -138,7 +135,7 @@ async def _serve(settings: "Settings", options: Options) -> int:
         _say(words)
     failure = None if daemon.serving.cancelled() else daemon.serving.exception()
     if failure is not None:
-        _say(f"The server has ended by itself: {failure!r}")
+        _say(f"The server stopped unexpectedly: {failure!r}")
         return 1
     if left.hanging:
         sys.stderr.flush()
@@ -174,17 +171,19 @@ def _log_to_stderr(settings: "Settings") -> None:
 def _tell_of(settings: "Settings", agents: "list[AgentInstance]", url: str, file: Path) -> None:
     names = ", ".join(f"{one.id or 'main'} ({one.model.name})" for one in agents)
     places = ", ".join(dict.fromkeys(shown(one.spec.sessions) for one in agents))
-    _say(f"Serving {names}, with sessions in {places}.")
+    _say(f"Agents: {names}. Sessions: {places}.")
     for agent in agents:
         for problem in agent.problems:
             _say(f"Warning: {sentence(problem)}")
     from stenolog.gateway.hosts import is_loopback
 
     if not is_loopback(settings.gateway.host):
-        words = "other machines can reach it, and what is sent is not encrypted; put TLS before it"
-        _say(f"Warning: {sentence(words)}")
+        _say(
+            "Warning: other machines can reach the gateway, and traffic is not encrypted. Put a "
+            "TLS proxy in front of it."
+        )
     port = url.rpartition(":")[2]
-    _say(f"A browser:       steno open{'' if port == _USUAL_PORT else f' --port {port}'}")
+    _say(f"Browser:         steno open{'' if port == _DEFAULT_PORT else f' --port {port}'}")
     _say(f'OpenAI clients:  base_url="{url}/v1", api_key=$(cat {shlex.quote(str(file))})')
     # The only line on stdout, for programs.
     click.echo(f"Listening at {url}")
@@ -195,32 +194,36 @@ def _say(words: str) -> None:
 
 
 @click.command("open")
-@click.option("--host", metavar="HOST", help="The gateway's address; otherwise gateway.host.")
-@click.option("--port", type=int, metavar="PORT", help="Its port; otherwise gateway.port.")
-@click.option("--print", "only_print", is_flag=True, help="Write the link to stdout instead.")
+@click.option("--host", metavar="HOST", help="Address of the gateway.  [default: gateway.host]")
+@click.option(
+    "--port", type=int, metavar="PORT", help="Port of the gateway.  [default: gateway.port]"
+)
+@click.option("--print", "only_print", is_flag=True, help="Print the link instead of opening it.")
 @config_option
 def open_command(host: str | None, port: int | None, only_print: bool, config: Path | None) -> None:
-    """Open the gateway in a browser, logged in.
+    """Open the gateway in a browser, signed in.
 
-    `steno serve` must be running. The browser gets a link that works once, within 60 seconds, and
-    stays logged in for 7 days. The link has a host name of its own below `localhost`, so that no
-    other server on this machine gets the cookie. If your browser does not find that name, list
-    `localhost` in `gateway.hosts`. Without a browser here, the link is written to stdout.
+    `steno serve` must be running. The link works once, within 60 seconds; the browser stays signed
+    in for 7 days. The link uses its own host name below `localhost`, so that no other server on
+    this machine receives the cookie. If your browser cannot find that name, add `localhost` to
+    `gateway.hosts`. If there is no browser, the link is printed.
 
-    Exit code: 0 opened or written, 1 no gateway answers, or not to us, 2 wrong usage.
+    Exit codes: 0 done, 1 no gateway was found or it rejected the token, 2 wrong usage.
     """
     settings = settings_of(config, {"gateway.host": host, "gateway.port": port}).gateway
     if settings.port == 0:
-        raise click.UsageError("Say with --port at which port the gateway listens.")
+        raise click.UsageError("The port of the gateway is unknown. Use --port.")
     token = read_token(token_path(settings.token_file))
     asked = _EVERYWHERE.get(settings.host, settings.host)
     url = _link(asked, settings.port, token, settings.hosts)
     if only_print or not _has_display() or not _open(url):
         click.echo(url)
         if not only_print:
-            click.echo("No browser was found here: open this link, once, in a minute.", err=True)
+            click.echo(
+                "No browser was found. Open this link within a minute; it works once.", err=True
+            )
         return
-    click.echo("Opened in your browser; if it shows nothing: steno open --print", err=True)
+    click.echo("Opened in your browser. If nothing appears, run: steno open --print", err=True)
 
 
 def _has_display() -> bool:
@@ -258,21 +261,21 @@ def _link(host: str, port: int, token: Token, hosts: Sequence[str]) -> str:
     try:
         connection.connect()
         address = str(connection.sock.getpeername()[0])
-        status, content = _asked(connection, end_of(address, port), nonce, token)
+        status, content = _asked(connection, server_end(address, port), nonce, token)
     except (OSError, http.client.HTTPException) as error:
-        words = f"No gateway answers at {one_line(host)}:{port}; start it with: steno serve"
+        words = f"There is no gateway at {one_line(host)}:{port}. Start it with: steno serve"
         raise click.ClickException(words) from error
     finally:
         connection.close()
     if status == http.HTTPStatus.UNAUTHORIZED:
         words = (
-            f"The gateway at {one_line(host)}:{port} does not take this token; was it started "
-            "with another gateway.token_file, at another port, or does its clock differ?"
+            f"The gateway at {one_line(host)}:{port} rejected the token. Check that it uses the "
+            "same gateway.token_file and port, and that its clock is right."
         )
         raise click.ClickException(words)
     path = _proven_path(content, nonce, token) if status == http.HTTPStatus.OK else None
     if path is None:
-        words = f"What answers at {one_line(host)}:{port} is no gateway of ours (status {status})."
+        words = f"The server at {one_line(host)}:{port} is not your gateway (status {status})."
         raise click.ClickException(words)
     named = login_host(address, hosts, token.host_name()) if is_loopback(address) else host
     return f"http://{f'[{named}]' if ':' in named else named}:{port}{path}"

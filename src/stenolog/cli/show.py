@@ -12,10 +12,25 @@ import click
 
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import FIELD, interruption, model_of, seconds_of
+from stenolog.catalog.searchable_text import prompt_from, role_of, text_of, title_from
 from stenolog.cli.completion import complete_key
 from stenolog.cli.output import json_text, moment, one_line, printable
 from stenolog.cli.workspace import Where, open_to_read, shown, where_options
 from stenolog.errors import NoSuchSession
+from stenolog.messages import (
+    UNNAMED,
+    FilePart,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+    read_content,
+    read_message,
+    read_part,
+    unread_fields,
+)
 from stenolog.records import Message, SessionInfo
 from stenolog.sessions.aliases import Aliases
 from stenolog.stores.base import Store
@@ -28,19 +43,21 @@ _TOOL_LINES: Final = 12
 """Maximum number of lines of a tool result in a terminal."""
 _VALUE: Final = 400
 """Maximum number of characters of any other field."""
-_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-"""Fields in which providers return the model's thinking."""
-_NOT_FOR_READING: Final = ("tool_call_id", "tool_calls", FIELD)
 _COLOURS: Final = {"user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
 @click.command("show")
 @click.argument("key", shell_complete=complete_key)
-@click.option("--all", "full", is_flag=True, help="Hidden and archived messages too, marked.")
-@click.option("--at", metavar="SEQ", type=click.IntRange(min=1), help="Only around this message.")
-@click.option("--tools", is_flag=True, help="In a terminal too, all that tools were told and said.")
-@click.option("--no-pager", is_flag=True, help="In a terminal, write all of it at once.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option("--all", "full", is_flag=True, help="Include hidden and archived messages.")
+@click.option(
+    "--at",
+    metavar="SEQ",
+    type=click.IntRange(min=1),
+    help="Show only this message and its neighbours.",
+)
+@click.option("--tools", is_flag=True, help="Do not shorten tool calls and results.")
+@click.option("--no-pager", is_flag=True, help="Do not use a pager.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @where_options
 @click.pass_context
 def show_command(
@@ -53,16 +70,18 @@ def show_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Show what was said in the session KEY, for reading.
+    """Show the messages of the session KEY.
 
-    KEY may be KEY:SEQ, as `steno search` names a message: then it is --at SEQ, which shows that
-    message with those around it, hidden ones too.
+    KEY:SEQ, as `steno search` prints it, shows one message with those before and after it,
+    including hidden ones. This is the same as --at SEQ.
 
-    In a terminal Markdown is laid out, tools are cut short, and what is longer than the screen is
-    paged ($PAGER, else less). Elsewhere it is plain text. Control characters are left out;
-    `steno export` has the messages as they are.
+    In a terminal, Markdown is formatted, tool results are shortened, and long output is paged
+    ($PAGER, otherwise less). Without a terminal the output is plain text. Control characters are
+    removed; `steno export` prints messages exactly as stored.
 
-    Exit code: 0 shown, 1 there is no such session or message, 2 wrong usage.
+    Example: steno show telegram:123 --all
+
+    Exit codes: 0 done, 1 there is no such session or message, 2 wrong usage.
     """
     with open_to_read(where) as store:
         info, at = _meant(store, key, at)
@@ -71,7 +90,7 @@ def show_command(
             store.get_history(info.key, full=full) if at is None else _around(store, info, at)
         )
         if as_json:
-            click.echo(json_text(_fields(info, messages)))
+            click.echo(json_text(_fields(store, info, messages)))
         elif sys.stdout.isatty():
             page = _Page(color=ctx.color is not False, tools=tools)
             lines = page.lines(info.summary if whole else "", messages, at)
@@ -86,7 +105,7 @@ def show_command(
                 print_message(message)
         hidden = info.count - info.visible
         if hidden and whole and not full:
-            click.echo(f"{messages_are(hidden)} hidden; --all shows them too.", err=True)
+            click.echo(f"{messages_are(hidden)} hidden. Use --all to show them.", err=True)
         # Read again: reading all messages may have discovered damage.
         for words in damage_words(info_of(store, info.key), where.workspace):
             click.echo(words, err=True)
@@ -100,7 +119,7 @@ def info_of(store: Store, name: str) -> SessionInfo:
     found = _find(store, name)
     if found is None:
         raise click.ClickException(
-            f"There is no session {one_line(name)!r} here; `steno list` shows the keys there are."
+            f"There is no session {one_line(name)!r}. `steno list` lists the sessions."
         )
     return found
 
@@ -132,17 +151,19 @@ def _around(store: Store, info: SessionInfo, at: int) -> list[Message]:
     found = [message for message in every if message.seq >= at][: _AROUND + 1]
     if not found or found[0].seq != at:
         raise click.ClickException(
-            f"There is no message {at} in {one_line(info.key)}; the last one is {info.last_seq}."
+            f"There is no message {at} in {one_line(info.key)}. The last one is {info.last_seq}."
         )
     return [*before, *found]
 
 
-def _fields(info: SessionInfo, messages: Iterable[Message]) -> dict[str, Any]:
-    title = info.meta.get("title")
+def _fields(store: Store, info: SessionInfo, messages: Iterable[Message]) -> dict[str, Any]:
+    bodies = (message.to_dict() for message in store.get_history(info.key, full=True))
     return {
         "key": info.key,
         "uid": info.uid,
-        "title": title if isinstance(title, str) else None,
+        "title": title_from(
+            info.meta, prompt_from((role_of(body), text_of(body)) for body in bodies)
+        ),
         "created": moment(info.created),
         "updated": moment(info.updated),
         "summary": info.summary,
@@ -165,10 +186,12 @@ def message_fields(message: Message) -> dict[str, Any]:
 def damage_words(info: SessionInfo | Entry, workspace: str) -> Iterator[str]:
     """Yield a sentence if the session is damaged."""
     if info.lost or info.damaged:
-        cost = f"{messages_are(info.lost)} lost" if info.lost else "no message is lost"
+        cost = (
+            f"at least {messages_are(info.lost)} lost" if info.lost else "no message is lost so far"
+        )
         yield (
-            f"{one_line(info.key)} is damaged: {cost}, as far as was read; "
-            f"`steno doctor {shown(workspace)}` says more."
+            f"{one_line(info.key)} is damaged: {cost}. "
+            f"Run `steno doctor {shown(workspace)}` for details."
         )
 
 
@@ -213,9 +236,10 @@ def _texts(content: Any) -> Iterator[str]:
     """Yield the content in paragraphs: text unchanged, other parts as JSON."""
     if content is None:
         return
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else part
-        yield text if isinstance(text, str) else _as_json(part)
+    for value in content if isinstance(content, list) else [content]:
+        part = read_part(value)
+        text = part.text if isinstance(part, TextPart | UnknownPart) else None
+        yield _as_json(value) if text is None else text
 
 
 def _as_json(value: Any) -> str:
@@ -258,20 +282,43 @@ class _Page:
         fields = message.to_dict()
         why = interruption(fields)
         told = {"model": model_of(fields), "seconds": seconds_of(fields)}
-        role = fields.pop("role", "message")
-        yield from self._head(message, role, told, marked=marked)
-        for name in _THOUGHTS:
-            thought = fields.pop(name, None)
-            if isinstance(thought, str) and thought.strip():
-                yield from self._styled(thought.strip(), "dim italic")
-        for text in _texts(fields.pop("content", None)):
-            words = _in_words(text, why) if why else text
-            yield from self._cut(words) if role == "tool" else self._content(words)
-        yield from self._calls(fields.get("tool_calls"))
-        for name, value in fields.items():
-            if name not in _NOT_FOR_READING:
-                yield from self._styled(f"{name}: {self._short(_as_json(value))}", "dim")
+        yield from self._head(message, fields.get("role", "message"), told, marked=marked)
+        for part in read_message(fields):
+            yield from self._part(part, fields, why)
+        for name, value in unread_fields(fields).items():
+            if name != FIELD:
+                yield from self._field(name, value)
         yield ""
+
+    def _part(self, part: Part, fields: Mapping[str, Any], why: str) -> Iterator[str]:
+        """Yield the lines of a part; parts without readable form are shown as JSON."""
+        match part:
+            case TextPart():
+                yield from self._content(_in_words(part.text, why) if why else part.text)
+            case ThinkingPart() if not part.in_content and not isinstance(part.value, str):
+                yield from self._field(part.field, part.value)
+            case ThinkingPart() if part.text.strip() or not part.in_content:
+                if text := part.text.strip():
+                    yield from self._styled(text, "dim italic")
+            case ToolCall():
+                yield from self._call(part)
+            case ToolResult():
+                yield from self._result(part)
+            case FilePart() if part.value is fields.get("audio"):
+                if isinstance(part.content, str):
+                    yield from self._content(part.content)
+                yield from self._field("audio", part.value)
+            case UnknownPart() if part.field in ("tool_calls", "function_call"):
+                yield from self._styled(f"→ {self._short(_as_json(part.value))}", "yellow")
+            case UnknownPart() if part.field != "content":
+                yield from self._field(part.field, part.value)
+            case UnknownPart() if part.text is not None:
+                yield from self._content(part.text)
+            case _ if part.value is not fields:
+                yield from self._styled(self._short(_as_json(part.value)), "dim")
+
+    def _field(self, name: str, value: Any) -> list[str]:
+        return self._styled(f"{name}: {self._short(_as_json(value))}", "dim")
 
     def _head(
         self, message: Message, role: Any, told: Mapping[str, Any], *, marked: bool
@@ -304,20 +351,29 @@ class _Page:
         budget = ColourBudget()
         return [line for one in blocks for line in painted(one, self._console, budget=budget)]
 
-    def _calls(self, calls: Any) -> Iterator[str]:
-        """Yield one line for each tool call."""
+    def _call(self, call: ToolCall) -> list[str]:
+        """Return a tool call in one line."""
         # Imported late: slow, and only needed for tool calls.
         from stenolog.cli.chat_messages import short_call
 
-        for call in calls if isinstance(calls, list) else ():
-            asked = call.get("function") if isinstance(call, dict) else None
-            if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
-                yield from self._styled(f"→ {self._short(_as_json(call))}", "yellow")
-                continue
-            given = asked.get("arguments", "")
-            given = given if isinstance(given, str) else _as_json(given)
-            words = f"{asked['name']}({given})" if self._tools else short_call(asked["name"], given)
-            yield from self._styled(f"→ {words}", "yellow")
+        if call.name == UNNAMED:
+            return self._styled(f"→ {self._short(_as_json(call.value))}", "yellow")
+        given = call.arguments
+        given = given if isinstance(given, str) else "" if given is None else _as_json(given)
+        words = f"{call.name}({given})" if self._tools else short_call(call.name, given)
+        return self._styled(f"→ {words}", "yellow")
+
+    def _result(self, result: ToolResult) -> Iterator[str]:
+        """Yield the lines of a tool result; text is cut, other parts are JSON."""
+        parts = list(read_content(result.content))
+        if not parts and result.in_content:
+            yield from self._cut(_as_json(result.value))
+        for part in parts:
+            if isinstance(part, ToolResult):
+                yield from self._result(part)
+            else:
+                text = part.text if isinstance(part, TextPart | UnknownPart) else None
+                yield from self._cut(_as_json(part.value) if text is None else text)
 
     def _cut(self, text: str) -> Iterator[str]:
         """Yield the first lines of a tool result."""
@@ -326,7 +382,7 @@ class _Page:
         for line in lines[:most]:
             yield from self._styled(line if self._tools else self._short(line), "dim")
         if most < len(lines):
-            more = f"… {len(lines) - most:,} more lines; --tools shows them"
+            more = f"… {len(lines) - most:,} more lines; use --tools to show them"
             yield from self._styled(more, "dim italic")
 
     def _short(self, text: str) -> str:
@@ -371,7 +427,7 @@ _STOPPED: Final = 128 + 2
 
 @click.command("tail")
 @click.argument("key", shell_complete=complete_key)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is said, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow new messages until Ctrl-C.")
 @click.option(
     "-n",
     "--last",
@@ -379,21 +435,21 @@ _STOPPED: Final = 128 + 2
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="How many messages to begin with.",
+    help="Number of messages to show first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object for each message.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
 @where_options
 @click.pass_context
 def tail_command(
     ctx: click.Context, key: str, follow: bool, last: int, as_json: bool, where: Where
 ) -> None:
-    """Show the last messages of the session KEY, and with -f those that follow.
+    """Show the last messages of the session KEY, and new ones with -f.
 
-    With -f, each message is shown as soon as it is stored, whichever process wrote it. It ends
-    with Ctrl-C, or when the session is deleted.
+    With -f, each message is shown as soon as any process stores it, until you press Ctrl-C or the
+    session is deleted.
 
-    Exit code: 0 shown, 1 there is no such session, or it was deleted meanwhile, 2 wrong usage,
-    130 ended with Ctrl-C.
+    Exit codes: 0 done, 1 there is no such session, or it was deleted, 2 wrong usage, 130 stopped
+    with Ctrl-C.
     """
     show = _printer(ctx, as_json=as_json)
     try:
@@ -406,7 +462,7 @@ def tail_command(
             if not follow:
                 return
             if sys.stderr.isatty():
-                click.echo(f"Following {one_line(info.key)}; Ctrl-C ends it.", err=True)
+                click.echo(f"Following {one_line(info.key)}. Press Ctrl-C to stop.", err=True)
             for message in store.follow(info.key, after=seen, uid=info.uid):
                 show(message)
     except KeyboardInterrupt:

@@ -24,25 +24,36 @@ from stenolog.cli.output import (
 from stenolog.cli.search import Moment
 from stenolog.cli.show import info_of
 from stenolog.cli.workspace import Where, open_to_read, where_options
-from stenolog.errors import ForeignLog, NoSuchSession, StenologError
-from stenolog.sessions.usage import INSTALL_COMMAND, Cost, Counts, Totals, cost_of, prices
+from stenolog.errors import ForeignLog, NoSuchSession, StenologError, install_command
+from stenolog.sessions.usage import Cost, Counts, Totals, cost_of, prices
 from stenolog.stores.base import Store
-from stenolog.stores.jsonl.log_names import key_of
+from stenolog.stores.file_names import key_of_log
 from stenolog.stores.open_store import address
 
 ESTIMATES_ITSELF: Final = "scripted"
 """Name of the model without a provider, the same as in `providers.finding`."""
 _DAYS: Final = 30
 """Maximum number of days drawn."""
-_COLUMNS: Final = ("messages", "prompt", "answer", "cached", "estimated")
+_COLUMNS: Final = {
+    "messages": "messages",
+    "input_tokens": "prompt",
+    "output_tokens": "answer",
+    "cached_tokens": "cached",
+    "estimated_tokens": "estimated",
+}
+"""Attribute of Counts for each column and JSON field."""
 
 
 @click.command("stats")
 @click.argument("key", required=False, shell_complete=complete_key)
-@click.option("--prefix", metavar="TEXT", default="", help="Only sessions whose key begins so.")
-@click.option("--since", type=Moment(), help="Only what was said from then on: 2026-11-05 or 3d.")
-@click.option("--until", type=Moment(), help="Only what was said before then.")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option(
+    "--prefix", metavar="TEXT", default="", help="Only sessions whose key starts with TEXT."
+)
+@click.option(
+    "--since", type=Moment(), help="Only messages since this time: 2026-11-05, yesterday or 3d."
+)
+@click.option("--until", type=Moment(), help="Only messages before this time.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @where_options
 @click.pass_context
 def stats_command(
@@ -54,21 +65,19 @@ def stats_command(
     as_json: bool,
     where: Where,
 ) -> None:
-    """Count sessions, messages and tokens, by day, model and channel.
+    """Count messages and tokens by day, model and channel.
 
-    All sessions, or the session KEY; hidden and archived messages too, for they took tokens. What
-    a fork took over is counted where it was said.
+    Counts all sessions, or the session KEY, including hidden and archived messages. Messages that a
+    fork copied are counted once.
 
-    Of tokens, prompt, answer and cached (a part of prompt) are what the providers counted; of the
-    scripted model, which has none, what it estimated itself. Estimated is the text, each message
-    once, for which nobody did. The cost, in US dollars, is
-    told where the package genai-prices is installed; nobody is asked for newer prices.
+    input_tokens, output_tokens and cached_tokens (part of the input) are as the providers reported
+    them; those of the scripted model are its own estimate. estimated_tokens are texts without such
+    a report, each counted once. The cost in US dollars needs the package genai-prices.
 
-    One line each, with tabs between: total, day, model or channel; its name; messages, prompt,
-    answer, cached, estimated. In a terminal days are drawn as bars.
+    Prints one line per row, separated by tabs: total, day, model or channel; its name; messages,
+    input, output, cached and estimated tokens. In a terminal it draws bars.
 
-    Exit code: 0 counted, 1 there is no such session, 2 wrong usage, 3 some sessions could not be
-    read; stderr names them.
+    Exit codes: 0 done, 1 there is no such session, 2 wrong usage, 3 some sessions cannot be read.
     """
     totals = Totals(price=prices())
     problems: dict[str, str] = {}
@@ -111,7 +120,7 @@ def _all_keys(store: Store, where: Where, prefix: str) -> list[str]:
     listed, others = set(keys), set()
     with suppress(OSError):
         for path in Path(place.where, place.namespace).iterdir():
-            key = key_of(path.name)
+            key = key_of_log(path.name)
             if key is not None and key not in listed and key.startswith(prefix):
                 others.add(key)
     return keys + sorted(others)
@@ -131,7 +140,7 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
         yield f"{one_line(key)}: {sentence(problem)}"
     whole = totals.total
     if not whole.messages:
-        yield "Nothing was said there."
+        yield "There are no messages."
         return
     script = totals.models.get(ESTIMATES_ITSELF, Counts())
     by_script = script.prompt + script.answer
@@ -139,19 +148,16 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
     parts = [
         f"{tokens:,} {words}"
         for tokens, words in (
-            (by_providers, "tokens were counted by providers"),
-            (by_script, "are what the scripted model estimated of itself"),
-            (whole.estimated, "are estimated from the text"),
+            (by_providers, "reported by providers"),
+            (by_script, "estimated by the scripted model"),
+            (whole.estimated, "estimated from the text"),
         )
         if tokens
     ]
-    if whole.answers and (whole.estimated or by_script):
-        first = parts[0] if by_providers else parts[0].replace(" are ", " tokens are ", 1)
-        yield f"{', '.join([first, *parts[1:]])}."
-    elif whole.estimated:
-        yield "No provider's counts are known here: all tokens are estimated from the text."
+    if whole.estimated or by_script:
+        yield f"Tokens: {', '.join(parts)}."
     if cost is None and whole.answers > script.answers:
-        yield f"For the cost: {INSTALL_COMMAND}"
+        yield f"To see the cost: {install_command('prices')}"
     elif cost is not None and set(cost.unknown) - {ESTIMATES_ITSELF}:
         unknown = [name for name in cost.unknown if name != ESTIMATES_ITSELF]
         names = ", ".join(one_line(name) or "unnamed models" for name in unknown)
@@ -175,7 +181,7 @@ def _tables(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
 def _rows(totals: Totals) -> Iterator[list[str]]:
     for kind, name, counts in _tables(totals):
         shown = one_line(name) or "-"
-        yield [kind, shown, *(str(getattr(counts, column)) for column in _COLUMNS)]
+        yield [kind, shown, *(str(getattr(counts, name)) for name in _COLUMNS.values())]
 
 
 def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> dict[str, Any]:
@@ -202,7 +208,8 @@ def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> d
 
 
 def _sums(counts: Counts) -> dict[str, int]:
-    return {column: getattr(counts, column) for column in (*_COLUMNS, "answers")}
+    sums = {column: getattr(counts, name) for column, name in _COLUMNS.items()}
+    return {**sums, "answers": counts.answers}
 
 
 # --- in a terminal ---------------------------------------------------------------------------
@@ -241,15 +248,17 @@ def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
     console.print(Text(head, style="bold"))
     console.print(
         Text(
-            f"read {whole.prompt:,} (of that {whole.cached:,} cached), written {whole.answer:,}, "
-            f"estimated ~{whole.estimated:,}\n",
+            f"{whole.prompt:,} input ({whole.cached:,} cached), {whole.answer:,} output, "
+            f"~{whole.estimated:,} estimated\n",
             style="dim",
         )
     )
     days = {day.isoformat(): totals.days[day] for day in sorted(totals.days)[-_DAYS:]}
     table("day", days, bars="cyan")
     if len(totals.days) > _DAYS:
-        console.print(Text(f"The last {_DAYS} days with messages; --json has all.\n", style="dim"))
+        console.print(
+            Text(f"Showing the last {_DAYS} days with messages. Use --json for all.\n", style="dim")
+        )
     for kind, bars in (("model", "green"), ("channel", "magenta")):
         rows = {one_line(name) or "-": counts for of, name, counts in _tables(totals) if of == kind}
         if rows:

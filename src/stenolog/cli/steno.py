@@ -19,52 +19,77 @@ from stenolog.cli.output import error_sentence, sentence
 from stenolog.errors import StenologError
 
 GROUPS: Final = {
-    "Talk": ("chat", "ask", "serve", "open"),
-    "Look": ("list", "show", "tail", "search", "stats"),
-    "Change": ("rename", "tag", "fork", "undo", "compact"),
-    "Keep": ("doctor", "backup", "archive", "delete", "restore", "purge", "retention"),
-    "Carry": ("export", "import", "copy"),
-    "Set up": ("memory", "config", "completion"),
+    "Chat": {
+        "chat": "Talk to an agent",
+        "ask": "Ask one question",
+        "serve": "Run the HTTP gateway",
+        "open": "Open it in a browser",
+    },
+    "Browse": {
+        "list": "List sessions",
+        "show": "Show a session",
+        "search": "Search all messages",
+        "tail": "Follow new messages",
+        "stats": "Count tokens and cost",
+    },
+    "Edit": {
+        "rename": "Set the title",
+        "tag": "Add or remove tags",
+        "fork": "Copy into a new session",
+        "undo": "Undo the last change",
+        "summarize": "Summarize old messages",
+    },
+    "Maintain": {
+        "doctor": "Find and repair damage",
+        "backup": "Back up all sessions",
+        "delete": "Move to the trash",
+        "restore": "Restore from the trash",
+        "purge": "Delete permanently",
+        "archive": "Archive old messages",
+        "retention": "Apply retention rules",
+    },
+    "Transfer": {
+        "import": "Import from other apps",
+        "export": "Export one session",
+        "copy": "Copy to another store",
+    },
+    "Set up": {
+        "memory": "Manage notes",
+        "config": "Show the settings",
+        "completion": "Shell completion",
+    },
 }
-"""All commands, grouped as in the help."""
-COMMANDS: Final = {
-    "archive": "stenolog.cli.edit",
-    "ask": "stenolog.cli.ask",
-    "backup": "stenolog.cli.copy_backup",
-    "chat": "stenolog.cli.chat",
-    "compact": "stenolog.cli.edit",
-    "completion": "stenolog.cli.completion",
-    "config": "stenolog.cli.config",
-    "copy": "stenolog.cli.copy_backup",
-    "delete": "stenolog.cli.delete_restore",
-    "doctor": "stenolog.cli.doctor",
-    "export": "stenolog.cli.export",
-    "fork": "stenolog.cli.edit",
-    "import": "stenolog.cli.import_sessions",
-    "list": "stenolog.cli.list_sessions",
-    "memory": "stenolog.cli.memory_commands",
-    "open": "stenolog.cli.serve",
-    "purge": "stenolog.cli.purge",
-    "rename": "stenolog.cli.edit",
-    "restore": "stenolog.cli.delete_restore",
-    "retention": "stenolog.cli.retention",
-    "search": "stenolog.cli.search",
-    "serve": "stenolog.cli.serve",
-    "show": "stenolog.cli.show",
-    "stats": "stenolog.cli.stats",
-    "tag": "stenolog.cli.edit",
-    "tail": "stenolog.cli.show",
-    "undo": "stenolog.cli.edit",
+"""All commands with a short description, grouped as in the help."""
+_MODULES: Final = {
+    "archive": "edit",
+    "backup": "copy_backup",
+    "copy": "copy_backup",
+    "delete": "delete_restore",
+    "fork": "edit",
+    "import": "import_sessions",
+    "list": "list_sessions",
+    "memory": "memory_commands",
+    "open": "serve",
+    "rename": "edit",
+    "restore": "delete_restore",
+    "summarize": "edit",
+    "tag": "edit",
+    "tail": "show",
+    "undo": "edit",
 }
+"""Module of each command whose module has another name."""
+COMMANDS: Final = tuple(sorted(name for group in GROUPS.values() for name in group))
+_ALIASES: Final = {"compact": "summarize"}
+"""Old names of commands, which still work."""
 
-OF_COMMANDS: Final = ("-w", "--workspace", "--agent", "--namespace")
+COMMAND_OPTIONS: Final = ("-w", "--workspace", "--agent", "--namespace")
 """Options that users often put before the command."""
-_WHOLE: Final = 1_000
-"""More characters than the first sentence of any help text."""
-_COMPLETES: Final = "_STENO_COMPLETE"
+_COMPLETION: Final = "_STENO_COMPLETE"
 """Environment variable with which a shell requests completions."""
-READER_GONE: Final = 128 + 13
+BROKEN_PIPE: Final = 128 + 13
 """Exit code that a shell shows for a program ended by SIGPIPE."""
+_WIDTHS: Final = (10, 12, 25, 10)
+"""Widths of group, name, description and second name in the help."""
 
 
 class Steno(click.Group):
@@ -75,10 +100,10 @@ class Steno(click.Group):
         # If the shell closed a stream (`>&-`), Python sets it to None, which libraries do not
         # expect.
         if sys.stdout is None:
-            sys.stdout = _nowhere()
+            sys.stdout = _open_devnull()
         if sys.stderr is None:
-            sys.stderr = _nowhere()
-        if _COMPLETES in os.environ:
+            sys.stderr = _open_devnull()
+        if _COMPLETION in os.environ:
             # Imported late: only needed for completion.
             from stenolog.cli.completion import register
 
@@ -88,28 +113,41 @@ class Steno(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
         del ctx
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands in groups, each with its full first sentence."""
-        longest = max(map(len, COMMANDS))
-        for title, names in GROUPS.items():
-            found = [(name, self.get_command(ctx, name)) for name in names]
-            with formatter.section(title):
-                formatter.write_dl(
-                    [
-                        (name.ljust(longest), command.get_short_help_str(_WHOLE))
-                        for name, command in found
-                        if command is not None
-                    ],
-                )
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help so that it fits a terminal of 24 lines: two commands per line."""
+        del ctx
+        group_width, name_width, text_width, second_width = _WIDTHS
+        lines = [
+            "Usage: steno COMMAND [OPTIONS] [ARGS]...",
+            "",
+            "Talk to AI agents; list, search, repair and move their conversations.",
+            "",
+        ]
+        for group, commands in GROUPS.items():
+            pairs = list(commands.items())
+            for number in range(0, len(pairs), 2):
+                head = group if number == 0 else ""
+                (name, text), *second = pairs[number : number + 2]
+                line = f"{head:{group_width}}{name:{name_width}}{text:{text_width}}"
+                line += "".join(f"{name:{second_width}}{text}" for name, text in second)
+                lines.append(line.rstrip())
+        lines += [
+            "",
+            "Sessions are in ./workspace, unless -w after the command names another place.",
+            "steno COMMAND --help describes a command; steno --version prints the version.",
+        ]
+        formatter.write("\n".join(lines) + "\n")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, or None."""
         del ctx
-        if cmd_name not in COMMANDS:
+        name = _ALIASES.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), f"{cmd_name}_command")
+        module = import_module(f"stenolog.cli.{_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, f"{name}_command")
         return command
 
     def resolve_command(
@@ -118,8 +156,9 @@ class Steno(click.Group):
         """Return the command. Raises UsageError with a suggestion for a similar name."""
         name = args[0]
         near = get_close_matches(name, COMMANDS, 1)
-        if name not in COMMANDS and near and not ctx.resilient_parsing:
-            ctx.fail(f"There is no command {name!r}; did you mean {near[0]!r}?")
+        known = name in COMMANDS or name in _ALIASES
+        if not known and near and not ctx.resilient_parsing:
+            ctx.fail(f"There is no command {name!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -127,10 +166,10 @@ class Steno(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if error.option_name not in OF_COMMANDS:
+            if error.option_name not in COMMAND_OPTIONS:
                 raise
             name = error.option_name
-            words = f"Put {name} behind the command, as in: steno list {name} …"
+            words = f"Put {name} after the command, for example: steno list {name} …"
             raise click.UsageError(words, ctx) from error
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -141,32 +180,28 @@ class Steno(click.Group):
             raise click.ClickException(error_sentence(error)) from error
         except BrokenPipeError:
             # The reader has closed the pipe, as `head` does: not an error to report.
-            _stop_writing()
-            ctx.exit(READER_GONE)
+            _discard_output()
+            ctx.exit(BROKEN_PIPE)
         except OSError as error:
             raise click.ClickException(sentence(f"Cannot write the output: {error}")) from error
 
 
-def _nowhere() -> TextIOWrapper:
+def _open_devnull() -> TextIOWrapper:
     return Path(os.devnull).open("w", encoding="utf-8")
 
 
-def _stop_writing() -> None:
+def _discard_output() -> None:
     """Discard the output that is still buffered."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
 
 
 @click.group(cls=Steno, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="stenolog", message="steno %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Look at the conversations of agents, and after their health.
-
-    A workspace is the folder that holds them: ./workspace, or the one that
-    -w names (after the command).
-    """
+    """Talk to AI agents; list, search, repair and move their conversations."""
     if os.environ.get("NO_COLOR"):
         ctx.color = False
     # Messages may contain lone surrogates, or characters that the terminal's encoding lacks.

@@ -17,8 +17,11 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import address, open_store
 
 DEFAULT: Final = "./workspace"
-OF_SETTINGS: Final = f"that of the settings, {DEFAULT} unless set"
-"""Default of `--workspace`, as the help shows it."""
+WORKSPACE_HELP: Final = (
+    "Workspace folder, sqlite:FILE or postgresql://…  "
+    f"[default: agent.sessions in the config file, otherwise {DEFAULT}]"
+)
+"""Help text of `--workspace`."""
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -73,8 +76,7 @@ def workspace_option(
         "--workspace",
         metavar="DIR",
         callback=in_force,
-        show_default=OF_SETTINGS,
-        help="The workspace, sqlite:FILE, or postgresql://…",
+        help=WORKSPACE_HELP,
     )(command)
 
 
@@ -99,16 +101,16 @@ def where_options(command: Callable[..., Any]) -> Callable[..., Any]:
         *arguments: Any, workspace: str, agent: str | None, namespace: str | None, **others: Any
     ) -> Any:
         if agent is not None and namespace is not None:
-            raise click.UsageError("Name an agent or a namespace, not both.")
+            raise click.UsageError("Use either --agent or --namespace, not both.")
         where = Where(workspace=workspace, agent=agent, namespace=namespace)
         return command(*arguments, where=where, **others)
 
     bundled = click.option(
-        "--namespace", metavar="NAME", help="Another namespace of the workspace than sessions."
+        "--namespace", metavar="NAME", help="Namespace in the workspace.  [default: sessions]"
     )(bundled)
-    bundled = click.option(
-        "--agent", metavar="NAME", help="The sessions of the agent of this name."
-    )(bundled)
+    bundled = click.option("--agent", metavar="NAME", help="Use the sessions of this agent.")(
+        bundled
+    )
     return workspace_option(bundled)
 
 
@@ -117,7 +119,7 @@ def chosen(ctx: click.Context, directory: str | None, workspace: str) -> str:
     if directory is None:
         return workspace
     if ctx.get_parameter_source("workspace") is click.core.ParameterSource.COMMANDLINE:
-        raise click.UsageError("Name the workspace once: as DIR, or with -w.")
+        raise click.UsageError("Name the workspace only once: as DIR or with -w.")
     return directory
 
 
@@ -127,7 +129,7 @@ def check_there(workspace: str) -> None:
     if found.engine != "jsonl":
         return
     if workspace == DEFAULT and not Path(workspace).exists():
-        raise UsageError(f"there is no {DEFAULT} here; name a workspace with -w DIR")
+        raise UsageError(f"there is no folder {DEFAULT} here; name a workspace with -w DIR")
     check_workspace(Path(found.path))
 
 

@@ -6,26 +6,26 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from stenolog.catalog import Catalog
-from stenolog.context.budget import Limits
-from stenolog.context.message_parts import Body
-from stenolog.context.overflow import Overflow, read_overflow
-from stenolog.context.plan import Trigger, plan_summary
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import (
     SessionState,
     SummaryReport,
+    Trigger,
     apply_plan,
+    plan_summary,
     session_state,
     state_of_view,
 )
-from stenolog.context.window import Window, build_window
+from stenolog.context.window import Limits, Window, build_window
 from stenolog.errors import ContextTooSmall, UsageError
+from stenolog.messages import Body
 from stenolog.providers.chat_model import (
     CompletionFunction,
     check_answer,
     check_completion_function,
     check_not_async,
 )
+from stenolog.providers.request_errors import Overflow, read_overflow
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores import log_reports
 from stenolog.stores.base import SessionView, Store
@@ -73,7 +73,9 @@ class Context:
         if ask is not None:
             check_completion_function(ask)
         if not isinstance(model, str):
-            raise UsageError("model is the name of the model; who is asked for summaries is `ask`")
+            raise UsageError(
+                "model must be the name of the model; the function that writes summaries is `ask`"
+            )
         self.store: Store = store.store if isinstance(store, SessionStore) else store
         self.limits = limits or Limits()
         """Current limits. Reduced when a provider reports a smaller context."""
@@ -155,8 +157,8 @@ class Context:
 
         `view`: as for `start_request`.
         """
-        seen = None if view is None else state_of_view(view)
-        return self._summarize(key, "auto", self.limits, memory, seen=seen)
+        state = None if view is None else state_of_view(view)
+        return self._summarize(key, "auto", self.limits, memory, state=state)
 
     def summarize(self, key: str) -> SummaryReport | None:
         """Summarize on request, to at most half of the tokens.
@@ -172,8 +174,10 @@ class Context:
             if self._catalog is None:
                 self.calibration = self.calibration.after(estimated=plain, reported=reported)
             else:
-                kept = self._catalog.calibrate(self._model, estimated=plain, reported=reported)
-                self.calibration = kept
+                calibration = self._catalog.calibrate(
+                    self._model, estimated=plain, reported=reported
+                )
+                self.calibration = calibration
             return self.calibration
 
     def _prepared(
@@ -185,22 +189,22 @@ class Context:
         view: SessionView | None,
     ) -> Window:
         """Return the window for a call, after summarizing if that is needed."""
-        seen = session_state(self.store, key) if view is None else state_of_view(view)
-        window = self._window(seen, memory, unsaved, limits)
+        state = session_state(self.store, key) if view is None else state_of_view(view)
+        window = self._window(state, memory, unsaved, limits)
         overfull = bool(window.left_out)
         cramped = overfull or window.elided or window.memory_left_out
-        if not cramped and len(seen.history) <= limits.max_history_messages:
+        if not cramped and len(state.history) <= limits.max_history_messages:
             return window
-        if self._summarize(key, "auto", limits, memory, overfull=overfull, seen=seen) is None:
+        if self._summarize(key, "auto", limits, memory, overfull=overfull, state=state) is None:
             return window
         return self._window(session_state(self.store, key), memory, unsaved, limits)
 
     def _window(
-        self, seen: SessionState, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
+        self, state: SessionState, memory: str, unsaved: Sequence[Mapping[str, Any]], limits: Limits
     ) -> Window:
         return build_window(
-            [*seen.history, *unsaved],
-            seen.summary,
+            [*state.history, *unsaved],
+            state.summary,
             system=self._system,
             tools=self._tools,
             memory=memory,
@@ -212,39 +216,39 @@ class Context:
     def _summarize(
         self,
         key: str,
-        asked: Trigger,
+        trigger: Trigger,
         limits: Limits,
         memory: str,
         *,
         overfull: bool = False,
-        seen: SessionState | None = None,
+        state: SessionState | None = None,
     ) -> SummaryReport | None:
-        seen = seen or session_state(self.store, key)
+        state = state or session_state(self.store, key)
         tokens = self.tokens
         plan = plan_summary(
-            seen.history,
-            summary=seen.summary,
-            floor=seen.floor,
-            uid=seen.uid,
+            state.history,
+            summary=state.summary,
+            floor=state.floor,
+            uid=state.uid,
             fixed=self._fixed(memory, tokens),
             limits=limits,
             needs=self._needs,
             tokens=tokens,
-            asked=asked,
-            undone=seen.undone,
+            trigger=trigger,
+            undone=state.undone,
             overfull=overfull,
-            keep_from=seen.unanswered_from,
+            keep_from=state.unanswered_from,
         )
         if plan is None:
             return None
-        takes = self._ask_limits or limits
-        done = apply_plan(self.store, key, plan, ask=self._ask, limits=takes, tokens=tokens)
-        if done is not None and self._on_event is not None:
+        ask_limits = self._ask_limits or limits
+        report = apply_plan(self.store, key, plan, ask=self._ask, limits=ask_limits, tokens=tokens)
+        if report is not None and self._on_event is not None:
             try:
-                self._on_event(done)
+                self._on_event(report)
             except Exception as error:  # noqa: BLE001 - stored, so the caller must get the report
-                log_reports.warning("on_event failed after a compaction of %r: %r", key, error)
-        return done
+                log_reports.warning("on_event failed after a summary of %r: %r", key, error)
+        return report
 
     def _fixed(self, memory: str, tokens: Tokens) -> int:
         head = {"role": "system", "content": f"{self._system}\n\n{memory}"}
@@ -291,8 +295,8 @@ class Attempt:
         context, limits = self._context, self._limits
         context._summarize(self._key, "overflow", limits, self._memory)
         try:
-            seen = session_state(context.store, self._key)
-            self.window = context._window(seen, self._memory, self._unsaved, limits)
+            state = session_state(context.store, self._key)
+            self.window = context._window(state, self._memory, self._unsaved, limits)
         except ContextTooSmall as least:
             raise _cannot_shorten(self.window, overflow, least) from error
         return True
@@ -312,34 +316,34 @@ class Attempt:
             if reported:
                 context.record_usage(estimated=self.window.tokens, reported=reported)
         except Exception as error:  # noqa: BLE001 - the answer matters more
-            log_reports.warning("what the model counted could not be taken in: %r", error)
+            log_reports.warning("the reported token count could not be stored: %r", error)
 
 
 def _retries_exhausted(window: Window, overflow: Overflow, tries: int) -> ContextTooSmall:
     """Return the error for a last attempt that was still too long."""
-    takes = min(overflow.limit or window.tokens, window.tokens)
+    limit = min(overflow.limit or window.tokens, window.tokens)
     return ContextTooSmall(
-        f"the model found about {window.tokens:,} tokens too long{_stated_limit(overflow)}, after "
-        f"{tries} shorter tries; set max_context_tokens to less than {takes:,}, or give the model "
-        "a larger context",
+        f"the model rejected about {window.tokens:,} tokens as too long{_stated_limit(overflow)}, "
+        f"after {tries} shorter attempts; set max_context_tokens to less than {limit:,}, or give "
+        "the model a larger context",
         needed=window.tokens,
-        limit=takes,
+        limit=limit,
     )
 
 
 def _cannot_shorten(window: Window, overflow: Overflow, least: ContextTooSmall) -> ContextTooSmall:
     """Return the error for a request that cannot be shortened; a smaller limit would not help."""
     return ContextTooSmall(
-        f"the model found about {window.tokens:,} tokens too long{_stated_limit(overflow)}, "
-        f"and not less can be sent; give the model a context of at least {least.needed:,}, "
-        "or shorten the system prompt, the tools or the newest message",
+        f"the model rejected about {window.tokens:,} tokens as too long{_stated_limit(overflow)}, "
+        f"and the request cannot be shortened; give the model a context of at least "
+        f"{least.needed:,}, or shorten the system prompt, the tools or the newest message",
         needed=least.needed,
         limit=overflow.limit or window.tokens,
     )
 
 
 def _stated_limit(overflow: Overflow) -> str:
-    return "" if overflow.limit is None else f" (it says that it takes {overflow.limit:,})"
+    return "" if overflow.limit is None else f" (its limit is {overflow.limit:,})"
 
 
 def _next_limits(limits: Limits, window: Window, overflow: Overflow) -> Limits:

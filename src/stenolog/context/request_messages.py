@@ -12,12 +12,14 @@ import msgspec
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import seen_by
-from stenolog.context.message_parts import (
-    REASONING,
-    THINKING_PARTS,
+from stenolog.context.turn_state import TurnRange, split_turns
+from stenolog.messages import (
+    REASONING_FIELDS,
+    TEXT_TYPES,
+    THINKING_TYPES,
     Body,
-    Call,
-    Result,
+    ToolCall,
+    ToolResult,
     as_json,
     body_of,
     calls_of,
@@ -27,7 +29,6 @@ from stenolog.context.message_parts import (
     role_of,
     seq_of,
 )
-from stenolog.context.turn_boundaries import TurnRange, split_turns
 from stenolog.records import Message
 
 INTERRUPTED: Final = "[interrupted]"
@@ -38,8 +39,8 @@ content."""
 CONTINUATION: Final = "[the conversation goes on]"
 _SYSTEM_ROLES: Final = ("system", "developer")
 """Roles whose messages come before the conversation."""
-_TEXT_PARTS: Final = ("text", "input_text", "output_text")
-"""Types of parts that contain only text. In parts of other types, an empty `text` is allowed."""
+REASONING: Final = tuple(name for name in REASONING_FIELDS if name != "thinking")
+"""Fields with thinking that may be sent back to a provider."""
 
 
 class ProviderRequirements(Struct, frozen=True, kw_only=True):
@@ -82,8 +83,8 @@ def to_request_messages(
     messages: Sequence[Message | Mapping[str, Any]], needs: ProviderRequirements
 ) -> list[RequestMessage]:
     """Return all messages as they will be sent, turn by turn. User messages are not merged yet."""
-    said = _in_spoken_order([(body_of(message), seq_of(message)) for message in messages])
-    return _Arrangement([body for body, _ in said], [seq for _, seq in said], needs).entries()
+    ordered = _in_spoken_order([(body_of(message), seq_of(message)) for message in messages])
+    return _Arrangement([body for body, _ in ordered], [seq for _, seq in ordered], needs).entries()
 
 
 def _in_spoken_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
@@ -92,15 +93,15 @@ def _in_spoken_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Bo
     They were stored while the answer was being written, so the log has them before it, and a model
     would consider them answered.
     """
-    said: list[tuple[Body, int | None]] = []
+    ordered: list[tuple[Body, int | None]] = []
     for body, seq in stored:
-        at = len(said)
+        at = len(ordered)
         if seq is not None and role_of(body) == "assistant" and not calls_of(body):
             seen = seen_by(body, seq)
-            while at and has_text(said[at - 1][0]) and (said[at - 1][1] or 0) > seen:
+            while at and has_text(ordered[at - 1][0]) and (ordered[at - 1][1] or 0) > seen:
                 at -= 1
-        said.insert(at, (body, seq))
-    return said
+        ordered.insert(at, (body, seq))
+    return ordered
 
 
 def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list[Body]:
@@ -115,9 +116,11 @@ def finish_messages(bodies: Iterable[Body], needs: ProviderRequirements) -> list
             finished[-1] = _merged(before, body)
         else:
             finished.append(body)
-    talk = next((at for at, body in enumerate(finished) if body["role"] not in _SYSTEM_ROLES), None)
-    if needs.user_first and talk is not None and finished[talk]["role"] != "user":
-        finished.insert(talk, {"role": "user", "content": CONTINUATION})
+    first = next(
+        (at for at, body in enumerate(finished) if body["role"] not in _SYSTEM_ROLES), None
+    )
+    if needs.user_first and first is not None and finished[first]["role"] != "user":
+        finished.insert(first, {"role": "user", "content": CONTINUATION})
     return finished
 
 
@@ -151,9 +154,9 @@ class _Arrangement:
             body = self._bodies[index]
             calls = calls_of(body)
             ids = [self._free(call.id or f"call_{index + 1}_{n}") for n, call in enumerate(calls)]
-            made = self._clean(body, calls, ids, keep_reasoning=keep_reasoning)
-            if made is not None:
-                found.append(RequestMessage(body=made, seqs=(self._seqs[index],), turn=number))
+            cleaned = self._clean(body, calls, ids, keep_reasoning=keep_reasoning)
+            if cleaned is not None:
+                found.append(RequestMessage(body=cleaned, seqs=(self._seqs[index],), turn=number))
             found += self._results(index, calls, ids, number)
         return found
 
@@ -168,13 +171,17 @@ class _Arrangement:
         return free
 
     def _results(
-        self, index: int, calls: Sequence[Call], ids: Sequence[str], number: int
+        self, index: int, calls: Sequence[ToolCall], ids: Sequence[str], number: int
     ) -> list[RequestMessage]:
         found: list[RequestMessage] = []
         for place, call in enumerate(calls):
-            where = self._answers.get((index, place))
-            seq = None if where is None else self._seqs[where[0]]
-            result = None if where is None else results_of(self._bodies[where[0]])[where[1]]
+            result_spot = self._answers.get((index, place))
+            seq = None if result_spot is None else self._seqs[result_spot[0]]
+            result = (
+                None
+                if result_spot is None
+                else results_of(self._bodies[result_spot[0]])[result_spot[1]]
+            )
             body = self._result(call, ids[place], result)
             if call.in_content and found:
                 # Providers of this format want all results of a message in one message.
@@ -188,22 +195,22 @@ class _Arrangement:
                 found.append(RequestMessage(body=body, seqs=(seq,), turn=number))
         return found
 
-    def _result(self, call: Call, id: str, result: Result | None) -> Body:
+    def _result(self, call: ToolCall, id: str, result: ToolResult | None) -> Body:
         content = INTERRUPTED if result is None else _content(result.content) or EMPTY
         if call.in_content:
             part: Body = {"type": "tool_result", "tool_use_id": id, "content": content}
-            if result is not None and result.part.get("is_error") is True:
+            if result is not None and result.is_error:
                 part["is_error"] = True
             return _sendable({"role": "user", "content": [part]})
         body: Body = {"role": "tool", "tool_call_id": id, "content": content}
         if result is not None and not result.in_content:
-            body |= self._further(result.part)
+            body |= self._further(result.value)
         return _sendable(body)
 
     def _clean(
         self,
         body: Body,
-        calls: Sequence[Call],
+        calls: Sequence[ToolCall],
         ids: Sequence[str],
         *,
         keep_reasoning: bool,
@@ -215,20 +222,20 @@ class _Arrangement:
         content = _content(
             body.get("content"), without=_dropped_parts(role, keep_reasoning=keep_reasoning)
         )
-        made: Body = {"role": role, "content": content}
+        message: Body = {"role": role, "content": content}
         if role == "assistant":
             if content is None and isinstance(body.get("refusal"), str):
-                made["content"] = _content(body["refusal"])
-            made |= _content_and_calls(made["content"], calls, ids)
+                message["content"] = _content(body["refusal"])
+            message |= _content_and_calls(message["content"], calls, ids)
             if keep_reasoning:
-                made |= {name: body[name] for name in REASONING if body.get(name)}
-            if not made["content"] and not calls:
+                message |= {name: body[name] for name in REASONING if body.get(name)}
+            if not message["content"] and not calls:
                 return None
         elif not content:
             if role != "user":
                 return None
-            made["content"] = EMPTY
-        return _sendable(made | self._further(body))
+            message["content"] = EMPTY
+        return _sendable(message | self._further(body))
 
     def _further(self, body: Mapping[str, Any]) -> Body:
         return {
@@ -242,10 +249,10 @@ class _Arrangement:
 def _dropped_parts(role: str, *, keep_reasoning: bool) -> frozenset[str]:
     if role == "user":
         return frozenset({"tool_result", "tool_use"})
-    return frozenset() if keep_reasoning else THINKING_PARTS
+    return frozenset() if keep_reasoning else THINKING_TYPES
 
 
-def _content_and_calls(content: Any, calls: Sequence[Call], ids: Sequence[str]) -> Body:
+def _content_and_calls(content: Any, calls: Sequence[ToolCall], ids: Sequence[str]) -> Body:
     """Return the content and the calls of an assistant message."""
     if not calls:
         return {"content": _without_calls(content)}
@@ -272,14 +279,14 @@ def _without_calls(content: Any) -> Any:
     return kept or None
 
 
-def _tool_call(call: Call, id: str) -> Body:
-    custom = call.part.get("custom")
-    if call.part.get("type") == "custom" and isinstance(custom, Mapping):
-        return {**call.part, "id": id}
-    function = call.part.get("function")
+def _tool_call(call: ToolCall, id: str) -> Body:
+    custom = call.value.get("custom")
+    if call.value.get("type") == "custom" and isinstance(custom, Mapping):
+        return {**call.value, "id": id}
+    function = call.value.get("function")
     given = dict(function) if isinstance(function, Mapping) else {}
     given |= {"name": call.name, "arguments": _arguments(call.arguments)}
-    return {**call.part, "id": id, "type": "function", "function": given}
+    return {**call.value, "id": id, "type": "function", "function": given}
 
 
 def _arguments(value: Any) -> str:
@@ -291,10 +298,10 @@ def _arguments(value: Any) -> str:
     if not text.strip():
         return "{}"
     try:
-        whole = isinstance(msgspec.json.decode(text), dict)
+        is_object = isinstance(msgspec.json.decode(text), dict)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        whole = False
-    return text if whole else as_json({"unreadable": text})
+        is_object = False
+    return text if is_object else as_json({"unreadable": text})
 
 
 def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
@@ -317,7 +324,7 @@ def _content(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
 
 def _without_empty_text(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the part, or None for an empty text, which strict providers reject."""
-    if part["type"] not in _TEXT_PARTS:
+    if part["type"] not in TEXT_TYPES:  # in parts of other types, an empty `text` is allowed
         return part
     text = part.get("text")
     if text is None:

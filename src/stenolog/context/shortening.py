@@ -10,16 +10,15 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stenolog.context.message_parts import (
-    REASONING,
-    THINKING_PARTS,
+from stenolog.context.request_messages import INTERRUPTED, REASONING, RequestMessage
+from stenolog.messages import (
+    THINKING_TYPES,
     Body,
     as_json,
     calls_of,
     results_of,
     text_of,
 )
-from stenolog.context.request_messages import INTERRUPTED, RequestMessage
 from stenolog.tokens import Tokens
 
 
@@ -35,8 +34,8 @@ class ShortenedTurn(Struct, frozen=True, kw_only=True):
 
 def pointer(text: str, seq: int | None, tokens: Tokens) -> str:
     """Return the replacement for an elided text: its length and its seq."""
-    where = "" if seq is None else f"; full text at seq {seq}"
-    return f"[… elided: {tokens.text(text):,} tokens{where}]"
+    location = "" if seq is None else f"; full text at seq {seq}"
+    return f"[… elided: {tokens.text(text):,} tokens{location}]"
 
 
 def cut_middle(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
@@ -97,18 +96,18 @@ class _Shortening:
         """Cut the results of the newest step to equal shares of the tokens that the rest leaves."""
         results = [at for at in places if _is_result(self.entries[at])]
         others = sum(self.costs) - sum(self.costs[at] for at in results)
-        left = max(budget - others, least)
+        remaining = max(budget - others, least)
         for done, at in enumerate(sorted(results, key=lambda at: self.costs[at])):
-            share = left // (len(results) - done)
+            share = remaining // (len(results) - done)
             if self.costs[at] > share:
                 self._cut_to(at, share)
-            left -= self.costs[at]
+            remaining -= self.costs[at]
 
     def _cut_to(self, at: int, share: int) -> None:
-        whole = self.entries[at]
-        overhead = self.tokens.message({**whole.body, "content": ""})
+        entry = self.entries[at]
+        overhead = self.tokens.message({**entry.body, "content": ""})
         for keep in (share - overhead, (share - overhead) // 2, 0):
-            self._replace(at, _elided_results(whole, max(keep, 0), self.tokens))
+            self._replace(at, _elided_results(entry, max(keep, 0), self.tokens))
             if self.costs[at] <= share:
                 return
 
@@ -122,15 +121,15 @@ class _Shortening:
     def _leave_out(self, budget: int) -> None:
         """Leave out complete steps, oldest first; the first message of the turn goes last."""
         first = 1 if self.entries and _is_user(self.entries[0]) else 0
-        gone: set[int] = set()
+        dropped: set[int] = set()
         for step in [*_steps(self.entries, first), *([[0]] if first else [])]:
-            if sum(self.costs) - sum(self.costs[at] for at in gone) <= budget:
+            if sum(self.costs) - sum(self.costs[at] for at in dropped) <= budget:
                 break
             keeps = self.newest_user in step or len(self.entries) - 1 in step
             if not keeps:
-                gone.update(step)
-        self.left_out = sorted(gone)
-        for at in gone:
+                dropped.update(step)
+        self.left_out = sorted(dropped)
+        for at in dropped:
             self.costs[at] = 0
 
     def _thoughts(self, budget: int) -> None:
@@ -149,10 +148,10 @@ class _Shortening:
             self.elided.add(at)
 
     def result(self) -> ShortenedTurn:
-        gone = set(self.left_out)
+        dropped = set(self.left_out)
         return ShortenedTurn(
-            entries=[entry for at, entry in enumerate(self.entries) if at not in gone],
-            elided=len(self.elided - gone),
+            entries=[entry for at, entry in enumerate(self.entries) if at not in dropped],
+            elided=len(self.elided - dropped),
             left_out=tuple(self.entries[at].seq for at in self.left_out),
         )
 
@@ -204,11 +203,11 @@ def _elided_results(entry: RequestMessage, keep: int, tokens: Tokens) -> Body:
 
 
 def _without_thoughts(body: Body) -> Body:
-    made = {name: value for name, value in body.items() if name not in REASONING}
-    if isinstance(content := made["content"], list):
-        said = [part for part in content if part.get("type") not in THINKING_PARTS]
-        made["content"] = said or content
-    return made
+    shorter = {name: value for name, value in body.items() if name not in REASONING}
+    if isinstance(content := shorter["content"], list):
+        spoken = [part for part in content if part.get("type") not in THINKING_TYPES]
+        shorter["content"] = spoken or content
+    return shorter
 
 
 def _elided_speech(entry: RequestMessage, tokens: Tokens) -> Body:
@@ -252,12 +251,12 @@ def _elided_arguments(arguments: Any, seq: int | None, tokens: Tokens) -> Body |
 def _short_result(content: Any, seq: int | None, keep: int, tokens: Tokens) -> Any:
     """Return a result of about `keep` tokens, or a pointer; unchanged if that is not shorter."""
     text = text_of(content)
-    taken = _content_tokens(content, tokens)
-    if text == INTERRUPTED or taken <= keep:
+    cost = _content_tokens(content, tokens)
+    if text == INTERRUPTED or cost <= keep:
         return content
     mark = pointer(text, seq, tokens)
     short = cut_middle(text, keep, tokens, mark=mark) if keep > 0 else mark
-    return short if _content_tokens(short, tokens) < taken else content
+    return short if _content_tokens(short, tokens) < cost else content
 
 
 def _content_tokens(content: Any, tokens: Tokens) -> int:

@@ -9,22 +9,133 @@ records which messages were withdrawn before (`stores/withdrawn_messages.py`): b
 would look summarized.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from stenolog.context.budget import Limits
-from stenolog.context.plan import Reason, SummaryPlan
-from stenolog.context.summary_writer import write_summary
-from stenolog.context.turn_state import turn_state
+from stenolog.context.request_messages import ProviderRequirements, to_request_messages
+from stenolog.context.summary import write_summary
+from stenolog.context.turn_state import TurnRange, find_turns, turn_state
+from stenolog.context.window import Limits
 from stenolog.errors import NoSuchSession, StaleCheckpoint, StenologError
+from stenolog.messages import body_of
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.stores import spans, withdrawn_messages
 from stenolog.stores.base import SessionView, Store
 from stenolog.tokens import Tokens
+
+Trigger = Literal["auto", "manual", "overflow"]
+"""What triggered the summary: the limits, a user, or a provider that rejected a long request."""
+Reason = Literal["tokens", "count", "manual", "overflow"]
+
+
+class SummaryPlan(Struct, frozen=True, kw_only=True):
+    """The messages to summarize and hide. Making a plan changes nothing."""
+
+    reason: Reason
+    messages: tuple[Message, ...]
+    """The messages to summarize, oldest first."""
+    upto: int
+    """Seq of the last message to summarize."""
+    expect_floor: int
+    """Floor that the session must still have when the summary is ready."""
+    uid: str = ""
+    """Uid of the session for which the plan was made. Empty: unknown."""
+    summary: str
+    """The current summary, which the new one extends."""
+    summary_tokens: int
+    """Maximum tokens of the new summary."""
+    kept: int
+    """Number of messages that stay visible."""
+    tokens_before: int
+    """Tokens of everything that would be sent."""
+    tokens_after: int
+    """The same without the messages to summarize, and without any summary."""
+
+
+def plan_summary(
+    history: Sequence[Message],
+    *,
+    summary: str = "",
+    floor: int = 0,
+    uid: str = "",
+    fixed: int = 0,
+    limits: Limits | None = None,
+    needs: ProviderRequirements | None = None,
+    tokens: Tokens | None = None,
+    trigger: Trigger = "auto",
+    undone: bool = False,
+    overfull: bool = False,
+    keep_from: int | None = None,
+) -> SummaryPlan | None:
+    """Return what to summarize now, or None if nothing is due or nothing can be hidden.
+
+    Messages are counted in the form in which they are sent. `fixed`: tokens of system prompt, tools
+    and memory. `undone`: the last summary was undone, so the number of messages alone does not
+    trigger another. `overfull`: the window left messages out, so tokens are a reason whatever their
+    sum. `keep_from`: first unanswered seq; from there on nothing is hidden.
+    """
+    limits, tokens = limits or Limits(), tokens or Tokens()
+    costs: Counter[int] = Counter()
+    for entry in to_request_messages(history, needs or ProviderRequirements()):
+        costs[entry.turn] += tokens.message(entry.body)
+    history_tokens, summary_tokens = costs.total(), tokens.text(summary)
+    room = limits.history(fixed)
+    over = overfull or history_tokens + summary_tokens > room
+    many = len(history) > limits.max_history_messages and not undone
+    reason = _reason(trigger, over=over, many=many)
+    if reason is None:
+        return None
+
+    goal_tokens, goal_count = room // 2, limits.max_history_messages // 2
+    if trigger != "auto":
+        goal_tokens = min(goal_tokens, (history_tokens + summary_tokens) // 2)
+        goal_count = min(goal_count, len(history) // 2)
+    turns = find_turns([body_of(message) for message in history])
+    # Leaves room for a new summary of maximum length, so that half of the space is free in any
+    # case.
+    hidden = _turns_to_hide(turns, costs, goal_tokens - limits.summary(fixed), goal_count)
+    while hidden and keep_from is not None and history[turns[hidden].first - 1].seq >= keep_from:
+        hidden -= 1
+    if hidden == 0:
+        return None
+    cut = turns[hidden].first
+    return SummaryPlan(
+        reason=reason,
+        messages=tuple(history[:cut]),
+        upto=history[cut - 1].seq,
+        expect_floor=floor,
+        uid=uid,
+        summary=summary,
+        summary_tokens=limits.summary(fixed),
+        kept=len(history) - cut,
+        tokens_before=fixed + summary_tokens + history_tokens,
+        tokens_after=fixed + sum(costs[number] for number in range(hidden, len(turns))),
+    )
+
+
+def _reason(trigger: Trigger, *, over: bool, many: bool) -> Reason | None:
+    if trigger != "auto":
+        return trigger
+    if over:
+        return "tokens"
+    return "count" if many else None
+
+
+def _turns_to_hide(turns: Sequence[TurnRange], costs: Counter[int], tokens: int, count: int) -> int:
+    """Return the number of turns to hide: the smallest after which the rest meets both goals."""
+    remaining = costs.total()
+    for number, turn in enumerate(turns):
+        if turns[-1].end - turn.first <= count and remaining <= tokens:
+            return number
+        remaining -= costs[number]
+    # The newest turn stays, whatever its length: the window shortens it.
+    return max(len(turns) - 1, 0)
+
 
 COMPACTED: Final = "compacted"
 """Meta field of a session: the seq up to which the last summary was to hide messages."""
@@ -50,7 +161,7 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
     """Report of messages that became a summary. `store.undo(key)` reverts it."""
 
     key: str
-    why: Reason
+    reason: Reason
     first: int
     """Seq of the first hidden message."""
     last: int
@@ -62,17 +173,17 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
     tokens_after: int
     fallback: str = ""
     """Why the summary, or a part of it, was made without a model. Empty: a model made all of it."""
-    given_up: int = 0
+    dropped_lines: int = 0
     """Number of lines that did not fit into the summary. Their messages are still in the log."""
 
     def __str__(self) -> str:
-        made = " (without a model)" if self.fallback else ""
-        lines = "line" if self.given_up == 1 else "lines"
-        lost = f"; {self.given_up:,} {lines} had no room in it" if self.given_up else ""
+        how = " without a model" if self.fallback else ""
+        lines = "line" if self.dropped_lines == 1 else "lines"
+        lost = f"; {self.dropped_lines:,} {lines} did not fit" if self.dropped_lines else ""
         return (
-            f"{self.count:,} messages (seq {self.first}–{self.last}) are now a summary{made}: "
+            f"{self.count:,} messages (seq {self.first}–{self.last}) were summarized{how}: "
             f"about {self.tokens_before:,} → {self.tokens_after:,} tokens{lost}; "
-            "undo brings them back"
+            "undo shows them again"
         )
 
 
@@ -112,26 +223,26 @@ def apply_plan(
     Exactly the planned messages are hidden, however long the model takes. Raises errors of the
     store; an error of the model leads to a summary without the model.
     """
-    made = write_summary(
+    written = write_summary(
         plan.messages,
         plan.summary,
         ask=ask,
-        most=plan.summary_tokens,
+        max_tokens=plan.summary_tokens,
         limits=limits,
         tokens=tokens,
     )
-    if not _apply(store, key, plan, made.text):
+    if not _apply(store, key, plan, written.text):
         return None
     return SummaryReport(
         key=key,
-        why=plan.why,
+        reason=plan.reason,
         first=plan.messages[0].seq,
         last=plan.upto,
         count=len(plan.messages),
         tokens_before=plan.tokens_before,
-        tokens_after=plan.tokens_after + tokens.text(made.text),
-        fallback=made.fallback,
-        given_up=made.given_up,
+        tokens_after=plan.tokens_after + tokens.text(written.text),
+        fallback=written.fallback,
+        dropped_lines=written.dropped_lines,
     )
 
 
@@ -141,72 +252,74 @@ def _apply(store: Store, key: str, plan: SummaryPlan, summary: str) -> bool:
         view = store.view(key)
     except NoSuchSession:
         return False
-    found, shown = view.info, [(message.seq, message.seq) for message in view.messages]
-    if not _is_as_planned(found, shown, plan):
+    info, visible = view.info, [(message.seq, message.seq) for message in view.messages]
+    if not _is_as_planned(info, visible, plan):
         return False
-    store.set_meta(key, **_meta_fields(found, shown, plan.upto))
+    store.set_meta(key, **_meta_fields(info, visible, plan.upto))
     try:
-        if store.info(key).uid == found.uid:
+        if store.info(key).uid == info.uid:
             # guard: summary-hides-only-covered
             store.checkpoint(key, summary=summary, upto=plan.upto, expect_floor=plan.expect_floor)
             return True
     except (StaleCheckpoint, NoSuchSession):
         pass
     except StenologError:
-        if _restore_meta(store, key, found, shown):
+        if _restore_meta(store, key, info, visible):
             raise
         return False
-    _restore_meta(store, key, found, shown)
+    _restore_meta(store, key, info, visible)
     return False
 
 
-def _is_as_planned(found: SessionInfo, shown: Sequence[Span], plan: SummaryPlan) -> bool:
+def _is_as_planned(info: SessionInfo, visible: Sequence[Span], plan: SummaryPlan) -> bool:
     """Whether the messages to be hidden are exactly those that the summary covers."""
-    if (found.floor, found.summary) != (plan.expect_floor, plan.summary):
+    if (info.floor, info.summary) != (plan.expect_floor, plan.summary):
         return False
-    if plan.uid and found.uid != plan.uid:
+    if plan.uid and info.uid != plan.uid:
         return False
     planned = [message.seq for message in plan.messages]
-    return [seq for seq, _ in shown if seq <= plan.upto] == planned
+    return [seq for seq, _ in visible if seq <= plan.upto] == planned
 
 
-def _meta_fields(found: SessionInfo, shown: Sequence[Span], upto: int) -> dict[str, Any]:
+def _meta_fields(info: SessionInfo, visible: Sequence[Span], upto: int) -> dict[str, Any]:
     """Return the meta fields for a summary up to this seq."""
-    seen = spans.union(shown)
-    begin = _summarized_upto(found) + 1
-    taken = spans.minus([(begin, upto)] if begin <= upto else [], seen)
+    visible_spans = spans.union(visible)
+    begin = _summarized_upto(info) + 1
+    withdrawn = spans.minus([(begin, upto)] if begin <= upto else [], visible_spans)
     return {
         COMPACTED: upto,
-        withdrawn_messages.META: withdrawn_messages.noted(found.meta, taken, shown=seen),
+        withdrawn_messages.META: withdrawn_messages.updated_field(
+            info.meta, withdrawn, shown=visible_spans
+        ),
     }
 
 
-def _summarized_upto(found: SessionInfo) -> int:
+def _summarized_upto(info: SessionInfo) -> int:
     """Return the seq up to which hidden messages were summarized, as far as known."""
-    if not found.summary:
+    if not info.summary:
         return 0
-    upto = _compacted_upto(found)
-    return upto if 0 < upto < found.floor else found.floor
+    upto = _compacted_upto(info)
+    return upto if 0 < upto < info.floor else info.floor
 
 
-def _restore_meta(store: Store, key: str, found: SessionInfo, shown: Sequence[Span]) -> bool:
+def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[Span]) -> bool:
     """Restore meta after a failed summary; return whether the session is the same. Best effort."""
     with suppress(StenologError):
         try:
             now = store.info(key)
         except NoSuchSession:
             return False
-        if now.uid != found.uid:
+        if now.uid != info.uid:
             _remove_meta(store, key, now)
             return False
-        known = _compacted_upto(found)
+        known = _compacted_upto(info)
         fields = {
             COMPACTED: known or None,
-            withdrawn_messages.META: withdrawn_messages.noted(found.meta),
+            withdrawn_messages.META: withdrawn_messages.updated_field(info.meta),
         }
-        if now.floor > found.floor and now.summary != found.summary:
+        if now.floor > info.floor and now.summary != info.summary:
             # Another process made a summary, or this one succeeded after all: keep its fields.
-            fields = _meta_fields(found, shown, now.floor) | {COMPACTED: max(known, now.floor)}
+            fields = _meta_fields(info, visible, now.floor) | {COMPACTED: max(known, now.floor)}
         store.set_meta(key, **fields)
     return True
 

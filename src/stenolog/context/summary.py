@@ -6,12 +6,29 @@ ones; all other lines stay. So nothing is lost because a model forgot to repeat 
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.shortening import cut_middle
+from stenolog.context.shortening import cut_middle, pointer
+from stenolog.context.window import Limits
+from stenolog.messages import (
+    Spot,
+    ToolCall,
+    as_json,
+    body_of,
+    calls_of,
+    pair,
+    results_of,
+    role_of,
+    text_of,
+    text_parts_of,
+)
+from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
+from stenolog.providers.json_answers import read_object
+from stenolog.providers.request_errors import read_overflow
+from stenolog.records import Message
 from stenolog.tokens import Tokens
 
 SECTIONS: Final = {
@@ -98,9 +115,9 @@ def parse(text: str) -> Summary:
         heading = line.removeprefix("## ").strip() if line.startswith("## ") else None
         if heading in names:
             section = names[heading]
-        elif words := line.strip().removeprefix("- ").strip():
+        elif text := line.strip().removeprefix("- ").strip():
             # Wrapped, not cut: text from another source is kept in full.
-            found[section] += textwrap.wrap(words, LONGEST_LINE)
+            found[section] += textwrap.wrap(text, LONGEST_LINE)
     last_state = _line(" ".join(found.pop("last_state")))
     return Summary(
         last_state=last_state,
@@ -111,13 +128,13 @@ def parse(text: str) -> Summary:
 def update(summary: Summary, answer: Mapping[str, Any]) -> Summary | None:
     """Return the summary with a model's answer merged in, or None if the answer is empty."""
     new = {name: _lines_in(answer.get(name)) for name in SECTIONS}
-    said = answer.get("last_state")
-    last_state = _line(said) if isinstance(said, str) else ""
+    stated = answer.get("last_state")
+    last_state = _line(stated) if isinstance(stated, str) else ""
     if not last_state and not any(new.values()):
         return None
-    gone = _outdated(summary, _lines_in(answer.get("outdated")))
+    outdated = _outdated(summary, _lines_in(answer.get("outdated")))
     merged = {
-        name: _distinct([*(line for line in summary.lines(name) if line not in gone), *lines])
+        name: _distinct([*(line for line in summary.lines(name) if line not in outdated), *lines])
         for name, lines in new.items()
     }
     return Summary(last_state=last_state or summary.last_state, **merged)
@@ -128,17 +145,19 @@ def bounded(summary: Summary, limit: int, tokens: Tokens) -> Summary:
     sections = {name: list(summary.lines(name)) for name in SECTIONS}
     last_state = summary.last_state
     while True:
-        made = _summary_of(sections, last_state)
-        over = tokens.text(render(made)) - limit
+        shorter = _summary_of(sections, last_state)
+        over = tokens.text(render(shorter)) - limit
         if over <= 0:
-            return made
-        gone = 0
-        while gone < over and (line := _drop_line(sections)):
-            gone += tokens.text(line) + 1
-        if gone == 0:
-            most = limit - tokens.text(render(Summary(last_state=" ")))
-            shorter = cut_middle(last_state, max(most, 0), tokens, mark="…").replace("\n", " ")
-            return Summary(last_state=shorter if most > 0 and shorter != last_state else "")
+            return shorter
+        dropped_tokens = 0
+        while dropped_tokens < over and (line := _drop_line(sections)):
+            dropped_tokens += tokens.text(line) + 1
+        if dropped_tokens == 0:
+            limit_of_state = limit - tokens.text(render(Summary(last_state=" ")))
+            state = cut_middle(last_state, max(limit_of_state, 0), tokens, mark="…").replace(
+                "\n", " "
+            )
+            return Summary(last_state=state if limit_of_state > 0 and state != last_state else "")
 
 
 def _summary_of(sections: Mapping[str, Sequence[str]], last_state: str) -> Summary:
@@ -159,8 +178,8 @@ def _drop_line(sections: Mapping[str, list[str]]) -> str:
 def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
     """Return the lines to remove; none if a model asks to remove more than half of them."""
     known = summary.labels()
-    gone = {known[label] for raw in labels if (label := raw.strip("[] ")) in known}
-    return frozenset(gone) if len(gone) <= max(2, len(known) // 2) else frozenset()
+    outdated = {known[label] for raw in labels if (label := raw.strip("[] ")) in known}
+    return frozenset(outdated) if len(outdated) <= max(2, len(known) // 2) else frozenset()
 
 
 def _lines_in(value: Any) -> list[str]:
@@ -171,10 +190,10 @@ def _lines_in(value: Any) -> list[str]:
 
 def _line(text: str) -> str:
     """Return one line of bounded length that is not a heading."""
-    words = " ".join(text.encode("utf-8", "replace").decode().split())
-    if marks := _MARKS.match(words):
-        words = words[marks.end() :]
-    return words if len(words) <= LONGEST_LINE else words[: LONGEST_LINE - 1] + "…"
+    line = " ".join(text.encode("utf-8", "replace").decode().split())
+    if marks := _MARKS.match(line):
+        line = line[marks.end() :]
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 
 def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
@@ -183,3 +202,205 @@ def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
     for line in lines:
         found.setdefault(line.casefold(), line)
     return tuple(found.values())
+
+
+INSTRUCTIONS: Final = """\
+You keep the summary of a conversation between a user and an assistant that uses tools. You get the
+summary so far, each line with a label, and the next part of the conversation. Answer with one JSON
+object and nothing else:
+- "goals", "decisions", "facts", "open_questions", "tool_outcomes": lists of NEW short lines from \
+this part. Keep names, numbers, paths and dates exactly. Do not repeat lines of the summary so far.
+- "last_state": one or two sentences on where things stand at the end of this part.
+- "outdated": labels of lines of the summary so far that this part has made wrong or settled."""
+
+_QUOTE: Final = 200
+MOST_QUESTIONS: Final = 20
+"""Approximate maximum number of model calls per summary. Older messages are only quoted."""
+_SMALLEST: Final = 256
+"""A model that rejects this many tokens as too long is not asked again."""
+
+
+class SummaryResult(Struct, frozen=True, kw_only=True):
+    """A summary and how it was made."""
+
+    text: str
+    requests: int
+    """Number of model calls."""
+    fallback: str
+    """Why some of it was made without the model. Empty: the model made all of it."""
+    dropped_lines: int
+    """Number of lines, old or new, that did not fit."""
+
+
+def write_summary(
+    messages: Sequence[Message],
+    previous: str,
+    *,
+    ask: CompletionFunction | None,
+    max_tokens: int,
+    limits: Limits,
+    tokens: Tokens,
+) -> SummaryResult:
+    """Return the summary of `previous` and these messages in `max_tokens` tokens. Never fails."""
+    return _SummaryWriter(ask, max_tokens, limits, tokens).run(messages, previous)
+
+
+class _SummaryWriter:
+    """A summary in progress."""
+
+    def __init__(
+        self, ask: CompletionFunction | None, max_tokens: int, limits: Limits, tokens: Tokens
+    ) -> None:
+        self._ask = ask
+        self._max_tokens = max_tokens
+        self._tokens = tokens
+        self._size = limits.room
+        self._requests = 0
+        self._dropped_lines = 0
+        self._fallback = "" if ask is not None else "no model was given"
+
+    def run(self, messages: Sequence[Message], previous: str) -> SummaryResult:
+        summary = parse(previous)
+        unread = self._unread(messages) if self._ask is not None else 0
+        if unread:
+            self._fallback = f"{unread:,} messages did not fit into the questions to the model"
+            summary = self._extracted(summary, messages[:unread])
+        waiting = list(messages[unread:])
+        while waiting:
+            count, question = self._question(waiting, summary)
+            answer: Mapping[str, Any] | None = None
+            if self._ask is not None:
+                try:
+                    answer = self._answer(self._ask, question)
+                except _TooLong:
+                    continue
+            updated = update(summary, answer) if answer is not None else None
+            if updated is None:
+                if self._ask is not None and not self._fallback:
+                    self._fallback = "the model's answer could not be used"
+                summary = self._extracted(summary, waiting[:count])
+            else:
+                summary = self._bounded(updated)
+            del waiting[:count]
+        return SummaryResult(
+            text=render(summary),
+            requests=self._requests,
+            fallback=self._fallback,
+            dropped_lines=self._dropped_lines,
+        )
+
+    def _extracted(self, summary: Summary, messages: Sequence[Message]) -> Summary:
+        return self._bounded(update(summary, extract(messages)) or summary)
+
+    def _bounded(self, summary: Summary) -> Summary:
+        short = bounded(summary, self._max_tokens, self._tokens)
+        self._dropped_lines += summary.count - short.count
+        return short
+
+    def _unread(self, messages: Sequence[Message]) -> int:
+        """Return the number of oldest messages that are only quoted; nearly always 0."""
+        tokens_left = MOST_QUESTIONS * self._size // 2
+        texts = list(transcript(messages, self._size // 4, self._tokens))
+        for index in range(len(texts) - 1, -1, -1):
+            tokens_left -= self._tokens.text(texts[index])
+            if tokens_left < 0:
+                return index + 1
+        return 0
+
+    def _question(
+        self, waiting: Sequence[Message], summary: Summary
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Return how many messages (at least one) fit into a question, and the question."""
+        known = render(summary, labelled=True) or "(nothing yet)"
+        head = f"Summary so far:\n{known}\n\nNext part of the conversation:\n"
+        tokens_left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
+        texts: list[str] = []
+        # A message takes at least four tokens, so later ones cannot fit.
+        near = waiting[: max(tokens_left // 4, 1)]
+        for text in transcript(near, max(tokens_left // 4, 32), self._tokens):
+            tokens_left -= self._tokens.text(text) + 1
+            if texts and tokens_left < 0:
+                break
+            texts.append(text)
+        question = [
+            {"role": "system", "content": INSTRUCTIONS},
+            {"role": "user", "content": head + "\n".join(texts)},
+        ]
+        return len(texts), question
+
+    def _answer(
+        self, ask: CompletionFunction, question: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any] | None:
+        """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
+        self._requests += 1
+        try:
+            answer = ask(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
+            answer = check_answer(answer, COMPLETION_SIGNATURE)
+        except Exception as error:
+            # Any error of a client must still lead to a summary.
+            if read_overflow(error) is not None and self._size > _SMALLEST:
+                self._size //= 2
+                raise _TooLong from error
+            # The next part would probably fail too, and each attempt may take a minute.
+            self._ask = None
+            # Without the error's text: some clients put API keys into it.
+            self._fallback = f"the model failed with {type(error).__name__}"
+            return None
+        return read_object(answer) if isinstance(answer, str) else None
+
+
+class _TooLong(Exception):
+    """The question must be shortened and asked again."""
+
+
+def transcript(messages: Sequence[Message], max_tokens: int, tokens: Tokens) -> Iterator[str]:
+    """Yield a text for each message, in about `max_tokens` tokens, for the model to read."""
+    bodies = [body_of(message) for message in messages]
+    asked_by = _calls_by_result(bodies)
+    for index, (message, body) in enumerate(zip(messages, bodies, strict=True)):
+        parts = []
+        for place, result in enumerate(results_of(body)):
+            call = asked_by.get((index, place))
+            parts.append(f"result of {call.name if call else 'a tool'}: {text_of(result.content)}")
+        parts.append(text_parts_of(body))
+        parts += [f"calls {call.name}({_arguments(call)})" for call in calls_of(body)]
+        text = "\n".join(filter(None, parts))
+        if tokens.text(text) > max_tokens:
+            text = cut_middle(text, max_tokens, tokens, mark=pointer(text, message.seq, tokens))
+        yield f"[{message.seq}] {role_of(body) or 'note'}: {text}"
+
+
+def extract(messages: Sequence[Message]) -> dict[str, Any]:
+    """Return quotes of these messages in the format of a model's answer."""
+    bodies = [body_of(message) for message in messages]
+    asked_by = _calls_by_result(bodies)
+    facts: list[str] = []
+    outcomes: list[str] = []
+    last_state = ""
+    for index, body in enumerate(bodies):
+        for place, result in enumerate(results_of(body)):
+            call = asked_by.get((index, place))
+            call_text = f"{call.name}({_clip(_arguments(call), 80)})" if call else "a tool"
+            outcomes.append(f"{call_text}: {_clip(text_of(result.content), 120)}")
+        text = _clip(text_parts_of(body), _QUOTE)
+        if text and role_of(body) == "user":
+            facts.append(QUOTED + text)
+        if text and role_of(body) in ("user", "assistant"):
+            last_state = f"The {role_of(body)} said last: {text}"
+    return {"facts": facts, "tool_outcomes": outcomes, "last_state": last_state}
+
+
+def _calls_by_result(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, ToolCall]:
+    """Return the call for each result."""
+    return {
+        result: calls_of(bodies[index])[place] for (index, place), result in pair(bodies).items()
+    }
+
+
+def _arguments(call: ToolCall) -> str:
+    return call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
+
+
+def _clip(text: str, longest: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"

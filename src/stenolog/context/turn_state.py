@@ -5,13 +5,67 @@ calls; it answers every user message that it had seen (`catalog/message_metadata
 after the last finished answer are an unfinished turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import client_call_ids, seen_by
-from stenolog.context.message_parts import Call, calls_of, has_text, pair
+from stenolog.messages import Spot, ToolCall, calls_of, has_text, pair
 from stenolog.records import Message
+
+
+class TurnRange(Struct, frozen=True):
+    """A range of messages by index. `first` is included, `end` is not."""
+
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
+    """Return the turns, which together contain all messages.
+
+    A turn starts at a user message that follows no open tool call. A call is open until its result;
+    a call without a result is open until the next assistant message, because the model has been
+    sent "[interrupted]" by then. So one lost result does not merge everything after it into one
+    turn. Messages before the first user message form a separate turn.
+    """
+    return split_turns(bodies, pair(bodies))
+
+
+def split_turns(
+    bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]
+) -> list[TurnRange]:
+    """Return the turns, given the result of each call (see `pair`)."""
+    if not bodies:
+        return []
+    begins = [0]
+    open_until = _open_until(bodies, answers)
+    for index, body in enumerate(bodies):
+        if index > 0 and index > open_until[index] and has_text(body):
+            begins.append(index)
+    return [
+        TurnRange(first, end) for first, end in zip(begins, [*begins[1:], len(bodies)], strict=True)
+    ]
+
+
+def _open_until(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[int]:
+    """Return for each message the last index at which an earlier call is still open."""
+    spoken = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
+    again = dict(pairwise(spoken))
+    found = []
+    reach = -1
+    for index, body in enumerate(bodies):
+        found.append(reach)
+        for place in range(len(calls_of(body))):
+            result = answers.get((index, place))
+            end = result[0] if result is not None else again.get(index, len(bodies)) - 1
+            reach = max(reach, end)
+    return found
 
 
 class TurnState(Struct, frozen=True, kw_only=True):
@@ -19,26 +73,26 @@ class TurnState(Struct, frozen=True, kw_only=True):
 
     unanswered: tuple[int, ...] = ()
     """Seqs of the user messages that no finished answer has seen."""
-    open_calls: tuple[Call, ...] = ()
+    open_calls: tuple[ToolCall, ...] = ()
     """Tool calls of the unfinished turn that have no result and do not wait for the client."""
-    in_tools: bool = False
+    has_calls: bool = False
     """Whether the unfinished turn contains tool calls."""
-    of_client: tuple[Call, ...] = ()
+    client_calls: tuple[ToolCall, ...] = ()
     """Calls without a result that the client runs. If the user sent another message instead, these
     calls are in `open_calls`."""
 
-    given_up: frozenset[str] = frozenset()
+    abandoned: frozenset[str] = frozenset()
     """Ids of the open calls that the client should have run."""
 
     @property
-    def waits(self) -> bool:
+    def waits_for_client(self) -> bool:
         """Whether the turn waits only for tool results from the client."""
-        return bool(self.of_client) and not self.open_calls
+        return bool(self.client_calls) and not self.open_calls
 
     @property
-    def unfinished(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether a turn must be resumed or closed."""
-        return not self.waits and (bool(self.unanswered) or self.in_tools)
+        return not self.waits_for_client and (bool(self.unanswered) or self.has_calls)
 
 
 def turn_state(history: Sequence[Message]) -> TurnState:
@@ -54,13 +108,13 @@ def turn_state(history: Sequence[Message]) -> TurnState:
     calls = [(index, calls_of(bodies[index])) for index in after]
     without = [
         (index, call)
-        for index, made in calls
-        for place, call in enumerate(made)
+        for index, message_calls in calls
+        for place, call in enumerate(message_calls)
         if (index, place) not in answers
     ]
     # A new user message abandons the client calls before it.
     last_said = max((index for index in after if has_text(bodies[index])), default=-1)
-    of_client = [
+    client_calls = [
         (index, call)
         for index, call in without
         if index > last_said and call.id in client_call_ids(bodies[index])
@@ -71,14 +125,14 @@ def turn_state(history: Sequence[Message]) -> TurnState:
             for message, body in zip(history, bodies, strict=True)
             if message.seq > seen and has_text(body)
         ),
-        open_calls=tuple(call for index, call in without if (index, call) not in of_client),
-        of_client=tuple(call for _, call in of_client),
-        given_up=frozenset(
+        open_calls=tuple(call for index, call in without if (index, call) not in client_calls),
+        client_calls=tuple(call for _, call in client_calls),
+        abandoned=frozenset(
             call.id
             for index, call in without
             if call.id and index <= last_said and call.id in client_call_ids(bodies[index])
         ),
-        in_tools=any(made for _, made in calls),
+        has_calls=any(message_calls for _, message_calls in calls),
     )
 
 

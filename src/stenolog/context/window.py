@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.budget import Limits, RequiredTokens, context_too_small
-from stenolog.context.message_parts import Body, seq_of
 from stenolog.context.request_messages import (
     CONTINUATION,
     ProviderRequirements,
@@ -16,8 +14,113 @@ from stenolog.context.request_messages import (
     to_request_messages,
 )
 from stenolog.context.shortening import cut_middle, minimum_tokens, shorten_turn
+from stenolog.errors import ContextTooSmall, UsageError
+from stenolog.messages import Body, seq_of
 from stenolog.records import Message
 from stenolog.tokens import Tokens
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Limits of a request, and thresholds for summarizing. Raises UsageError."""
+
+    max_context_tokens: int = 32_000
+    """Maximum tokens of system prompt, tools, memory, history and answer together."""
+    max_history_messages: int = 50
+    """Number of messages above which the oldest are summarized, however short they are."""
+    reserve: int | None = None
+    """Tokens reserved for the answer. None: a quarter of the context, at most 4,096."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_context_tokens", "max_history_messages", "reserve"):
+            value = getattr(self, name)
+            if name == "reserve" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.answer >= self.max_context_tokens:
+            raise UsageError(
+                f"reserve must be less than max_context_tokens ({self.max_context_tokens:,}), "
+                f"not {self.answer:,}"
+            )
+
+    @property
+    def answer(self) -> int:
+        """Tokens reserved for the answer."""
+        if self.reserve is not None:
+            return self.reserve
+        return max(min(4_096, self.max_context_tokens // 4), 1)
+
+    @property
+    def room(self) -> int:
+        """Tokens available for everything that is sent."""
+        return self.max_context_tokens - self.answer
+
+    def history(self, fixed: int) -> int:
+        """Return the tokens for summary and history if everything else takes `fixed` tokens."""
+        return max(self.room - fixed, 0)
+
+    def summary(self, fixed: int = 0) -> int:
+        """Return the maximum tokens of a summary, so that it never displaces the messages."""
+        return max(self.history(fixed) // 8, self.room // 32)
+
+    def enough_for(self, sent: int) -> int:
+        """Return the smallest max_context_tokens with which `sent` tokens can be sent."""
+        if self.reserve is not None:
+            return sent + self.reserve
+        # A quarter of the total is a third of the remaining tokens.
+        return sent + max(min(4_096, -(-sent // 3)), 1)
+
+    def at_most(self, max_context_tokens: int) -> "Limits":
+        """Return these limits, reduced for a model with a smaller context."""
+        if max_context_tokens >= self.max_context_tokens:
+            return self
+        smaller = max(max_context_tokens, 2)
+        reserve = None if self.reserve is None else min(self.reserve, max(smaller // 4, 1))
+        return Limits(
+            max_context_tokens=smaller,
+            max_history_messages=self.max_history_messages,
+            reserve=reserve,
+        )
+
+
+class RequiredTokens(Struct, frozen=True, kw_only=True):
+    """Tokens of the parts that every request must contain."""
+
+    system: int
+    tools: int
+    newest: int
+    """Tokens of the newest user message."""
+    skeleton: int
+    """Tokens of the rest of its turn after eliding everything that can be elided."""
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return self.system + self.tools + self.newest + self.skeleton
+
+
+def context_too_small(parts: RequiredTokens, limits: Limits) -> ContextTooSmall:
+    """Return an error that says which setting to change."""
+    needed = limits.enough_for(parts.total)
+    least = f"raise max_context_tokens to at least {needed:,}"
+    named = {
+        "the system prompt": parts.system,
+        "the tools": parts.tools,
+        "the newest user message": parts.newest,
+        "the rest of its turn": parts.skeleton,
+    }
+    largest = max(named, key=lambda name: named[name])
+    listed = ", ".join(f"{name} {tokens:,}" for name, tokens in named.items() if tokens)
+    advice = f"or shorten {largest}"
+    if limits.answer > parts.total:
+        advice = f"or lower reserve, which keeps {limits.answer:,} free for the answer"
+    return ContextTooSmall(
+        f"max_context_tokens={limits.max_context_tokens:,} is too small: {listed}, "
+        f"and {limits.answer:,} for the answer; {least}, {advice}",
+        needed=needed,
+        limit=limits.max_context_tokens,
+    )
+
 
 SUMMARY_BEGINS: Final = "[Summary of the earlier conversation]"
 SUMMARY_ENDS: Final = "[End of the summary]"
@@ -99,10 +202,10 @@ class _Request(Struct, frozen=True, kw_only=True):
             # Joined texts may take more tokens than separate ones; then try again with less.
             slack = 0
             for _ in range(_TRIES):
-                made = self._try(entries, summary, memory, budget - slack)
-                if made is None:
+                attempt = self._try(entries, summary, memory, budget - slack)
+                if attempt is None:
                     break
-                messages, chosen = made
+                messages, chosen = attempt
                 cost = sum(self.tokens.message(message) for message in messages)
                 if cost <= budget:
                     return Window(
@@ -119,13 +222,13 @@ class _Request(Struct, frozen=True, kw_only=True):
 
     def _headings(self) -> list[tuple[str, str]]:
         """Return the summary and memory to try, best first. Both give way before messages do."""
-        most = self.limits.summary()
-        whole = self.summary
-        if self.tokens.text(whole) > most:
-            whole = cut_middle(whole, most, self.tokens, mark="[… cut]")
-        short = cut_middle(whole, most // 4, self.tokens, mark="[… cut]") if whole else ""
-        found = [(whole, self.memory), (whole, ""), (short, ""), ("", "")]
-        return list(dict.fromkeys(found))
+        limit = self.limits.summary()
+        summary = self.summary
+        if self.tokens.text(summary) > limit:
+            summary = cut_middle(summary, limit, self.tokens, mark="[… cut]")
+        short = cut_middle(summary, limit // 4, self.tokens, mark="[… cut]") if summary else ""
+        attempts = [(summary, self.memory), (summary, ""), (short, ""), ("", "")]
+        return list(dict.fromkeys(attempts))
 
     def _try(
         self, entries: Sequence[RequestMessage], summary: str, memory: str, budget: int
@@ -157,16 +260,16 @@ class _Request(Struct, frozen=True, kw_only=True):
             turns.setdefault(entry.turn, []).append(entry)
         older = list(turns.values())
         newest = older.pop()
-        left = budget - self._cost((), newest)
-        if left < 0:
+        remaining = budget - self._cost((), newest)
+        if remaining < 0:
             short = shorten_turn(newest, budget, self.tokens)
             if short is None:
                 return None
-            gone = sum(map(len, older)) + len(short.left_out)
-            return _Selection(entries=short.entries, elided=short.elided, left_out=gone)
+            dropped = sum(map(len, older)) + len(short.left_out)
+            return _Selection(entries=short.entries, elided=short.elided, left_out=dropped)
         chosen = [newest]
-        while older and (cost := self._cost((), older[-1])) <= left:
-            left -= cost
+        while older and (cost := self._cost((), older[-1])) <= remaining:
+            remaining -= cost
             chosen.insert(0, older.pop())
         kept = [entry for turn in chosen for entry in turn]
         return _Selection(entries=kept, left_out=sum(map(len, older)))
@@ -180,13 +283,13 @@ class _Request(Struct, frozen=True, kw_only=True):
         texts = [self.system]
         if summary:
             # A summary quotes messages, which must not be able to end it or start another.
-            told = _SUMMARY_MARKER.sub("(", summary)
-            texts.append(f"{SUMMARY_BEGINS}\n{told}\n{SUMMARY_ENDS}")
+            escaped = _SUMMARY_MARKER.sub("(", summary)
+            texts.append(f"{SUMMARY_BEGINS}\n{escaped}\n{SUMMARY_ENDS}")
         if left_out:
             texts.append(f"[{left_out:,} earlier messages are left out here; the log has them]")
         texts.append(memory)
-        said = "\n\n".join(text for text in texts if text.strip())
-        return [{"role": "system", "content": said}] if said else []
+        content = "\n\n".join(text for text in texts if text.strip())
+        return [{"role": "system", "content": content}] if content else []
 
     def _parts(self, entries: Sequence[RequestMessage], tools: int) -> RequiredTokens:
         last = [entry for entry in entries if entry.turn == entries[-1].turn]

@@ -15,17 +15,25 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.api_types import failure
+from stenolog.gateway.api_types import error_response
 from stenolog.gateway.hosts import (
-    Known,
-    end_of,
-    is_further_origin,
-    is_ours,
+    KnownHosts,
+    accepts_cookies,
+    is_allowed_origin,
+    is_known_host,
     is_same_origin,
-    takes_cookies,
+    server_end,
 )
 from stenolog.gateway.limits import HEAD_BYTES
-from stenolog.gateway.login import BEARER, LINKS, LOGIN, Cookies, Proofs, Proven, cookie_values
+from stenolog.gateway.login import (
+    BEARER,
+    LINKS,
+    LOGIN,
+    Cookies,
+    ProvenCaller,
+    TokenProofs,
+    cookie_values,
+)
 
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _PROTECTION: Final = {
@@ -40,9 +48,9 @@ _PROTECTION: Final = {
 }
 _METHODS: Final = "GET, POST, PUT, PATCH, DELETE"
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9_, -]{1,2000}")
-_WHO: Final = (
-    "Send the token of this gateway as `Authorization: Bearer TOKEN`; "
-    "`steno open` opens it in a browser."
+_UNAUTHORIZED: Final = (
+    "The access token is missing or wrong. Send it as `Authorization: Bearer TOKEN`, or run "
+    "`steno open` to sign a browser in."
 )
 
 
@@ -61,7 +69,7 @@ class Access:
         app: ASGIApp,
         *,
         token: Token,
-        known: Known,
+        known: KnownHosts,
         cookies: Cookies,
         open_paths: Iterable[str] = (),
         prefixes: Iterable[str] = (),
@@ -70,7 +78,7 @@ class Access:
         self._token = token
         self._known = known
         self._cookies = cookies
-        self._proofs = Proofs(token)
+        self._proofs = TokenProofs(token)
         self._open = frozenset({LOGIN, *open_paths})
         self._prefixes = tuple(prefixes)
 
@@ -105,36 +113,36 @@ class Access:
 
     def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the response to a malformed request, a wrong host or a forbidden origin."""
-        if not is_ours(_values(headers, "host"), self._known):  # guard: known-hosts-only
-            words = "This is not the host that was asked for; gateway.hosts names further ones."
-            return failure(421, words, code="wrong_host")
+        if not is_known_host(_values(headers, "host"), self._known):  # guard: known-hosts-only
+            words = "The gateway does not serve this host name. Add the name to gateway.hosts."
+            return error_response(421, words, code="wrong_host")
         if not _raw_path(scope).startswith(b"/"):
-            return failure(400, "A path is wanted.", code="wrong_target")
+            return error_response(400, "The request target must be a path.", code="wrong_target")
         if _head_bytes(scope) > HEAD_BYTES:  # guard: head-size-limit
-            words = f"The head of a request may have {HEAD_BYTES:,} bytes, and this has more."
+            words = f"The request line and the headers have more than {HEAD_BYTES:,} bytes."
             closing = {"Connection": "close"}
-            return failure(431, words, code="head_too_large", headers=closing)
+            return error_response(431, words, code="head_too_large", headers=closing)
         if "content-length" in headers and "transfer-encoding" in headers:
             # Proxies may not agree on where such a request ends.
-            words = "A request has a Content-Length or a Transfer-Encoding, not both."
-            return failure(400, words, code="two_lengths", headers={"Connection": "close"})
+            words = "The request has a Content-Length and a Transfer-Encoding. Send only one."
+            return error_response(400, words, code="two_lengths", headers={"Connection": "close"})
         origins = _values(headers, "origin")
         if origins and not self._may_ask(origins, headers):  # guard: origin-check
-            words = "Pages of this origin may not use this gateway; gateway.origins names others."
-            return failure(403, words, code="foreign_origin")
+            words = "Pages of this origin may not use the gateway. Add it to gateway.origins."
+            return error_response(403, words, code="foreign_origin")
         return None
 
     def _may_ask(self, origins: list[bytes], headers: Headers) -> bool:
         if len(origins) != 1:
             return False
-        return is_same_origin(origins[0], _host(headers)) or is_further_origin(
+        return is_same_origin(origins[0], _host(headers)) or is_allowed_origin(
             origins[0], self._known
         )
 
     def _further_origin(self, headers: Headers) -> str | None:
         """Return the `Origin` of an allowed page of another server; None for other requests."""
         origins = _values(headers, "origin")
-        if len(origins) != 1 or not is_further_origin(origins[0], self._known):
+        if len(origins) != 1 or not is_allowed_origin(origins[0], self._known):
             return None
         return origins[0].decode("latin-1")
 
@@ -149,14 +157,14 @@ class Access:
             allowed["Access-Control-Allow-Headers"] = names
         return Response(None, 204, allowed)
 
-    def _proven(self, scope: Scope, headers: Headers) -> Proven | None:
+    def _proven(self, scope: Scope, headers: Headers) -> ProvenCaller | None:
         """Return the proof in a request for a login link; it is valid for nothing else."""
         given = headers.getlist("authorization")
         server = scope.get("server")
         if len(given) != 1 or scope["method"] != "POST" or scope["path"] != LINKS or not server:
             return None
         # Not `Host`, which an impostor that forwards a proof can choose freely.
-        return self._proofs.check(given[0], end_of(*server))
+        return self._proofs.check(given[0], server_end(*server))
 
     async def _caller(self, headers: Headers) -> str | None:
         """Return how the caller authenticated; None if it did not."""
@@ -166,7 +174,7 @@ class Access:
             # guard: one-authorization-header
             is_token = len(given) == 1 and scheme.lower() == b"bearer"
             return BEARER if is_token and self._token.is_same(token.strip()) else None
-        if not takes_cookies(_host(headers), self._known):  # guard: cookie-own-host
+        if not accepts_cookies(_host(headers), self._known):  # guard: cookie-own-host
             return None
         for value in cookie_values(headers):
             if await asyncio.to_thread(self._cookies.is_good, value):
@@ -177,11 +185,11 @@ class Access:
         """Return the response to a caller that may not make this request."""
         if caller is None and not self._is_open(scope["path"], _raw_path(scope)):
             wanted = {"WWW-Authenticate": "Bearer"}
-            return failure(401, _WHO, code="invalid_api_key", headers=wanted)
+            return error_response(401, _UNAUTHORIZED, code="invalid_api_key", headers=wanted)
         if caller == "cookie" and scope["method"] not in _SAFE and not _is_own_page(headers):
             # A browser sends the cookie with requests of any page.
-            words = "With a cookie, only pages of this gateway may change anything."
-            return failure(403, words, code="foreign_page")
+            words = "With a cookie, only pages of this gateway may change data. Send the token."
+            return error_response(403, words, code="foreign_page")
         return None
 
     def _is_open(self, path: str, raw: bytes) -> bool:

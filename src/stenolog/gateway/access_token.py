@@ -14,17 +14,17 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.errors import Problem, WrongSettings
-from stenolog.settings.file import at_home, config_path
+from stenolog.settings.file import config_path, expand_home
 from stenolog.stores import disk
 
 NAME: Final = "gateway.token"
 """Name of the token file, next to the user's config file."""
 
 _FIELD: Final = "gateway.token_file"
-_LEAST: Final = 32
-_MOST: Final = 512
+_MIN_LENGTH: Final = 32
+_MAX_LENGTH: Final = 512
 # The syntax of a bearer token (RFC 6750).
-_WRITTEN: Final = re.compile(rf"[A-Za-z0-9._~+/=-]{{{_LEAST},{_MOST}}}".encode())
+_SYNTAX: Final = re.compile(rf"[A-Za-z0-9._~+/=-]{{{_MIN_LENGTH},{_MAX_LENGTH}}}".encode())
 
 
 class Token(Struct, frozen=True):
@@ -59,7 +59,7 @@ class Token(Struct, frozen=True):
 
 def token_path(named: str) -> Path:
     """Return the path of the token file: `gateway.token_file` or the default."""
-    return at_home(named) if named else config_path(None, {}).with_name(NAME)
+    return expand_home(named) if named else config_path(None, {}).with_name(NAME)
 
 
 def read_token(file: Path) -> Token:
@@ -79,36 +79,36 @@ def read_token(file: Path) -> Token:
         os.close(descriptor)
 
 
-def keep_token(file: Path) -> Token:
+def read_or_create_token(file: Path) -> Token:
     """Read the token; create the file if it does not exist. Raise WrongSettings."""
     if not os.path.lexists(file):
         try:
-            _make(file)
+            _create(file)
         except OSError as error:
-            raise _wrong(file, f"it cannot be made: {error.strerror or error}") from error
+            raise _wrong(file, f"it cannot be created: {error.strerror or error}") from error
     return read_token(file)
 
 
 def _content(file: Path, descriptor: int) -> bytes:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise _wrong(file, "this is no file")
+        raise _wrong(file, "this is not a regular file")
     # Even for root: another owner can read and change the file.
     if found.st_uid not in (os.geteuid(), 0):
-        raise _wrong(file, "it belongs to another user, who can read and change it")
+        raise _wrong(file, "it belongs to another user, who could read and change it")
     if found.st_mode & 0o077:  # guard: token-file-mode
-        raise _wrong(file, f"others than its owner can read or change it; run: chmod 600 {file}")
-    content = os.read(descriptor, _MOST + 3).rstrip(b"\r\n")
-    if not _WRITTEN.fullmatch(content):
+        raise _wrong(file, f"other users can read or change it; run: chmod 600 {file}")
+    content = os.read(descriptor, _MAX_LENGTH + 3).rstrip(b"\r\n")
+    if not _SYNTAX.fullmatch(content):
         words = (
-            f"there is no token in it, which is one line of {_LEAST} to {_MOST} letters, digits "
-            "and - . _ ~ + / =; remove the file, and `steno serve` makes another"
+            f"it must contain one line of {_MIN_LENGTH} to {_MAX_LENGTH} letters, digits and "
+            "- . _ ~ + / =; remove the file, and `steno serve` creates a new one"
         )
         raise _wrong(file, words)
     return content
 
 
-def _make(file: Path) -> None:
+def _create(file: Path) -> None:
     """Create a token file, unless another process has just created it. Raise OSError."""
     disk.make_private(file.parent)
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
@@ -129,9 +129,9 @@ def _make(file: Path) -> None:
 
 def _why_not_opened(error: OSError) -> str:
     if error.errno == errno.ENOENT:
-        return "there is no such file; `steno serve` makes it"
+        return "there is no such file; `steno serve` creates it"
     if error.errno in (errno.ELOOP, errno.EMLINK):
-        return "it is a symbolic link, which could show elsewhere tomorrow; name the file itself"
+        return "it is a symbolic link, which others may be able to change; name the file itself"
     return f"it cannot be read: {error.strerror or error}"
 
 

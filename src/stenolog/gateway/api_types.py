@@ -14,112 +14,118 @@ from stenolog.records import decode_object
 
 T = TypeVar("T")
 
-MOST_SESSIONS: Final = 500
+MAX_SESSIONS: Final = 500
 """Maximum number of sessions on one page of the list."""
-MOST_MESSAGES: Final = 1_000
+MAX_MESSAGES: Final = 1_000
 """Maximum number of messages on one page."""
-MOST_HITS: Final = 100
+MAX_HITS: Final = 100
 """Maximum number of hits on one page of a search."""
 
-_KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ERROR_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
 
 _LINE_ENDS: Final = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
-HIGHEST: Final = 2**53 - 1
+MAX_SEQ: Final = 2**53 - 1
 """Highest integer that all JSON parsers read exactly."""
 
-Seq = Annotated[int, Meta(ge=0, le=HIGHEST)]
+Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Moment = Annotated[
-    datetime, Meta(tz=True, description="A time with its zone, as in `2026-01-31T08:00:00Z`.")
+    datetime, Meta(tz=True, description="Time with a zone, such as `2026-01-31T08:00:00Z`.")
 ]
 After = Annotated[
     str,
-    Meta(description="Where this page begins: the `after` of the page before, as it was given."),
+    Meta(description="Start of this page: `after` of the previous page, unchanged."),
 ]
-Prefix = Annotated[str, Meta(description="Only sessions whose key begins so.")]
+Prefix = Annotated[str, Meta(description="Only sessions whose key starts with this text.")]
 Tag = Annotated[str, Meta(description="Only sessions with this tag.")]
 
 
 # --- requests --------------------------------------------------------------------------------
 
 
-class OfAgent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Query parameter of all requests: the agent."""
 
     agent: Annotated[
-        str, Meta(description="The agent; `main` is the one that `[agent]` describes.")
+        str, Meta(description="Name of the agent. `main` is the agent of `[agent]`.")
     ] = "main"
 
 
-class ListQuery(OfAgent, frozen=True, kw_only=True):
+class ListQuery(AgentQuery, frozen=True, kw_only=True):
     """Query parameters of the list of sessions."""
 
     limit: Annotated[
-        int, Meta(ge=1, le=MOST_SESSIONS, description="How many sessions a page has.")
+        int, Meta(ge=1, le=MAX_SESSIONS, description="Maximum number of sessions.")
     ] = 50
     after: After | UnsetType = UNSET
     prefix: Prefix = ""
     tag: Tag | UnsetType = UNSET
     channel: (
         Annotated[
-            str, Meta(description="Only sessions of this channel: what a key has before its `:`.")
+            str, Meta(description="Only sessions of this channel: the part of a key before `:`.")
         ]
         | UnsetType
     ) = UNSET
     state: (
         Annotated[
             State,
-            Meta(description="Only sessions in this state; interrupted: not answered to the end."),
+            Meta(description="Only sessions in this state. interrupted: not fully json_response."),
         ]
         | UnsetType
     ) = UNSET
 
 
-class MessagesQuery(OfAgent, frozen=True, kw_only=True):
+class MessagesQuery(AgentQuery, frozen=True, kw_only=True):
     """Query parameters of the messages of a session."""
 
     last: (
-        Annotated[int, Meta(ge=1, le=HIGHEST, description="Only so many of the last ones.")]
+        Annotated[int, Meta(ge=1, le=MAX_SEQ, description="Only this many of the last messages.")]
         | UnsetType
     ) = UNSET
     after: Annotated[
-        int, Meta(ge=0, le=HIGHEST, description="Only messages behind the one of this seq.")
+        int, Meta(ge=0, le=MAX_SEQ, description="Only messages with a higher seq.")
     ] = 0
-    full: Annotated[
-        bool, Meta(description="Hidden, replaced and archived messages too, marked as hidden.")
-    ] = False
+    full: Annotated[bool, Meta(description="Include hidden, replaced and archived messages.")] = (
+        False
+    )
     limit: Annotated[
-        int, Meta(ge=1, le=MOST_MESSAGES, description="How many messages a page has at most.")
+        int, Meta(ge=1, le=MAX_MESSAGES, description="Maximum number of messages.")
     ] = 100
 
 
-class SearchQuery(OfAgent, frozen=True, kw_only=True):
+class SearchQuery(AgentQuery, frozen=True, kw_only=True):
     """Query parameters of a search."""
 
     q: Annotated[
         str,
         Meta(
-            description='All these words; `"in quotes"`: in this order; `-word`: without it; '
-            "`wor*`: words that begin so."
+            description='Words that a message must contain. `"in quotes"`: a phrase; `-word`: '
+            "exclude it; `wor*`: words that start with `wor`."
         ),
     ]
-    role: Annotated[str, Meta(description="Only what was said in this role.")] | UnsetType = UNSET
+    role: Annotated[str, Meta(description="Only messages with this role.")] | UnsetType = UNSET
     prefix: Prefix = ""
     tag: Tag | UnsetType = UNSET
     since: Moment | UnsetType = UNSET
     until: Moment | UnsetType = UNSET
-    limit: Annotated[int, Meta(ge=1, le=MOST_HITS, description="How many hits a page has.")] = 20
-    newest: Annotated[bool, Meta(description="The newest first, instead of the best.")] = False
+    limit: Annotated[int, Meta(ge=1, le=MAX_HITS, description="Maximum number of hits.")] = 20
+    newest: Annotated[
+        bool, Meta(description="Sort by time, newest first, instead of by relevance.")
+    ] = False
     after: After | UnsetType = UNSET
 
 
-class Nothing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nothing is to be said; the body may be left out."""
+class EmptyBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An empty body, which may be omitted."""
 
 
-class Changed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a session is called from now on; what is left out stays as it is."""
+class SessionPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New title and tags of a session. Omitted fields stay unchanged."""
 
     title: Annotated[str, Meta(max_length=1_000)] | UnsetType | None = UNSET
     tags: (
@@ -128,19 +134,19 @@ class Changed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ) = UNSET
 
 
-class Restoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which of the deleted sessions of a key comes back, and as what."""
+class RestoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The deleted session to restore, and its new key."""
 
     uid: (
         Annotated[
-            str, Meta(min_length=1, max_length=200, description="Which one; else the last deleted.")
+            str, Meta(min_length=1, max_length=200, description="Default: the last deleted one.")
         ]
         | UnsetType
     ) = UNSET
     as_key: Key | UnsetType = UNSET
 
 
-class Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MessageRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A message of the user."""
 
     content: (
@@ -150,7 +156,7 @@ class Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str,
         Meta(
             max_length=MAX_TOKEN_BYTES,
-            description="An id of your own: sent again, the message is stored and answered once.",
+            description="Id of the message. A repeated id is stored and json_response once.",
         ),
     ] = ""
     new_session: Annotated[
@@ -158,24 +164,24 @@ class Said(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = False
 
 
-class Forking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a copy of a session is called, and up to where it goes."""
+class ForkRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Key and last message of a copy of a session."""
 
     new_key: Key
-    at: Annotated[Seq, Meta(description="The seq of the last message of it.")] | UnsetType = UNSET
+    at: Annotated[Seq, Meta(description="Seq of its last message.")] | UnsetType = UNSET
 
 
 # --- responses -------------------------------------------------------------------------------
 
 
-class SessionShown(Struct, frozen=True, kw_only=True):
+class SessionDetails(Struct, frozen=True, kw_only=True):
     """One session."""
 
     key: str
     uid: str
     """Identifies the session. A session created again under the same key has another uid."""
-    title: str | None
-    """Title set by a user; None if there is none."""
+    title: str
+    """The title that was set, or else the start of the first prompt, as in the list."""
     tags: tuple[str, ...]
     state: State
     summary: str
@@ -195,8 +201,8 @@ class SessionShown(Struct, frozen=True, kw_only=True):
     """All fields of the session's meta, including title and tags."""
 
 
-class MessageShown(Struct, frozen=True, kw_only=True):
-    """One message, and where it stands."""
+class MessageItem(Struct, frozen=True, kw_only=True):
+    """One message with its seq and time."""
 
     seq: int
     at: datetime
@@ -206,15 +212,15 @@ class MessageShown(Struct, frozen=True, kw_only=True):
 
 
 class MessagePage(Struct, frozen=True, kw_only=True):
-    """Some of the messages of a session, by seq."""
+    """A page of messages, by seq."""
 
-    messages: Sequence[MessageShown]
+    messages: Sequence[MessageItem]
     after: int | None
     """Seq after which the next page starts; None for the last page."""
 
 
-class Events(Struct, frozen=True, kw_only=True):
-    """What came of a message."""
+class MessageResponse(Struct, frozen=True, kw_only=True):
+    """The answer to a message."""
 
     answer: str
     outcome: str
@@ -227,8 +233,8 @@ class Events(Struct, frozen=True, kw_only=True):
     """Session for the next message: a different one after /new, /fork and /resume."""
 
 
-class CompactionShown(Struct, frozen=True, kw_only=True):
-    """What a compaction did; `undo` takes it back."""
+class SummaryResponse(Struct, frozen=True, kw_only=True):
+    """Result of a summary. `undo` can undo it."""
 
     compacted: int
     """Number of summarized messages; 0 if there was nothing to summarize."""
@@ -239,14 +245,14 @@ class CompactionShown(Struct, frozen=True, kw_only=True):
     words: str
 
 
-class Stopped(Struct, frozen=True, kw_only=True):
-    """Whether an answer was being made."""
+class StopResponse(Struct, frozen=True, kw_only=True):
+    """Whether an answer was in progress."""
 
     stopped: bool
 
 
-class Counted(Struct, frozen=True, kw_only=True):
-    """How much there is of something."""
+class GroupStats(Struct, frozen=True, kw_only=True):
+    """Numbers of a group of sessions."""
 
     sessions: int = 0
     messages: int = 0
@@ -254,55 +260,55 @@ class Counted(Struct, frozen=True, kw_only=True):
 
 
 class Stats(Struct, frozen=True, kw_only=True):
-    """How much there is in all."""
+    """Numbers of all sessions, also by channel and state."""
 
     sessions: int
     messages: int
     """Including hidden and archived messages."""
     tokens: int
     """Estimated tokens of the visible messages."""
-    channels: Mapping[str, Counted]
+    channels: Mapping[str, GroupStats]
     """By channel, the part of the key before the first `:`; empty for keys without one."""
-    states: Mapping[str, Counted]
+    states: Mapping[str, GroupStats]
     complete: bool
     """False if there are more sessions than were counted."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """That the gateway lives, or can be used."""
+    """Status of the gateway."""
 
     status: str
     version: str
 
 
-class Words(Struct, frozen=True, kw_only=True):
-    """What went wrong: in words, and for programs."""
+class ErrorDetails(Struct, frozen=True, kw_only=True):
+    """Description of an error, for people and for programs."""
 
     message: str
     type: str
     code: str
 
 
-class Failure(Struct, frozen=True, kw_only=True):
-    """An error, in the shape that clients of OpenAI know."""
+class ErrorResponse(Struct, frozen=True, kw_only=True):
+    """An error in OpenAI's format."""
 
-    error: Words
+    error: ErrorDetails
 
 
 # --- encoding --------------------------------------------------------------------------------
 
 
-def given(value: T | UnsetType) -> T | None:
+def value_or_none(value: T | UnsetType) -> T | None:
     """Return the value; None if it is unset."""
     return None if isinstance(value, UnsetType) else value
 
 
-def encoded(value: Struct) -> bytes:
+def encode_json(value: Struct) -> bytes:
     """Encode a value as JSON; lone surrogates become escapes, as in the store."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return encode_object(msgspec.to_builtins(value, enc_hook=_raw))
+        return encode_object(msgspec.to_builtins(value, enc_hook=_decode_raw))
 
 
 def sse_data(json: bytes) -> str:
@@ -310,12 +316,12 @@ def sse_data(json: bytes) -> str:
     return json.decode().translate(_LINE_ENDS)
 
 
-def answered(
+def json_response(
     value: Struct, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return a JSON response with this value."""
     return Response(
-        encoded(value),
+        encode_json(value),
         status_code=status,
         # Stored text may look like HTML; browsers must not guess the type.
         headers={"X-Content-Type-Options": "nosniff", **(headers or {})},
@@ -323,16 +329,16 @@ def answered(
     )
 
 
-def failure(
+def error_response(
     status: int, message: str, *, code: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return an error response; the message must not contain secrets."""
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    words = Words(message=message, type=kind, code=code)
-    return answered(Failure(error=words), status=status, headers=headers)
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    words = ErrorDetails(message=message, type=kind, code=code)
+    return json_response(ErrorResponse(error=words), status=status, headers=headers)
 
 
-def _raw(value: Any) -> Any:
+def _decode_raw(value: Any) -> Any:
     """Decode raw JSON for an encoder that does not support it."""
     if isinstance(value, Raw):
         return decode_object(value)

@@ -13,10 +13,10 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.errors import StoreClosed
 from stenolog.gateway.access import Access
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.api_types import Health, answered, failure
+from stenolog.gateway.api_types import Health, error_response, json_response
 from stenolog.gateway.chat_completions import CHAT
 from stenolog.gateway.error_responses import HANDLERS
-from stenolog.gateway.hosts import known
+from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.limits import BodyLimit
 from stenolog.gateway.live_stream import EVENTS
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
@@ -29,12 +29,13 @@ from stenolog.gateway.viewer.routes import viewer_routes
 
 WEBHOOKS: Final = "/webhooks/"
 _BODY_SECONDS: Final = 30.0
+_CLOSING: Final = "the gateway is shutting down"
 
 
 async def healthz(request: Request) -> Response:
     """Answer that the process is running."""
     del request
-    return answered(Health(status="ok", version=VERSION))
+    return json_response(Health(status="ok", version=VERSION))
 
 
 async def readyz(request: Request) -> Response:
@@ -44,26 +45,26 @@ async def readyz(request: Request) -> Response:
     """
     problems = await _problems(gateway_of(request))
     if problems:
-        return failure(503, "; ".join(problems), code="not_ready")
-    return answered(Health(status="ok", version=VERSION))
+        return error_response(503, "; ".join(problems), code="not_ready")
+    return json_response(Health(status="ok", version=VERSION))
 
 
 async def _problems(gateway: Gateway) -> tuple[str, ...]:
     if gateway.closing.is_set():
-        return ("the gateway closes",)
+        return (_CLOSING,)
     found = []
     for agent in gateway.loop.registry:
         try:
             # Only the health of the store counts: a wrong request says nothing about it.
-            well = await gateway.loop.run(_is_well, agent)
+            well = await gateway.loop.run(_is_healthy, agent)
         except StoreClosed:
-            return ("the gateway closes",)
+            return (_CLOSING,)
         if not well:
-            found.append(f"the store of agent {agent.id or 'main'!r} cannot be relied on now")
+            found.append(f"the store of agent {agent.id or 'main'!r} does not work")
     return tuple(found)
 
 
-def _is_well(agent: AgentInstance) -> bool:
+def _is_healthy(agent: AgentInstance) -> bool:
     return agent.store.health().ok
 
 
@@ -72,7 +73,7 @@ HEALTH: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/healthz",
         name="healthz",
-        summary="Whether the process lives.",
+        summary="Check whether the process runs.",
         raw=healthz,
         query=None,
         response=Health,
@@ -82,7 +83,7 @@ HEALTH: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/readyz",
         name="readyz",
-        summary="Whether every agent and its store can be used.",
+        summary="Check whether the stores of all agents work.",
         raw=readyz,
         query=None,
         response=Health,
@@ -102,7 +103,9 @@ def make_app(gateway: Gateway, token: Token, *, further: Sequence[BaseRoute] = (
     shared = gateway.loop.registry.agent().shared_place
     cookies, links = Cookies(token, where=shared), LoginLinks(token, shared)
     own = token.host_name()
-    names = known(bound=settings.host, hosts=settings.hosts, origins=settings.origins, own=own)
+    names = known_hosts(
+        bound=settings.host, hosts=settings.hosts, origins=settings.origins, own=own
+    )
     app = Starlette(
         routes=[
             *viewer_routes(),

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from stenolog.agent.commands import new_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import (
     Answer,
     Event,
@@ -33,34 +33,34 @@ from stenolog.agent.turn_events import (
     Notice,
     TextDelta,
     ThinkingDelta,
+    TurnOptions,
     UsageReported,
 )
-from stenolog.agent.turn_options import TurnOptions
 from stenolog.codec import MAX_TOKEN_BYTES, check_key, encode_object
 from stenolog.context.window import build_window
 from stenolog.errors import ContextTooSmall, ModelRefused, StenologError, UsageError
-from stenolog.gateway.api_types import failure, sse_data
-from stenolog.gateway.chat_turns import ChatTurnRequest, answered, note_response, text_told
-from stenolog.gateway.error_responses import INTERNAL, failed, without_secrets
-from stenolog.gateway.history_matching import BETWEEN
-from stenolog.gateway.limits import Held, Place
+from stenolog.gateway.api_types import error_response, sse_data
+from stenolog.gateway.chat_turns import ChatTurnRequest, answer_chat, note_response, text_for_client
+from stenolog.gateway.error_responses import INTERNAL_ERROR, response_for, without_secrets
+from stenolog.gateway.history_matching import SEPARATOR
+from stenolog.gateway.limits import Slot, SlotResponse
 from stenolog.gateway.live_stream import StreamEvent, event_stream
 from stenolog.gateway.openai_types import (
     ChatRequest,
-    Head,
+    ResponseHead,
     Usage,
     calls_delta,
-    checked,
+    check_request,
     chunk,
     completion,
+    conversation_of,
     finish_of,
-    head,
+    ignored_fields,
     options_of,
+    response_head,
     session_of,
-    talk_of,
     usage_chunk,
     wants_new_session,
-    without_effect,
 )
 from stenolog.gateway.openapi import Endpoint
 from stenolog.gateway.requests import body_of
@@ -71,7 +71,7 @@ from stenolog.providers.chat_model import StreamedAnswer
 # A chat without a session: it is answered, but nothing is stored or remembered.
 
 
-async def answered_only(
+async def answer_without_session(
     loop: AgentLoop,
     instance: AgentInstance,
     talk: Sequence[Mapping[str, Any]],
@@ -106,7 +106,7 @@ async def answered_only(
             async for delta in deltas:
                 reply.add(delta)
                 if delta.notice:
-                    on_event(Notice(words=delta.notice))
+                    on_event(Notice(text=delta.notice))
                 if delta.reasoning:
                     on_event(ThinkingDelta(text=delta.reasoning))
                 if delta.text:
@@ -131,10 +131,10 @@ async def answered_only(
 
 MAIN: Final = "main"
 _CHANNEL: Final = "api"
-_SOON: Final = 5.0
+_EARLY_FAILURE: Final = 5.0
 """Seconds to wait for an early failure, which can still be reported with the HTTP status."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MOST_NAMED: Final = 20
+_MAX_NAMED: Final = 20
 _DONE: Final = "[DONE]"
 _RETRY_COUNT: Final = "x-stainless-retry-count"
 
@@ -147,7 +147,7 @@ class _Chat(Struct, frozen=True, kw_only=True):
     request: ChatRequest
     agent: AgentInstance
     answer: Callable[[EventHandler], Awaitable[Answer]]
-    head: Head
+    head: ResponseHead
     headers: dict[str, str]
     kept: bool
     """Whether the request belongs to a session."""
@@ -157,7 +157,7 @@ class _Chat(Struct, frozen=True, kw_only=True):
     """Key of the session, given by the client or generated; empty if there is none."""
 
 
-class _Heard:
+class _TurnBuffer:
     """Buffer for the text of a turn: read in pieces by a stream, or at the end."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class _Heard:
                 self._asked = bool(self.text)
             case TextDelta(text=text):
                 # The client sees all texts of a turn as one message.
-                piece = f"{BETWEEN}{text}" if self._asked else text
+                piece = f"{SEPARATOR}{text}" if self._asked else text
                 self._asked = False
                 self.text += piece
                 self._put("content", piece)
@@ -216,23 +216,23 @@ async def chat_completions(request: Request) -> Response:
     with contextlib.ExitStack() as places:
         # Before the request is read, so that a rejected request costs nothing.
         turn = gateway.turns.admit()
-        places.callback(turn.give_back)
+        places.callback(turn.release)
         chat = await _read(gateway, request)
         stream = gateway.streams.admit() if chat.request.stream else None
         places.pop_all()
         if stream is not None:
-            places.callback(stream.give_back)
-        heard = _Heard()
-        running = gateway.keep(asyncio.create_task(_run(gateway, chat, heard, turn)))
+            places.callback(stream.release)
+        heard = _TurnBuffer()
+        running = gateway.keep_task(asyncio.create_task(_run(gateway, chat, heard, turn)))
         if stream is not None:
-            await heard.news(running, within=_SOON)
+            await heard.news(running, within=_EARLY_FAILURE)
             if not running.done() or running.result().outcome != "failed":
                 places.pop_all()
-                return Held(_streamed(gateway, chat, heard, running), stream)
+                return SlotResponse(_streamed(gateway, chat, heard, running), stream)
     # If the client disconnects, only this wait is cancelled, not the turn.
     answer = await asyncio.shield(running)
     if answer.outcome == "failed":
-        return await _told(request, gateway, answer)
+        return await _error_response_for(request, gateway, answer)
     text = heard.text or await _text(gateway, chat, answer)
     body = completion(chat.head, answer, text, heard.usage)
     headers = _headers(chat, answer.key)
@@ -241,17 +241,17 @@ async def chat_completions(request: Request) -> Response:
     encoded = encode_object(msgspec.to_builtins(body))
     # A client that has disconnected has not received the answer and may ask for it again.
     gone = await request.is_disconnected()
-    sent = None if gone else BackgroundTask(_note, gateway, chat, answer)
+    sent = None if gone else BackgroundTask(_note_received, gateway, chat, answer)
     return Response(encoded, headers=headers, media_type="application/json", background=sent)
 
 
-async def _note(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
+async def _note_received(gateway: Gateway, chat: _Chat, answer: Answer) -> None:
     """Store that the client has received this answer: its next request is a new message."""
     if chat.retries and answer.seq is not None:
         await gateway.loop.run(note_response, chat.agent.sessions, answer.key, answer.seq)
 
 
-async def _run(gateway: Gateway, chat: _Chat, heard: _Heard, place: Place) -> Answer:
+async def _run(gateway: Gateway, chat: _Chat, heard: _TurnBuffer, place: Slot) -> Answer:
     with place:
         try:
             return await chat.answer(heard.on_event)
@@ -260,29 +260,31 @@ async def _run(gateway: Gateway, chat: _Chat, heard: _Heard, place: Place) -> An
         except Exception as error:
             if not gateway.closing.is_set():
                 _logger.exception("a chat request failed")
-            return Answer(key="", text=f"{INTERNAL} ({type(error).__name__})", outcome="failed")
+            return Answer(
+                key="", text=f"{INTERNAL_ERROR} ({type(error).__name__})", outcome="failed"
+            )
 
 
 async def _read(gateway: Gateway, request: Request) -> _Chat:
     """Parse and check a request. Raise UsageError and HTTPException."""
     wanted = await body_of(request, ChatRequest)
-    checked(wanted)
+    check_request(wanted)
     fields = _fields(await request.body())
     agent, model = agent_for(gateway, wanted.model)
     options = options_of(wanted, model=model)
-    talk = talk_of(wanted)
+    talk = conversation_of(wanted)
     key = session_of(wanted, _key(request))
     if key is None and gateway.settings.gateway.store_anonymous:
         key = new_key(_CHANNEL, "anonymous")
     headers = {}
-    if ignored := without_effect(wanted, fields):
+    if ignored := ignored_fields(wanted, fields):
         # A field can have any name, but a header accepts only some characters.
-        told = [name for name in ignored if _NAME.fullmatch(name)][:_MOST_NAMED]
+        told = [name for name in ignored if _NAME.fullmatch(name)][:_MAX_NAMED]
         headers["X-Steno-Without-Effect"] = ", ".join(told) or "unknown fields"
     retries = _RETRY_COUNT in request.headers
     answer: Callable[[EventHandler], Awaitable[Answer]]
     if key is None:
-        answer = partial(answered_only, gateway.loop, agent, talk, options)
+        answer = partial(answer_without_session, gateway.loop, agent, talk, options)
     else:
         check_key(key)
         said = ChatTurnRequest(
@@ -290,17 +292,17 @@ async def _read(gateway: Gateway, request: Request) -> _Chat:
             talk=talk,
             agent=agent.id,
             options=options,
-            once=_once(request),
-            asked_again=_asked_again(request),
+            once=_idempotency_key(request),
+            asked_again=_is_marked_retry(request),
             retries=retries,
             new_session=wants_new_session(wanted, request.headers.get("x-session-new")),
         )
-        answer = partial(answered, gateway.loop, said)
+        answer = partial(answer_chat, gateway.loop, said)
     return _Chat(
         request=wanted,
         agent=agent,
         answer=answer,
-        head=head(wanted.model or MAIN),
+        head=response_head(wanted.model or MAIN),
         headers=headers,
         kept=key is not None,
         retries=retries and key is not None,
@@ -322,7 +324,7 @@ def agent_for(gateway: Gateway, name: str) -> tuple[AgentInstance, str]:
     if name in main.spec.models:
         return main, name
     known = ", ".join(_names(gateway))
-    raise HTTPException(404, f"there is no model {name!r} here; there are: {known}")
+    raise HTTPException(404, f"there is no model {name!r}; available: {known}")
 
 
 def _fields(body: bytes) -> set[str]:
@@ -351,14 +353,14 @@ def _key(request: Request) -> str | None:
         return given
 
 
-def _once(request: Request) -> str:
+def _idempotency_key(request: Request) -> str:
     token = request.headers.get("idempotency-key", "")
     if len(token.encode("latin-1")) > MAX_TOKEN_BYTES:
-        raise UsageError(f"Idempotency-Key: at most {MAX_TOKEN_BYTES} bytes are taken")
+        raise UsageError(f"Idempotency-Key must have at most {MAX_TOKEN_BYTES} bytes")
     return token
 
 
-def _asked_again(request: Request) -> bool:
+def _is_marked_retry(request: Request) -> bool:
     """Return whether the client marks this request as a retry, as OpenAI's libraries do."""
     return request.headers.get(_RETRY_COUNT, "0") not in ("0", "")
 
@@ -366,21 +368,21 @@ def _asked_again(request: Request) -> bool:
 # --- the response ----------------------------------------------------------------------------
 
 
-async def _told(request: Request, gateway: Gateway, answer: Answer) -> Response:
+async def _error_response_for(request: Request, gateway: Gateway, answer: Answer) -> Response:
     """Return the response to a failed turn: the user's message is stored but not answered."""
     if isinstance(answer.error, ModelRefused | ContextTooSmall):
         words = without_secrets(answer.text, gateway.settings)
-        return failure(400, words, code="model_refused")
+        return error_response(400, words, code="model_refused")
     if answer.error is not None:
-        return await failed(request, answer.error)
-    return failure(503, without_secrets(answer.text, gateway.settings), code="not_answered")
+        return await response_for(request, answer.error)
+    return error_response(503, without_secrets(answer.text, gateway.settings), code="not_answered")
 
 
 async def _text(gateway: Gateway, chat: _Chat, answer: Answer) -> str:
     """Return the text for the client of an answer that it has not received in pieces."""
     if not chat.kept:
         return answer.text
-    return await gateway.loop.run(text_told, chat.agent.sessions, answer)
+    return await gateway.loop.run(text_for_client, chat.agent.sessions, answer)
 
 
 def _headers(chat: _Chat, key: str) -> dict[str, str]:
@@ -393,14 +395,14 @@ def _fits_a_header(key: str) -> bool:
 
 
 def _streamed(
-    gateway: Gateway, chat: _Chat, heard: _Heard, running: "asyncio.Task[Answer]"
+    gateway: Gateway, chat: _Chat, heard: _TurnBuffer, running: "asyncio.Task[Answer]"
 ) -> Response:
     pieces = _pieces(gateway, chat, heard, running)
     return event_stream(pieces, headers=_headers(chat, chat.key))
 
 
 async def _pieces(
-    gateway: Gateway, chat: _Chat, heard: _Heard, running: "asyncio.Task[Answer]"
+    gateway: Gateway, chat: _Chat, heard: _TurnBuffer, running: "asyncio.Task[Answer]"
 ) -> AsyncIterator[StreamEvent]:
     top = chat.head
     yield _event(chunk(top, {"role": "assistant", "content": ""}))
@@ -426,7 +428,7 @@ async def _pieces(
     if options is not None and options.include_usage:
         yield _event(usage_chunk(top, heard.usage))
     yield StreamEvent(data=_DONE)
-    await _note(gateway, chat, answer)
+    await _note_received(gateway, chat, answer)
 
 
 def _event(body: dict[str, Any]) -> StreamEvent:
@@ -452,7 +454,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         method="POST",
         path="/v1/chat/completions",
         name="chat",
-        summary="An answer in OpenAI's shape; with a session, it is kept and remembered.",
+        summary="Answer a chat in OpenAI's format. With a session, messages and answer are stored.",
         raw=chat_completions,
         query=None,
         body_schema={
@@ -483,7 +485,7 @@ CHAT: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/v1/models",
         name="models",
-        summary="The agents, and the models that may be chosen, as OpenAI lists models.",
+        summary="List the agents and the models that can be chosen, in OpenAI's format.",
         raw=models,
         query=None,
         response_schema=_OBJECT,

@@ -12,10 +12,14 @@ from msgspec import Struct
 from stenolog.agent.history_changes import find_view, replace_history
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.turn_events import Answer, EventHandler, InboundMessage
-from stenolog.agent.turn_options import DEFAULT_OPTIONS, TurnOptions
+from stenolog.agent.turn_events import (
+    DEFAULT_OPTIONS,
+    Answer,
+    EventHandler,
+    InboundMessage,
+    TurnOptions,
+)
 from stenolog.catalog.message_metadata import mark_received, mark_request, request_of
-from stenolog.context.message_parts import calls_of, has_text, results_of
 from stenolog.context.turn_state import answer_to, turn_state
 from stenolog.errors import (
     NoSuchSession,
@@ -25,6 +29,7 @@ from stenolog.errors import (
     UsageError,
 )
 from stenolog.gateway.history_matching import Match, match, text_at
+from stenolog.messages import calls_of, has_text, results_of
 from stenolog.records import Message
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import SessionView, forked_at
@@ -35,7 +40,7 @@ _REQUESTS: Final = "requests"
 
 Each entry has the idempotency key, the seq of the last visible message after it, and a digest.
 """
-_MOST_REQUESTS: Final = 20
+_MAX_REQUESTS: Final = 20
 _RESPONSE: Final = "last_response"
 """Meta field of a session: seq of the last answer that an HTTP client received completely."""
 _ADVICE: Final = (
@@ -78,10 +83,10 @@ class ChatTurnRequest(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.once) or self.retries
 
 
-async def answered(loop: AgentLoop, wanted: ChatTurnRequest, on_event: EventHandler) -> Answer:
+async def answer_chat(loop: AgentLoop, wanted: ChatTurnRequest, on_event: EventHandler) -> Answer:
     """Answer the new messages. Raise UsageError and errors of reading the store."""
     instance = loop.registry.agent(wanted.agent)
-    key, view, found = await loop.run(_prepared, instance, wanted)
+    key, view, found = await loop.run(_prepare, instance, wanted)
     if isinstance(found, Answer):
         return found
     shown, matched = found
@@ -103,7 +108,7 @@ async def answered(loop: AgentLoop, wanted: ChatTurnRequest, on_event: EventHand
         )
 
     async def change(sessions: SessionStore) -> Answer | None:
-        return await loop.run(_take_in, sessions, key, wanted, view)
+        return await loop.run(_store_request, sessions, key, wanted, view)
 
     return await loop.change_and_answer(
         key, change, on_event=on_event, agent=wanted.agent, options=wanted.options, view=view
@@ -126,15 +131,15 @@ def resolve_session(
     return own, view
 
 
-def _prepared(
+def _prepare(
     instance: AgentInstance, wanted: ChatTurnRequest
 ) -> "tuple[str, SessionView | None, tuple[Sequence[Message], Match] | Answer]":
     """Resolve the session and compare it with the request, in one thread call."""
     key, view = resolve_session(instance, wanted.key, new_session=wanted.new_session)
-    return key, view, _look(instance.sessions, key, wanted, view)
+    return key, view, _compare(instance.sessions, key, wanted, view)
 
 
-def text_told(sessions: SessionStore, answer: Answer) -> str:
+def text_for_client(sessions: SessionStore, answer: Answer) -> str:
     """Return the text for the client of an answer that it has not received in pieces."""
     if answer.seq is None:
         return answer.text
@@ -145,7 +150,7 @@ def _is_plain(body: Mapping[str, Any]) -> bool:
     return body.get("role") == "user" and set(body) == _PLAIN
 
 
-def _look(
+def _compare(
     sessions: SessionStore, key: str, wanted: ChatTurnRequest, view: SessionView | None
 ) -> tuple[Sequence[Message], Match] | Answer:
     """Return the visible messages and the new ones, or the answer that was given before.
@@ -154,25 +159,27 @@ def _look(
     results without a pending call.
     """
     if view is None:
-        return (), Match(keep=0, new=_awaited((), match((), wanted.talk).new))
+        return (), Match(keep=0, new=_without_known_results((), match((), wanted.talk).new))
     shown = view.messages
-    brought = _brought(sessions, wanted, view) if wanted.once else None
+    brought = _seq_of_request(sessions, wanted, view) if wanted.once else None
     if brought is not None:
         answer = answer_to(sessions.get_history(key, after=brought - 1, full=True), brought)
         if answer is not None:
             return Answer(key=key, text="", outcome="again", seq=answer.seq)
-    found = match(shown, wanted.talk, before=_before(sessions, view))
+    found = match(shown, wanted.talk, before=_hidden_reader(sessions, view))
     again = found.answered
     if wanted.asked_again and again is not None and _is_retry(wanted, view, found):
         if found.handed:
             return shown, Match(keep=len(shown), new=())  # the turn returns its calls again
         return Answer(key=key, text="", outcome="again", seq=again)
-    return shown, Match(keep=found.keep, new=_awaited(shown[: found.keep], found.new))
+    return shown, Match(keep=found.keep, new=_without_known_results(shown[: found.keep], found.new))
 
 
-def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+def _without_known_results(
+    shown: Sequence[Message], new: Sequence[Mapping[str, Any]]
+) -> tuple[Any, ...]:
     """Return the new messages without repeated results. Raise UsageError for unknown results."""
-    waiting = {call.id for call in turn_state(shown).of_client}
+    waiting = {call.id for call in turn_state(shown).client_calls}
     given = {
         (result.id, str(result.content))
         for message in shown
@@ -187,14 +194,14 @@ def _awaited(shown: Sequence[Message], new: Sequence[Mapping[str, Any]]) -> tupl
             continue
         if unknown:
             raise UsageError(
-                f"messages: nobody waits for the result of the call {unknown[0].id!r}; the call "
-                "must stand before it, in this session or in the request"
+                f"messages: there is no pending tool call {unknown[0].id!r} for this result; the "
+                "call must come before it, in the session or in the request"
             )
         kept.append(body)
     return tuple(kept)
 
 
-def _take_in(
+def _store_request(
     sessions: SessionStore, key: str, wanted: ChatTurnRequest, before: SessionView | None
 ) -> Answer | None:
     """Make the sent messages visible; return None if they can be answered now.
@@ -208,13 +215,13 @@ def _take_in(
         view = before.merged(store.refresh(before))
         if view.uid != before.uid:
             raise SessionDeleted(key, recreated=True)
-    found = _look(sessions, key, wanted, view)
+    found = _compare(sessions, key, wanted, view)
     if isinstance(found, Answer):
         return found
     shown, matched = found
     failed = None
     if view is not None and matched.keep < len(shown):
-        failed = _replaced(sessions, view, wanted, matched)
+        failed = _replace_tail(sessions, view, wanted, matched)
     elif matched.new:
         new = _with_request(wanted, matched.new)
         store.add_messages(key, new, once=wanted.once or None)
@@ -263,7 +270,7 @@ def note_response(sessions: SessionStore, key: str, seq: int) -> None:
         _logger.warning("%s: could not store that answer %s was received: %s", key, seq, error)
 
 
-def _replaced(
+def _replace_tail(
     sessions: SessionStore, view: SessionView, wanted: ChatTurnRequest, found: Match
 ) -> Answer | None:
     def tail_replaced(history: Sequence[Message]) -> list[Message | Mapping[str, Any]] | None:
@@ -278,12 +285,14 @@ def _replaced(
         return [*history[: found.keep], *_with_request(wanted, found.new)]
 
     if replace_history(sessions, view.key, tail_replaced, view) != "done":
-        words = "others wait for an answer in this session; try again in a moment"
+        words = "other messages in this session are being answered; try again in a moment"
         return Answer(key=view.key, text=words, outcome="failed")
     return None
 
 
-def _brought(sessions: SessionStore, wanted: ChatTurnRequest, view: SessionView) -> int | None:
+def _seq_of_request(
+    sessions: SessionStore, wanted: ChatTurnRequest, view: SessionView
+) -> int | None:
     """Return the seq of the last message of the request with this idempotency key, or None.
 
     Raises OnceConflict if that request had other messages.
@@ -318,11 +327,13 @@ def _note_request(sessions: SessionStore, key: str, wanted: ChatTurnRequest) -> 
     view = find_view(sessions, key, last=1)
     if view is not None and view.messages:
         others = [row for row in _noted_requests(view) if row[0] != wanted.once]
-        rows = [*others, (wanted.once, view.messages[0].seq, wanted.digest)][-_MOST_REQUESTS:]
+        rows = [*others, (wanted.once, view.messages[0].seq, wanted.digest)][-_MAX_REQUESTS:]
         sessions.store.set_meta(key, **{_REQUESTS: [list(row) for row in rows]})
 
 
-def _before(sessions: SessionStore, view: SessionView | None) -> "partial[list[Message]] | None":
+def _hidden_reader(
+    sessions: SessionStore, view: SessionView | None
+) -> "partial[list[Message]] | None":
     """Return a function that reads the hidden messages; None if nothing is summarized."""
     if view is None or not view.info.floor:
         return None

@@ -15,16 +15,16 @@ from typing import Any, Final, Protocol
 from starlette.routing import BaseRoute
 
 from stenolog.agent.scheduler import CloseReport
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.agent.turn_events import Answer
 from stenolog.errors import StoreClosed, UsageError
 from stenolog.gateway.access_token import Token
 from stenolog.gateway.app import make_app
-from stenolog.gateway.hosts import BOTH_LOOPBACKS
+from stenolog.gateway.hosts import LOOPBACK_HOSTS
 from stenolog.gateway.server import Server, config
 from stenolog.gateway.shared_state import Gateway
 from stenolog.maintenance.retention_runs import apply_rules_everywhere
-from stenolog.settings.retention_settings import rules_of
+from stenolog.settings.conversion import rules_of
 
 _BACKLOG: Final = 1_024
 _ATTEMPTS: Final = 20
@@ -33,20 +33,20 @@ _NO_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, socket.EAI_NONAME
 """Errors of a machine that does not have the address."""
 _SPARE: Final = 512
 """Connections in addition to those of turns and streams, for responses that reject requests."""
-_LOOKS: Final = 4
+_SEARCHES: Final = 4
 """Number of searches for interrupted turns per takeover interval."""
-_MOST_LOOKS: Final = 4
+_MAX_SEARCHES: Final = 4
 """Maximum number of such searches, with the turns they resume, that run at the same time."""
-_FIRST_KEEP: Final = 60.0
-_KEEP: Final = 3_600.0
+_FIRST_RETENTION: Final = 60.0
+_RETENTION_INTERVAL: Final = 3_600.0
 """Interval in seconds between two runs of the retention rules."""
-_CUT: Final = 3.0
+_SEND_TIMEOUT: Final = 3.0
 """Time limit in seconds for sending responses after their turns were cancelled."""
 
 _logger = logging.getLogger("stenolog")
 
 
-class Attached(Protocol):
+class ChannelService(Protocol):
     """The chat apps: they receive messages and send answers without HTTP requests of users."""
 
     @property
@@ -62,11 +62,11 @@ class Attached(Protocol):
         """Send answers that no client waits for, each at most once."""
         ...
 
-    async def drain(self, *, patience: float) -> None:
-        """Stop receiving; wait up to `patience` seconds until received messages are answered."""
+    async def drain(self, *, wait_seconds: float) -> None:
+        """Stop receiving; wait up to `wait_seconds` until received messages are answered."""
         ...
 
-    async def cut(self) -> None:
+    async def stop_sending(self) -> None:
         """Stop sending, while the store can still record the progress."""
         ...
 
@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     listens at both: otherwise a program of another user could listen at the other address and get
     the token.
     """
-    if host not in BOTH_LOOPBACKS:
+    if host not in LOOPBACK_HOSTS:
         return [_listen(host, port)]
     for _ in range(_ATTEMPTS if port == 0 else 1):
         first = _listen("::1" if host == "::1" else "127.0.0.1", port)
@@ -90,19 +90,19 @@ def listen(host: str, port: int) -> list[socket.socket]:
         chosen = first.getsockname()[1]
         try:
             return [first, _listen(other, chosen)]
-        except _Taken as error:
+        except _PortInUse as error:
             first.close()
             if port != 0:
                 words = (
-                    f"port {port} of {other} is taken by another program, which would get requests "
-                    "for http://localhost; --port takes another one"
+                    f"another program uses port {port} at {other} and would get requests for "
+                    "http://localhost; choose another port with --port"
                 )
                 raise UsageError(words) from error
         except UsageError as error:
             reason = error.__cause__
             if not isinstance(reason, OSError) or reason.errno not in _NO_ADDRESS:
                 _logger.warning(
-                    "The gateway listens only at %s: %s. Another program that listens at %s would "
+                    "The gateway listens only on %s: %s. Another program that listens on %s would "
                     "get requests for http://localhost.",
                     first.getsockname()[0],
                     error,
@@ -112,7 +112,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     raise UsageError("no port is free at both 127.0.0.1 and ::1")
 
 
-class _Taken(UsageError):
+class _PortInUse(UsageError):
     """Another program listens at this address."""
 
 
@@ -120,9 +120,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise UsageError(f"{host} is no address of this machine: {error.strerror}") from error
+        raise UsageError(f"{host} is not an address of this machine: {error.strerror}") from error
     family, kind, protocol, _, address = found[0]
-    words = f"{host}, port {port} cannot be listened at"
+    words = f"cannot listen on {host}, port {port}"
     try:
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
@@ -135,8 +135,11 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            words = f"port {port} of {host} is taken; another gateway? --port takes another one"
-            raise _Taken(words) from error
+            words = (
+                f"port {port} at {host} is in use, perhaps by another gateway; choose another port "
+                "with --port"
+            )
+            raise _PortInUse(words) from error
         raise UsageError(f"{words}: {error.strerror}") from error
     return listening
 
@@ -149,21 +152,21 @@ class Daemon:
         gateway: Gateway,
         token: Token,
         listening: Sequence[socket.socket],
-        attached: Attached,
+        channels: ChannelService,
     ) -> None:
         self._gateway = gateway
-        self._attached = attached
+        self._channels = channels
         self._listening = list(listening)
-        app = make_app(gateway, token, further=attached.routes)
+        app = make_app(gateway, token, further=channels.routes)
         settings = gateway.settings.gateway
         connections = settings.max_turns + settings.max_streams + _SPARE
         # uvicorn's own limit is longer: `stop` cancels the turns before it, and more gently.
-        stopping = settings.patience + 2 * _CUT
+        stopping = settings.shutdown_timeout + 2 * _SEND_TIMEOUT
         self._server = Server(config(app, stopping=stopping, connections=connections))
         self._serving: asyncio.Task[None] | None = None
         self._resuming: asyncio.Task[None] | None = None
-        self._looks: set[asyncio.Task[None]] = set()
-        self._keeping: asyncio.Task[None] | None = None
+        self._searches: set[asyncio.Task[None]] = set()
+        self._retention: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
@@ -181,39 +184,42 @@ class Daemon:
     async def start(self) -> None:
         """Start serving requests."""
         self._serving = asyncio.create_task(self._server.serve(sockets=self._listening))
-        await self._attached.start()
+        await self._channels.start()
         self._resuming = asyncio.create_task(self._resume())
-        self._keeping = asyncio.create_task(self._keep())
+        self._retention = asyncio.create_task(self._apply_retention())
 
     async def stop(self, *, hurry: asyncio.Event) -> CloseReport:
-        """Stop the gateway. Work in progress gets `patience` seconds, or less if `hurry` is set."""
-        patience = self._gateway.settings.gateway.patience
+        """Stop the gateway. Work in progress gets `shutdown_timeout` seconds; less with `hurry`."""
+        timeout = self._gateway.settings.gateway.shutdown_timeout
         self._gateway.closing.set()
         self._server.should_exit = True
         # Turns whose client disconnected are in progress too.
-        flying = [
+        in_progress = [
             self.serving,
-            asyncio.create_task(self._attached.drain(patience=patience)),
-            asyncio.create_task(self._gateway.quiet()),
+            asyncio.create_task(self._channels.drain(wait_seconds=timeout)),
+            asyncio.create_task(self._gateway.wait_for_tasks()),
         ]
-        hurried = asyncio.create_task(hurry.wait())
-        both: set[asyncio.Future[Any]] = {asyncio.gather(*flying, return_exceptions=True), hurried}
-        await asyncio.wait(both, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        cancelled = await cancel_and_wait([hurried, *flying[1:]])
+        hurry_set = asyncio.create_task(hurry.wait())
+        both: set[asyncio.Future[Any]] = {
+            asyncio.gather(*in_progress, return_exceptions=True),
+            hurry_set,
+        }
+        await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        cancelled = await cancel_and_wait([hurry_set, *in_progress[1:]])
         # Deliveries to chat apps record their progress while the store is still open.
-        await self._attached.cut()
+        await self._channels.stop_sending()
         # Cancels the turns that are still running, including resumed ones; the next start resumes
         # them.
         left = await self._gateway.loop.close(patience=0)
         if self._resuming is not None:
-            cancelled |= await cancel_and_wait([self._resuming, *self._looks])
-        if self._keeping is not None:
-            cancelled |= await cancel_and_wait([self._keeping])
-        await asyncio.wait({self.serving}, timeout=_CUT)
+            cancelled |= await cancel_and_wait([self._resuming, *self._searches])
+        if self._retention is not None:
+            cancelled |= await cancel_and_wait([self._retention])
+        await asyncio.wait({self.serving}, timeout=_SEND_TIMEOUT)
         if not self.serving.done():
             self._server.force_exit = True
-            await asyncio.wait({self.serving}, timeout=_CUT)
-        await self._attached.close()
+            await asyncio.wait({self.serving}, timeout=_SEND_TIMEOUT)
+        await self._channels.close()
         for listening in self._listening:
             listening.close()
         if cancelled:
@@ -228,35 +234,35 @@ class Daemon:
         takeover = self._gateway.settings.gateway.takeover
         idle_for = 0.0
         while not self._gateway.closing.is_set():
-            if len(self._looks) < _MOST_LOOKS:
-                look = asyncio.create_task(self._look(idle_for))
-                self._looks.add(look)
-                look.add_done_callback(self._looks.discard)
+            if len(self._searches) < _MAX_SEARCHES:
+                search = asyncio.create_task(self._resume_once(idle_for))
+                self._searches.add(search)
+                search.add_done_callback(self._searches.discard)
             idle_for = takeover
-            await asyncio.sleep(takeover / _LOOKS)
+            await asyncio.sleep(takeover / _SEARCHES)
 
-    async def _keep(self) -> None:
+    async def _apply_retention(self) -> None:
         """Apply the retention rules once an hour, if there are any."""
         rules = rules_of(self._gateway.settings)
         places = list(dict.fromkeys(one.spec.sessions for one in self._gateway.loop.registry))
-        wait = _FIRST_KEEP
+        wait = _FIRST_RETENTION
         while rules and not self._gateway.closing.is_set():
             await asyncio.sleep(wait)
-            wait = _KEEP
+            wait = _RETENTION_INTERVAL
             try:
                 closing = self._gateway.closing.is_set
                 await asyncio.to_thread(apply_rules_everywhere, places, rules, should_stop=closing)
             except Exception:
-                _logger.exception("the rules of retention could not be kept to")
+                _logger.exception("applying the retention rules failed")
 
-    async def _look(self, idle_for: float) -> None:
+    async def _resume_once(self, idle_for: float) -> None:
         try:
             await self._gateway.loop.resume(idle_for=idle_for, each=self._deliver)
         except StoreClosed:
             return
         except Exception:
             if not self._gateway.closing.is_set():
-                _logger.exception("interrupted turns could not be gone on with")
+                _logger.exception("resuming interrupted turns failed")
 
     async def _deliver(self, answer: Answer) -> None:
-        await self._attached.deliver([answer])
+        await self._channels.deliver([answer])

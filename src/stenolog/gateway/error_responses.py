@@ -33,14 +33,14 @@ from stenolog.errors import (
     UsageError,
     WrongSettings,
 )
-from stenolog.gateway.api_types import failure
+from stenolog.gateway.api_types import error_response
 from stenolog.settings.secrets import HIDDEN, without_password
 from stenolog.settings.values import Settings
 
-INTERNAL: Final = "internal error; the log of the gateway says more"
-NOWHERE: Final = (
-    "there is nothing at this path; GET /openapi.json lists what there is, and clients of "
-    "OpenAI's API talk to /v1/chat/completions"
+INTERNAL_ERROR: Final = "internal error; the gateway's log has the details"
+NO_SUCH_PATH: Final = (
+    "there is no such path; GET /openapi.json lists all paths, and OpenAI clients use "
+    "/v1/chat/completions"
 )
 _BUSY: Final = "an answer is being written in this session; wait for it, or stop it"
 
@@ -74,9 +74,9 @@ _CODES: Final[Mapping[int, str]] = {
 }
 """Codes of the statuses that Python 3.13 renamed: a code must not depend on the Python version."""
 
-_SHORTEST: Final = 8
+_MIN_SECRET: Final = 8
 """Minimum length of a secret: shorter values may occur in ordinary text."""
-_NO_SECRETS: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
+_NOT_SECRET: Final = frozenset({"OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL"})
 """Entries of `keys` that are no secrets; they name the server, which error texts must show."""
 # The length of the scheme is limited, so that a long text of letters takes linear time.
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
@@ -86,24 +86,27 @@ _MAX_WORDS: Final = 2_000
 _logger = logging.getLogger("stenolog")
 
 
-async def failed(request: Request, error: Exception) -> Response:
+async def response_for(request: Request, error: Exception) -> Response:
     """Return the response to a request that failed; log unexpected errors."""
     gateway = getattr(request.app.state, "gateway", None)
     settings = None if gateway is None else gateway.settings
     if isinstance(error, HTTPException):
         words = _short(without_secrets(error.detail, settings))
         if error.status_code == 404 and words == _reason(404):
-            words = NOWHERE
+            words = NO_SUCH_PATH
         code = _CODES.get(error.status_code) or _code_of(_reason(error.status_code))
-        return failure(error.status_code, words, code=code, headers=error.headers)
+        return error_response(error.status_code, words, code=code, headers=error.headers)
     if isinstance(error, ClientDisconnect):
-        return failure(400, "the request ended before all of it was sent", code="disconnected")
+        return error_response(
+            400, "the client disconnected before the request was complete", code="disconnected"
+        )
     status = status_of(error)
     if status is None:
         # guard: log-without-password
         told = without_secrets("".join(traceback.format_exception(error)), settings)
         _logger.error("%s %s failed\n%s", request.method, request.url.path, told)
-        return failure(500, INTERNAL, code="internal_error")  # guard: unexpected-error-hidden
+        words = INTERNAL_ERROR  # guard: unexpected-error-hidden
+        return error_response(500, words, code="internal_error")
     words = (
         _BUSY if isinstance(error, SessionBusy) else _short(without_secrets(str(error), settings))
     )
@@ -111,14 +114,15 @@ async def failed(request: Request, error: Exception) -> Response:
         _logger.error("%s %s: %s", request.method, request.url.path, words)
     # The lock may be free at once.
     headers = {"Retry-After": "1"} if isinstance(error, StoreBusy) else None
-    return failure(status, words, code=_snake(type(error).__name__), headers=headers)
+    code = "busy" if isinstance(error, SessionBusy) else _snake(type(error).__name__)
+    return error_response(status, words, code=code, headers=headers)
 
 
 HANDLERS: Final[Mapping[Any, ExceptionHandler]] = {
-    StenologError: failed,
-    SessionBusy: failed,
-    HTTPException: failed,
-    Exception: failed,
+    StenologError: response_for,
+    SessionBusy: response_for,
+    HTTPException: response_for,
+    Exception: response_for,
 }
 """For `Starlette(exception_handlers=…)`: also covers errors of the router itself."""
 
@@ -133,7 +137,7 @@ def without_secrets(words: str, settings: Settings | None) -> str:
     # guard: error-without-password
     shown = _URL.sub(lambda found: without_password(found[0]), words)
     for secret in () if settings is None else _secrets(settings):
-        if len(secret) >= _SHORTEST:
+        if len(secret) >= _MIN_SECRET:
             shown = shown.replace(secret, HIDDEN)
     return shown
 
@@ -163,7 +167,7 @@ def _short(words: str) -> str:
 
 
 def _secrets(settings: Settings) -> Iterator[str]:
-    yield from (value for name, value in settings.keys.items() if name not in _NO_SECRETS)
+    yield from (value for name, value in settings.keys.items() if name not in _NOT_SECRET)
     for model in settings.models.values():
         yield from (model.key, *model.headers.values())
     yield settings.channels.telegram.token

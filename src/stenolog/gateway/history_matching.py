@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from stenolog.catalog.message_metadata import client_call_ids, interruption
-from stenolog.context.message_parts import (
-    Call,
+from stenolog.messages import (
+    ToolCall,
     calls_of,
     has_text,
     results_of,
@@ -26,12 +26,12 @@ from stenolog.records import Message
 
 Body = Mapping[str, Any]
 
-BETWEEN = "\n\n"
+SEPARATOR = "\n\n"
 """Separator between the texts of one turn, for clients that see them as one message."""
 _SYSTEM = ("system", "developer")
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class ClientMessage(Struct, frozen=True, kw_only=True):
     """A message as a client sees it."""
 
     role: str
@@ -64,9 +64,9 @@ class Match(Struct, frozen=True, kw_only=True):
     """Whether that answer has calls for the client."""
 
 
-def as_seen(history: Sequence[Message]) -> list[Part]:
+def client_view(history: Sequence[Message]) -> list[ClientMessage]:
     """Return the messages as the client has seen them, newest last."""
-    seen: list[Part] = []
+    seen: list[ClientMessage] = []
     texts: list[str] = []
     own: set[str] = set()
     """Ids of the calls that the agent runs."""
@@ -83,10 +83,10 @@ def as_seen(history: Sequence[Message]) -> list[Part]:
             if calls and not handed:
                 continue  # the agent runs the calls and continues
             seen.append(
-                Part(
+                ClientMessage(
                     role="assistant",
                     content=" ".join(texts),
-                    calls=tuple(map(_made, handed)),
+                    calls=tuple(map(_comparable_call, handed)),
                     seq=message.seq,
                     end=end,
                     cut=bool(interruption(body)),
@@ -96,7 +96,9 @@ def as_seen(history: Sequence[Message]) -> list[Part]:
         elif has_text(body):
             texts = []
             seen.append(
-                Part(role="user", content=_parts(body.get("content")), seq=message.seq, end=end)
+                ClientMessage(
+                    role="user", content=_parts(body.get("content")), seq=message.seq, end=end
+                )
             )
         else:
             for result in results_of(body):
@@ -117,20 +119,20 @@ def match(
     `before`: returns the hidden messages, if there are any; it is called only if needed. `sent` has
     no system messages.
     """
-    seen, asked = as_seen(history), [_sent(body) for body in sent]
+    seen, asked = client_view(history), [_client_message(body) for body in sent]
     if not any(part.role == "assistant" for part in asked):
-        return _only_new(history, seen, asked, sent)
+        return _match_new_messages(history, seen, asked, sent)
     if before is not None:
-        end = _behind(seen, asked)
+        end = _after_visible(seen, asked)
         if end is not None:
             return Match(keep=len(history), new=tuple(sent[end:]))
-        gone = _gone(as_seen(before()), seen, asked)
+        gone = _hidden_count(client_view(before()), seen, asked)
         if gone is not None:
-            return _whole(history, seen, asked[gone:], sent[gone:])
+            return _match_full_history(history, seen, asked[gone:], sent[gone:])
     common = _common(seen, asked)
     if seen and not common and (overlap := _overlap(seen, asked)):
         return Match(keep=len(history), new=tuple(sent[overlap:]))
-    return _whole(history, seen, asked, sent)
+    return _match_full_history(history, seen, asked, sent)
 
 
 def is_of_system(body: Body) -> bool:
@@ -146,7 +148,7 @@ def text_at(history: Sequence[Message], seq: int) -> str:
         if body.get("role") == "assistant":
             texts += [words] if (words := text_parts_of(body).strip()) else []
             if message.seq == seq:
-                return BETWEEN.join(texts)
+                return SEPARATOR.join(texts)
             handed = client_call_ids(body)
             if not calls_of(body) or handed:
                 texts = []
@@ -158,8 +160,11 @@ def text_at(history: Sequence[Message], seq: int) -> str:
 # --- the two kinds of clients ----------------------------------------------------------------
 
 
-def _only_new(
-    history: Sequence[Message], seen: list[Part], asked: list[Part], sent: Sequence[Body]
+def _match_new_messages(
+    history: Sequence[Message],
+    seen: list[ClientMessage],
+    asked: list[ClientMessage],
+    sent: Sequence[Body],
 ) -> Match:
     """Match a client that sends only new messages: all are new, except those stored before.
 
@@ -178,8 +183,11 @@ def _only_new(
     return Match(keep=len(history), new=new, answered=answered, asked=asked_at, handed=handed)
 
 
-def _whole(
-    history: Sequence[Message], seen: list[Part], asked: list[Part], sent: Sequence[Body]
+def _match_full_history(
+    history: Sequence[Message],
+    seen: list[ClientMessage],
+    asked: list[ClientMessage],
+    sent: Sequence[Body],
 ) -> Match:
     """Match a client that sends the whole conversation: messages after the common part are new."""
     common = _common(seen, asked)
@@ -193,7 +201,7 @@ def _whole(
     return Match(keep=keep, new=new, answered=answered, asked=asked_at, handed=handed)
 
 
-def _behind(seen: list[Part], asked: list[Part]) -> int | None:
+def _after_visible(seen: list[ClientMessage], asked: list[ClientMessage]) -> int | None:
     """Return the index in the request after the visible messages; None if some are missing."""
     count = len(seen)
     starts = range(len(asked) - count, -1, -1) if seen else ()
@@ -202,7 +210,9 @@ def _behind(seen: list[Part], asked: list[Part]) -> int | None:
     return None if start is None else start + count
 
 
-def _gone(before: list[Part], seen: list[Part], asked: list[Part]) -> int | None:
+def _hidden_count(
+    before: list[ClientMessage], seen: list[ClientMessage], asked: list[ClientMessage]
+) -> int | None:
     """Return the number of messages at the start of the request that are hidden; None if unclear.
 
     If several positions are possible, the one with the most visible messages in common is chosen.
@@ -228,7 +238,9 @@ def _gone(before: list[Part], seen: list[Part], asked: list[Part]) -> int | None
     return max(places)[1]
 
 
-def _common(seen: Sequence[Part], asked: Sequence[Part], *, start: int = 0) -> int:
+def _common(
+    seen: Sequence[ClientMessage], asked: Sequence[ClientMessage], *, start: int = 0
+) -> int:
     """Return the number of equal messages at the start; `start`: an index in the request."""
     count = 0
     for here, there in zip(seen, islice(asked, start, None), strict=False):
@@ -238,7 +250,7 @@ def _common(seen: Sequence[Part], asked: Sequence[Part], *, start: int = 0) -> i
     return count
 
 
-def _overlap(seen: Sequence[Part], asked: Sequence[Part]) -> int:
+def _overlap(seen: Sequence[ClientMessage], asked: Sequence[ClientMessage]) -> int:
     """Return how many messages at the start of the request are the last visible ones."""
     for count in range(min(len(seen), len(asked)), 0, -1):
         if all(map(_same, seen[-count:], asked[:count])):
@@ -249,7 +261,7 @@ def _overlap(seen: Sequence[Part], asked: Sequence[Part]) -> int:
 # --- one message -----------------------------------------------------------------------------
 
 
-def _same(here: Part, there: Part) -> bool:
+def _same(here: ClientMessage, there: ClientMessage) -> bool:
     if here.role != there.role or here.calls != there.calls or here.call_id != there.call_id:
         return False
     if here.cut and isinstance(here.content, str) and isinstance(there.content, str):
@@ -257,19 +269,19 @@ def _same(here: Part, there: Part) -> bool:
     return here.content == there.content
 
 
-def _sent(body: Body) -> Part:
+def _client_message(body: Body) -> ClientMessage:
     role = body.get("role")
     match role:
         case "assistant":
-            return Part(
+            return ClientMessage(
                 role=role,
                 content=_words(body),
-                calls=tuple(map(_made, calls_of(body))),
+                calls=tuple(map(_comparable_call, calls_of(body))),
             )
         case "tool":
             id = body.get("tool_call_id")
             return _result(id if isinstance(id, str) else None, body.get("content"))
-    return Part(role="user", content=_parts(body.get("content")))
+    return ClientMessage(role="user", content=_parts(body.get("content")))
 
 
 def _words(body: Body) -> str:
@@ -277,7 +289,7 @@ def _words(body: Body) -> str:
     return " ".join(text_parts_of(body).split())
 
 
-def _made(call: Call) -> tuple[str, object]:
+def _comparable_call(call: ToolCall) -> tuple[str, object]:
     """Return a call with decoded arguments: clients format the JSON differently."""
     arguments = call.arguments
     if isinstance(arguments, str):
@@ -288,8 +300,8 @@ def _made(call: Call) -> tuple[str, object]:
     return call.name, arguments
 
 
-def _result(id: str | None, content: object, *, seq: int = 0, end: int = 0) -> Part:
-    return Part(role="tool", content=text_of(content), call_id=id or "", seq=seq, end=end)
+def _result(id: str | None, content: object, *, seq: int = 0, end: int = 0) -> ClientMessage:
+    return ClientMessage(role="tool", content=text_of(content), call_id=id or "", seq=seq, end=end)
 
 
 def _parts(content: object) -> object:

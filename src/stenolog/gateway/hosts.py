@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-BOTH_LOOPBACKS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 """Loopback addresses: all other programs of this machine can listen at them too."""
 _LOOPBACK: Final = "localhost"
 _PORTS: Final = {"http": 80, "https": 443}
@@ -29,7 +29,7 @@ class Authority(Struct, frozen=True):
     port: int | None
 
 
-class Known(Struct, frozen=True, kw_only=True):
+class KnownHosts(Struct, frozen=True, kw_only=True):
     """Host names of this gateway, and origins of other pages that may use it."""
 
     hosts: frozenset[str]
@@ -38,29 +38,29 @@ class Known(Struct, frozen=True, kw_only=True):
     """Hosts at which a browser can log in."""
 
 
-def known(
+def known_hosts(
     *,
     bound: str,
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
     own: str = "",
-) -> Known:
+) -> KnownHosts:
     """Return the host names and origins in the settings: `bound`, `hosts` and `origins`.
 
     `own`: the name of this gateway below `localhost`. Browsers send a cookie to every port of its
     host, so they cannot log in at an address that other programs use, unless `hosts` lists it.
     """
     parsed = (_origin(origin.encode()) for origin in origins)
-    named = frozenset(_usual(host.lower()) for host in (*hosts, *([own] if own else [])))
-    usual = _usual(bound.lower())
-    return Known(
+    named = frozenset(_canonical(host.lower()) for host in (*hosts, *([own] if own else [])))
+    usual = _canonical(bound.lower())
+    return KnownHosts(
         hosts=named | {usual},
         origins=frozenset(origin for origin in parsed if origin is not None),
-        cookie_hosts=named | ({usual} - BOTH_LOOPBACKS),
+        cookie_hosts=named | ({usual} - LOOPBACK_HOSTS),
     )
 
 
-def takes_cookies(host: bytes, known: Known) -> bool:
+def accepts_cookies(host: bytes, known: KnownHosts) -> bool:
     """Return whether only this gateway gets the cookies that browsers send to this host."""
     called = authority(host)
     return called is not None and called.host in known.cookie_hosts
@@ -72,7 +72,7 @@ def login_host(address: str, hosts: Iterable[str], own: str) -> str:
     For a loopback address that is the gateway's own name, or the first loopback name in `hosts`,
     for browsers that do not resolve names below `localhost`.
     """
-    if address not in BOTH_LOOPBACKS:
+    if address not in LOOPBACK_HOSTS:
         return address
     return next((host for host in hosts if is_loopback(host)), own)
 
@@ -87,14 +87,14 @@ def authority(value: bytes) -> Authority | None:
     if port is not None and not 0 < int(port) <= 65_535:
         return None
     if within is None:
-        return Authority(_usual(name), int(port) if port else None)
+        return Authority(_canonical(name), int(port) if port else None)
     address = _address(within)
     if not isinstance(address, IPv6Address):
         return None
     return Authority(str(address), int(port) if port else None)
 
 
-def is_ours(values: Sequence[bytes], known: Known) -> bool:
+def is_known_host(values: Sequence[bytes], known: KnownHosts) -> bool:
     """Return whether the `Host` headers name this gateway, at any port."""
     # With two headers, a proxy may have used the other one.
     if len(values) != 1:  # guard: one-host-header
@@ -115,7 +115,7 @@ def is_same_origin(origin: bytes, host: bytes) -> bool:
     return (name, port) == (called.host, called.port or _PORTS[scheme])
 
 
-def is_further_origin(origin: bytes, known: Known) -> bool:
+def is_allowed_origin(origin: bytes, known: KnownHosts) -> bool:
     """Return whether the settings list this `Origin`."""
     return _origin(origin) in known.origins
 
@@ -128,7 +128,7 @@ def is_loopback(host: str) -> bool:
     return host == _LOOPBACK if address is None else address.is_loopback
 
 
-def end_of(host: str, port: int) -> str:
+def server_end(host: str, port: int) -> str:
     """Return the server end of a connection in a form that client and server share."""
     # Interface names are known only on their own machine.
     address = _address(host.partition("%")[0])
@@ -147,7 +147,7 @@ def _origin(value: bytes) -> tuple[str, str, int] | None:
     return named, called.host, called.port or _PORTS[named]
 
 
-def _usual(host: str) -> str:
+def _canonical(host: str) -> str:
     address = _address(host)
     return host if address is None else str(address)
 

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.gateway.api_types import failure
+from stenolog.gateway.api_types import error_response
 
 HEAD_BYTES: Final = 16_384
 """Maximum size of the head of a request: the request line and the headers."""
@@ -33,13 +33,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if _declared(scope) > self._most:  # guard: announced-body-refused
+        if _content_length(scope) > self._most:  # guard: announced-body-refused
             await _too_large(self._most)(scope, receive, send)
             return
-        await _Body(self._app, self._most, self._seconds).serve(scope, receive, send)
+        await _LimitedBody(self._app, self._most, self._seconds).serve(scope, receive, send)
 
 
-class _Body:
+class _LimitedBody:
     """The body of one request while the application reads it."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
@@ -100,7 +100,7 @@ class _Body:
         return message, _too_large(self._most) if self._bytes_left < 0 else None
 
 
-def _declared(scope: Scope) -> int:
+def _content_length(scope: Scope) -> int:
     """Return the Content-Length of a request; 0 if it has none."""
     for name, value in scope["headers"]:
         # The server has rejected values that are not numbers, and conflicting ones.
@@ -110,20 +110,20 @@ def _declared(scope: Scope) -> int:
 
 
 def _too_large(most: int) -> Response:
-    words = f"A request may have {most:,} bytes, and this has more."
-    return failure(413, words, code="body_too_large")
+    words = f"The request body has more than {most:,} bytes (gateway.max_body)."
+    return error_response(413, words, code="body_too_large")
 
 
 def _too_slow() -> Response:
-    words = "The rest of the request did not come in time."
-    return failure(408, words, code="body_too_slow")
+    words = "The request body did not arrive in time. Send it again."
+    return error_response(408, words, code="body_too_slow")
 
 
 class Overloaded(HTTPException):
     """The limit is reached; the request was not started."""
 
 
-class Admission:
+class ConcurrencyLimit:
     """Concurrency limit. Requests above it are rejected at once and do not wait.
 
     For use in one event loop.
@@ -138,52 +138,42 @@ class Admission:
         self._status = status
         self._what = what
 
-    def admit(self) -> "Place":
+    def admit(self) -> "Slot":
         """Take a slot. Raise Overloaded if none is free."""
         if self.taken >= self.most:  # guard: concurrency-limit
             self.refused += 1
             raise Overloaded(
                 self._status,
-                f"{self.most:,} {self._what} are open already; try again in a moment.",
+                f"Too many {self._what}: {self.most:,} are open. Try again in a moment.",
                 {"Retry-After": str(RETRY_AFTER)},
             )
         self.taken += 1
-        return Place(self)
+        return Slot(self)
 
 
-def turns_admission(most: int) -> Admission:
-    """Return the limit for turns; rejected requests get 429, which clients retry by themselves."""
-    return Admission(most, status=429, what="requests")
-
-
-def streams_admission(most: int) -> Admission:
-    """Return the limit for live streams; rejected requests get 503."""
-    return Admission(most, status=503, what="streams")
-
-
-class Place:
+class Slot:
     """A slot of a concurrency limit. Releasing it twice is allowed."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission: Admission | None = admission
+    def __init__(self, admission: ConcurrencyLimit) -> None:
+        self._admission: ConcurrencyLimit | None = admission
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.give_back()
+        self.release()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the slot."""
         if self._admission is not None:
             self._admission.taken -= 1
             self._admission = None
 
 
-class Held(Response):
+class SlotResponse(Response):
     """A response that holds a slot until it is sent or has failed."""
 
-    def __init__(self, response: Response, place: Place) -> None:
+    def __init__(self, response: Response, place: Slot) -> None:
         super().__init__()
         self._response = response
         self._place = place

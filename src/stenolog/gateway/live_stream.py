@@ -14,20 +14,19 @@ from typing import Annotated, Any, Final
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.errors import NoSuchSession, SessionDeleted, UsageError
-from stenolog.gateway.api_types import MessageShown, OfAgent, encoded, sse_data
-from stenolog.gateway.limits import Held
+from stenolog.gateway.api_types import AgentQuery, MessageItem, encode_json, sse_data
+from stenolog.gateway.limits import SlotResponse
 from stenolog.gateway.openapi import Endpoint
-from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.requests import parse_query
+from stenolog.gateway.shared_state import Gateway
 from stenolog.records import Message
 from stenolog.stores.base import Store
-from stenolog.stores.following import LOOK_SECONDS, Kind, SessionChange, changed_between, info_of
+from stenolog.stores.following import CHECK_SECONDS, Kind, SessionChange, changes_between, find_info
 
 # --- streaming ------------------------------------------------------------------------------------
 # Responses with server-sent events: keep-alive comments, and a time limit for slow clients.
@@ -57,7 +56,7 @@ def event_stream(
         headers=headers,
         ping=_PING,
         send_timeout=_UNREAD,
-        ping_message_factory=lambda: StreamEvent(comment="still here"),
+        ping_message_factory=lambda: StreamEvent(comment="keep-alive"),
     )
 
 
@@ -65,15 +64,15 @@ def event_stream(
 
 
 _ID: Final = re.compile(r"(?:([A-Za-z0-9_-]+):)?([0-9]{1,15})")
-_AGAIN: Final = 500
+_RECONNECT: Final = 500
 """Milliseconds after which a client should reconnect if the stream breaks."""
 
 
-class EventsQuery(OfAgent, frozen=True, kw_only=True):
+class EventsQuery(AgentQuery, frozen=True, kw_only=True):
     """Options of a stream."""
 
     changes: Annotated[
-        bool, Meta(description="Also `event: change`, for compactions, undos, titles and so on.")
+        bool, Meta(description="Also send `event: change` for summaries, undo, titles and so on.")
     ] = False
     after: (
         Annotated[
@@ -81,14 +80,14 @@ class EventsQuery(OfAgent, frozen=True, kw_only=True):
             Meta(
                 max_length=200,
                 pattern=f"^{_ID.pattern}$",
-                description="Only messages behind this seq; Last-Event-ID stands over it.",
+                description="Only messages after this seq. The header Last-Event-ID overrides it.",
             ),
         ]
         | UnsetType
     ) = UNSET
 
 
-class ChangeShown(Struct, frozen=True, kw_only=True):
+class ChangeEvent(Struct, frozen=True, kw_only=True):
     """A change of a session other than a new message."""
 
     kind: Kind
@@ -99,7 +98,7 @@ class ChangeShown(Struct, frozen=True, kw_only=True):
     summary: str
 
 
-class _Place(Struct, frozen=True):
+class _Position(Struct, frozen=True):
     """The last message that a client has received; the uid is empty if the client sent none."""
 
     uid: str
@@ -108,42 +107,36 @@ class _Place(Struct, frozen=True):
 
 async def events(request: Request) -> Response:
     """Stream a session."""
-    gateway = gateway_of(request)
-    key = key_of(request)
-    query = query_of(request, EventsQuery)
-    try:
-        agent = gateway.agent(query.agent)
-    except UsageError as error:
-        raise HTTPException(404, str(error)) from None
+    call = parse_query(request, EventsQuery)
+    gateway, query = call.gateway, call.query
     after = request.headers.get("last-event-id") or (query.after if query.after else "0")
-    heard = _place(after)
-    own = await gateway.loop.run(agent.own_key, key)
-    store = agent.store
+    received = _parse_position(after)
+    own = await gateway.loop.run(call.agent.own_key, call.key)
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    events = _stream(gateway, store, own, heard, changes=query.changes)
-    return Held(event_stream(events), gateway.streams.admit())
+    events = _stream(gateway, call.agent.store, own, received, changes=query.changes)
+    return SlotResponse(event_stream(events), gateway.streams.admit())
 
 
-def _place(id: str) -> _Place:
+def _parse_position(id: str) -> _Position:
     found = _ID.fullmatch(id.strip())
     if found is None:
-        raise UsageError(f"Last-Event-ID {id!r} is not one that a stream has given")
-    return _Place(found[1] or "", int(found[2]))
+        raise UsageError(f"invalid Last-Event-ID {id!r}; send the id of the last received event")
+    return _Position(found[1] or "", int(found[2]))
 
 
 async def _stream(
-    gateway: Gateway, store: Store, key: str, heard: _Place, *, changes: bool
+    gateway: Gateway, store: Store, key: str, received: _Position, *, changes: bool
 ) -> AsyncGenerator[StreamEvent, None]:
-    yield StreamEvent(comment="stenolog", retry=_AGAIN)
+    yield StreamEvent(comment="stenolog", retry=_RECONNECT)
     while not gateway.closing.is_set():
         uid = await gateway.loop.run(_uid, store, key)
-        if heard.uid and heard.uid != uid:
+        if received.uid and received.uid != uid:
             # Deleted while the client was disconnected; a session with this key is another one now.
-            yield _deleted(heard.uid)
-            heard = _Place(uid, 0)
+            yield _deleted(received.uid)
+            received = _Position(uid, 0)
         try:
-            following = _news(gateway, store, key, heard.seq, uid or None, changes=changes)
+            following = _news(gateway, store, key, received.seq, uid or None, changes=changes)
             async with aclosing(following) as arrivals:
                 async for news in arrivals:
                     if not uid:
@@ -152,19 +145,19 @@ async def _stream(
                         yield _changed(news)
                         continue
                     yield _event(uid, news)
-                    heard = _Place(uid, news.seq)
+                    received = _Position(uid, news.seq)
                 else:
                     return
         except SessionDeleted:
             yield _deleted(uid)
-            heard = _Place("", 0)
+            received = _Position("", 0)
 
 
 async def _news(
     gateway: Gateway, store: Store, key: str, after: int, uid: str | None, *, changes: bool
 ) -> AsyncGenerator[Message | SessionChange, None]:
     """Yield messages and changes until the gateway closes. Raise SessionDeleted."""
-    look = partial(gateway.loop.run, info_of, store, key)
+    look = partial(gateway.loop.run, find_info, store, key)
     known = await look() if changes else None
     async with aclosing(gateway.following.messages(store, key, after=after, uid=uid)) as arrivals:
         coming = asyncio.create_task(_next(arrivals))
@@ -172,7 +165,7 @@ async def _news(
         try:
             while True:
                 both: set[asyncio.Task[Any]] = {coming, closing}
-                within = LOOK_SECONDS if changes else None
+                within = CHECK_SECONDS if changes else None
                 done, _ = await asyncio.wait(
                     both, timeout=within, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -186,7 +179,7 @@ async def _news(
                     return
                 else:
                     found = await look()
-                    for change in changed_between(known, found):
+                    for change in changes_between(known, found):
                         yield change
                     known = found
         finally:
@@ -208,10 +201,12 @@ def _uid(store: Store, key: str) -> str:
 
 
 def _event(uid: str, message: Message) -> StreamEvent:
-    shown = MessageShown(
+    shown = MessageItem(
         seq=message.seq, at=message.at, hidden=message.hidden, message=Raw(message.to_json())
     )
-    return StreamEvent(id=f"{uid}:{message.seq}", event="message", data=sse_data(encoded(shown)))
+    return StreamEvent(
+        id=f"{uid}:{message.seq}", event="message", data=sse_data(encode_json(shown))
+    )
 
 
 def _changed(change: SessionChange) -> StreamEvent:
@@ -220,7 +215,7 @@ def _changed(change: SessionChange) -> StreamEvent:
     It has no id: a client that reconnects reads the current state of the session.
     """
     info = change.info
-    told = ChangeShown(
+    told = ChangeEvent(
         kind=change.kind,
         floor=info.floor,
         visible=info.visible,
@@ -228,7 +223,7 @@ def _changed(change: SessionChange) -> StreamEvent:
         undoable=info.undoable,
         summary=info.summary,
     )
-    return StreamEvent(event="change", data=sse_data(encoded(told)))
+    return StreamEvent(event="change", data=sse_data(encode_json(told)))
 
 
 def _deleted(uid: str) -> StreamEvent:
@@ -240,7 +235,7 @@ EVENTS: Final[tuple[Endpoint, ...]] = (
         method="GET",
         path="/v1/sessions/{key}/events",
         name="events",
-        summary="The messages of a session as they come, as server-sent events.",
+        summary="Stream new messages of a session as server-sent events.",
         raw=events,
         query=EventsQuery,
         media=("text/event-stream",),

@@ -32,8 +32,8 @@ from starlette.routing import Route
 
 from stenolog.errors import OnceConflict, StoreUnavailable
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.api_types import failure
-from stenolog.gateway.hosts import Known, takes_cookies
+from stenolog.gateway.api_types import error_response
+from stenolog.gateway.hosts import KnownHosts, accepts_cookies
 from stenolog.sessions.folders import CHANNELS
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -129,8 +129,8 @@ BEARER: Final = "bearer"
 
 _MOST_PROOFS: Final = 1_000
 _OTHER_NAME: Final = (
-    "Browsers log in at a name of the gateway's own, so that no other program here gets their "
-    "cookie. `steno open` opens it; gateway.hosts lists further names."
+    "Browsers cannot sign in at this host name, because other programs on this machine would get "
+    "the cookie. Run `steno open`, or add the name to gateway.hosts."
 )
 _PROOF: Final = re.compile(r"[Ss]teno ([0-9]{1,15})\.([A-Za-z0-9_-]{16,64})\.([0-9a-f]{64})")
 _HOME: Final = (
@@ -142,7 +142,7 @@ _ENDED: Final = "ended-logins"
 _VALUE: Final = re.compile(r"([0-9]{1,12})\.([0-9a-f]{16})\.([0-9a-f]{64})")
 
 
-class Proven(Struct, frozen=True):
+class ProvenCaller(Struct, frozen=True):
     """A caller that proved to have the token without sending it, to keep it from impostors."""
 
     token: Token
@@ -153,7 +153,7 @@ class Proven(Struct, frozen=True):
         return self.token.proof("give", self.nonce, url)
 
 
-class Proofs:
+class TokenProofs:
     """Checks proofs of the token: `Steno TIME.NONCE.PROOF`, with the time in milliseconds.
 
     Each proof is valid once, at the address that it was made for, for PROOF_SECONDS.
@@ -168,7 +168,7 @@ class Proofs:
         self._used: dict[str, float] = {}
         """Used proofs, with the time until which they would be valid."""
 
-    def check(self, given: str, end: str) -> Proven | None:
+    def check(self, given: str, end: str) -> ProvenCaller | None:
         """Return the caller that proved to have the token; None if the proof is invalid.
 
         `end`: the server end of the connection, as returned by `end_of`.
@@ -187,7 +187,7 @@ class Proofs:
         if nonce in self._used or len(self._used) >= _MOST_PROOFS:
             return None
         self._used[nonce] = at + PROOF_SECONDS
-        return Proven(self._token, nonce)
+        return ProvenCaller(self._token, nonce)
 
 
 class Cookies:
@@ -229,7 +229,7 @@ class Cookies:
                     self._read(store)
             except StoreUnavailable:
                 # The sessions are unreadable then too, and the pages report it.
-                _logger.warning("the logged-out browsers cannot be read", exc_info=True)
+                _logger.warning("could not read which browsers signed out", exc_info=True)
         return found[1] not in self._ended  # guard: cookie-ended
 
     def end(self, value: str) -> None:
@@ -265,7 +265,7 @@ class Cookies:
         return hmac.digest(self._key, f"{until}.{login}".encode(), hashlib.sha256).hex()
 
 
-def _is_led_here(request: Request) -> bool:
+def _comes_from_page(request: Request) -> bool:
     """Return whether a browser may come from another page, such as the file of `steno open`."""
     # Then it does not send the new cookie when it follows a redirect, only from a page of ours.
     is_browser = "text/html" in request.headers.get("accept", "")
@@ -280,7 +280,7 @@ def cookie_values(headers: Headers) -> list[str]:
     return [value for name, _, value in split if name == COOKIE]
 
 
-def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) -> list[Route]:
+def login_routes(links: LoginLinks, cookies: Cookies, known: KnownHosts, own: str) -> list[Route]:
     """Return the routes that create a link, log a browser in with it, and log it out.
 
     `own`: the host name at which browsers of this machine log in.
@@ -289,11 +289,13 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) ->
     async def give(request: Request) -> Response:
         # A cookie must not create new cookies: it would never expire.
         if getattr(request.state, "caller", None) != BEARER:  # guard: links-need-token
-            words = "Links are given to who has the token itself, as `steno open` does."
-            return failure(403, words, code="token_needed")
+            words = (
+                "A cookie cannot create login links. Send the access token, or run `steno open`."
+            )
+            return error_response(403, words, code="token_needed")
         url = f"{LOGIN}?code={links.make_code()}"
         answer = {"url": url, "host": own, "expires_in": LINK_SECONDS}
-        proven: Proven | None = getattr(request.state, "proven", None)
+        proven: ProvenCaller | None = getattr(request.state, "proven", None)
         if proven is not None:
             answer["proof"] = proven.answer(url)
         return JSONResponse(answer)
@@ -302,14 +304,14 @@ def login_routes(links: LoginLinks, cookies: Cookies, known: Known, own: str) ->
         if request.method != "GET":
             # Programs that preview a link must not use it up.
             return PlainTextResponse("", 405, {"Allow": "GET"})
-        if not takes_cookies(request.headers["host"].encode("latin-1"), known):
+        if not accepts_cookies(request.headers["host"].encode("latin-1"), known):
             # The response does not contain the right name, which only holders of the token may
             # know.
             return PlainTextResponse(_OTHER_NAME, 421)
         if not await asyncio.to_thread(links.use, request.query_params.get("code", "")):
-            words = "This link was used, or is too old. `steno open` makes another."
+            words = "This link was used before or has expired. Run `steno open` for a new one."
             return PlainTextResponse(words, 403)
-        response = HTMLResponse(_HOME) if _is_led_here(request) else RedirectResponse("/", 303)
+        response = HTMLResponse(_HOME) if _comes_from_page(request) else RedirectResponse("/", 303)
         response.set_cookie(  # guard: cookie-http-only
             COOKIE,
             cookies.make(),

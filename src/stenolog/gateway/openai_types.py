@@ -7,16 +7,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.agent.turn_events import Answer
-from stenolog.agent.turn_options import TurnOptions, tool_name
+from stenolog.agent.turn_events import Answer, TurnOptions, tool_name
 from stenolog.catalog.message_metadata import mark_client_calls, without_marks
-from stenolog.context.message_parts import calls_of, text_of
 from stenolog.errors import UsageError
 from stenolog.gateway.history_matching import is_of_system
+from stenolog.messages import calls_of, text_of
 
-MOST_MESSAGES: Final = 10_000
-_SPEAKERS: Final = ("system", "developer", "user", "assistant", "tool")
-_HONOURED: Final = frozenset(
+MAX_CHAT_MESSAGES: Final = 10_000
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_SUPPORTED: Final = frozenset(
     {
         "model", "messages", "stream", "stream_options", "tools", "tool_choice", "metadata",
         "max_tokens", "max_completion_tokens", "response_format", "n", "modalities",
@@ -55,30 +54,30 @@ class Usage(Struct, kw_only=True):
     total_tokens: int = 0
 
 
-def checked(request: ChatRequest) -> None:
+def check_request(request: ChatRequest) -> None:
     """Raise UsageError if the request cannot be answered."""
     if request.n not in (None, 1):
-        raise UsageError("n: one answer is given to a request, not several")
+        raise UsageError("n must be 1: each request gets one answer")
     if request.modalities is not None and request.modalities != ["text"]:
-        raise UsageError("modalities: answers are text")
-    if len(request.messages) > MOST_MESSAGES:
-        raise UsageError(f"messages: at most {MOST_MESSAGES:,} are taken; send what is new")
-    talk = talk_of(request)
+        raise UsageError('modalities must be ["text"]')
+    if len(request.messages) > MAX_CHAT_MESSAGES:
+        raise UsageError(f"more than {MAX_CHAT_MESSAGES:,} messages; send only the new ones")
+    talk = conversation_of(request)
     if not talk:
-        raise UsageError("messages: at least one of a user is wanted")
+        raise UsageError("messages must contain at least one user message")
     for index, body in enumerate(request.messages):
-        if body.get("role") not in _SPEAKERS:
-            known = ", ".join(_SPEAKERS)
-            raise UsageError(f"messages[{index}].role: one of {known} is wanted")
+        if body.get("role") not in _ROLES:
+            known = ", ".join(_ROLES)
+            raise UsageError(f"messages[{index}].role must be one of {known}")
         if body.get("role") == "tool" and not isinstance(body.get("tool_call_id"), str):
-            raise UsageError(f"messages[{index}].tool_call_id: the id of the call is wanted")
+            raise UsageError(f"messages[{index}].tool_call_id must be the id of a tool call")
         if body.get("role") in ("user", "tool") and not _is_content(body.get("content")):
-            raise UsageError(f"messages[{index}].content: text, or a list of parts, is wanted")
+            raise UsageError(f"messages[{index}].content must be text or a list of parts")
     if talk[-1].get("role") == "assistant":
-        raise UsageError("messages: the last one must be a user's, or the result of a tool")
+        raise UsageError("the last message must be a user message or a tool result")
     for index, tool in enumerate(request.tools or ()):
         if not tool_name(tool):
-            raise UsageError(f"tools[{index}].function.name: a name is wanted")
+            raise UsageError(f"tools[{index}].function.name is missing")
 
 
 def _is_content(content: Any) -> bool:
@@ -87,12 +86,12 @@ def _is_content(content: Any) -> bool:
     return isinstance(content, str)
 
 
-def talk_of(request: ChatRequest) -> list[dict[str, Any]]:
+def conversation_of(request: ChatRequest) -> list[dict[str, Any]]:
     """Return the messages without system messages."""
-    return [_own(body) for body in request.messages if not is_of_system(body)]
+    return [_client_body(body) for body in request.messages if not is_of_system(body)]
 
 
-def _own(body: Mapping[str, Any]) -> dict[str, Any]:
+def _client_body(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return a client's message without stenolog's marks, which only agents may set.
 
     Tool calls in it are marked as the client's; otherwise they would count as the agent's.
@@ -128,9 +127,9 @@ def _schema(wanted: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return None
 
 
-def without_effect(request: ChatRequest, fields: Iterable[str]) -> list[str]:
+def ignored_fields(request: ChatRequest, fields: Iterable[str]) -> list[str]:
     """Return the fields of a request that are ignored, to be reported to the client."""
-    found = set(fields) - _HONOURED
+    found = set(fields) - _SUPPORTED
     if request.tool_choice not in (None, "none", "auto"):
         found.add("tool_choice")
     wanted = request.response_format
@@ -143,9 +142,9 @@ def session_of(request: ChatRequest, header: str | None) -> str | None:
     """Return the session key in a request, or None. Raise UsageError if it names two sessions."""
     named = (request.metadata or {}).get("session")
     if named is not None and not isinstance(named, str):
-        raise UsageError("metadata.session: the key of a session is text")
+        raise UsageError("metadata.session must be text: the key of a session")
     if named and header and named != header:
-        raise UsageError("X-Session-Key and metadata.session name two different sessions")
+        raise UsageError("X-Session-Key and metadata.session name different sessions; send one")
     return named or header or None
 
 
@@ -164,7 +163,7 @@ def wants_new_session(request: ChatRequest, header: str | None) -> bool:
 # --- the response ----------------------------------------------------------------------------
 
 
-class Head(Struct, frozen=True, kw_only=True):
+class ResponseHead(Struct, frozen=True, kw_only=True):
     """Fields that all chunks of one response share."""
 
     id: str
@@ -172,10 +171,10 @@ class Head(Struct, frozen=True, kw_only=True):
     model: str
 
 
-def head(model: str) -> Head:
+def response_head(model: str) -> ResponseHead:
     """Return the shared fields of a new response."""
     id = f"chatcmpl-{secrets.token_hex(12)}"
-    return Head(id=id, created=int(time.time()), model=model)
+    return ResponseHead(id=id, created=int(time.time()), model=model)
 
 
 def finish_of(answer: Answer) -> str:
@@ -185,7 +184,7 @@ def finish_of(answer: Answer) -> str:
     return "length" if answer.finish == "length" else "stop"
 
 
-def completion(head: Head, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
+def completion(head: ResponseHead, answer: Answer, text: str, usage: Usage) -> dict[str, Any]:
     """Return a complete response body."""
     message: dict[str, Any] = {"role": "assistant", "content": text or None, "refusal": None}
     if answer.calls:
@@ -212,7 +211,9 @@ def completion(head: Head, answer: Answer, text: str, usage: Usage) -> dict[str,
     }
 
 
-def chunk(head: Head, delta: Mapping[str, Any], *, finish: str | None = None) -> dict[str, Any]:
+def chunk(
+    head: ResponseHead, delta: Mapping[str, Any], *, finish: str | None = None
+) -> dict[str, Any]:
     """Return one chunk of a streamed response."""
     return {
         "id": head.id,
@@ -228,6 +229,6 @@ def calls_delta(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]}
 
 
-def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+def usage_chunk(head: ResponseHead, usage: Usage) -> dict[str, Any]:
     """Return the last chunk, with the token counts."""
     return {**chunk(head, {}), "choices": [], "usage": usage}

@@ -7,21 +7,20 @@ correct.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from importlib import metadata
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import Struct
-from starlette.exceptions import HTTPException
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from stenolog.codec import MAX_KEY_BYTES
-from stenolog.errors import UsageError
-from stenolog.gateway.api_types import Failure, Nothing, OfAgent, answered
-from stenolog.gateway.error_responses import failed
-from stenolog.gateway.requests import Call, body_of, key_of, query_of
-from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.api_types import AgentQuery, EmptyBody, ErrorResponse, json_response
+from stenolog.gateway.error_responses import response_for
+from stenolog.gateway.requests import ApiCall, body_of, parse_query
+from stenolog.gateway.shared_state import gateway_of
 
 VERSION: Final = metadata.version("stenolog")
 
@@ -31,49 +30,51 @@ OPEN: Final = (400, 421, 429, 431, 500)
 """Error statuses of all endpoints that require no token."""
 
 _REASONS: Final = {
-    400: "The request is wrong; the words say what.",
+    400: "The request is invalid. The message says why.",
     401: "The token is missing or wrong.",
-    403: "This may not be done, or not from there.",
-    404: "There is no such session, agent or address.",
-    408: "The request did not come in time.",
-    409: "The session is not in a state for this, or the name is taken.",
-    410: "The session was deleted; `new_session` starts another one with its key.",
-    413: "The request is too long.",
+    403: "The caller or the web page is not allowed to do this.",
+    404: "There is no such session, agent or path.",
+    408: "The request body did not arrive in time.",
+    409: "The session is busy, or the key or id is already in use.",
+    410: "The session was deleted. `new_session` starts a new one with its key.",
+    413: "The request body is too long.",
     415: "The body is not application/json.",
-    421: "The gateway is not called by this name.",
-    429: "Too much at once; try again later.",
+    421: "The host name is not one of the gateway's.",
+    429: "Too many requests at a time. Retry after `Retry-After` seconds.",
     431: "The headers are too long.",
-    500: "Something is broken; the words or the log of the gateway say what.",
-    502: "The model did not answer; the message is kept.",
-    503: "The store or the agent cannot be used now; try again later.",
+    500: "Damaged files or a bug. The message or the gateway's log says more.",
+    502: "The model refused the request. The message is stored.",
+    503: "The store or the model is not available. Retry later.",
 }
 _REFERENCE: Final = "#/components/schemas/{name}"
 _KEY: Final = {
     "name": "key",
     "in": "path",
     "required": True,
-    "description": "The key of the session, percent-encoded as one segment: `/` is `%2F`.",
+    "description": "Key of the session, percent-encoded as one segment: `/` is `%2F`.",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES},
     "example": "cli:default",
 }
 
-Answering = Callable[[Call[Any, Any]], Awaitable[Struct]]
-RawAnswering = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[ApiCall[Any, Any]], Awaitable[Struct]]
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+H = TypeVar("H", bound=Handler)
+RawHandler = Callable[[Request], Awaitable[Response]]
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
     """One method of one path, implemented by `answer` or by `raw`."""
 
-    method: Literal["GET", "POST", "PATCH", "DELETE"]
+    method: Method
     path: str
     name: str
     """The operationId, used by client generators."""
     summary: str
-    answer: Answering | None = None
+    answer: Handler | None = None
     """Handles a parsed and checked request and returns the response value."""
-    raw: RawAnswering | None = None
+    raw: RawHandler | None = None
     """Handles the request itself and returns the response."""
-    query: type[Struct] | None = OfAgent
+    query: type[Struct] | None = AgentQuery
     """Type of the query parameters; for `answer` it has a field `agent`."""
     body: type[Struct] | None = None
     body_schema: Mapping[str, Any] | None = None
@@ -94,7 +95,41 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.raw is None):
-            raise ValueError(f"{self.method} {self.path}: one of answer and raw is wanted")
+            raise ValueError(f"{self.method} {self.path}: set either answer or raw")
+
+
+def endpoint(
+    endpoints: list[Endpoint],
+    method: Method,
+    path: str,
+    name: str,
+    *,
+    status: int = 200,
+    statuses: tuple[int, ...] = (),
+    always: bool = False,
+) -> Callable[[H], H]:
+    """Add a handler to `endpoints`, described by its annotations and first docstring line."""
+
+    def register(handler: H) -> H:
+        hints = get_type_hints(handler)
+        query, body = get_args(hints["call"])
+        described = Endpoint(
+            method=method,
+            path=path,
+            name=name,
+            summary=(handler.__doc__ or "").partition("\n")[0],
+            answer=handler,
+            query=query,
+            body=None if method in ("GET", "DELETE") else body,
+            response=hints["return"],
+            status=status,
+            statuses=statuses,
+            always=always,
+        )
+        endpoints.append(described)
+        return handler
+
+    return register
 
 
 def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
@@ -103,7 +138,7 @@ def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
     for one in endpoints:
         paths.setdefault(one.path, {})[one.method] = one
     return [
-        Route(path, _answering(methods), methods=sorted(methods), name=path)
+        Route(path, _make_handler(methods), methods=sorted(methods), name=path)
         for path, methods in paths.items()
     ]
 
@@ -121,7 +156,7 @@ def with_document(endpoints: Sequence[Endpoint], *, version: str) -> tuple[Endpo
         method="GET",
         path="/openapi.json",
         name="document",
-        summary="This document.",
+        summary="Return this document.",
         raw=answer,
         query=None,
         response_schema={"type": "object"},
@@ -134,7 +169,10 @@ def with_document(endpoints: Sequence[Endpoint], *, version: str) -> tuple[Endpo
 def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     """Return the OpenAPI document, version 3.1."""
     kinds = {
-        kind for one in endpoints for kind in (one.body, one.response, Failure) if kind is not None
+        kind
+        for one in endpoints
+        for kind in (one.body, one.response, ErrorResponse)
+        if kind is not None
     }
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     found, schemas = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
@@ -147,7 +185,7 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
         "info": {
             "title": "stenolog",
             "version": version,
-            "description": "The sessions of agents: read, searched, changed and talked to.",
+            "description": "Read, search, change and continue the sessions of agents.",
         },
         "security": [{"token": []}],
         "paths": paths,
@@ -158,39 +196,27 @@ def document(endpoints: Sequence[Endpoint], *, version: str) -> dict[str, Any]:
     }
 
 
-def _answering(methods: Mapping[str, Endpoint]) -> RawAnswering:
+def _make_handler(methods: Mapping[str, Endpoint]) -> RawHandler:
     async def answering(request: Request) -> Response:
         endpoint = methods["GET" if request.method == "HEAD" else request.method]
         try:
             if endpoint.raw is not None:
                 return await endpoint.raw(request)
-            return await _answer(endpoint, request)
-        except Exception as error:  # noqa: BLE001 - `failed` logs it and makes a response
-            return await failed(request, error)
+            return await _handle(endpoint, request)
+        except Exception as error:  # noqa: BLE001 - `response_for` logs it and makes a response
+            return await response_for(request, error)
 
     return answering
 
 
-async def _answer(endpoint: Endpoint, request: Request) -> Response:
+async def _handle(endpoint: Endpoint, request: Request) -> Response:
     assert endpoint.answer is not None, "the table was checked when it was made"
-    gateway = gateway_of(request)
     # Before the request is read, so that a rejected request costs nothing.
-    with nullcontext() if endpoint.always else gateway.turns.admit():
-        return await _admitted(endpoint, endpoint.answer, request, gateway)
-
-
-async def _admitted(
-    endpoint: Endpoint, answer: Answering, request: Request, gateway: Gateway
-) -> Response:
-    key = key_of(request) if "{key}" in endpoint.path else ""
-    query = query_of(request, endpoint.query or OfAgent)
-    try:
-        agent = gateway.agent(getattr(query, "agent", None))
-    except UsageError as error:
-        raise HTTPException(404, str(error)) from None
-    body = await body_of(request, endpoint.body or Nothing)
-    call = Call(gateway=gateway, agent=agent, key=key, query=query, body=body)
-    return answered(await answer(call), status=endpoint.status)
+    with nullcontext() if endpoint.always else gateway_of(request).turns.admit():
+        call = parse_query(request, cast(type[AgentQuery], endpoint.query))
+        body = await body_of(request, endpoint.body or EmptyBody)
+        answer = await endpoint.answer(replace(call, body=body))
+        return json_response(answer, status=endpoint.status)
 
 
 def _operation(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, Any]:
@@ -232,7 +258,7 @@ def _responses(endpoint: Endpoint, references: Mapping[type, Any]) -> dict[str, 
     content = {media: {} if schema is None else {"schema": schema} for media in endpoint.media}
     done = {"description": endpoint.summary, "content": content}
     failures = sorted({*(OPEN if endpoint.open else COMMON), *endpoint.statuses})
-    wrong = {"application/json": {"schema": references[Failure]}}
+    wrong = {"application/json": {"schema": references[ErrorResponse]}}
     return {
         str(endpoint.status): done,
         **{str(status): {"description": _REASONS[status], "content": wrong} for status in failures},

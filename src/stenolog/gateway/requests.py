@@ -19,18 +19,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stenolog.agent.instance import AgentInstance
 from stenolog.codec import check_key
 from stenolog.errors import UsageError
-from stenolog.gateway.shared_state import Gateway
+from stenolog.gateway.api_types import AgentQuery
+from stenolog.gateway.shared_state import Gateway, gateway_of
 
 Q = TypeVar("Q")
 B = TypeVar("B")
 S = TypeVar("S", bound=Struct)
+A = TypeVar("A", bound=AgentQuery)
 
-_MOST_PARAMETERS: Final = 100
-_BROKEN: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_MAX_PARAMETERS: Final = 100
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-class Call(Struct, Generic[Q, B], frozen=True, kw_only=True):
+class ApiCall(Struct, Generic[Q, B], frozen=True, kw_only=True):
     """A parsed and checked request."""
 
     gateway: Gateway
@@ -59,12 +61,12 @@ class RawPaths:
 def key_of(request: Request) -> str:
     """Return the key in the path. Raise UsageError if it is invalid."""
     segment: str = request.path_params["key"]
-    if _BROKEN.search(segment):
+    if _BAD_ESCAPE.search(segment):
         raise UsageError("the key in the path has a % without two hex digits; write it as %25")
     try:
         key = unquote_to_bytes(segment.encode("latin-1")).decode()
     except UnicodeError:
-        raise UsageError("the key in the path is not UTF-8 in percent signs") from None
+        raise UsageError("the key in the path is not percent-encoded UTF-8") from None
     check_key(key)
     return key
 
@@ -74,21 +76,33 @@ def query_of(request: Request, kind: type[S]) -> S:
     try:
         text = request.scope["query_string"].decode("ascii")
         found = parse_qsl(
-            text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS
+            text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS
         )
     except UnicodeError:
-        raise UsageError("the query is not UTF-8 in percent signs") from None
+        raise UsageError("the query is not percent-encoded UTF-8") from None
     except ValueError:
-        raise UsageError(f"the query has more than {_MOST_PARAMETERS} parameters") from None
+        raise UsageError(f"the query has more than {_MAX_PARAMETERS} parameters") from None
     fields = dict(found)
     if len(fields) < len(found):
         names = [name for name, _ in found]
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"the query has {twice!r} more than once")
+        raise UsageError(f"the query parameter {twice!r} is given more than once")
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the query cannot be used: {_in_words(error)}") from None
+        raise UsageError(f"invalid query: {_validation_text(error)}") from None
+
+
+def parse_query(request: Request, kind: type[A]) -> ApiCall[A, None]:
+    """Parse path and query. Raise UsageError, and HTTPException 404 for an unknown agent."""
+    gateway = gateway_of(request)
+    key = key_of(request) if "key" in request.path_params else ""
+    query = query_of(request, kind)
+    try:
+        agent = gateway.agent(query.agent)
+    except UsageError as error:
+        raise HTTPException(404, str(error)) from None
+    return ApiCall(gateway=gateway, agent=agent, key=key, query=query, body=None)
 
 
 async def body_of(request: Request, kind: type[S]) -> S:
@@ -101,30 +115,30 @@ async def body_of(request: Request, kind: type[S]) -> S:
         try:
             return kind()
         except TypeError:
-            raise UsageError("the body is empty; a JSON object is wanted") from None
+            raise UsageError("the body is empty; send a JSON object") from None
     _check_media_type(request)
-    return decoded(body, kind)
+    return decode_body(body, kind)
 
 
-def decoded(body: bytes, kind: type[S]) -> S:
+def decode_body(body: bytes, kind: type[S]) -> S:
     """Decode JSON to a value. Raise UsageError."""
     try:
         if _SURROGATE.search(body):
             # Only the standard library decodes lone surrogates.
-            return msgspec.convert(json.loads(body.decode(), parse_constant=_refused), kind)
+            return msgspec.convert(json.loads(body.decode(), parse_constant=_reject_constant), kind)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the body cannot be used: {_in_words(error)}") from None
+        raise UsageError(f"invalid body: {_validation_text(error)}") from None
     except RecursionError:
-        raise UsageError("the body is nested too deep") from None
+        raise UsageError("the body is nested too deeply") from None
     except UnicodeDecodeError:
         raise UsageError("the body is not UTF-8") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise UsageError(f"the body is not JSON: {error}") from None
 
 
-def _refused(name: str) -> Never:
-    raise ValueError(f"{name} has no place in JSON")
+def _reject_constant(name: str) -> Never:
+    raise ValueError(f"{name} is not allowed in JSON")
 
 
 def _check_media_type(request: Request) -> None:
@@ -134,10 +148,12 @@ def _check_media_type(request: Request) -> None:
     media, _, parameters = (given[0] if given else "").partition(";")
     charset = parameters.strip().lower().removeprefix("charset=").strip('"')
     if media.strip().lower() != "application/json" or charset not in ("", "utf-8"):
-        raise HTTPException(415, "Content-Type: application/json is wanted, in UTF-8")
+        raise HTTPException(
+            415, "the body must be JSON in UTF-8: send Content-Type: application/json"
+        )
 
 
-def _in_words(error: msgspec.ValidationError) -> str:
+def _validation_text(error: msgspec.ValidationError) -> str:
     """Return msgspec's error text, with the field name as the client wrote it."""
     words = str(error)
     reason, at, place = words.rpartition(" - at ")

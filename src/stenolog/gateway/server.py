@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stenolog.gateway.limits import HEAD_BYTES
 
-_TOLD: Final = 60.0
+_LOG_INTERVAL: Final = 60.0
 """Minimum interval in seconds between log lines about too many connections."""
 _PROXIES: Final = ["127.0.0.1", "::1"]
 """Addresses of proxies whose `X-Forwarded` headers are trusted."""
@@ -30,7 +30,7 @@ _PROXIES: Final = ["127.0.0.1", "::1"]
 _logger = logging.getLogger("stenolog")
 
 
-class Patience(Struct, frozen=True, kw_only=True):
+class ClientLimits(Struct, frozen=True, kw_only=True):
     """Time limits in seconds and size limits in bytes for clients."""
 
     head: float = 10.0
@@ -48,7 +48,7 @@ class Patience(Struct, frozen=True, kw_only=True):
     """
 
 
-class Room:
+class ConnectionLimit:
     """Limit for the number of connections, and a counter of those that were closed for it."""
 
     def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
@@ -56,30 +56,30 @@ class Room:
         self.closed = 0
         """Number of closed connections so far."""
         self._now = now
-        self._told_at = -math.inf
-        self._told = 0
+        self._logged_at = -math.inf
+        self._logged = 0
 
     def close_one(self) -> None:
         """Count a closed connection, and log it at most once per interval."""
         self.closed += 1
-        if self._now() - self._told_at < _TOLD:
+        if self._now() - self._logged_at < _LOG_INTERVAL:
             return
-        words = "too many connections, there is room for %d; closed to have some: %d"
-        _logger.warning(words, self.most, self.closed - self._told)
-        self._told_at, self._told = self._now(), self.closed
+        words = "too many connections: the limit is %d, and %d connections were closed"
+        _logger.warning(words, self.most, self.closed - self._logged)
+        self._logged_at, self._logged = self._now(), self.closed
 
 
 class _Config(uvicorn.Config):
     """uvicorn's configuration with the additional limits."""
 
-    patience: Patience
-    room: Room
+    limits: ClientLimits
+    connection_limit: ConnectionLimit
 
 
 def config(
     app: ASGIApp,
     *,
-    patience: Patience | None = None,
+    limits: ClientLimits | None = None,
     connections: int = 1_024,
     idle: int = 15,
     stopping: float = 10.0,
@@ -90,7 +90,7 @@ def config(
     closed at once. `idle`: seconds that a connection stays open between two requests. `stopping`:
     seconds that responses have to end at shutdown.
     """
-    patience = patience or Patience()
+    limits = limits or ClientLimits()
     made = _Config(
         app,
         http=_Connection,
@@ -108,12 +108,12 @@ def config(
         workers=1,
         # It would reject every request and log each; see _Connection.
         limit_concurrency=None,
-        h11_max_incomplete_event_size=patience.head_bytes,
+        h11_max_incomplete_event_size=limits.head_bytes,
         timeout_keep_alive=idle,
         timeout_graceful_shutdown=math.ceil(stopping),
     )
-    made.patience = patience
-    made.room = Room(connections)
+    made.limits = limits
+    made.connection_limit = ConnectionLimit(connections)
     return made
 
 
@@ -131,13 +131,13 @@ class _Connection(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, *args: Any, **extra: Any) -> None:
         super().__init__(config, *args, **extra)
-        self._patience = cast(_Config, config).patience
-        self._room = cast(_Config, config).room
-        self._owed: str | None = None
+        self._limits = cast(_Config, config).limits
+        self._connection_limit = cast(_Config, config).connection_limit
+        self._awaited: str | None = None
         """What the client has to send: a `head`, the `rest` of a body, or the `next` head."""
         self._since = 0.0
-        self._due: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._rest_bytes = 0
         self._framing_bytes = 0
         self._chunked = False
@@ -145,15 +145,15 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request; at the limit, close an idle connection first."""
         super().connection_made(transport)
-        if len(self.connections) > self._room.most:
-            self._make_room()
+        if len(self.connections) > self._connection_limit.most:
+            self._close_idle_connection()
         if not transport.is_closing():
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers."""
-        self._owe(None)
-        self._read_on()
+        self._await(None)
+        self._stop_unread_timer()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -161,7 +161,7 @@ class _Connection(H11Protocol):
         """Parse received bytes."""
         # In pieces: h11 checks the length of a head only while it is incomplete, and one piece of
         # tiny chunks is enough work before the limits are checked.
-        step = self._patience.head_bytes
+        step = self._limits.head_bytes
         for begin in range(0, len(data), step):
             self._take(data[begin : begin + step])
             if self.transport.is_closing():
@@ -169,13 +169,13 @@ class _Connection(H11Protocol):
         self._watch()
 
     def _take(self, piece: bytes) -> None:
-        if self._owed == "rest":
+        if self._awaited == "rest":
             self._rest_bytes -= len(piece)
         cycle = self.cycle
         before = len(cycle.body) if cycle is not None else 0
         super().data_received(piece)
         if cycle is not self.cycle:
-            self._framing_bytes = self._patience.framing_bytes
+            self._framing_bytes = self._limits.framing_bytes
             self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         elif cycle is not None and self._chunked and self.conn.their_state is h11.SEND_BODY:
             # After the response the content is discarded, so all bytes count.
@@ -192,13 +192,13 @@ class _Connection(H11Protocol):
     def pause_writing(self) -> None:
         """Start the time limit for a client that does not read."""
         super().pause_writing()
-        if self._reading is None:
+        if self._unread_timer is None:
             # guard: unread-time-limit
-            self._reading = self.loop.call_later(self._patience.unread, self.transport.abort)
+            self._unread_timer = self.loop.call_later(self._limits.unread, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop the time limit, because the client reads."""
-        self._read_on()
+        self._stop_unread_timer()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -219,43 +219,43 @@ class _Connection(H11Protocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: a request for a websocket gets a normal response."""
 
-    def _make_room(self) -> None:
+    def _close_idle_connection(self) -> None:
         """Close the connection that has waited longest for its client; this one if none waits."""
         others = (one for one in self.connections if isinstance(one, _Connection))
-        waiting = [one for one in others if one._owed is not None]
+        waiting = [one for one in others if one._awaited is not None]
         # Connections that were answered before are closed last.
-        given_up = min(waiting, key=lambda one: (one._owed != "head", one._since), default=self)
+        given_up = min(waiting, key=lambda one: (one._awaited != "head", one._since), default=self)
         # Remove it now: the callback for the closed connection comes later.
         self.connections.discard(given_up)
         given_up.transport.abort()
-        self._room.close_one()
+        self._connection_limit.close_one()
 
     def _watch(self) -> None:
         if self.transport.is_closing():
-            self._owe(None)
+            self._await(None)
         elif self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
-            self._owe("head")  # guard: head-time-limit
+            self._await("head")  # guard: head-time-limit
         elif self.conn.their_state is h11.IDLE:
-            self._owe("next")
+            self._await("next")
         elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE:
-            self._owe("rest")
+            self._await("rest")
         else:
-            self._owe(None)
+            self._await(None)
 
-    def _owe(self, what: str | None) -> None:
-        if what == self._owed:
+    def _await(self, what: str | None) -> None:
+        if what == self._awaited:
             return
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-        self._owed, self._since = what, self.loop.time()
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._awaited, self._since = what, self.loop.time()
         # uvicorn has its own time limit for `next`.
         if what in ("head", "rest"):
-            seconds = self._patience.head if what == "head" else self._patience.rest
-            self._rest_bytes = self._patience.rest_bytes
-            self._due = self.loop.call_later(seconds, self.transport.abort)
+            seconds = self._limits.head if what == "head" else self._limits.rest
+            self._rest_bytes = self._limits.rest_bytes
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
-    def _read_on(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None

@@ -13,9 +13,9 @@ from starlette.requests import Request
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.shielded_wait import cancel_and_wait
+from stenolog.agent.threads import cancel_and_wait
 from stenolog.errors import NoSuchSession
-from stenolog.gateway.limits import streams_admission, turns_admission
+from stenolog.gateway.limits import ConcurrencyLimit
 from stenolog.records import Message
 from stenolog.settings.values import Settings
 from stenolog.stores.async_store import AsyncStore
@@ -26,7 +26,7 @@ from stenolog.stores.base import Store
 # a thread that polls the store; additional listeners share it.
 
 
-_MOST_AHEAD: Final = 256
+_MAX_BUFFERED: Final = 256
 """Maximum number of messages buffered per listener; a slower one reads them from the store."""
 
 
@@ -43,7 +43,7 @@ class _Listener:
 
     def tell(self, message: Message) -> None:
         """Buffer a message, unless the listener has to read the store anyway."""
-        if len(self.messages) >= _MOST_AHEAD:
+        if len(self.messages) >= _MAX_BUFFERED:
             self.messages.clear()
             self.missed = True
         elif not self.missed:
@@ -64,7 +64,7 @@ class _Followed:
         self.task: asyncio.Task[None] | None = None
 
 
-class Following:
+class SessionFollower:
     """Follows sessions of all agents for any number of listeners."""
 
     def __init__(self, loop: AgentLoop) -> None:
@@ -167,9 +167,10 @@ class Gateway:
     def __init__(self, loop: AgentLoop, settings: Settings) -> None:
         self.loop = loop
         self.settings = settings
-        self.turns = turns_admission(settings.gateway.max_turns)
-        self.streams = streams_admission(settings.gateway.max_streams)
-        self.following = Following(loop)
+        # Clients retry 429 by themselves.
+        self.turns = ConcurrencyLimit(settings.gateway.max_turns, status=429, what="requests")
+        self.streams = ConcurrencyLimit(settings.gateway.max_streams, status=503, what="streams")
+        self.following = SessionFollower(loop)
         self.closing = asyncio.Event()
         """Set at shutdown: live streams end, and their clients reconnect elsewhere."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -178,13 +179,13 @@ class Gateway:
         """Return the agent with this name; `main` or None is the first. Raise UsageError."""
         return self.loop.registry.agent(None if name in (None, "", "main") else name)
 
-    def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+    def keep_task(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         """Keep a reference to a task until it has ended: the event loop has only a weak one."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def quiet(self) -> None:
+    async def wait_for_tasks(self) -> None:
         """Wait until all kept tasks have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)

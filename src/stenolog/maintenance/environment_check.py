@@ -18,15 +18,15 @@ from stenolog.catalog import Entry, State, open_catalog
 from stenolog.catalog.catalog_database import CatalogDamaged, CatalogUnusable
 from stenolog.catalog.catalog_files import FileDatabase
 from stenolog.catalog.index import database_of
-from stenolog.catalog.indexing import NotIndexable, Reading, SessionReader
+from stenolog.catalog.indexing import NotIndexable, SessionReader, StampRules
 from stenolog.errors import StenologError
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, locate_sessions, other_namespaces
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CatalogFileStore
-from stenolog.stores.filesystems import kind_at, network_kind
+from stenolog.stores.disk import kind_at, network_kind
+from stenolog.stores.file_names import log_name
 from stenolog.stores.findings import Finding
 from stenolog.stores.jsonl.directory import LOW_DISK
-from stenolog.stores.jsonl.log_names import file_name
 from stenolog.stores.open_store import address, open_store
 from stenolog.transfer.fallback import purged_since
 
@@ -134,7 +134,7 @@ def _unindexed_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
 
 
 def _path_of(workspace: str, place: SessionsLocation, key: str) -> str:
-    log = Path(place.where, place.namespace, file_name(key))
+    log = Path(place.where, place.namespace, log_name(key))
     return str(log.relative_to(address(workspace).path))
 
 
@@ -273,7 +273,7 @@ def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
     Sessions that the store itself cannot read are skipped.
     """
     indexed = _indexed_stamps(store)
-    reader = SessionReader(store, Reading())
+    reader = SessionReader(store, StampRules())
     for key, stamp in store.stamps().items():
         if indexed.get(key) == stamp:
             continue

@@ -9,9 +9,9 @@ from typing import Final
 
 from stenolog.codec import parse_line, plain_message, re_sign, salvage
 from stenolog.records import FORMAT, Message, Span, State, StateRecord, UnknownRecord
-from stenolog.stores import spans
+from stenolog.stores import file_names, spans
 from stenolog.stores.findings import Finding as Finding
-from stenolog.stores.jsonl import log_names, scan
+from stenolog.stores.jsonl import scan
 
 ASIDE: Final = "aside"
 """Folder next to the logs that receives the files which a repair moves away."""
@@ -66,8 +66,8 @@ def examine_log(
     writes to the log.
     """
     path = f"{folder}/{name}"
-    key = None if deleted else log_names.key_of(name)
-    records, _ = scan.gather(text, offset=0)
+    key = None if deleted else file_names.key_of_log(name)
+    records, _ = scan.read_records(text, offset=0)
     if not records:
         return _examine_without_records(text, key, path)
 
@@ -80,7 +80,7 @@ def examine_log(
 
     state = states[-1] if states else None
     key = state.key if state is not None else key
-    if state is not None and not deleted and log_names.file_name(state.key) != name:
+    if state is not None and not deleted and file_names.log_name(state.key) != name:
         # No process writes to the log, and no repair changes it, until it has its correct name.
         return LogReport(key=key, state=state, findings=(_wrong_name(state.key, path),))
     found: list[Finding] = []
@@ -155,7 +155,7 @@ def _wrong_name(key: str, path: str) -> Finding:
         path=path,
         meaning="The file name does not match the key of the session in it: the file was renamed "
         "or copied by hand, and the session cannot be opened.",
-        advice=f"Rename it to {log_names.file_name(key)} if there is no such file; "
+        advice=f"Rename it to {file_names.log_name(key)} if there is no such file; "
         "otherwise move it elsewhere.",
     )
 
@@ -192,7 +192,7 @@ class _DamagedLog:
         self, text: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
     ) -> None:
         first = 1 if state is None or state.archive is None else state.archive.last + 1
-        self.scan = scan.examine(text, offset=0, next_seq=first)
+        self.scan = scan.scan_log(text, offset=0, next_seq=first)
         self._text = text
         self._finding = partial(Finding, key=key, path=path)
         self._restore_first = "Restore the session. " if deleted else ""

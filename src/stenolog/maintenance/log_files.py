@@ -10,10 +10,10 @@ from typing import Final
 from stenolog.errors import StenologError
 from stenolog.maintenance.log_damage import Finding, Kind, LogReport, describe_lost, examine_log
 from stenolog.records import Span, State
-from stenolog.stores import spans
-from stenolog.stores.jsonl import archive, log_names, trash
+from stenolog.stores import file_names, spans
+from stenolog.stores.disk import lock_until
+from stenolog.stores.jsonl import archive, trash
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.jsonl.open_logs import flock
 
 BUSY_TIMEOUT: Final = 5.0
 
@@ -50,7 +50,7 @@ def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
             yield None
             return
         try:
-            flock(descriptor, deadline, f"the log {directory.path / name}")
+            lock_until(descriptor, deadline, f"the log {directory.path / name}")
             found = directory.stat(name)
             # Replaced while waiting: the locked file no longer has this name.
             if found is not None and os.path.samestat(found, os.fstat(descriptor)):
@@ -108,7 +108,7 @@ def locked_archives(directory: Directory, uid: str) -> Iterator[int | None]:
     with opened_subfolder(directory, archive.FOLDER, uid) as folder:
         if folder is not None:
             what = f"the folder {directory.path / archive.FOLDER / uid}"
-            flock(folder, time.monotonic() + BUSY_TIMEOUT, what)
+            lock_until(folder, time.monotonic() + BUSY_TIMEOUT, what)
         try:
             yield folder
         finally:
@@ -189,7 +189,7 @@ def unreferenced_archives(
 
 def _state_of(directory: Directory, uid: str, key: str) -> State | None:
     """Return the state of the session with this uid, live or deleted; None if unreadable."""
-    log_report = examine_log_file(directory, "", log_names.file_name(key))
+    log_report = examine_log_file(directory, "", file_names.log_name(key))
     if log_report is not None and log_report.state is not None and log_report.state.uid == uid:
         return log_report.state
     with opened_trash(directory) as folder:

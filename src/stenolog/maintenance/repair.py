@@ -30,7 +30,7 @@ from stenolog.stores import spans
 from stenolog.stores.disk import sync_file, sync_folder, write_all
 from stenolog.stores.findings import Finding, RepairResult
 from stenolog.stores.jsonl import rewrite, scan, trash, writer
-from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.directory import Directory, store_error
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.open_store import address, open_store
@@ -59,10 +59,10 @@ def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
         return []
     with open_store(where) as store:
         # The driver is optional, and installed if a store of this engine was opened.
-        from stenolog.stores.postgres import PostgresStore, table_check
+        from stenolog.stores.postgres import PostgresStore, database
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
-        return _with_path(table_check.repair(store.database), path=store.database.place)
+        return _with_path(database.repair(store.database), path=store.database.address)
 
 
 def _with_path(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
@@ -121,7 +121,7 @@ def _attempt(
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
-        words = str(explained(error, f"settling {finding.path}"))
+        words = str(store_error(error, f"settling {finding.path}"))
         return RepairResult(finding=finding, done=False, words=words)
 
 
@@ -248,7 +248,7 @@ def _accept_edits(folder: _Folder, finding: Finding) -> str:
             return _ALREADY_FIXED
         copy_name = _copy(folder.directory, log.name, text)
         found = rewrite.replay(signed, known)
-        new_log = rewrite.composed(
+        new_log = rewrite.compose_log(
             found.head,
             found.state,
             signed,
@@ -257,7 +257,7 @@ def _accept_edits(folder: _Folder, finding: Finding) -> str:
             next_seq=found.next_seq,
             tail=found.tail,
         )
-        rewrite.swap(log, new_log)
+        rewrite.replace_log(log, new_log)
     return f"accepted; the previous log is {folder.path}/{ASIDE}/{copy_name}"
 
 

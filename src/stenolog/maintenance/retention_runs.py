@@ -26,7 +26,7 @@ from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.stores import log_reports
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
-from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.open_store import address, open_store
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
@@ -323,14 +323,14 @@ def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
     try:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
-        raise explained(error, f"opening {path}") from error
+        raise store_error(error, f"opening {path}") from error
 
     def log_result(one: RetentionResult) -> None:
         try:
             write_all(descriptor, f"{_log_line(one)}\n".encode("utf-8", "backslashreplace"))
             sync_file(descriptor)
         except OSError as error:
-            raise explained(error, f"writing to {path}") from error
+            raise store_error(error, f"writing to {path}") from error
 
     try:
         yield log_result
@@ -367,7 +367,7 @@ def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> i
     except FileNotFoundError:
         return 0
     except OSError as error:
-        raise explained(error, f"changing {path}") from error
+        raise store_error(error, f"changing {path}") from error
 
 
 def escaped_for_log(name: str) -> str:

@@ -33,16 +33,17 @@ from stenolog.maintenance.log_files import (
     unreferenced_archives,
 )
 from stenolog.sessions.folders import NAMESPACE, check_stenolog_folder, check_workspace, log_folders
+from stenolog.stores import file_names
 from stenolog.stores.catalog_file import NAME as CATALOG
-from stenolog.stores.catalog_file import journal_of, lock_of
-from stenolog.stores.disk import refusal
+from stenolog.stores.catalog_file import journal_name, lock_name
+from stenolog.stores.disk import write_problem
 from stenolog.stores.findings import Finding, Report
-from stenolog.stores.jsonl import archive, leases, log_names, trash
+from stenolog.stores.jsonl import archive, leases, trash
 from stenolog.stores.jsonl.directory import Directory
 from stenolog.stores.open_store import address, open_store
 
 _FOLDERS: Final = (archive.FOLDER, trash.FOLDER, leases.FOLDER)
-_CATALOG: Final = (CATALOG, journal_of(CATALOG), lock_of(CATALOG))
+_CATALOG: Final = (CATALOG, journal_name(CATALOG), lock_name(CATALOG))
 LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 """Name of a temporary file of an unfinished write."""
 
@@ -86,7 +87,7 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
 
 def _why_read_only(folder: Path) -> str | None:
     with suppress(OSError):  # the examination has already reported it
-        return refusal(folder)
+        return write_problem(folder)
     return None
 
 
@@ -106,11 +107,11 @@ def _examine_server(where: str | os.PathLike[str]) -> Report:
     with open_store(where, read_only=True) as store:
         # The driver is optional, and installed if a store of this engine was opened.
         from stenolog.stores.postgres import PostgresStore
-        from stenolog.stores.postgres import table_check as verify
+        from stenolog.stores.postgres import database as verify
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
         found = verify.examine(store.database)
-        return _report(found, store.database.place, path=store.database.place)
+        return _report(found, store.database.address, path=store.database.address)
 
 
 def _report(found: Report, workspace: str, *, path: str) -> Report:
@@ -164,7 +165,7 @@ def _check_folder(
     path = Path(namespace)
     for above in reversed((path, *path.parents)):
         _check_mode(report, str(above), (workspace / above).stat())
-    for name in sorted(directory.names()):
+    for name in sorted(directory.list_names()):
         found = directory.stat(name)
         if found is not None:
             _check_entry(directory, namespace, name, found, report)
@@ -183,14 +184,16 @@ def _check_entry(
     leftover = LEFTOVER.fullmatch(name)
     if (stat.S_ISDIR(found.st_mode) and name in _FOLDERS) or name in _CATALOG:
         _check_mode(report, path, found)
-    elif name in _FOLDERS or (name.endswith(log_names.SUFFIX) and not stat.S_ISREG(found.st_mode)):
+    elif name in _FOLDERS or (
+        name.endswith(file_names.LOG_SUFFIX) and not stat.S_ISREG(found.st_mode)
+    ):
         report.findings.append(_not_a_file(path, name, found))
         report.may_hide_sessions = True
     elif leftover is not None:
         with locked_log(directory, leftover[1]):
             if directory.stat(name) is not None:
-                report.findings.append(_leftover_file(path, log_names.key_of(leftover[1])))
-    elif name.endswith(log_names.SUFFIX):
+                report.findings.append(_leftover_file(path, file_names.key_of_log(leftover[1])))
+    elif name.endswith(file_names.LOG_SUFFIX):
         _check_mode(report, path, found)
         _check_log(directory, namespace, name, report)
     elif stat.S_ISDIR(found.st_mode) and name != ASIDE:
@@ -210,7 +213,7 @@ def _check_log(
         log_report = examine_log_file(directory, namespace, name, deleted=above is not None)
     except (StenologError, OSError) as error:
         report.may_hide_sessions = True
-        key = log_names.key_of(name) if above is None else None
+        key = file_names.key_of_log(name) if above is None else None
         report.findings.append(_unreadable(f"{namespace}/{name}", key, error))
         return
     if log_report is None:
@@ -239,7 +242,7 @@ def _check_log(
 
 def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> None:
     with opened_trash(directory) as folder:
-        for name in sorted(folder.names()) if folder is not None else []:
+        for name in sorted(folder.list_names()) if folder is not None else []:
             found = folder.stat(name) if folder is not None else None
             path = f"{namespace}/{trash.FOLDER}/{name}"
             leftover = LEFTOVER.fullmatch(name)
@@ -256,7 +259,7 @@ def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> 
                 _check_mode(report, path, found)
                 above = f"{namespace}/{trash.FOLDER}"
                 _check_log(folder, above, name, report, above=directory)
-            elif name.endswith(log_names.SUFFIX):
+            elif name.endswith(file_names.LOG_SUFFIX):
                 report.may_hide_sessions = True
 
 
@@ -335,7 +338,7 @@ def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
     place = places.get(name, "a log")
     return Finding(
         kind=Kind.NOT_A_FILE,
-        key=log_names.key_of(name),
+        key=file_names.key_of_log(name),
         path=path,
         meaning=f"Expected {place}, but found {what}.",
         advice="Move it elsewhere and restore the expected file or folder.",
@@ -413,9 +416,9 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
     """Return the finding for a lease that is held longer than it should be."""
     return Finding(
         kind=Kind.STALLED_LEASE,
-        key=log_names.key_of(name.removesuffix(leases.SUFFIX)),
+        key=file_names.key_of_log(name.removesuffix(leases.SUFFIX)),
         path=path,
-        meaning=f"{holder.words()}, holds the lease of this session, which expired at "
+        meaning=f"{holder.describe()}, holds the lease of this session, which expired at "
         f"{holder.until}. No other process can start a turn.".replace("process", "Process", 1),
         advice="Check that process; the lease is released when it ends.",
     )

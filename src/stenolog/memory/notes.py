@@ -52,7 +52,7 @@ def matches_query(query: Query, text: str) -> bool:
     """Whether a text has all required terms of a query and no excluded one."""
     lines = tokenizer.lines(text)
     tokens = f" {lines.parts}  {lines.more} "
-    return all(_has_term(term, tokens) != term.excluded for term in query.terms)
+    return all(_has_term(term, tokens) != term.is_excluded for term in query.terms)
 
 
 def _has_term(term: Term, tokens: str) -> bool:
@@ -61,7 +61,7 @@ def _has_term(term: Term, tokens: str) -> bool:
     joined = [part for word in term.words for part in word.joined or word.parts]
     singles = {single for word in term.words for single in word.singles}
     return any(
-        all(run in tokens for run in _runs(form, singles, begins=term.begins))
+        all(run in tokens for run in _runs(form, singles, begins=term.is_prefix))
         for form in (written, joined)
     )
 
@@ -195,7 +195,7 @@ class Notes:
         subject and the quote.
         """
         parsed = parse(query)
-        if parsed.empty:
+        if parsed.is_empty:
             return []
         found = [
             note

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from stenolog.catalog.stemming import stem
-from stenolog.catalog.tokenizer import places
+from stenolog.catalog.tokenizer import word_positions
 from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.ranking import Kind, Question, RankedCandidate
 
@@ -118,7 +118,7 @@ def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT) -> str:
     wanted_stems = set(stems)
     matches = [
         (start, matched)
-        for start, _, word in places(line[:_MAX_SCANNED])
+        for start, _, word in word_positions(line[:_MAX_SCANNED])
         if (matched := wanted_stems.intersection(map(stem, word.parts)))
     ]
     start = max(0, min(_best_start(matches, width) - _CONTEXT, len(line) - width))

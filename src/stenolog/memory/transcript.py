@@ -18,12 +18,22 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.context.message_parts import calls_of, has_text, results_of, role_of
 from stenolog.memory.prompt_block import strip_blocks
+from stenolog.messages import (
+    FilePart,
+    ImagePart,
+    TextPart,
+    UnknownPart,
+    calls_of,
+    has_text,
+    read_content,
+    results_of,
+    role_of,
+)
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import redact_ends
 from stenolog.stores import spans
-from stenolog.stores.withdrawn_messages import withdrawn
+from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.tokens import estimate
 
 _LOOKED_AT: Final = 100_000
@@ -36,19 +46,7 @@ Count = Callable[[str], int]
 """Function that counts the tokens of a text."""
 
 _GIST: Final = 160
-_TEXTS: Final = ("text", "input_text", "output_text")
-_MEDIA: Final = {
-    "image_url": "image",
-    "input_image": "image",
-    "image": "image",
-    "input_audio": "audio",
-    "audio": "audio",
-    "file": "file",
-    "input_file": "file",
-    "document": "file",
-    "video": "video",
-    "video_url": "video",
-}
+_LONGEST_TYPE: Final = 40
 
 
 class Line(Struct, frozen=True):
@@ -112,7 +110,7 @@ def is_taken_back(message: Message, info: SessionInfo) -> bool:
     if not message.hidden:
         return False
     compacted = message.seq <= info.floor and bool(info.summary)
-    return not compacted or spans.contains(withdrawn(info.meta), message.seq)
+    return not compacted or spans.contains(withdrawn_seqs(info.meta), message.seq)
 
 
 def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
@@ -204,15 +202,19 @@ def _said(fields: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def _own_words(content: Any) -> Iterator[str]:
-    for part in content if isinstance(content, list) else [content]:
-        if isinstance(part, str):
-            yield part
-        elif isinstance(part, dict):
-            kind, text = part.get("type"), part.get("text")
-            if isinstance(kind, str) and kind in _MEDIA:
-                yield f"[{_MEDIA[kind]}]"
-            elif isinstance(text, str) and kind in _TEXTS:
-                yield text
+    """Yield the text of the author, and a word in brackets for media and unknown parts."""
+    for part in read_content(content):
+        match part:
+            case TextPart():
+                yield part.text
+            case ImagePart():
+                yield "[image]"
+            case FilePart():
+                yield f"[{part.kind}]"
+            case UnknownPart():
+                # A type is one word, so that it cannot carry a text.
+                is_word = part.type.isidentifier() and len(part.type) <= _LONGEST_TYPE
+                yield f"[{part.type if is_word else 'part'}]"
 
 
 def _sound(text: str) -> str:

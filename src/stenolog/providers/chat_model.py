@@ -259,7 +259,9 @@ def check_not_async(model: object, called: str) -> None:
     # A callable object may have an async `__call__`.
     for function in (model, getattr(model, "__call__", None)):  # noqa: B004 - not an existence check
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(f"{called} and not awaited; have it wait for the async client")
+            raise UsageError(
+                f"{called} without await; pass a function that waits for the async client"
+            )
 
 
 def check_answer(answer: _T, called: str) -> _T:
@@ -268,8 +270,8 @@ def check_answer(answer: _T, called: str) -> _T:
         if inspect.iscoroutine(answer):
             answer.close()
         raise UsageError(
-            f"{called} and not awaited, but it returned a {type(answer).__name__}; "
-            "have it wait for the async client"
+            f"{called} without await, but it returned a {type(answer).__name__}; "
+            "pass a function that waits for the async client"
         )
     return answer
 
@@ -278,11 +280,11 @@ def check_completion_function(ask: object) -> None:
     """Raise UsageError unless `ask` can be called as `ask(messages, schema=…, max_tokens=…)`."""
     called = COMPLETION_SIGNATURE
     if not callable(ask):
-        raise UsageError(f"{called}; {type(ask).__name__} cannot be called")
+        raise UsageError(f"{called}; {type(ask).__name__} is not callable")
     check_not_async(ask, called)
     try:
         inspect.signature(ask).bind([], schema=None, max_tokens=None)
     except ValueError:
         return  # a built-in without a signature
     except TypeError as error:
-        raise UsageError(f"{called}; add **how") from error
+        raise UsageError(f"{called}; accept these arguments, or add **options") from error

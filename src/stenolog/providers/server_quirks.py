@@ -61,7 +61,7 @@ def encode_request(body: Mapping[str, Any]) -> bytes:
 def advice_for(failure: Failure, *, model: str, base_url: str, key_name: str) -> str:
     """Return advice for a known failure, or empty text."""
     if "request too large" in failure.what.lower():
-        return "Set agent.max_context_tokens below what the account may send in a minute."
+        return "Set agent.max_context_tokens below the account's limit per minute."
     key = f"the key in {key_name}" if key_name else "the API key"
     match failure.status:
         case 401:
@@ -93,7 +93,7 @@ def _is_strict(schema: Any) -> bool:
 # --- fallbacks ------------------------------------------------------------------------------------
 
 
-NO_TOOLS: Final = "this model takes no tools; it answers without them"
+NO_TOOLS: Final = "this model does not support tools; it answers without them"
 _REFUSED: Final = frozenset({400, 404, 415, 422, 501})
 _CALL_FIELDS: Final = ("id", "type", "function", "custom")
 

@@ -1,1 +1,5 @@
 """Redaction: finds secrets in text and JSON, and removes them."""
+
+from stenolog.redaction.redact import Redacted, redact
+
+__all__ = ["Redacted", "redact"]

@@ -14,9 +14,8 @@ from msgspec import Struct
 
 from stenolog.errors import UsageError
 from stenolog.stores.base import Store
-from stenolog.stores.file_names import escaped, unescaped
-from stenolog.stores.jsonl.directory import TRASH, explained
-from stenolog.stores.jsonl.log_names import SUFFIX
+from stenolog.stores.file_names import LOG_SUFFIX, escape_key, unescape_key
+from stenolog.stores.jsonl.directory import TRASH, store_error
 from stenolog.stores.open_store import address, check_no_file, open_store
 from stenolog.stores.snapshots import NamespacedStore
 
@@ -68,7 +67,7 @@ class OtherNamespaces(Struct, frozen=True, kw_only=True):
 
 def agent_namespace(agent: str) -> str:
     """Return the namespace of an agent's sessions in a database."""
-    return f"{AGENTS}.{escaped(agent)}"
+    return f"{AGENTS}.{escape_key(agent)}"
 
 
 def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> SessionsLocation:
@@ -80,7 +79,7 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
     match found.engine:
         case "jsonl":
             check_no_file(path)
-            workspace = path if agent is None else path / AGENTS / escaped(agent)
+            workspace = path if agent is None else path / AGENTS / escape_key(agent)
             folder = workspace / NAMESPACE
             return SessionsLocation(
                 where=workspace,
@@ -93,11 +92,11 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
         case "sqlite":
             old: Path | None = _legacy_folder(path.parent, agent)
             # Other databases and logs may share the folder of the old sessions.
-            suffix = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escaped(agent)}"
+            suffix = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escape_key(agent)}"
             json_fallback: Path | None = Path(f"{path}{suffix}")
             fallback_folder = Path(f"{path}{FALLBACK}")  # guard: fallback-folder-per-database
             fallback: Path | None = (
-                fallback_folder if agent is None else fallback_folder / AGENTS / escaped(agent)
+                fallback_folder if agent is None else fallback_folder / AGENTS / escape_key(agent)
             )
         case _:
             old = fallback = json_fallback = None
@@ -109,7 +108,7 @@ def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> Session
 
 def _legacy_folder(folder: Path, agent: str | None) -> Path:
     if agent is not None:
-        return folder / AGENTS / escaped(agent) / NAMESPACE
+        return folder / AGENTS / escape_key(agent) / NAMESPACE
     # A database may be in the folder of the old sessions itself. A folder of any other name is not
     # searched, because its files may belong to any program.
     return folder if folder.name == NAMESPACE else folder / NAMESPACE
@@ -124,8 +123,8 @@ def check_workspace(place: Path) -> None:
         with os.scandir(place) as entries:
             names = [entry.name for entry in entries]
     except OSError as error:
-        raise explained(error, f"looking into {place}") from error
-    if NAMESPACE not in names and any(name.endswith(SUFFIX) for name in names):
+        raise store_error(error, f"looking into {place}") from error
+    if NAMESPACE not in names and any(name.endswith(LOG_SUFFIX) for name in names):
         name = place.resolve().name
         other = "" if name == NAMESPACE else f", with --namespace {name}"
         raise UsageError(
@@ -142,7 +141,7 @@ def check_stenolog_folder(place: Path) -> None:
             return
         nested = [name for name in folders if (place / name / NAMESPACE).is_dir()]
     except OSError as error:
-        raise explained(error, f"looking into {place}") from error
+        raise store_error(error, f"looking into {place}") from error
     suggestion = f"; did you mean {os.path.join(place, nested[0])}?" if nested else ""  # noqa: PTH118
     raise UsageError(f"there is no stenolog data in {place}{suggestion}")
 
@@ -157,7 +156,7 @@ def log_folders(workspace: Path) -> list[str]:
             # guard: doctor-reads-agents
             found += [f"{AGENTS}/{agent}/{name}" for name in _namespaces(agents / agent)]
     except OSError as error:
-        raise explained(error, f"looking into {error.filename or workspace}") from error
+        raise store_error(error, f"looking into {error.filename or workspace}") from error
     return found
 
 
@@ -178,7 +177,7 @@ def _other_folders(workspace: Path) -> OtherNamespaces:
     agents, namespaces = [], []
     for folder in log_folders(workspace):
         *above, name = folder.split("/")
-        agent = unescaped(above[-1]) if above else None
+        agent = unescape_key(above[-1]) if above else None
         if not any(True for _ in _logs(workspace / folder)):
             continue
         if agent is not None and name == NAMESPACE:
@@ -192,7 +191,7 @@ def _other_in_database(store: Store) -> OtherNamespaces:
     assert isinstance(store, NamespacedStore), "a database has namespaces"
     agents, namespaces = [], []
     for name in store.namespaces():
-        agent = unescaped(name.removeprefix(f"{AGENTS}."))
+        agent = unescape_key(name.removeprefix(f"{AGENTS}."))
         if agent is not None and agent_namespace(agent) == name:
             agents.append(agent)
         elif name not in _KNOWN_NAMESPACES:
@@ -231,5 +230,5 @@ def _logs(folder: Path) -> Iterator[Path]:
     if folder.is_dir() and not folder.is_symlink():
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
+                if entry.name.endswith(LOG_SUFFIX) and entry.is_file(follow_symlinks=False):
                     yield folder / entry.name

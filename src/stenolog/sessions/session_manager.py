@@ -42,9 +42,9 @@ from stenolog.records import (
 )
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores import disk, json_file, spans
-from stenolog.stores.arguments import check_required, check_whole, encoded
+from stenolog.stores.arguments import check_int, check_optional_int, encode_messages
 from stenolog.stores.base import SessionView
-from stenolog.stores.following import News, arrivals
+from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryLease, InMemoryStore
 from stenolog.stores.json_file import JSONMessage, JSONSession, file_name
 from stenolog.stores.locks import ThreadLock
@@ -172,7 +172,9 @@ class JSONFileStore:
     ) -> list[int]:
         """Append a batch atomically and return its seqs."""
         check_once(once)
-        given = [Message(seq=1, _at="", _body=Raw(payload)) for payload in encoded(messages)]
+        given = [
+            Message(seq=1, _at="", _body=Raw(payload)) for payload in encode_messages(messages)
+        ]
         if at is not None:
             check_times(at, len(given))
         times = at or [datetime.now(UTC)] * len(given)
@@ -368,7 +370,7 @@ class JSONFileStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return a page of keys in order."""
-        check_whole(limit=limit)
+        check_optional_int(limit=limit)
         if limit is not None and limit < 0:
             raise UsageError(f"limit must be 0 or more, not {limit}")
         self._load_all()
@@ -385,15 +387,15 @@ class JSONFileStore:
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yield each message with a seq greater than `after` once, in order, as it arrives."""
-        check_required(after=after)
+        check_int(after=after)
         check_key(key)
         self._check_open()
         ask = partial(self._news, key)
-        return arrivals(
+        return poll_messages(
             ask, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL
         )
 
-    def _news(self, key: str, after: int) -> News | None:
+    def _news(self, key: str, after: int) -> NewMessages | None:
         session = self._session_of(key)
         if _is_empty(session):
             return None

@@ -10,7 +10,7 @@ priced separately, because many models charge more per token for a long prompt.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 
@@ -22,7 +22,6 @@ from stenolog.tokens import message_tokens
 
 Price = Callable[[str, Mapping[str, int]], float | None]
 """Function that prices an answer in US dollars from its provider's token counts; None: unknown."""
-INSTALL_COMMAND: Final = "pip install 'stenolog[prices]'"
 
 
 @dataclass(slots=True, kw_only=True)

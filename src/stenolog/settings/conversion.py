@@ -1,12 +1,14 @@
 """Conversion of settings to the values that agents and models are made of."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from stenolog.agent.spec import DEFAULT_SYSTEM_PROMPT, AgentSpec, Route
-from stenolog.context.budget import Limits
 from stenolog.context.request_messages import ProviderRequirements
+from stenolog.context.window import Limits
 from stenolog.errors import UsageError
+from stenolog.maintenance.retention_rules import Rule
 from stenolog.providers.chat_model import ChatModel
 from stenolog.settings.model_selection import (
     NoModel,
@@ -23,6 +25,7 @@ CLI: Final = "cli"
 MAIN: Final = "main"
 """The agent that `[agent]` describes."""
 NO_STORE: Final = "memory:"
+_MEGABYTE: Final = 1_000_000
 
 
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
@@ -33,7 +36,7 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
     """
     name = None if name == MAIN else name
     if name is not None and name not in settings.agents:
-        raise UsageError(f"there is no agent {name!r}; [agents.{name}] makes one")
+        raise UsageError(f"there is no agent {name!r}; add [agents.{name}] to the config file")
     agent = settings.agent if name is None else settings.agents[name]
     kept = channel == CLI or settings.channels.session_persistence
     memory = settings.memory
@@ -67,7 +70,7 @@ def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
     """Return the model of this name, or find one if it is empty. Raises UsageError."""
     if has_user(wanted):
         # The address becomes the name of the model: it would be shown, and stored with messages.
-        raise UsageError("no user or password may stand in the address of a model")
+        raise UsageError("the address of a model must not contain a user or password")
     told = settings.models.get(wanted) or ModelSettings(model=wanted)
     found = find_model(
         told.model,
@@ -106,6 +109,23 @@ def needs_of(agent: AgentSettings) -> ProviderRequirements:
         user_first=agent.context.user_first,
         reasoning=agent.context.reasoning,
         keep_fields=agent.context.keep_fields,
+    )
+
+
+def rules_of(settings: Settings) -> tuple[Rule, ...]:
+    """Return the configured rules, sorted by name. The default is none."""
+    return tuple(
+        Rule(
+            name=name,
+            action=rule.action,
+            older_than=timedelta(days=rule.older_than_days) if rule.older_than_days else None,
+            keep_newest=rule.keep_newest,
+            larger_than=int(rule.larger_than_mb * _MEGABYTE),
+            tag=rule.tag,
+            prefix=rule.prefix,
+            exclude_tag=rule.spare_tag,
+        )
+        for name, rule in sorted(settings.retention.items())
     )
 
 

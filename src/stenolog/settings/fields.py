@@ -24,6 +24,10 @@ ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
 )
 """Fields that have another name in other programs."""
+RENAMED: Final[Mapping[Path, Path]] = MappingProxyType(
+    {("gateway", "patience"): ("gateway", "shutdown_timeout")}
+)
+"""New paths of fields that were renamed. The old ones are errors that name the new ones."""
 
 _NO_FIELD: Final = (("keys",), ("agent", "routes"))
 """Fields that are not settings: they come from the environment, or would have no effect."""
@@ -67,29 +71,32 @@ def sections() -> frozenset[Path]:
     return frozenset(path[:end] for path in fields for end in range(1, len(path)))
 
 
-def general(path: Path) -> Path:
+def field_path(path: Path) -> Path:
     """Return the path in the table of fields, with NAME for a name that the user chose."""
     return (path[0], NAME, *path[2:]) if len(path) > 1 and path[0] in NAMED else path
 
 
-def find(path: Path) -> Field | None:
+def find_field(path: Path) -> Field | None:
     """Return the field at this path or alias, or None."""
-    return all_fields().get(general(ALIASES.get(path, path)))
+    return all_fields().get(field_path(ALIASES.get(path, path)))
 
 
-def of_section(path: Path) -> list[Field]:
+def fields_of(path: Path) -> list[Field]:
     """Return the direct fields of a table."""
-    return [found for found in all_fields().values() if found.path[:-1] == general(path)]
+    return [found for found in all_fields().values() if found.path[:-1] == field_path(path)]
 
 
-def unknown(path: Path) -> str:
+def unknown_setting(path: Path) -> str:
     """Return the error text for an unknown path: the closest name, or the known ones."""
     *above, name = path
-    inside = general(path)[:-1]
+    if renamed := RENAMED.get(field_path(path)):
+        new = (renamed[0], path[1], *renamed[2:]) if NAME in renamed else renamed
+        return f"renamed to {dotted(new)}; use the new name"
+    inside = field_path(path)[:-1]
     if len(inside) == 1 and inside[0] in NAMED:
-        fields = [found.path[-1] for found in of_section(path)]
+        fields = [found.path[-1] for found in fields_of(path)]
         example = "model" if "model" in fields else fields[0]
-        return f"a field of it is wanted, as in {dotted(path)}.{example}"
+        return f"set a field of it, such as {dotted(path)}.{example}"
     known = {
         each[len(inside)]
         for each in [*all_fields(), *(ALIASES if inside else ())]
@@ -97,17 +104,17 @@ def unknown(path: Path) -> str:
     }
     near = difflib.get_close_matches(name.lower(), sorted(known), n=1)
     if near:
-        return f"there is no such field; {dotted((*above, near[0]))}?"
+        return f"unknown setting; did you mean {dotted((*above, near[0]))}?"
     elsewhere = [found.name for found in all_fields().values() if found.path[-1] == name]
     if elsewhere:
-        return f"there is no such field; {' or '.join(elsewhere)}?"
-    return f"there is no such field; there are {', '.join(sorted(known))}"
+        return f"unknown setting; did you mean {' or '.join(elsewhere)}?"
+    return f"unknown setting; known ones are {', '.join(sorted(known))}"
 
 
 def section_class(path: Path) -> type[Struct]:
     """Return the class for the value of a table."""
     found: Any = Settings
-    for part in general(path):
+    for part in field_path(path):
         if part == NAME:
             continue
         hint = next(each.type for each in msgspec.structs.fields(found) if each.name == part)
@@ -167,29 +174,29 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
 _COLUMNS: Final = 78
 _EXAMPLES: Final = {"models": "fast", "agents": "ada", "webhooks": "shop", "retention": "old"}
 """Example names for user-chosen names in the commented file."""
-_OF_KINDS: Final = {
-    "models": "# A model with a name of your own, for agent.model; as many as you like.\n",
+_SECTION_COMMENTS: Final = {
+    "models": "# A named model, for agent.model. Add as many as you like.\n",
     "agents": (
-        "# A further agent; as many as you like. It takes every field of [agent] and\n"
-        "# [agent.context], and what it does not say is as it is said there.\n"
+        "# An additional agent. Add as many as you like. It has all fields of [agent] and\n"
+        "# [agent.context]; fields that are not set are taken from there.\n"
     ),
     "webhooks": (
-        "# A program that sends messages to /webhooks/shop while `steno serve` runs; as many\n"
-        "# as you like.\n"
+        "# A program that sends messages to /webhooks/shop while `steno serve` runs. Add as\n"
+        "# many as you like.\n"
     ),
     "retention": (
-        "# A rule by which old sessions go; as many as you like. Without one all is kept.\n"
-        "# `steno retention run --dry-run` tells what it would do.\n"
+        "# A retention rule. Add as many as you like. Without rules everything is kept.\n"
+        "# `steno retention run --dry-run` shows what the rules would do.\n"
     ),
 }
-_OF_AGENTS: Final = ("model", "system", "routes")
+_AGENT_FIELDS: Final = ("model", "system", "routes")
 """Fields listed for additional agents. The others are listed only under [agent]."""
 
 _HEAD: Final = """\
-# Settings of stenolog. Each line below that begins with # and a name is a
-# default: take the # away and change it. Environment variables stand over this
-# file, as in STENO_AGENT__MODEL for agent.model; flags of a command over both.
-# `steno config show` tells what is in force and where it comes from.
+# Settings of stenolog. Lines of the form `#name = value` show the defaults: to
+# change one, remove the # and edit the value. Environment variables override
+# this file, such as STENO_AGENT__MODEL for agent.model; command-line options
+# override both. `steno config show` prints all values and their sources.
 """
 
 
@@ -207,7 +214,7 @@ def literal(value: Any) -> str:
         case Mapping():
             pairs = ", ".join(f"{literal(name)} = {literal(each)}" for name, each in value.items())
             return f"{{ {pairs} }}" if pairs else "{}"
-    raise TypeError(f"{type(value).__name__} is no value of a setting")
+    raise TypeError(f"a setting cannot be a {type(value).__name__}")
 
 
 def commented_file() -> str:
@@ -218,12 +225,14 @@ def commented_file() -> str:
     lines = [_HEAD]
     section: Path = ()
     for field in all_fields().values():
-        if field.path[0] == "agents" and (len(field.path) > 3 or field.path[-1] not in _OF_AGENTS):
+        if field.path[0] == "agents" and (
+            len(field.path) > 3 or field.path[-1] not in _AGENT_FIELDS
+        ):
             continue
         if field.path[:-1] != section:
             section = field.path[:-1]
             lines += _header(section)
-        lines += _lines_of(field)
+        lines += _field_lines(field)
     return "\n".join(lines)
 
 
@@ -233,12 +242,12 @@ def _header(section: Path) -> Iterator[str]:
             if kind not in _EXAMPLES:
                 yield f"[{'.'.join(section)}]\n"
                 return
-            yield _OF_KINDS[kind]
+            yield _SECTION_COMMENTS[kind]
             yield f"#[{kind}.{_EXAMPLES[kind]}]\n"
         case _:
             yield f"[{'.'.join(section)}]\n"
 
 
-def _lines_of(field: Field) -> Iterator[str]:
+def _field_lines(field: Field) -> Iterator[str]:
     yield from (f"# {line}" for line in textwrap.wrap(field.text, _COLUMNS))
     yield f"#{field.path[-1]} = {literal(field.default)}\n"

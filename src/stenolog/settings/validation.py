@@ -12,7 +12,6 @@ import msgspec
 from msgspec import inspect
 
 from stenolog.errors import UsageError
-from stenolog.settings.environment import half_characters
 from stenolog.settings.fields import Field, literal
 from stenolog.settings.secrets import has_password, has_user
 from stenolog.stores.open_store import address
@@ -21,11 +20,11 @@ _LONGEST: Final = 60
 """Maximum characters of a wrong value that are shown."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_USER: Final = (
-    "no user or password may stand in the address of a server; key_env names the variable that "
-    "holds a key"
+    "the address of a server must not contain a user or password; put the key in an environment "
+    "variable and name it in key_env"
 )
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
-LEAST_SECRET: Final = 16
+MIN_SECRET: Final = 16
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -33,22 +32,27 @@ class InvalidValue(Exception):
     """A value that the field does not accept. The text says what it accepts."""
 
 
-def checked(field: Field, value: object) -> Any:
+def has_surrogates(text: str) -> bool:
+    """Whether the text came from bytes that are not UTF-8."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def check_value(field: Field, value: object) -> Any:
     """Return the value in the type of the field. Raises Wrong."""
-    if isinstance(value, str) and half_characters(value):
-        raise InvalidValue("this is no UTF-8 text")
+    if isinstance(value, str) and has_surrogates(value):
+        raise InvalidValue("this is not UTF-8 text")
     try:
         found = msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
-        raise InvalidValue(f"{wanted(field)} is wanted{_instead_of(field, value)}") from error
+        raise InvalidValue(f"must be {describe_type(field)}{_not_value(field, value)}") from error
     further = _FURTHER.get(field.path)
     if further is not None and found:
         further(found)
     return found
 
 
-def wanted(field: Field) -> str:
-    """Describe the values that a field accepts: `a whole number of at least 1`."""
+def describe_type(field: Field) -> str:
+    """Describe the values that a field accepts: `a whole number from 1 to 100`."""
     match inspect.type_info(field.type):
         case inspect.BoolType():
             return "true or false"
@@ -67,11 +71,11 @@ def wanted(field: Field) -> str:
 
 
 def _from_to(kind: inspect.IntType | inspect.FloatType) -> str:
-    least = f"of at least {kind.ge:,}" if kind.ge is not None else f"above {kind.gt:,}"
-    return f"{least} and at most {kind.le:,}"
+    least = f"from {kind.ge:,}" if kind.ge is not None else f"greater than {kind.gt:,} and up"
+    return f"{least} to {kind.le:,}"
 
 
-def _instead_of(field: Field, value: object) -> str:
+def _not_value(field: Field, value: object) -> str:
     # A misplaced secret must not appear in a log.
     if field.secret or isinstance(value, Mapping):  # guard: settings-error-redacted
         return ""
@@ -99,8 +103,8 @@ def _kind(value: object) -> str:
         case int() | float():
             return "a number"
         case list() | tuple():
-            return "such a list"
-    return "a date or a time"
+            return "this list"
+    return "a date or time"
 
 
 # --- checks beyond types ---------------------------------------------------------------------
@@ -111,7 +115,7 @@ def _is_a_place(value: str) -> None:
         address(value)
     except UsageError as error:
         # Even an unknown kind of address may contain a password.
-        words = "this is no folder, sqlite:FILE, postgresql:// or memory:"
+        words = "must be a folder, sqlite:FILE, postgresql://… or memory:"
         raise InvalidValue(words if "@" in value or has_password(value) else str(error)) from error
 
 
@@ -123,7 +127,7 @@ def _is_a_model(value: str) -> None:
 def _are_models(value: tuple[str, ...]) -> None:
     for name in value:
         if not name.strip():
-            raise InvalidValue("one of the models has no name")
+            raise InvalidValue("a model name must not be empty")
         _is_a_model(name)
 
 
@@ -133,10 +137,10 @@ def _is_a_zone(value: str) -> None:
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
         names = zoneinfo.available_timezones()
         if not names:
-            raise InvalidValue("this machine knows no time zones; install tzdata") from error
+            raise InvalidValue("this machine has no time zone data; install tzdata") from error
         near = difflib.get_close_matches(value, sorted(names), n=1)
-        advice = f"; {near[0]}?" if near else ", such as Europe/Zurich"
-        raise InvalidValue(f"the name of a time zone is wanted{advice}") from error
+        advice = f"; did you mean {near[0]}?" if near else ", such as Europe/Zurich"
+        raise InvalidValue(f"must be the name of a time zone{advice}") from error
 
 
 def _is_a_server(value: str) -> None:
@@ -147,37 +151,37 @@ def _is_a_server(value: str) -> None:
     except ValueError:
         right = False
     if not right or any(each.isspace() or not each.isprintable() for each in value):
-        raise InvalidValue("the address of a server is wanted, as in http://localhost:8080/v1")
+        raise InvalidValue("must be the address of a server, such as http://localhost:8080/v1")
 
 
 def _is_a_key(value: str) -> None:
     if not value.isascii() or not value.isprintable() or " " in value:
-        raise InvalidValue("a key has no spaces, line ends or letters beyond ASCII")
+        raise InvalidValue("must contain only ASCII characters without spaces and line ends")
 
 
 def _is_a_variable(value: str) -> None:
     # Not shown, because it may be the key itself by mistake.
     if not _VARIABLE.fullmatch(value):
-        raise InvalidValue("the name of an environment variable is wanted, as in OPENAI_API_KEY")
+        raise InvalidValue("must be the name of an environment variable, such as OPENAI_API_KEY")
 
 
 def _are_headers(value: Mapping[str, str]) -> None:
     for name, text in value.items():
         if not _HEADER.fullmatch(name):
-            raise InvalidValue(f"{literal(name)} is no name of a header")
+            raise InvalidValue(f"{literal(name)} is not a valid header name")
         if not text.isprintable():
-            raise InvalidValue(f"the value of {name} has a line end or another control character")
+            raise InvalidValue(f"the value of {name} contains a control character")
 
 
 def _is_a_secret(value: str) -> None:
-    if len(value) < LEAST_SECRET:
-        raise InvalidValue(f"a secret has at least {LEAST_SECRET} characters")
+    if len(value) < MIN_SECRET:
+        raise InvalidValue(f"must have at least {MIN_SECRET} characters")
 
 
 def _is_a_host(value: str) -> None:
     if not _HOST.fullmatch(value):
         raise InvalidValue(
-            "a name or an address is wanted, as in 127.0.0.1, without http:// or a port"
+            "must be a host name or an address such as 127.0.0.1, without http:// and port"
         )
 
 
@@ -195,9 +199,7 @@ def _are_origins(value: tuple[str, ...]) -> None:
         except ValueError:
             right = False
         if not right or parts.scheme not in ("http", "https"):
-            raise InvalidValue(
-                "an origin is wanted, as in https://chat.example.org, without a path"
-            )
+            raise InvalidValue("must be an origin such as https://chat.example.org, without a path")
 
 
 def _are_routes(value: tuple[str, ...]) -> None:
@@ -205,7 +207,7 @@ def _are_routes(value: tuple[str, ...]) -> None:
         channel, colon, sender = route.partition(":")
         if not channel or (colon and not sender) or route != route.strip():
             raise InvalidValue(
-                "a route is a channel, as in telegram, or a sender in it, as in telegram:123, "
+                "must be a channel such as telegram, or a sender such as telegram:123, "
                 f"not {literal(route)}"
             )
 

@@ -22,7 +22,7 @@ SECRET = ("key", "headers", "keys", "token", "secret")
 ADDRESSES = ("sessions", "model", "models", "base_url", "reply_url")
 """Fields that may contain an address with a password."""
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 def masked(name: str, value: Any) -> Any:
@@ -36,7 +36,7 @@ def masked(name: str, value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _told(self: Struct) -> str:
+def _masked_repr(self: Struct) -> str:
     fields = ((name, masked(name, getattr(self, name))) for name in self.__struct_fields__)
     return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
@@ -93,7 +93,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True):
     of `[agent]` answers all others."""
     context: ContextSettings = field(default_factory=ContextSettings)
 
-    __repr__ = _told
+    __repr__ = _masked_repr
 
 
 class MemorySettings(Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class TelegramSettings(Struct, frozen=True, kw_only=True):
     base_url: str = ""
     """Another server with Telegram's Bot API, such as `http://localhost:8081`."""
 
-    __repr__ = _told
+    __repr__ = _masked_repr
 
 
 class ChannelSettings(Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class WebhookSettings(Struct, frozen=True, kw_only=True):
     reply_url: str = ""
     """Address for signed answers. Empty: the answer is the response to the message."""
 
-    __repr__ = _told
+    __repr__ = _masked_repr
 
 
 class GatewaySettings(Struct, frozen=True, kw_only=True):
@@ -176,7 +176,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True):
     """Maximum number of live streams that are open at once."""
     max_body: Annotated[int, Meta(ge=1_024, le=67_108_864)] = 16_777_216
     """Maximum bytes of a request."""
-    patience: Seconds = 10.0
+    shutdown_timeout: Seconds = 10.0
     """Seconds to wait for running answers on shutdown."""
     takeover: Seconds = 20.0
     """Seconds after which another gateway resumes the answer of a killed one."""
@@ -227,10 +227,10 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     first."""
     retries: Annotated[int, Meta(ge=0, le=100)] = 4
     """Maximum number of retries if the server is busy or unreachable."""
-    headers: Mapping[str, str] = NOTHING
+    headers: Mapping[str, str] = EMPTY
     """Additional HTTP headers. They are treated as secrets."""
 
-    __repr__ = _told
+    __repr__ = _masked_repr
 
 
 class CliSettings(Struct, frozen=True, kw_only=True):
@@ -257,9 +257,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Programs that send messages, by name."""
     retention: Mapping[str, RetentionSettings] = field(default_factory=lambda: MappingProxyType({}))
     """Retention rules by name."""
-    keys: Mapping[str, str] = NOTHING
+    keys: Mapping[str, str] = EMPTY
     """Environment variables for models and channels: each `…_API_KEY`, `OLLAMA_HOST`,
     `OLLAMA_CONTEXT_LENGTH`, `OPENAI_BASE_URL`, and those that a key_env, token_env or secret_env
     names."""
 
-    __repr__ = _told
+    __repr__ = _masked_repr

@@ -1,33 +1,38 @@
-"""Checks of arguments, shared by all stores."""
+"""Arguments of store calls, checked and encoded; shared by all stores."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from stenolog.codec import encode_message
-from stenolog.errors import UsageError
+from msgspec import Struct
+
+from stenolog.codec import check_once, check_times, encode_message
+from stenolog.errors import StenologError, UsageError
 from stenolog.records import Message
+from stenolog.stores.base import Append
 
 
-def check_whole(**numbers: int | None) -> None:
+def check_optional_int(**numbers: int | None) -> None:
     """Raise UsageError unless each value is an integer or None."""
     for name, number in numbers.items():
         if number is not None and (type(number) is bool or not isinstance(number, int)):
-            raise UsageError(f"{name}={number!r}: a whole number is wanted")
+            raise UsageError(f"{name} must be an integer, not {number!r}")
 
 
-def check_required(**numbers: int) -> None:
+def check_int(**numbers: int) -> None:
     """Raise UsageError unless each value is an integer."""
-    check_whole(**numbers)
+    check_optional_int(**numbers)
     for name, number in numbers.items():
         if number is None:
-            raise UsageError(f"{name}=None: a whole number is wanted")
+            raise UsageError(f"{name} must be an integer, not None")
 
 
-def check_last(last: int | None) -> None:
-    """Raise UsageError unless `last` is None or a number of messages, 0 or more."""
-    check_whole(last=last)
-    if last is not None and last < 0:
-        raise UsageError(f"last={last}: how many messages, 0 or more")
+def check_count(**numbers: int | None) -> None:
+    """Raise UsageError unless each value is None, or an integer of 0 or more."""
+    check_optional_int(**numbers)
+    for name, number in numbers.items():
+        if number is not None and number < 0:
+            raise UsageError(f"{name} must be 0 or more, not {number}")
 
 
 def check_store(store: object, taker: str) -> None:
@@ -38,16 +43,16 @@ def check_store(store: object, taker: str) -> None:
     if not hasattr(store, "add_messages"):
         name = type(store).__name__
         raise UsageError(
-            f"{taker} takes a Store, as open_store gives it, and no {name}; "
-            "what open_sessions gives has its store as .store"
+            f"{taker} needs a Store, as open_store returns it, not {name}; "
+            "the result of open_sessions has its store as .store"
         )
 
 
-def encoded(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
+def encode_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[bytes]:
     """Return the payloads of a list of messages. Raises RefusedMessage, UsageError."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         hint = "; for one message use add_full_message" if isinstance(messages, Mapping) else ""
-        raise UsageError(f"a list of messages is wanted, not {type(messages).__name__}{hint}")
+        raise UsageError(f"messages must be a list, not {type(messages).__name__}{hint}")
     return [encode_message(message) for message in messages]
 
 
@@ -55,7 +60,7 @@ def check_namespace(name: str) -> None:
     """Raise UsageError unless the name is valid as a folder name in UTF-8, on all engines."""
     encoded = name.encode("utf-8", "replace").decode()
     if name in ("", ".", "..") or "/" in name or "\0" in name or encoded != name:
-        raise UsageError(f"namespace {name!r} is not the name of a folder")
+        raise UsageError(f"namespace {name!r} is not a valid folder name")
 
 
 def check_text(**texts: str | None) -> None:
@@ -65,4 +70,63 @@ def check_text(**texts: str | None) -> None:
             if text is not None:
                 text.encode()
         except (AttributeError, UnicodeEncodeError):
-            raise UsageError(f"{name}={text!r} is no text that a key could hold") from None
+            raise UsageError(f"{name} must be text that UTF-8 can encode, not {text!r}") from None
+
+
+# --- appends ---------------------------------------------------------------------------------
+
+
+class Batch(Struct, frozen=True, gc=False):
+    """Messages of one caller, stored together or not at all."""
+
+    payloads: Sequence[bytes]
+    once: str | None = None
+    times: Sequence[str] | None = None
+    """Time of each message; None for the current time."""
+
+
+def make_batch(
+    messages: Sequence[Message | Mapping[str, Any]],
+    once: str | None,
+    at: Sequence[datetime] | None,
+) -> Batch:
+    """Check and encode one append. Raises RefusedMessage, UsageError."""
+    check_once(once)
+    payloads = encode_messages(messages)
+    return Batch(payloads, once, None if at is None else check_times(at, len(payloads)))
+
+
+AppendResult = list[int] | StenologError
+"""Seqs of an append, or its error."""
+
+
+def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list[AppendResult]]:
+    """Check and encode appends of several callers.
+
+    Return the batches to store with their indexes, and a list of results: the error of each refused
+    append, and an empty list for all others.
+    """
+    group: list[tuple[int, Batch]] = []
+    results: list[AppendResult] = [[] for _ in appends]
+    for index, one in enumerate(appends):
+        try:
+            batch = make_batch(one.messages, one.once, one.at)
+        except StenologError as error:
+            results[index] = error
+        else:
+            if batch.payloads:
+                group.append((index, batch))
+    return group, results
+
+
+def token_bytes(once: str) -> bytes:
+    """Return an idempotency key as databases store it.
+
+    As bytes: it may contain a lone surrogate, which database texts cannot.
+    """
+    return once.encode("utf-8", "surrogatepass")
+
+
+def token_text(stored: bytes) -> str:
+    """Return the idempotency key that `token_bytes` encoded."""
+    return stored.decode("utf-8", "surrogatepass")

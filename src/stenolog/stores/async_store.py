@@ -21,11 +21,11 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from stenolog.codec import check_key
-from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed
+from stenolog.errors import NoSuchSession, StoreBusy, StoreClosed, copy_error
 from stenolog.records import Message
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Append, GroupStore, Lease, PatientStore, Store
-from stenolog.stores.state import check_lease
+from stenolog.stores.state import check_lease_times
 
 THREADS: Final = 32
 LOOK_UP_SECONDS: Final = 0.5
@@ -130,7 +130,7 @@ class AsyncStore:
         cancelled during the wait does not hold the lease. Raises NoSuchSession, also if the session
         is deleted during the wait; StoreBusy.
         """
-        check_lease(ttl, wait)
+        check_lease_times(ttl, wait)
         if wait is None:
             store = self._store
             wait = store.busy_timeout if isinstance(store, PatientStore) else WAIT_SECONDS
@@ -193,7 +193,7 @@ class AsyncStore:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _behind(self, store: Store) -> "AsyncStore":
+    def _fenced_by(self, store: Store) -> "AsyncStore":
         """Return an AsyncStore for a fenced view of the same store, with the same threads."""
         if store is self._store:
             return self
@@ -241,7 +241,7 @@ class AsyncStore:
         try:
             job = self._submit(partial(self._store_group, key, [one.append for one in group]))
         except StoreClosed as error:
-            self._settle(loop, key, group, [_own(error) for _ in group])
+            self._settle(loop, key, group, [_copy_for_caller(error) for _ in group])
         else:
             job.add_done_callback(partial(self._post_group, loop, key, group))
 
@@ -260,7 +260,7 @@ class AsyncStore:
         job: Future[Sequence[list[int] | BaseException]],
     ) -> None:
         error = job.exception()
-        outcomes = job.result() if error is None else [_own(error) for _ in group]
+        outcomes = job.result() if error is None else [_copy_for_caller(error) for _ in group]
         _post(loop, partial(self._settle, loop, key, group, outcomes))
 
     def _settle(
@@ -282,7 +282,7 @@ class AsyncLease:
     def __init__(self, store: AsyncStore, lease: Lease) -> None:
         self._lease = lease
         self._calls = store
-        self.store = store._behind(lease.store)
+        self.store = store._fenced_by(lease.store)
         """The store, with writes that are fenced by the lease. See `Lease.store`."""
 
     @property
@@ -476,13 +476,11 @@ def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseExceptio
         return error
 
 
-def _own(error: BaseException) -> BaseException:
+def _copy_for_caller(error: BaseException) -> BaseException:
     """Return a copy of the exception for each caller, because raising one modifies it."""
-    twin = type(error).__new__(type(error))
-    twin.args = error.args
-    twin.__dict__.update(error.__dict__)
-    twin.__cause__ = error
-    return twin
+    copied = copy_error(error)
+    copied.__cause__ = error
+    return copied
 
 
 def _post_outcome(loop: Loop, waiting: _Waiting[T], job: Future[T]) -> None:

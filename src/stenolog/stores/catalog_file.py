@@ -31,17 +31,17 @@ class CatalogFileStore(Protocol):
         ...
 
 
-def journal_of(name: str) -> str:
+def journal_name(name: str) -> str:
     """Return the name of SQLite's journal for a catalog."""
     return f"{name}-journal"
 
 
-def lock_of(name: str) -> str:
+def lock_name(name: str) -> str:
     """Return the name of the lock file of a catalog."""
     return f"{name}.lock"
 
 
-def beside_database(file: Path, namespace: str) -> Path:
+def catalog_path(file: Path, namespace: str) -> Path:
     """Return the path of the catalog of a namespace in this database file."""
     name = namespace
     if not _PLAIN.fullmatch(namespace):
@@ -52,7 +52,7 @@ def beside_database(file: Path, namespace: str) -> Path:
     return file.with_name(f"{file.name}-{name}{_SUFFIX}")
 
 
-def catalogs_beside(file: Path) -> list[Path]:
+def find_catalogs(file: Path) -> list[Path]:
     """Return the catalogs of all namespaces of a database, also if only a journal is left.
 
     Raises OSError.
@@ -68,7 +68,7 @@ def catalogs_beside(file: Path) -> list[Path]:
 
 def delete_catalogs(file: Path, *, seconds: float) -> None:
     """Delete the catalogs of all namespaces of a database. Raises OSError, StoreBusy."""
-    found = catalogs_beside(file)
+    found = find_catalogs(file)
     if not found:
         return
     folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -84,11 +84,11 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
 
     Waits up to `seconds` for a program that writes it. Raises OSError, StoreBusy.
     """
-    names = (path.name, journal_of(path.name))
+    names = (path.name, journal_name(path.name))
     if not any(_is_file(folder, name) for name in names):
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    lock = open_descriptor(lock_of(path.name), flags, dir_fd=folder)
+    lock = open_descriptor(lock_name(path.name), flags, dir_fd=folder)
     try:
         wait_for_lock(lock, seconds=seconds, what=f"the catalog {path}")
         # The journal last: without its database it is useless, but a database without its journal

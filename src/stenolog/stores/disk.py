@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -15,10 +16,11 @@ from stenolog.errors import StoreBusy
 if sys.platform != "win32":
     import fcntl
 
+    EXCLUSIVE_NOWAIT: Final = fcntl.LOCK_EX | fcntl.LOCK_NB  # guard: append-lock
+    """Flags for flock: exclusive and non-blocking, because `lock_until` limits the wait itself."""
+
 LOCK_POLL: Final = 0.0002
-READ_ONLY_DISK: Final = (
-    "the disk is mounted read-only; mount it to be written to, or name a place elsewhere"
-)
+READ_ONLY_DISK: Final = "the disk is mounted read-only; remount it writable, or use another folder"
 
 
 class Descriptor(int):
@@ -116,7 +118,7 @@ def overwrite_lines(path: Path, instead: Callable[[bytes], bytes]) -> int:
         for line in text.splitlines(keepends=True):
             bare = line.rstrip(b"\r\n")
             other = instead(bare)
-            assert len(other) == len(bare), "what stands behind it stays where it is"
+            assert len(other) == len(bare), "the lines after it must keep their offsets"
             if other != bare:
                 os.pwrite(descriptor, other, offset)
                 changed += 1
@@ -151,7 +153,7 @@ def make_private(path: Path) -> None:
     sync_entries(path.parent)
 
 
-def refusal(path: Path) -> str | None:
+def write_problem(path: Path) -> str | None:
     """Return why a file or folder cannot be written to, and what to do; None if it can.
 
     Raises OSError if it cannot be examined.
@@ -159,7 +161,7 @@ def refusal(path: Path) -> str | None:
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return f"{path}: {READ_ONLY_DISK}"
     if not os.access(path, os.W_OK):
-        return f"{path}: this user may not write there; check the permissions, and whose it is"
+        return f"{path}: no write permission; check its permissions and its owner"
     return None
 
 
@@ -199,17 +201,21 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
 
 
 def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = LOCK_POLL) -> None:
-    """Acquire the flock of an open file. Raises StoreBusy.
+    """Acquire the flock of an open file, waiting for at most `seconds`. Raises StoreBusy."""
+    lock_until(descriptor, time.monotonic() + seconds, what, poll=poll)
+
+
+def lock_until(descriptor: int, deadline: float, what: str, *, poll: float = LOCK_POLL) -> None:
+    """Acquire the flock of an open file, waiting until the deadline. Raises StoreBusy.
 
     It polls at a short, constant interval: with a growing one a process could wait forever.
     """
-    deadline = time.monotonic() + seconds
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{what} is held by another process; try again") from None
+                raise StoreBusy(f"{what} is locked by another process; try again") from None
             time.sleep(poll)
         else:
             return
@@ -218,3 +224,45 @@ def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = L
 def release_lock(descriptor: int) -> None:
     """Release a flock explicitly: closing is not enough if a forked child shares the descriptor."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+# --- network file systems, whose locks and syncs are not reliable ------------------------------
+
+_NETWORK: Final = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph"}
+_MOUNT_TABLE: Final = "/proc/self/mounts"
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+_filesystem_kinds: dict[int, str] = {}
+"""File system type by device number, cached: the lookup takes longer than opening a store."""
+
+
+def network_kind(folder: Path) -> str:
+    """Return the type of the network file system; empty if it is local or unknown.
+
+    Raises OSError if the folder does not exist.
+    """
+    device = folder.stat().st_dev
+    if device not in _filesystem_kinds:
+        _filesystem_kinds[device] = _find_kind(folder)
+    return _filesystem_kinds[device] if _filesystem_kinds[device] in _NETWORK else ""
+
+
+def _find_kind(folder: Path) -> str:
+    try:
+        mounts = Path(_MOUNT_TABLE).read_text(encoding="utf-8", errors="replace")
+        return kind_at(str(folder.resolve()), mounts)
+    except OSError:
+        return ""  # Only Linux has this file.
+
+
+def kind_at(path: str, mounts: str) -> str:
+    """Return the type of the innermost mount that holds a path, from a table like /proc/mounts."""
+    best, kind = "", ""
+    for fields in (line.split(" ") for line in mounts.splitlines()):
+        if len(fields) > 2:
+            point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), fields[1])
+            inside = path == point or path.startswith(point.rstrip("/") + "/")
+            # A later mount at the same point covers the earlier one.
+            if inside and len(point) >= len(best):
+                best, kind = point, fields[2]
+    return kind

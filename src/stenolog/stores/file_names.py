@@ -1,6 +1,6 @@
-"""Conversion between keys and stems of file names.
+"""File names of sessions: a reversible mapping from keys, and the names other programs use.
 
-It is reversible, also on file systems that ignore case or normalise Unicode.
+It is reversible also on file systems that ignore case or normalise Unicode.
 """
 
 import re
@@ -12,7 +12,7 @@ _ESCAPED: Final = re.compile(rb"[^a-z0-9_.-]|^\.")  # guard: key-escaped
 _SAFE: Final = re.compile(r"(?:[a-z0-9_.-]|%[0-9A-F]{2})+")
 
 
-def escaped(key: str) -> str:
+def escape_key(key: str) -> str:
     """Return the key as part of a file name. A key that is too long ends in its sha256."""
     text = _ESCAPED.sub(lambda byte: b"%%%02X" % byte.group()[0], key.encode()).decode()
     if len(text) > _LONGEST:
@@ -23,7 +23,7 @@ def escaped(key: str) -> str:
     return text
 
 
-def unescaped(stem: str) -> str | None:
+def unescape_key(stem: str) -> str | None:
     """Return the key that a stem encodes; None if it encodes none."""
     if not _SAFE.fullmatch(stem):
         return None
@@ -32,4 +32,36 @@ def unescaped(stem: str) -> str | None:
         key = raw.decode()
     except UnicodeDecodeError:
         return None
-    return key if key and escaped(key) == stem else None
+    return key if key and escape_key(key) == stem else None
+
+
+# --- live logs -------------------------------------------------------------------------------
+
+LOG_SUFFIX = ".jsonl"
+
+
+def log_name(key: str) -> str:
+    """Return the name of a session's live log."""
+    return escape_key(key) + LOG_SUFFIX
+
+
+def key_of_log(name: str) -> str | None:
+    """Return the key that a file name encodes; None for any other file.
+
+    The name of a very long key does not contain it: the key is read from the file.
+    """
+    stem = name.removesuffix(LOG_SUFFIX)
+    return unescape_key(stem) if stem != name else None
+
+
+def has_long_key(name: str) -> bool:
+    """Return whether this is the name of a log whose key must be read from the file."""
+    return bool(re.fullmatch(r"[a-z0-9_.%A-F-]{120}~[0-9a-f]{64}\.jsonl", name))
+
+
+def reference_names(key: str) -> set[str]:
+    """Return the file names that the reference systems would use for the same session."""
+    return {
+        re.sub(r"[:/\\]", "_", key) + LOG_SUFFIX,
+        re.sub(r"[^\w-]", "_", key) + LOG_SUFFIX,
+    } - {log_name(key)}

@@ -52,8 +52,8 @@ def lost_before(key: str, where: str, lost: Sequence[Span]) -> Finding:
         kind="lost message",
         key=key,
         where=where,
-        meaning=f"{spans.size(lost):,} messages were lost to damage where it was copied from.",
-        advice="Look there with `steno doctor`, while you have it; then copy anew.",
+        meaning=f"{spans.size(lost):,} messages were already damaged where it was copied from.",
+        advice="Run `steno doctor` there while you still have it, then copy again.",
         lost=tuple(lost),
     )
 
@@ -107,6 +107,6 @@ def past_the_end(key: str, where: str, count: int, last_seq: int, *, advice: str
         kind="stray row",
         key=key,
         where=where,
-        meaning=f"{count:,} messages stand past the last seq, {last_seq:,}.",
+        meaning=f"{count:,} messages have a seq above the last one, {last_seq:,}.",
         advice=advice,
     )

@@ -1,8 +1,8 @@
 """Following a session: new messages as they arrive, and changes of visibility, summary and meta.
 
-`arrivals` polls for messages and is shared by the engines. `follow_changes` uses only calls that
-every store has, so it behaves the same on all of them: it compares `info()` between messages. A
-message is reported immediately, a change within half a second.
+`poll_messages` is shared by the engines. `follow_changes` uses only calls that every store has, so
+it behaves the same on all of them: it compares `info()` between messages. A message is reported
+immediately, a change within half a second.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ from stenolog.records import Message, SessionInfo
 from stenolog.stores import spans
 from stenolog.stores.base import Store
 
-LOOK_SECONDS: Final = 0.5
+CHECK_SECONDS: Final = 0.5
 
-News = tuple[str, int, list[Message]]
+NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
 Kind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
 """checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other
@@ -26,8 +26,8 @@ messages were hidden. summary, meta: only that changed.
 """
 
 
-def arrivals(
-    ask: Callable[[int], News | None],
+def poll_messages(
+    fetch: Callable[[int], NewMessages | None],
     wait: Callable[[float], object],
     key: str,
     *,
@@ -38,13 +38,13 @@ def arrivals(
 ) -> Iterator[Message]:
     """Poll for messages after a seq, until the store closes or none arrives for `timeout`.
 
-    `ask` returns None if there is no session. `wait` returns after the given seconds, or earlier.
+    `fetch` returns None if there is no session. `wait` returns after the given seconds, or earlier.
     `uid`: follow only this session; None: the first one that is found.
     """
     idle_since = monotonic()
     while True:
         try:
-            found = ask(after)
+            found = fetch(after)
         except StoreClosed:
             return
         if uid is not None and (found is None or found[0] != uid):
@@ -84,43 +84,45 @@ def follow_changes(
 
     Changes that were made and undone between two polls are not reported. Raises SessionDeleted.
     """
-    known = info_of(store, key)
+    known = find_info(store, key)
     if uid is not None and (known is None or known.uid != uid):
         raise SessionDeleted(key, recreated=known is not None)
-    heard = looked = monotonic()
+    active = checked = monotonic()
     while True:
-        left = LOOK_SECONDS if timeout is None else min(LOOK_SECONDS, heard + timeout - monotonic())
+        left = (
+            CHECK_SECONDS if timeout is None else min(CHECK_SECONDS, active + timeout - monotonic())
+        )
         if left <= 0:
             return
         if known is None:
             # Wait for the session; its messages are read once its uid is known.
             waited = next(store.follow(key, after=after, timeout=left), None)
             try:
-                known = info_of(store, key)
+                known = find_info(store, key)
             except StoreClosed:
                 return
             if waited is not None:
-                heard = monotonic()
+                active = monotonic()
             continue
         for message in store.follow(key, after=after, uid=known.uid, timeout=left):
             yield message
-            after, heard = message.seq, monotonic()
-            if heard - looked > LOOK_SECONDS:
+            after, active = message.seq, monotonic()
+            if active - checked > CHECK_SECONDS:
                 break  # check for changes even if messages arrive all the time
         try:
-            found = info_of(store, key)
+            found = find_info(store, key)
         except StoreClosed:
             return
-        looked = monotonic()
+        checked = monotonic()
         if found is None or found.uid != known.uid:
             raise SessionDeleted(key, recreated=found is not None)
-        for change in changed_between(known, found):
-            heard = monotonic()
+        for change in changes_between(known, found):
+            active = monotonic()
             yield change
         known = found
 
 
-def changed_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
+def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
     """Return the changes between two infos, without new messages. None means no session. Pure."""
     if before is None or now is None or before.uid != now.uid:
         return []
@@ -140,7 +142,7 @@ def changed_between(before: SessionInfo | None, now: SessionInfo | None) -> list
     return [SessionChange(kind=kind, info=now) for kind in found]
 
 
-def info_of(store: Store, key: str) -> SessionInfo | None:
+def find_info(store: Store, key: str) -> SessionInfo | None:
     """Return the info of a session, or None if it does not exist."""
     try:
         return store.info(key)

@@ -34,7 +34,7 @@ from stenolog.records import (
     Undone,
 )
 from stenolog.stores import spans
-from stenolog.stores.arguments import check_required, check_whole, encoded
+from stenolog.stores.arguments import check_count, check_int, check_optional_int, encode_messages
 from stenolog.stores.base import Deleted, SessionView, conversation_times, forked_meta
 from stenolog.stores.locks import ThreadLock
 from stenolog.stores.snapshots import (
@@ -136,7 +136,7 @@ class _Session(Struct):
         """Return a new session with the visible messages, sharing nothing mutable."""
         if not self.floor() <= upto <= self.last_seq:
             raise errors.UsageError(
-                f"at={upto}: from {self.floor()} to {self.last_seq} is possible"
+                f"at must be from {self.floor()} to {self.last_seq}, not {upto}"
             )
         now = _now()
         return _Session(
@@ -206,7 +206,7 @@ class InMemoryStore:
     ) -> list[int]:
         """Append a batch and return its seqs."""
         codec.check_once(once)
-        payloads = encoded(messages)
+        payloads = encode_messages(messages)
         times = None if at is None else codec.check_times(at, len(payloads))
         with self._writing(key) as session:
             if not payloads:
@@ -225,9 +225,8 @@ class InMemoryStore:
         self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
     ) -> list[Message]:
         """Return the visible messages by seq; with `full` every message."""
-        check_whole(last=last, after=after)
-        if last is not None and last < 0:
-            raise errors.UsageError(f"last={last}: a number of messages is not negative")
+        check_count(last=last)
+        check_optional_int(after=after)
         with self._using(key) as session:
             seqs = list(session.messages) if full else session.visible()
             seqs = [seq for seq in seqs if after is None or seq > after]
@@ -246,7 +245,7 @@ class InMemoryStore:
 
     def truncate_history(self, key: str, keep_last: int) -> None:
         """Hide all visible messages except the last ones."""
-        check_required(keep_last=keep_last)
+        check_int(keep_last=keep_last)
         with self._writing(key) as session:
             visible = session.visible()
             kept = visible[max(len(visible) - max(keep_last, 0), 0) :]
@@ -254,7 +253,7 @@ class InMemoryStore:
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary."""
-        check_whole(upto=upto)
+        check_optional_int(upto=upto)
         with self._writing(key) as session:
             last = session.last_seq if upto is None else min(upto, session.last_seq)
             session.change("clear", hide=range(1, last + 1), summary="")
@@ -267,8 +266,8 @@ class InMemoryStore:
         expect_last: int | None = None,
     ) -> None:
         """Make exactly these messages visible; the summary stays."""
-        check_whole(expect_last=expect_last)
-        payloads = encoded(messages)
+        check_optional_int(expect_last=expect_last)
+        payloads = encode_messages(messages)
         with self._writing(key) as session:
             if expect_last is not None and expect_last != session.last_seq:
                 raise errors.StaleHistory(key, expect_last, session.last_seq)
@@ -283,9 +282,9 @@ class InMemoryStore:
 
     def hide(self, key: str, first: int, last: int) -> None:
         """Hide the messages from seq `first` to seq `last`, both included."""
-        check_required(first=first, last=last)
+        check_int(first=first, last=last)
         if first > last:
-            raise errors.UsageError(f"hide {first} to {last}: the first comes after the last")
+            raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
         with self._writing(key) as session:
             wanted = range(max(first, 1), min(last, session.last_seq) + 1)
             session.change("hide", hide=wanted)
@@ -301,11 +300,11 @@ class InMemoryStore:
         self, key: str, *, summary: str, upto: int, expect_floor: int | None = None
     ) -> None:
         """Replace the summary and hide everything up to this seq, in one step."""
-        check_required(upto=upto)
-        check_whole(expect_floor=expect_floor)
+        check_int(upto=upto)
+        check_optional_int(expect_floor=expect_floor)
         with self._writing(key) as session:
             if upto > session.last_seq:
-                raise errors.UsageError(f"upto={upto} is beyond the end, {session.last_seq}")
+                raise errors.UsageError(f"upto must be at most {session.last_seq}, not {upto}")
             if expect_floor is not None and expect_floor != session.floor():
                 raise errors.StaleCheckpoint(key, expect_floor, session.floor())
             session.change("checkpoint", hide=range(1, upto + 1), summary=_text(summary))
@@ -346,7 +345,7 @@ class InMemoryStore:
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Create a session from the visible messages up to the seq `at`."""
         codec.check_key(new_key)
-        check_whole(at=at)
+        check_optional_int(at=at)
         with self._writing(key, known=True) as session:
             self._check_free(new_key)
             self._sessions[new_key] = session.fork(key, session.last_seq if at is None else at)
@@ -370,7 +369,7 @@ class InMemoryStore:
         with self._using(key), self._writing(target):
             found = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
             if not found:
-                raise errors.NoSuchSession(key, "the trash has no such session")
+                raise errors.NoSuchSession(key, "it is not in the trash")
             self._check_free(target)
             self._trash.remove(found[0])
             self._sessions[target] = found[0][1]
@@ -382,12 +381,12 @@ class InMemoryStore:
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete permanently: all sessions of the key, or the messages below a seq."""
-        check_whole(before=before)
+        check_optional_int(before=before)
         with self._writing(key) as live:
             trashed = [session for found, session in self._trash if found.key == key]
             if key not in self._sessions and (before is not None or not trashed):
                 raise errors.NoSuchSession(key)
-            told = []
+            sentences = []
             if before is None:
                 gone = [seq for session in [live, *trashed] for seq in session.messages]
                 self._sessions.pop(key, None)
@@ -395,14 +394,14 @@ class InMemoryStore:
                 self._trash[:] = [pair for pair in self._trash if pair[0].key != key]
             else:
                 gone = live.purge(before)
-                told += [f"the summary of {key!r} stays"] * bool(live.summary)
-                told += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
-            told += self._forks_of(key)
+                sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
+                sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
+            sentences += self._forks_of(key)
             return Purged(
                 messages=len(gone),
                 first=min(gone, default=0),
                 last=max(gone, default=0),
-                not_reached=tuple(told),
+                not_reached=tuple(sentences),
             )
 
     def _forks_of(self, key: str) -> list[str]:
@@ -415,7 +414,9 @@ class InMemoryStore:
             pairs = [pair for pair in self._trash if pair[0].key == key]
             meant = [pair for pair in pairs if (pair[0].uid, pair[0].deleted) in entries]
             if not meant or len(meant) != len(set(entries)):
-                raise errors.NoSuchSession(key, "the trash has not what is to be purged")
+                raise errors.NoSuchSession(
+                    key, "it is not in the trash; it may have been restored or deleted again"
+                )
             uids = {trashed.uid for trashed, _ in meant}
             self._trash[:] = [pair for pair in self._trash if pair[0].uid not in uids]
             if key not in self._sessions:
@@ -434,7 +435,7 @@ class InMemoryStore:
 
     def finish_purge(self, uid: str) -> Purged:
         """Raise NoSuchSession: a purge in memory cannot be interrupted."""
-        raise errors.NoSuchSession(uid, "no purge of it was interrupted")
+        raise errors.NoSuchSession(uid, "it has no interrupted purge")
 
     def leased(self, keys: Collection[str]) -> set[str]:
         """Return those of the keys that are leased now."""
@@ -444,12 +445,14 @@ class InMemoryStore:
         """Acquire the lease for a turn in this session: one holder at a time."""
         wait = BUSY_TIMEOUT if wait is None else wait
         if not (0 < ttl < inf and wait >= 0):
-            raise errors.UsageError(f"ttl={ttl}, wait={wait}: both are lengths of time")
+            raise errors.UsageError(f"ttl and wait must be seconds, not {ttl} and {wait}")
         deadline = monotonic() + wait
         with self._writing(key, known=True):
             while (before := self._leases.get(key)) is not None and not before.lost:
                 if (left := deadline - monotonic()) <= 0:
-                    raise errors.StoreBusy(f"{key!r}: {before.holder} has the turn")
+                    raise errors.StoreBusy(
+                        f"{key!r}: the lease is held by {before.holder}; try again"
+                    )
                 self._changed.wait(min(left, before.expires - monotonic(), threading.TIMEOUT_MAX))
                 self._check_open()
                 if key not in self._sessions:
@@ -528,9 +531,7 @@ class InMemoryStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return the keys in byte order, the same as the order of their code points."""
-        check_whole(limit=limit)
-        if limit is not None and limit < 0:
-            raise errors.UsageError(f"limit={limit}: a number of sessions is not negative")
+        check_count(limit=limit)
         with self._open():
             keys = sorted(key for key in self._sessions if key.startswith(prefix))
             return [key for key in keys if after is None or key > after][:limit]
@@ -541,7 +542,7 @@ class InMemoryStore:
             merged = records.decode_object(session.meta) | fields
             meta = codec.encode_object({name: v for name, v in merged.items() if v is not None})
             if len(meta) > MAX_META_BYTES:
-                raise errors.UsageError(f"more than {MAX_META_BYTES:,} bytes of meta")
+                raise errors.UsageError(f"meta must have at most {MAX_META_BYTES:,} bytes")
             if meta != session.meta:
                 session.meta = meta
                 session.number += 1
@@ -556,7 +557,7 @@ class InMemoryStore:
         timeout: float | None = None,
     ) -> Iterator[Message]:
         """Yield each message after seq `after` once, by seq, as it arrives."""
-        check_required(after=after)
+        check_int(after=after)
         with self._using(key):
             return self._arrivals(key, after, uid, timeout)
 
@@ -658,7 +659,7 @@ class InMemoryStore:
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise errors.StoreClosed("the store was closed")
+            raise errors.StoreClosed("the store is closed")
 
     def _check_free(self, key: str) -> None:
         if key in self._sessions:
@@ -686,7 +687,7 @@ class InMemoryStore:
                 self._sessions[key] = session
             self._changed.notify_all()
 
-    def _behind(self, lease: "InMemoryLease") -> "InMemoryStore":
+    def _fenced_by(self, lease: "InMemoryLease") -> "InMemoryStore":
         """Return a view of this store that rejects writes once the lease is lost."""
         fenced = copy.copy(self)
         fenced._lease = lease
@@ -699,9 +700,9 @@ class InMemoryLease:
     def __init__(self, store: InMemoryStore, key: str, epoch: int, ttl: float) -> None:
         self.key = key
         self.epoch = epoch
-        self.holder = f"process {os.getpid()}, {threading.current_thread().name},"
+        self.holder = f"process {os.getpid()}, {threading.current_thread().name}"
         self.expires = monotonic() + ttl
-        self.store: InMemoryStore = store._behind(self)
+        self.store: InMemoryStore = store._fenced_by(self)
         self._ttl = ttl
 
     @property
@@ -736,7 +737,7 @@ class InMemoryLease:
 
 def _text(summary: str) -> str:
     if not isinstance(summary, str):
-        raise errors.UsageError(f"a summary is text, not {type(summary).__name__}")
+        raise errors.UsageError(f"summary must be text, not {type(summary).__name__}")
     codec.encode_object({"summary": summary})
     return summary
 
@@ -757,11 +758,11 @@ class _SnapshotWriter:
         store = self._store
         old = store._find_by_uid(snapshot.uid)
         if old is None and instead_of:
-            raise errors.StoreBusy(f"{snapshot.key!r}: it is gone; try again")
+            raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace is gone; try again")
         if old is not None and not instead_of:
             raise errors.SessionExists(snapshot.key)
         if old is not None and _mark(*old).stamp != instead_of:
-            raise errors.StoreBusy(f"{snapshot.key!r}: it has changed; try again")
+            raise errors.StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")
         other = store._sessions.get(snapshot.key)
         if snapshot.deleted is None and other is not None and other.uid != snapshot.uid:
             raise errors.SessionExists(snapshot.key)

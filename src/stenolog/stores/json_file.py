@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stenolog.codec import check_once, encode_object
 from stenolog.errors import RefusedMessage, UsageError
 from stenolog.records import timestamp
-from stenolog.stores.file_names import escaped
+from stenolog.stores.file_names import escape_key
 
 SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
@@ -94,7 +94,7 @@ def parse(text: bytes) -> JSONSession:
         raise NotASession(f"it is not JSON: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("messages", ""), list | None):
         raise NotASession(
-            "it is JSON, but no session: there is no list of messages", something_else=True
+            "it is JSON, but not a session: it has no list of messages", something_else=True
         )
     problems: list[str] = []
     key = found.get("key")
@@ -140,7 +140,7 @@ def compose(session: JSONSession) -> bytes:
 
 def file_name(key: str) -> str:
     """Return the name of a session's file, which never ends in `.meta.json`."""
-    stem = escaped(key)
+    stem = escape_key(key)
     return (stem[: -len(".meta")] + "%2Emeta" if stem.endswith(".meta") else stem) + SUFFIX
 
 
@@ -151,7 +151,7 @@ def is_session_name(name: str) -> bool:
 
 def _message(value: object, what: str, problems: list[str]) -> JSONMessage | None:
     if not isinstance(value, dict):
-        problems.append(f"{what} is no object")
+        problems.append(f"{what} is not an object")
         return None
     try:
         payload = encode_object(value)
@@ -166,8 +166,8 @@ def _with_ours(session: JSONSession, ours: object) -> JSONSession:
     try:
         return _placed(session, ours)
     except (KeyError, TypeError, ValueError, StopIteration, UsageError):
-        said = "the field `stenolog` is not as stenolog writes it: tokens and hidden messages in it"
-        return replace(session, problems=(*session.problems, f"{said} are left out"))
+        problem = "the field `stenolog` is malformed: its tokens and hidden messages are skipped"
+        return replace(session, problems=(*session.problems, problem))
 
 
 def _placed(session: JSONSession, ours: Any) -> JSONSession:
@@ -184,10 +184,10 @@ def _placed(session: JSONSession, ours: Any) -> JSONSession:
     total = len(visible) + len(ours["hidden"])
     messages = [hidden.pop(seq) if seq in hidden else next(rest) for seq in range(1, total + 1)]
     if hidden or not isinstance(ours["began_with"], str):
-        raise ValueError("a seq is there twice, or beyond the end")
+        raise ValueError("a seq occurs twice, or is above the last one")
     placed = replace(session, messages=tuple(messages), began_with=ours["began_with"], ours=True)
     if ours["first"] != placed.floor() + 1:
-        raise ValueError("the first message in sight stands at another seq")
+        raise ValueError("the first visible message has another seq")
     return placed
 
 

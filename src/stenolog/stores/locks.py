@@ -59,7 +59,7 @@ class InUseCounter:
         self._release = release
         self._releasing = ThreadLock()
         self._ended = False
-        self._open = weakref.ref(self.entry, self._left)
+        self._open = weakref.ref(self.entry, self._on_last_exit)
 
     def end(self) -> None:
         """Reject new calls, and release if no call is inside. It can be repeated."""
@@ -68,7 +68,7 @@ class InUseCounter:
         if self._open() is None:  # guard: close-releases-files
             self._release_once()
 
-    def _left(self, _: object) -> None:
+    def _on_last_exit(self, _: object) -> None:
         """Release after the last call, if `end` was called. Python ignores exceptions here."""
         if self._ended:
             # Twice, because Ctrl-C may interrupt the first call.
@@ -108,7 +108,7 @@ class _Closed:
 _CLOSED = _Closed()
 
 
-class _Kept(Struct, gc=False):
+class _Immortal(Struct, gc=False):
     """Holder of an object until the process ends.
 
     A child must not close a connection of its parent, not even at interpreter exit: it would change
@@ -122,5 +122,5 @@ class _Kept(Struct, gc=False):
 
 def keep_forever(connection: object) -> None:
     """Keep a connection of the parent open in a forked child."""
-    kept = _Kept(connection)
+    kept = _Immortal(connection)
     kept.itself = kept  # guard: sqlite-fork

@@ -51,7 +51,7 @@ def open_store(
         case "postgresql":
             return _open_postgres(found, namespace=namespace, read_only=read_only)
         case "memory" if read_only:
-            raise UsageError("memory: is empty at first; it cannot be opened to read only")
+            raise UsageError("memory: starts empty, so it cannot be opened read-only")
         case "memory":
             from stenolog.stores.in_memory import InMemoryStore
 
@@ -62,13 +62,15 @@ def address(where: str | os.PathLike[str]) -> Address:
     """Parse the address of a store. Raises UsageError if it is invalid."""
     plain = os.fspath(where) if isinstance(where, os.PathLike) else where
     if not isinstance(plain, str):
-        raise UsageError(f"a place is text or a path, not {type(plain).__name__}")
+        raise UsageError(
+            f"the address of a store must be text or a path, not {type(plain).__name__}"
+        )
     if "\0" in plain:
-        raise UsageError(f"{plain!r} is not the name of a place: there is a NUL in it")
+        raise UsageError(f"the address {plain!r} contains a NUL character")
     if not isinstance(where, str):
         return Address(engine="jsonl", path=where)
     if not where:
-        raise UsageError("the place is empty; name a folder, or sqlite:FILE")
+        raise UsageError("the address is empty; give a folder, or sqlite:FILE")
     scheme, colon, rest = where.partition(":")
     match scheme if colon else "":
         case "memory":
@@ -101,7 +103,7 @@ def _check_new_folder(where: str, scheme: str, rest: str) -> None:
         # A misspelt engine would become a folder, and the sessions would seem lost.
         advice = "" if rest.startswith("//") else f"; for a folder of that name write ./{where}"
         raise UsageError(
-            f"'{scheme}:' is no engine (jsonl:, sqlite:, postgresql: and memory: are){advice}"
+            f"unknown engine '{scheme}:'; use jsonl:, sqlite:, postgresql: or memory:{advice}"
         )
     if not scheme and where.endswith(_DATABASES):
         raise UsageError(
@@ -119,9 +121,9 @@ def _is_scheme(text: str, rest: str) -> bool:
 def _plain_path(scheme: str, path: str) -> str:
     """Return the path after a scheme. Raises UsageError."""
     if path == ":memory:":
-        raise UsageError("sqlite: keeps sessions in a file; memory: keeps them in this process")
+        raise UsageError("sqlite: needs a file; use memory: to keep sessions only in this process")
     if not path:
-        raise UsageError(f"{scheme}: names no place; write {scheme}:{_EXAMPLES[scheme]}")
+        raise UsageError(f"{scheme}: needs a path, for example {scheme}:{_EXAMPLES[scheme]}")
     if path.startswith("//"):
         # Ambiguous: some programs read three slashes as an absolute path, others as a relative one.
         plain = path.lstrip("/")
@@ -150,8 +152,8 @@ def check_no_file(place: str | os.PathLike[str]) -> None:
     with suppress(OSError), open(place, "rb") as file:  # noqa: PTH123
         found = file.read(len(_DATABASE))
     if found == _DATABASE:
-        raise UsageError(f"there is a database at {name}, and no folder; name it as sqlite:{name}")
-    raise UsageError(f"there is a file at {name}, and no folder; name a folder")
+        raise UsageError(f"{name} is a database, not a folder; use sqlite:{name}")
+    raise UsageError(f"{name} is a file, not a folder; give a folder")
 
 
 def _at_home(place: str) -> str:
@@ -192,8 +194,8 @@ def _open_postgres(found: Address, *, namespace: str, read_only: bool) -> Store:
             ours[name] = float(value)
         elif name in _POSTGRES:
             raise UsageError(
-                f"postgresql: {part!r} is not accepted; schema=NAME, connections=NUMBER, "
-                "busy_timeout=SECONDS and answer_timeout=SECONDS are"
+                f"postgresql: invalid parameter {part!r}; use schema=NAME, connections=NUMBER, "
+                "busy_timeout=SECONDS or answer_timeout=SECONDS"
             )
         else:
             others.append(part)
@@ -217,7 +219,7 @@ def _sqlite_parameters(text: str) -> dict[str, Any]:
             found[name] = int(value)
         else:
             raise UsageError(
-                f"sqlite: {part!r} is not accepted; synchronous=full, synchronous=normal and "
-                "cache_kb=NUMBER are, joined by &"
+                f"sqlite: invalid parameter {part!r}; use synchronous=full, synchronous=normal or "
+                "cache_kb=NUMBER, joined by &"
             )
     return found

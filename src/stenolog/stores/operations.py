@@ -14,7 +14,7 @@ from stenolog.codec import encode_object
 from stenolog.errors import UsageError
 from stenolog.records import Change, Message, Span, State, Undo, Undone
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_required, check_whole, encoded
+from stenolog.stores.arguments import check_int, check_optional_int, encode_messages
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def set_summary(text: str) -> Decide[None]:
 
 def truncate(keep_last: int) -> Decide[None]:
     """Hide all but the last visible messages."""
-    check_required(keep_last=keep_last)
+    check_int(keep_last=keep_last)
     return lambda session: Decision(
         states.decide_truncate(session.state, session.last_seq, keep_last), None
     )
@@ -68,7 +68,7 @@ def truncate(keep_last: int) -> Decide[None]:
 
 def clear(upto: int | None) -> Decide[None]:
     """Hide all messages, or those up to a seq, and empty the summary."""
-    check_whole(upto=upto)
+    check_optional_int(upto=upto)
 
     def decide(session: OpenSession) -> Decision[None]:
         end = session.last_seq
@@ -86,9 +86,9 @@ def clear(upto: int | None) -> Decide[None]:
 
 def hide(first: int, last: int) -> Decide[None]:
     """Hide the messages from seq `first` to seq `last`."""
-    check_required(first=first, last=last)
+    check_int(first=first, last=last)
     if first > last:
-        raise UsageError(f"hide from {first} to {last}: the first comes after the last")
+        raise UsageError(f"first must not be greater than last, but {first} > {last}")
     return lambda session: Decision(
         states.decide_hide(session.state, session.last_seq, [(first, last)]), None
     )
@@ -97,8 +97,8 @@ def hide(first: int, last: int) -> Decide[None]:
 def checkpoint(*, summary: str, upto: int, expect_floor: int | None) -> Decide[None]:
     """Replace the summary and hide everything up to this seq."""
     states.check_summary(summary)
-    check_required(upto=upto)
-    check_whole(expect_floor=expect_floor)
+    check_int(upto=upto)
+    check_optional_int(expect_floor=expect_floor)
 
     def decide(session: OpenSession) -> Decision[None]:
         state, end = session.state, session.last_seq
@@ -130,8 +130,8 @@ def set_history(
     messages: Sequence[Message | Mapping[str, Any]], *, expect_last: int | None
 ) -> Decide[None]:
     """Make exactly these messages visible."""
-    check_whole(expect_last=expect_last)
-    payloads = encoded(messages)
+    check_optional_int(expect_last=expect_last)
+    payloads = encode_messages(messages)
 
     def decide(session: OpenSession) -> Decision[None]:
         change, added = states.decide_replace(
@@ -149,6 +149,6 @@ def undo(answered: Span | None) -> Decide[Undone]:
         state = session.state
         step = session.complete(states.newest_undo(state, state.key))
         change = states.decide_undo(state, step, answered)
-        return Decision(change, states.undone(state, step, change, answered))
+        return Decision(change, states.undo_result(state, step, change, answered))
 
     return decide

@@ -228,7 +228,7 @@ def state_of(snapshot: Snapshot, *, generation: int) -> tuple[State, list[Change
     state.forked_from = snapshot.forked_from
     changes = []
     for entry in snapshot.undo:
-        change = states.only(entry)
+        change = states.change_of_step(entry)
         short = states.blank("", "", 1, "")
         states.apply_change(short, change)
         state.undo = [*state.undo, *short.undo]

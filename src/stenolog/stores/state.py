@@ -55,7 +55,7 @@ def apply_change(state: State, change: Change) -> None:
         # guard: undo-once
         state.undo = [entry for entry in state.undo if entry.number < change.undoes]
     if change.op in _UNDOABLE and not known:
-        state.undo = [*state.undo, _entry(change)][-UNDO_DEPTH:]
+        state.undo = [*state.undo, _short_step(change)][-UNDO_DEPTH:]
 
 
 def apply_void(state: State, void: Void) -> None:
@@ -67,7 +67,7 @@ def apply_void(state: State, void: Void) -> None:
         state.number = max(state.number, *void.changes)
 
 
-def fold(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State:
+def apply_record(state: State, record: StateRecord | ChangeRecord | VoidRecord) -> State:
     """Return the state after one more record."""
     match record:
         case StateRecord():
@@ -95,10 +95,10 @@ def replay(state: State, changes: Iterable[Change]) -> None:
             hidden = {number: seqs for number, seqs in hidden.items() if number < change.undoes}
         if change.op in _UNDOABLE:
             hidden[change.number] = change.newly
-    state.floor, state.hidden = _settled(spans.union(_all_hidden(state), *hidden.values()))
+    state.floor, state.hidden = _split_floor(spans.union(_all_hidden(state), *hidden.values()))
 
 
-def entry_of(change: Change) -> Undo:
+def undo_step_of(change: Change) -> Undo:
     """Return the complete undo step of a change."""
     return Undo(
         number=change.number,
@@ -109,8 +109,8 @@ def entry_of(change: Change) -> Undo:
     )
 
 
-def _entry(change: Change) -> Undo:
-    entry = entry_of(change)
+def _short_step(change: Change) -> Undo:
+    entry = undo_step_of(change)
     texts = len((change.was or "").encode("utf-8", "surrogatepass")) + 16 * len(change.newly)
     if texts > _MAX_ENTRY_BYTES:
         return Undo(number=change.number, op=change.op, elsewhere=True)
@@ -143,7 +143,7 @@ def last_visible(state: State, end: int, count: int) -> int:
     return 0
 
 
-def _settled(hidden: Sequence[Span]) -> tuple[int, list[Span]]:
+def _split_floor(hidden: Sequence[Span]) -> tuple[int, list[Span]]:
     """Return the floor and the spans above it: a span that starts at 1 becomes the floor."""
     if hidden and hidden[0][0] <= 1:
         return hidden[0][1], list(hidden[1:])
@@ -174,7 +174,7 @@ def decide_hide(
     newly = spans.minus(spans.minus(after, before), missing(state))
     if not newly and summary is None and added is None:
         return None
-    floor, hidden = _settled(after) if newly else (state.floor, state.hidden)
+    floor, hidden = _split_floor(after) if newly else (state.floor, state.hidden)
     if len(hidden) > MAX_HIDDEN_SPANS:
         raise UsageError(
             f"more than {MAX_HIDDEN_SPANS:,} separate ranges would be hidden; "
@@ -245,7 +245,7 @@ def decide_checkpoint(
 ) -> Change | None:
     """Move the floor and replace the summary in one change. Raises UsageError, StaleCheckpoint."""
     if upto > end:
-        raise UsageError(f"{key!r}: checkpoint up to seq {upto}, but the last one is {end}")
+        raise UsageError(f"{key!r}: upto must be at most {end}, the last seq, not {upto}")
     if expect_floor is not None and expect_floor != state.floor:
         raise StaleCheckpoint(key, expect_floor, state.floor)
     return decide_hide(  # guard: checkpoint-by-seq
@@ -263,7 +263,7 @@ def decide_meta(state: State, fields: Mapping[str, Any]) -> Change | None:
     meta = {name: value for name, value in {**state.meta, **fields}.items() if value is not None}
     payload = encode_object(meta)
     if len(payload) > MAX_META_BYTES:
-        raise UsageError(f"meta of {len(payload):,} bytes; the limit is {MAX_META_BYTES:,}")
+        raise UsageError(f"meta must have at most {MAX_META_BYTES:,} bytes, not {len(payload):,}")
     if payload == encode_object(state.meta):
         return None
     return Change(
@@ -282,7 +282,7 @@ def decide_undo(state: State, entry: Undo, answered: Span | None = None) -> Chan
     """
     after = spans.minus(_all_hidden(state), entry.newly)
     after = spans.union(after, _withdrawn(entry, answered))
-    floor, hidden = _settled(after)
+    floor, hidden = _split_floor(after)
     changed = entry.was is not None and entry.was != state.summary
     return Change(
         op="undo",
@@ -310,11 +310,11 @@ def decide_fork(
     """Fork a session from its visible messages up to `at`. Raises UsageError."""
     upto = end if at is None else at
     if upto > end:
-        raise UsageError(f"{state.key!r}: fork at seq {upto}, but the last one is {end}")
+        raise UsageError(f"{state.key!r}: at must be at most {end}, the last seq, not {upto}")
     if upto < state.floor:
         raise UsageError(
-            f"{state.key!r}: fork at seq {upto}, but the summary tells of all up to {state.floor};"
-            f" fork at {state.floor} or later, or undo the compaction first"
+            f"{state.key!r}: cannot fork at seq {upto}: the summary covers all messages up to seq "
+            f"{state.floor}; fork at {state.floor} or later, or undo the summary first"
         )
     taken = spans.clipped(visible(state, end), 1, upto)
     forked = blank(new_key, uid, 1, now)
@@ -322,12 +322,12 @@ def decide_fork(
     # Change numbers are not reused. Without a change, an empty fork would not count as a session.
     forked.number = state.number + 1
     forked.summary, forked.meta = state.summary, forked_meta(state.meta, upto)
-    forked.purged = left_out(taken, upto)
+    forked.purged = not_copied(taken, upto)
     forked.forked_from = state.key
     return Fork(forked, taken, upto + 1)
 
 
-def left_out(taken: Sequence[Span], end: int) -> list[Span]:
+def not_copied(taken: Sequence[Span], end: int) -> list[Span]:
     """Return the seqs up to `end` that were not copied."""
     return spans.minus([(1, end)], taken) if end > 0 else []
 
@@ -344,7 +344,7 @@ def decide_purge(state: State, end: int, before: int, look_up: Callable[[Undo], 
     if upto < 1:
         return purged
     gone = [(1, upto)]
-    purged.floor, purged.hidden = _settled(spans.union(_all_hidden(state), gone))
+    purged.floor, purged.hidden = _split_floor(spans.union(_all_hidden(state), gone))
     purged.purged = spans.union(state.purged, gone)
     purged.lost = spans.clipped(state.lost, upto + 1, end)
     purged.void = spans.clipped(state.void, upto + 1, end)
@@ -371,34 +371,36 @@ def not_reached(
     key: str, *, forks: Sequence[str], summary: str = "", trashed: int = 0
 ) -> tuple[str, ...]:
     """Return sentences about data that a purge keeps and that may describe purged messages."""
-    told = [f"the fork {fork!r} has messages of {key!r}; purge it too" for fork in forks]
+    sentences = [f"the fork {fork!r} has messages of {key!r}; purge it too" for fork in forks]
     if summary:
-        told.append(f"the summary of {key!r} stays; set another one and purge again")
+        sentences.append(f"the summary of {key!r} is kept; replace it and purge again")
     if trashed:
-        told.append(f"{trashed:,} deleted sessions of {key!r} stay in the trash; purge the key")
-    return tuple(told)
+        sentences.append(
+            f"{trashed:,} deleted sessions of {key!r} stay in the trash; purge the key"
+        )
+    return tuple(sentences)
 
 
-def taken_from(meta: Mapping[str, Any]) -> tuple[str, ...]:
+def import_sources(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return sentences about files of other programs that an imported session came from."""
     receipts = meta.get("imported")
     files = [one.get("file") for one in receipts or () if isinstance(one, dict)]
     return tuple(
-        f"it was taken in from {file}, which may still be there, or {file}.migrated; delete it"
+        f"it was imported from {file}; delete that file or {file}.migrated if it still exists"
         for file in files
         if isinstance(file, str)
     )
 
 
-def check_lease(ttl: float, wait: float | None) -> None:
+def check_lease_times(ttl: float, wait: float | None) -> None:
     """Raise UsageError unless the arguments are valid durations in seconds."""
     for name, seconds in {"ttl": ttl, "wait": 0.0 if wait is None else wait}.items():
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise UsageError(f"{name}={seconds!r}: a number of seconds is wanted")
+            raise UsageError(f"{name} must be a number of seconds, not {seconds!r}")
         if not seconds >= 0:
-            raise UsageError(f"{name}={seconds!r}: a number of seconds, 0 or more, is wanted")
+            raise UsageError(f"{name} must be 0 seconds or more, not {seconds!r}")
     if not 0 < ttl < math.inf:
-        raise UsageError(f"ttl={ttl!r}: a lease lasts for some time, and not for ever")
+        raise UsageError(f"ttl must be greater than 0 and finite, not {ttl!r}")
 
 
 def archived_upto(state: State) -> int:
@@ -406,7 +408,7 @@ def archived_upto(state: State) -> int:
     return state.archive.last if state.archive is not None else 0
 
 
-def only(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
+def change_of_step(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
     """Return a change with the data to undo it, and the current floor and hidden messages."""
     return Change(
         op=entry.op,
@@ -419,12 +421,12 @@ def only(entry: Undo, *, floor: int = 0, hidden: Sequence[Span] = ()) -> Change:
     )
 
 
-def recorded(state: State, steps: Sequence[Undo]) -> list[Change]:
+def changes_for_state(state: State, steps: Sequence[Undo]) -> list[Change]:
     """Return changes that lead to this state, for a session whose changes are missing.
 
     `steps` are its complete undo steps. A state without changes has none to record.
     """
-    changes = [only(step, floor=state.floor, hidden=state.hidden) for step in steps]
+    changes = [change_of_step(step, floor=state.floor, hidden=state.hidden) for step in steps]
     if state.number > max((change.number for change in changes), default=0):
         changes.append(
             Change(op="state", number=state.number, floor=state.floor, hidden=state.hidden)
@@ -434,7 +436,7 @@ def recorded(state: State, steps: Sequence[Undo]) -> list[Change]:
     return changes
 
 
-def undone(state: State, entry: Undo, change: Change, answered: Span | None = None) -> Undone:
+def undo_result(state: State, entry: Undo, change: Change, answered: Span | None = None) -> Undone:
     """Return the result of an undo, for the caller."""
     going = spans.minus(_withdrawn(entry, answered), missing(state))
     return Undone(
@@ -458,14 +460,14 @@ def _withdrawn(entry: Undo, answered: Span | None) -> list[Span]:
 def newest_undo(state: State, key: str) -> Undo:
     """Return the entry that `undo` would undo now. Raises NothingToUndo."""
     if not state.undo:
-        raise NothingToUndo(f"{key!r}: nothing is left to take back")
+        raise NothingToUndo(f"{key!r}: there is nothing to undo")
     return state.undo[-1]
 
 
 def check_summary(text: str) -> None:
     """Raise UsageError unless this is text that can be stored."""
     if not isinstance(text, str):
-        raise UsageError(f"a summary is text, not {type(text).__name__}")
+        raise UsageError(f"summary must be text, not {type(text).__name__}")
     try:
         encode_object({"summary": text})
     except RefusedMessage as error:

@@ -12,11 +12,11 @@ from stenolog.stores import spans
 
 META: Final = "taken_back"
 """Field of a session's meta: a sorted list of [first, last] ranges that do not touch."""
-MOST: Final = 200
+MAX_RANGES: Final = 200
 """Maximum number of ranges, to keep meta small; the oldest are dropped first."""
 
 
-def withdrawn(meta: Mapping[str, Any]) -> list[Span]:
+def withdrawn_seqs(meta: Mapping[str, Any]) -> list[Span]:
     """Return the withdrawn seqs, sorted; values that are not ranges are skipped.
 
     The list is about hidden messages up to the floor. Above the floor, every hidden message was
@@ -28,11 +28,11 @@ def withdrawn(meta: Mapping[str, Any]) -> list[Span]:
     return spans.union(span for item in listed if (span := _span(item)) is not None)
 
 
-def noted(
+def updated_field(
     meta: Mapping[str, Any], taken: Iterable[Span] = (), *, shown: Iterable[Span] = ()
 ) -> list[list[int]] | None:
     """Return the field with `taken` added and the visible seqs `shown` removed; None if empty."""
-    known = spans.union(spans.minus(withdrawn(meta), shown), taken)[-MOST:]
+    known = spans.union(spans.minus(withdrawn_seqs(meta), shown), taken)[-MAX_RANGES:]
     return [[first, last] for first, last in known] or None
 
 

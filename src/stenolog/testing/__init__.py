@@ -1,31 +1,65 @@
-"""Tests that any implementation of `Store` must pass, for pytest. Subclass the contracts.
+"""Tests for implementations of `Store`, and models that follow a script.
 
-class TestMyStore(StoreContract):
-    def make_store(self, path: Path) -> Store:
-        return MyStore(path)
+Subclass the contracts and run them with pytest:
 
-
-class TestMyStoreIsKilled(CrashContract):
-    factory = "my_package:open_my_store"
+    class TestMyStore(StoreContract):
+        def make_store(self, path: Path) -> Store:
+            return MyStore(path)
 
 
-class TestMyStoreIsDamaged(DamageContract):
-    def make_store(self, path: Path) -> Store:
-        return MyStore(path)
+    class TestMyStoreIsKilled(CrashContract):
+        factory = "my_package:open_my_store"
 
-    def damage(self, store: Store, record: DamagedRecord, key: str) -> Store:
-        ...  # make the record unreadable, and open the store again
+
+    class TestMyStoreIsDamaged(DamageContract):
+        def make_store(self, path: Path) -> Store:
+            return MyStore(path)
+
+        def damage(self, store: Store, record: DamagedRecord, key: str) -> Store:
+            ...  # make the record unreadable, and open the store again
+
+The contracts need pytest and hypothesis (extra `[testing]`); the models do not.
 """
 
-import pytest
+import sys
+from typing import TYPE_CHECKING
 
-pytest.register_assert_rewrite("stenolog.testing.contract", "stenolog.testing.crash")
+from stenolog.lazy_exports import lazy_exports
 
-from stenolog.testing.contract import (  # noqa: E402 - after the registration above
-    DamageContract,
-    DamagedRecord,
-    StoreContract,
-)
-from stenolog.testing.crash import CrashContract  # noqa: E402
+# The contracts are imported on first use, so that the models work without pytest.
+if pytest := sys.modules.get("pytest"):
+    pytest.register_assert_rewrite("stenolog.testing.contract", "stenolog.testing.crash")
 
-__all__ = ["CrashContract", "DamageContract", "DamagedRecord", "StoreContract"]
+if TYPE_CHECKING:
+    from stenolog.testing.contract import DamageContract, DamagedRecord, StoreContract
+    from stenolog.testing.crash import CrashContract
+    from stenolog.testing.model_server import ModelServer
+    from stenolog.testing.model_server_plays import Play
+    from stenolog.testing.scripted_model import ScriptedCompletion, ScriptedModel, tool_call
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "CrashContract": "stenolog.testing.crash",
+            "DamageContract": "stenolog.testing.contract",
+            "DamagedRecord": "stenolog.testing.contract",
+            "ModelServer": "stenolog.testing.model_server",
+            "Play": "stenolog.testing.model_server_plays",
+            "ScriptedCompletion": "stenolog.testing.scripted_model",
+            "ScriptedModel": "stenolog.testing.scripted_model",
+            "StoreContract": "stenolog.testing.contract",
+            "tool_call": "stenolog.testing.scripted_model",
+        },
+    )
+
+__all__ = [
+    "CrashContract",
+    "DamageContract",
+    "DamagedRecord",
+    "ModelServer",
+    "Play",
+    "ScriptedCompletion",
+    "ScriptedModel",
+    "StoreContract",
+    "tool_call",
+]

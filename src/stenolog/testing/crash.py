@@ -29,7 +29,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing import crash_writer
 from stenolog.testing.contract.open_store_base import say, shown, user
-from stenolog.testing.store_calls import Call, picture, pictures, trash
+from stenolog.testing.store_calls import Call, all_contents, session_content, trash_content
 from stenolog.testing.strategies import operations
 
 KEY = "telegram:123"
@@ -163,7 +163,7 @@ class CrashContract:
                     hit_call.make(store, KEY)
             assert _shown(store) in (before, after)
             print(f"in {hit_call.name}: {'whole' if _shown(store) == after else 'absent'}")
-            found = picture(store, KEY)
+            found = session_content(store, KEY)
             store.add_message(KEY, "user", "after the crash")
             contents = shown(store, KEY)
         assert contents[-1] == "after the crash"
@@ -279,7 +279,7 @@ class CrashContract:
     def test_p4_a_deleted_session_is_restored_by_another_store(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as one, self.open(tmp_path) as two:
             say(one, KEY, "1", "2")
-            before = picture(two, KEY)
+            before = session_content(two, KEY)
             following = two.follow(KEY, after=1, timeout=60)
             assert next(following).content == "2"
             one.delete(KEY)
@@ -287,7 +287,7 @@ class CrashContract:
                 next(following)
             assert two.list_trash() == one.list_trash()
             two.restore(KEY)
-            assert picture(one, KEY) == before
+            assert session_content(one, KEY) == before
             assert say(one, KEY, "3") == [3]
             assert shown(two, KEY) == ["1", "2", "3"]
 
@@ -323,7 +323,7 @@ class CrashContract:
             for call in calls:
                 assert call.outcome(store, KEY) == call.outcome(model, KEY)
             with self.open(Path(folder)) as again:
-                assert picture(again, KEY) == picture(model, KEY)
+                assert session_content(again, KEY) == session_content(model, KEY)
             store.close()
 
 
@@ -364,7 +364,7 @@ class Writer:
 
 def _shown(store: Store) -> tuple[Any, Any]:
     """Return all sessions, and the trash."""
-    return pictures(store), trash(store)
+    return all_contents(store), trash_content(store)
 
 
 def _expected(count: int) -> tuple[Any, Any]:

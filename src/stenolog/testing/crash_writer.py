@@ -17,12 +17,12 @@ def main(factory: str, where: str) -> None:
     store = getattr(importlib.import_module(module), function)(where)
     for number, line in enumerate(sys.stdin):
         key, name, arguments, options = json.loads(line)
-        _tell("begin", number, None)
+        _report("begin", number, None)
         result = getattr(store, name)(key, *arguments, **options)
-        _tell("done", number, result if isinstance(result, int | list) else None)
+        _report("done", number, result if isinstance(result, int | list) else None)
 
 
-def _tell(word: str, number: int, result: object) -> None:
+def _report(word: str, number: int, result: object) -> None:
     os.write(1, json.dumps([word, number, result]).encode() + b"\n")
 
 

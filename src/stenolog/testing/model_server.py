@@ -66,7 +66,7 @@ class ModelServer:
         most_kept: int = 1_000,
     ) -> None:
         if dialect not in OVERFLOWS:
-            raise UsageError(f"no dialect {dialect!r}; known are {', '.join(OVERFLOWS)}")
+            raise UsageError(f"unknown dialect {dialect!r}; known: {', '.join(OVERFLOWS)}")
         self._answer = answer
         self._plays = deque(plays)
         self._context = context
@@ -517,15 +517,27 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m stenolog.testing.model_server",
         description="A scripted model behind HTTP; the first line that it prints is its address.",
-        epilog=f"What a play may say: {fields}. Dialects: {', '.join(OVERFLOWS)}.",
+        epilog=f"Fields of --play: {fields}. Dialects: {', '.join(OVERFLOWS)}.",
     )
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
-    parser.add_argument("--context", type=int, help="how many tokens a request may have")
-    parser.add_argument("--dialect", default="openai", choices=OVERFLOWS, help="of that refusal")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two pieces")
-    parser.add_argument("--key", default="", help="what it must be asked with")
     parser.add_argument(
-        "--play", action="append", default=[], help="how the next request is answered, as JSON"
+        "--port", type=int, default=0, help="port to listen on [default: any free port]"
+    )
+    parser.add_argument(
+        "--context", type=int, help="maximum tokens of a request; longer ones get an error"
+    )
+    parser.add_argument(
+        "--dialect",
+        default="openai",
+        choices=OVERFLOWS,
+        help="format of that error",
+    )
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two pieces")
+    parser.add_argument("--key", default="", help="API key that requests must have")
+    parser.add_argument(
+        "--play",
+        action="append",
+        default=[],
+        help="behaviour for the next request, as JSON",
     )
     given = parser.parse_args(arguments)
     try:

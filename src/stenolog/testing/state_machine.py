@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from stenolog.errors import NoSuchSession
 from stenolog.stores.base import SessionView, Store
 from stenolog.stores.in_memory import InMemoryStore
-from stenolog.testing.store_calls import Call, picture, trash
+from stenolog.testing.store_calls import Call, session_content, trash_content
 from stenolog.testing.strategies import TOKENS, small_messages, summaries, texts
 
 KEYS = ("a", "A:b/\u00e9", "K" * 70)
@@ -113,10 +113,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert self._store.list_sessions() == self._model.list_sessions()
         # A killed creator may leave a stamp without a session.
         assert self._store.stamps().keys() >= set(self._model.list_sessions())
-        assert trash(self._store) == trash(self._model)
+        assert trash_content(self._store) == trash_content(self._model)
         for key in keys:
-            expected = picture(self._model, key)
-            assert picture(self._store, key) == expected
+            expected = session_content(self._model, key)
+            assert session_content(self._store, key) == expected
 
     # --- appending ---------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def comparable(result: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class SessionContent:
     """Everything that a session shows to a reader, except times and engine details."""
 
     visible: list[tuple[int, bytes]]
@@ -69,7 +69,7 @@ class Picture:
     forked_from: str | None
 
 
-def picture(store: Store, key: str) -> Picture | None:
+def session_content(store: Store, key: str) -> SessionContent | None:
     """Return the current picture of a session, or None if it does not exist."""
     try:
         info = store.info(key)
@@ -79,7 +79,7 @@ def picture(store: Store, key: str) -> Picture | None:
     assert (view.uid, view.change, view.summary) == (info.uid, info.change, info.summary)
     assert (view.info.floor, view.info.meta) == (info.floor, info.meta)
     assert view.messages == tuple(store.get_history(key))
-    return Picture(
+    return SessionContent(
         visible=[(m.seq, m.to_json()) for m in view.messages],
         everything=[(m.seq, m.to_json(), m.hidden) for m in store.get_history(key, full=True)],
         summary=store.get_summary(key),
@@ -92,11 +92,11 @@ def picture(store: Store, key: str) -> Picture | None:
     )
 
 
-def pictures(store: Store) -> dict[str, Picture | None]:
+def all_contents(store: Store) -> dict[str, SessionContent | None]:
     """Return pictures of all sessions."""
-    return {key: picture(store, key) for key in store.list_sessions()}
+    return {key: session_content(store, key) for key in store.list_sessions()}
 
 
-def trash(store: Store) -> list[tuple[str, int]]:
+def trash_content(store: Store) -> list[tuple[str, int]]:
     """Return the deleted sessions in comparable form: keys and numbers of messages."""
     return [(trashed.key, trashed.count) for trashed in store.list_trash()]

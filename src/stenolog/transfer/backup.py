@@ -22,7 +22,7 @@ from stenolog.errors import DamagedStore, StenologError, UsageError
 from stenolog.records import timestamp
 from stenolog.sessions.folders import AGENTS, NAMESPACE, NOTES, log_folders
 from stenolog.stores.disk import make_private, release_lock, replace_file, wait_for_lock
-from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.open_store import address
 from stenolog.transfer.comparison import digest_of
 from stenolog.transfer.copy import (
@@ -273,7 +273,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise UsageError(f"there is no backup in {folder}: it has no {MANIFEST}") from None
     except OSError as error:
-        raise explained(error, f"reading {path}") from error
+        raise store_error(error, f"reading {path}") from error
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -307,7 +307,7 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise explained(error, f"writing {folder / MANIFEST}") from error
+        raise store_error(error, f"writing {folder / MANIFEST}") from error
 
 
 def _manifest_to_extend(folder: Path, where: str) -> Manifest:
@@ -326,7 +326,7 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
     try:
         others = [entry.name for entry in folder.iterdir() if entry.name not in _TEMPORARY_FILES]
     except OSError as error:
-        raise explained(error, f"looking into {folder}") from error
+        raise store_error(error, f"looking into {folder}") from error
     if others:
         what = "a workspace" if log_folders(folder) else "something else"
         raise UsageError(
@@ -439,7 +439,7 @@ def _locked(folder: Path) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(folder / _LOCK, flags, 0o600)
     except OSError as error:
-        raise explained(error, f"opening {folder}") from error
+        raise store_error(error, f"opening {folder}") from error
     try:
         wait_for_lock(descriptor, seconds=_LOCK_TIMEOUT, what=f"another backup into {folder}")
         yield

@@ -23,8 +23,8 @@ from stenolog.sessions.folders import (
     log_folders,
 )
 from stenolog.stores.base import Store
-from stenolog.stores.disk import refusal
-from stenolog.stores.file_names import unescaped
+from stenolog.stores.disk import write_problem
+from stenolog.stores.file_names import unescape_key
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import Address, address, open_store
 from stenolog.stores.snapshots import EmptyStore, NamespacedStore, SharedPlace, SnapshotStore
@@ -203,7 +203,7 @@ def _namespace_of(where: str, folder: str) -> str:
     *above, name = folder.split("/")
     if not above:
         return name
-    agent = unescaped(above[-1])
+    agent = unescape_key(above[-1])
     if agent is None or name != NAMESPACE:
         raise UsageError(
             f"{where}: {folder} has no equivalent in a database; move it to a separate folder"
@@ -315,7 +315,7 @@ def _open(where: str, namespace: str, *, read_only: bool) -> Store:
 
 
 def _agent(namespace: str) -> str | None:
-    agent = unescaped(namespace.removeprefix(f"{AGENTS}."))
+    agent = unescape_key(namespace.removeprefix(f"{AGENTS}."))
     return agent if agent is not None and agent_namespace(agent) == namespace else None
 
 
@@ -329,7 +329,7 @@ def _is_read_only(where: str) -> bool:
     if found.engine != "jsonl":
         return False
     try:
-        return refusal(Path(found.path)) is not None
+        return write_problem(Path(found.path)) is not None
     except OSError:
         return False
 

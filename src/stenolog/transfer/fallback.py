@@ -33,10 +33,9 @@ from stenolog.records import Health, Message, Purged, SessionInfo, timestamp
 from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
 from stenolog.stores.base import FORKED_AT, NOT_FORKED, Deleted, PurgingStore, Store
-from stenolog.stores.file_names import escaped
+from stenolog.stores.file_names import LOG_SUFFIX, escape_key
 from stenolog.stores.json_file import JSONMessage, NotASession, time_of
 from stenolog.stores.jsonl import JSONLStore
-from stenolog.stores.jsonl.log_names import SUFFIX
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
 from stenolog.transfer import merge
 from stenolog.transfer.importers.legacy_session import LegacySession, Source, SourceContent
@@ -314,7 +313,7 @@ class _FallbackSnapshots:
     def sources(self, *, thorough: bool) -> list[Source]:
         """Return every session that is not in the trash."""
         del thorough
-        self._keys = {escaped(key) + SUFFIX: key for key in self._fallback.list_sessions()}
+        self._keys = {escape_key(key) + LOG_SUFFIX: key for key in self._fallback.list_sessions()}
         return [Source(name=name, body=None) for name in self._keys]
 
     def read(self, source: Source) -> SourceContent:
@@ -455,7 +454,7 @@ class _MergeRecord(Struct, frozen=True, kw_only=True):
 def _read_record(workspace: Path, uid: str) -> _MergeRecord:
     """Return the record of a session, an empty one if there is none. Raises NotASession."""
     try:
-        text = (workspace / MERGED / f"{escaped(uid)}.json").read_bytes()
+        text = (workspace / MERGED / f"{escape_key(uid)}.json").read_bytes()
         return convert(json.loads(text), _MergeRecord)
     except (FileNotFoundError, NotADirectoryError):
         return _MergeRecord(uid=uid)
@@ -465,7 +464,7 @@ def _read_record(workspace: Path, uid: str) -> _MergeRecord:
 
 def _write_record(workspace: Path, key: str, record: _MergeRecord) -> None:
     try:
-        _write_json(workspace / MERGED, f"{escaped(record.uid)}.json", record)
+        _write_json(workspace / MERGED, f"{escape_key(record.uid)}.json", record)
     except OSError as error:
         reason = "the merge of %r cannot be recorded, so the next start repeats it: %s"
         _logger.warning(reason, key, error.strerror)
@@ -535,7 +534,7 @@ def _repeat_purges(
                 continue
             remaining = _repeat_purge(purge, store)
             for uid in purge.uids if purge.before is None else ():
-                (workspace / MERGED / f"{escaped(uid)}.json").unlink(missing_ok=True)
+                (workspace / MERGED / f"{escape_key(uid)}.json").unlink(missing_ok=True)
             if remaining:
                 _logger.warning(
                     "a purge in the fallback is not fully repeated for %r: %s", *remaining

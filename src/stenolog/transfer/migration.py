@@ -32,7 +32,7 @@ from stenolog.records import SessionInfo
 from stenolog.sessions.aliases import Aliases, aliases_in
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import MarkedStore, Store
-from stenolog.stores.file_names import escaped
+from stenolog.stores.file_names import escape_key
 from stenolog.stores.json_file import SUFFIX, NotASession
 from stenolog.transfer import merge as merging
 from stenolog.transfer.importers.folder import Folder
@@ -641,5 +641,5 @@ def _our_names_last(jobs: Sequence[_ImportJob]) -> list[_ImportJob]:
 
     Of one key, the log comes before the JSON file.
     """
-    last = {job.key for job in jobs if job.source.name == escaped(job.key) + LOG_SUFFIX}
+    last = {job.key for job in jobs if job.source.name == escape_key(job.key) + LOG_SUFFIX}
     return sorted(jobs, key=lambda job: (job.key in last, job.source.name.endswith(SUFFIX)))

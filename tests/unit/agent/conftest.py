@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import memory_disk
+from support import temporary_folders
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """A folder that costs no syncs."""
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path

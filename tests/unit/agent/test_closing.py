@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from stenolog.agent.instance import AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.tools import tool
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
+from support.agents import (
     KEY,
     SPEC,
     STORES,
@@ -41,7 +41,7 @@ def _open_files(folder: Path) -> list[str]:
 
 
 @every_store
-def test_nothing_is_left_of_a_loop_that_was_closed(store: str, tmp_path: Path) -> None:
+def test_closed_loop_leaves_no_tasks_threads_or_files(store: str, tmp_path: Path) -> None:
     threads = set(threading.enumerate())
 
     async def main() -> None:
@@ -50,14 +50,14 @@ def test_nothing_is_left_of_a_loop_that_was_closed(store: str, tmp_path: Path) -
             await say(loop, "Hi.")
         assert _tasks() == []
         assert model.closed
-        assert str(await loop.close()) == "nothing is left undone"
+        assert str(await loop.close()) == "all turns are finished"
 
     asyncio.run(main())
     assert (_open_files(tmp_path), set(threading.enumerate())) == ([], threads)
 
 
 @every_store
-def test_a_turn_in_flight_is_waited_for(store: str, tmp_path: Path) -> None:
+def test_close_waits_for_a_running_turn(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel(["word " * 20], pause=0.01)
         async with agent_loop(store, tmp_path, model) as loop:
@@ -73,7 +73,7 @@ def test_a_turn_in_flight_is_waited_for(store: str, tmp_path: Path) -> None:
 
 
 @every_store
-def test_a_turn_that_takes_too_long_is_left_to_the_next_start(store: str, tmp_path: Path) -> None:
+def test_turn_that_outlasts_close_is_resumed_at_the_next_start(store: str, tmp_path: Path) -> None:
     threads = set(threading.enumerate())
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def test_a_turn_that_takes_too_long_is_left_to_the_next_start(store: str, tmp_pa
     asyncio.run(next_start())
 
 
-def test_a_tool_that_hangs_does_not_keep_it_open(tmp_path: Path) -> None:
+def test_hanging_tool_does_not_block_close(tmp_path: Path) -> None:
     hangs = threading.Event()
     begun = asyncio.Event()
 
@@ -123,7 +123,7 @@ def test_a_tool_that_hangs_does_not_keep_it_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_the_lease_is_given_back(store: str, tmp_path: Path) -> None:
+def test_close_releases_the_lease(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         other = open_agent(store, tmp_path, ScriptedModel([]))
         assert other.store is not None
@@ -135,7 +135,7 @@ def test_the_lease_is_given_back(store: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_every_agent_of_the_registry_is_closed(tmp_path: Path) -> None:
+def test_close_closes_every_agent_of_the_registry(tmp_path: Path) -> None:
     models = [ScriptedModel(["a"]), ScriptedModel(["b"])]
 
     async def main() -> None:

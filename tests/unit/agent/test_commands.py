@@ -16,18 +16,7 @@ from stenolog.errors import UsageError
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.keys import owner_in_key
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
-    KEY,
-    SPEC,
-    STORES,
-    Heard,
-    agent_loop,
-    bodies,
-    called,
-    roles,
-    say,
-    until,
-)
+from support.agents import KEY, SPEC, STORES, Heard, agent_loop, bodies, called, roles, say, until
 
 every_store = pytest.mark.parametrize("store", STORES)
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
@@ -50,11 +39,11 @@ with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
         ([{"type": "text", "text": "/new"}], None),
     ],
 )
-def test_what_is_a_command(text: Any, asked: ParsedCommand | None) -> None:
+def test_parse_command_recognizes_commands(text: Any, asked: ParsedCommand | None) -> None:
     assert parse_command(text) == asked
 
 
-def test_new_sessions_of_a_user_are_theirs() -> None:
+def test_new_key_belongs_to_the_same_user() -> None:
     keys = {new_key(), new_key(), sibling_key(KEY), sibling_key(new_key())}
     assert len(keys) == 4
     assert {owner_in_key(key) for key in keys} == {KEY}
@@ -73,7 +62,7 @@ def _in(store: str, folder: Path, main: Callable[[AgentLoop], Any], script: Any 
 
 
 @every_store
-def test_each_command_says_something_where_nothing_was_said(store: str, tmp_path: Path) -> None:
+def test_every_command_replies_in_an_empty_session(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         for name in COMMANDS:
             answer = await say(loop, f"/{name}", key="cli:empty")
@@ -84,7 +73,7 @@ def test_each_command_says_something_where_nothing_was_said(store: str, tmp_path
     _in(store, tmp_path, main)
 
 
-def test_an_unknown_command_is_told_and_not_sent(tmp_path: Path) -> None:
+def test_unknown_command_is_not_sent_to_the_model(tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         assert "/help" in (await say(loop, "/nothing")).text
         assert bodies(loop) == []
@@ -95,7 +84,7 @@ def test_an_unknown_command_is_told_and_not_sent(tmp_path: Path) -> None:
 
 
 @every_store
-def test_clear_hides_everything(store: str, tmp_path: Path) -> None:
+def test_clear_hides_all_messages(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         answer = await say(loop, "/clear")
@@ -108,13 +97,13 @@ def test_clear_hides_everything(store: str, tmp_path: Path) -> None:
 
 
 @with_store
-def test_undo_brings_back_what_clear_hid(store: str, tmp_path: Path) -> None:
+def test_undo_shows_the_messages_that_clear_hid(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         await say(loop, "/clear")
-        assert "2 messages are back" in (await say(loop, "/undo")).text
+        assert "2 messages are visible again" in (await say(loop, "/undo")).text
         assert roles(loop) == ["user", "assistant"]
-        assert "nothing" in (await say(loop, "/undo")).text
+        assert "Nothing to undo" in (await say(loop, "/undo")).text
 
     _in(store, tmp_path, main)
 
@@ -131,7 +120,7 @@ def test_retry_answers_the_last_message_again(store: str, tmp_path: Path) -> Non
 
 
 @every_store
-def test_retry_takes_the_tools_of_the_turn_with_it(store: str, tmp_path: Path) -> None:
+def test_retry_hides_the_tool_calls_of_the_turn(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         assert roles(loop) == ["user", "assistant", "tool", "assistant"]
@@ -142,7 +131,7 @@ def test_retry_takes_the_tools_of_the_turn_with_it(store: str, tmp_path: Path) -
 
 
 @every_store
-def test_edit_says_the_last_message_differently(store: str, tmp_path: Path) -> None:
+def test_edit_replaces_the_last_message(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         await say(loop, "too")
@@ -166,7 +155,7 @@ def test_edit_says_the_last_message_differently(store: str, tmp_path: Path) -> N
         ("/edit third", ["first", "to first", "third", "to second again"]),
     ],
 )
-def test_an_answer_to_an_earlier_message_stays(
+def test_retry_keeps_the_answer_to_an_earlier_message(
     store: str, command: str, visible: list[str], tmp_path: Path
 ) -> None:
     async def main(loop: AgentLoop) -> None:
@@ -186,7 +175,7 @@ def test_an_answer_to_an_earlier_message_stays(
 
 @with_store
 @pytest.mark.parametrize("command", ["edit two", "retry"])
-def test_an_edit_and_a_retry_can_be_undone(store: str, command: str, tmp_path: Path) -> None:
+def test_edit_and_retry_can_be_undone(store: str, command: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         await say(loop, f"/{command}")
@@ -203,30 +192,30 @@ def test_an_edit_and_a_retry_can_be_undone(store: str, command: str, tmp_path: P
 
 
 @every_store
-def test_compact_makes_a_summary_and_tells(store: str, tmp_path: Path) -> None:
+def test_compact_summarizes_and_reports(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         for number in range(4):
             await say(loop, f"message {number}")
         heard = Heard()
         answer = await say(loop, "/compact", on_event=heard)
-        assert "are now a summary" in answer.text
+        assert "were summarized" in answer.text
         assert heard.of(SummaryCreated)
         assert len(bodies(loop)) < 8
 
     _in(store, tmp_path, main)
 
 
-def test_context_tells_how_much_room_is_left(tmp_path: Path) -> None:
+def test_context_shows_used_and_available_tokens(tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         words = (await say(loop, "/context")).text
-        assert "of 27,904 tokens are sent to scripted" in words
-        assert "2 messages are in sight" in words
+        assert "of 27,904 tokens" in words
+        assert "2 messages are visible" in words
 
     _in("jsonl", tmp_path, main)
 
 
-def test_stop_ends_the_answer_and_what_changes_a_session_waits_for_it(tmp_path: Path) -> None:
+def test_stop_ends_the_answer_and_changes_are_rejected_before_it(tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         speaking = asyncio.create_task(say(loop, "Talk."))
         await until(lambda: KEY in loop.busy)
@@ -240,7 +229,7 @@ def test_stop_ends_the_answer_and_what_changes_a_session_waits_for_it(tmp_path: 
 
 
 @with_store
-def test_fork_goes_on_in_a_copy(store: str, tmp_path: Path) -> None:
+def test_fork_continues_in_a_copy(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         fork = await say(loop, "/fork what-if")
@@ -265,14 +254,14 @@ def test_new_sessions_can_be_listed_and_resumed(store: str, tmp_path: Path) -> N
         assert new.key in listed
         assert (await say(loop, "/resume ferries", key=new.key)).key == KEY
         assert (await say(loop, f"/resume {new.key}")).key == new.key
-        assert "Several fit" in (await say(loop, "/resume about")).text
+        assert "Several sessions match" in (await say(loop, "/resume about")).text
         assert "no session" in (await say(loop, "/resume zeppelin")).text
 
     _in(store, tmp_path, main)
 
 
 @with_store
-def test_the_sessions_of_other_users_are_not_shown_nor_opened(store: str, tmp_path: Path) -> None:
+def test_sessions_of_other_users_are_neither_listed_nor_opened(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         async def hear(text: str, key: str, sender: str) -> Answer:
             return await loop.handle(InboundMessage(key=key, content=text, sender=sender))
@@ -301,7 +290,9 @@ def test_the_sessions_of_other_users_are_not_shown_nor_opened(store: str, tmp_pa
 
 
 @pytest.mark.parametrize("command", ["undo", "fork"])
-def test_commands_that_a_session_manager_lacks_say_so(command: str, tmp_path: Path) -> None:
+def test_unsupported_commands_of_a_session_manager_reply_with_the_reason(
+    command: str, tmp_path: Path
+) -> None:
     async def main(loop: AgentLoop) -> None:
         await say(loop, "one")
         answer = await say(loop, f"/{command}")
@@ -321,24 +312,24 @@ def test_sessions_of_a_session_manager_are_listed_and_resumed(tmp_path: Path) ->
 
 
 @with_store
-def test_memory_is_shown_and_forgotten_by_its_user_alone(store: str, tmp_path: Path) -> None:
+def test_only_the_user_can_list_and_delete_their_notes(store: str, tmp_path: Path) -> None:
     async def main(loop: AgentLoop) -> None:
         memory = loop.registry.agent().memory
         assert memory is not None
-        assert "Nothing" in (await say(loop, "/memory")).text
+        assert "no notes" in (await say(loop, "/memory")).text
         note = memory.remember("Likes tea", scope=Scope(who=KEY, of="sender"))
         assert "Likes tea" in (await say(loop, "/memory")).text
         assert "Likes tea" in (await say(loop, "/memory tea", key="cli:other:default")).text
         assert "Likes tea" not in (await say(loop, "/memory", key="cli:other")).text
         assert "no note" in (await say(loop, f"/forget {note.id}", key="cli:other")).text
         assert "Forgotten: Likes tea" in (await say(loop, f"/forget {note.id}")).text
-        assert "Nothing" in (await say(loop, "/memory")).text
+        assert "no notes" in (await say(loop, "/memory")).text
 
     _in(store, tmp_path, main)
 
 
 @with_store
-def test_a_session_keeps_the_model_that_was_chosen_for_it(store: str, tmp_path: Path) -> None:
+def test_session_keeps_its_chosen_model(store: str, tmp_path: Path) -> None:
     def opened(name: str) -> ScriptedModel:
         return ScriptedModel([f"I am {name}."] * 5, name=name)
 
@@ -347,7 +338,7 @@ def test_a_session_keeps_the_model_that_was_chosen_for_it(store: str, tmp_path: 
         script = ["I am the first."] * 2
         async with agent_loop(store, tmp_path, script, open_model=opened, spec=spec) as loop:
             await say(loop, "Who are you?")
-            assert "not among the models" in (await say(loop, "/model third")).text
+            assert "not a model of this agent" in (await say(loop, "/model third")).text
             assert "second" in (await say(loop, "/model second")).text
             assert (await say(loop, "Who?")).text == "I am second."
             assert (await say(loop, "Who?", key="cli:other")).text == "I am the first."
@@ -363,6 +354,6 @@ def test_a_session_keeps_the_model_that_was_chosen_for_it(store: str, tmp_path: 
         async with agent_loop(store, tmp_path, ["Only me."]) as loop:
             heard = Heard()
             assert (await say(loop, "Who?", on_event=heard)).text == "Only me."
-            assert "one model only" in heard.of(Notice)[0].words
+            assert "only one model" in heard.of(Notice)[0].text
 
     asyncio.run(main())

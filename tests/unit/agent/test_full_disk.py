@@ -14,25 +14,16 @@ from typing import Any, Final, Protocol
 import pytest
 from msgspec.structs import replace
 
-import needs
-from crash.disks import tiny_tmpfs
+from stenolog.agent.instance import AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import CUT_OFF
 from stenolog.agent.turn_events import SaveFailed, SaveRecovered
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import StoreUnavailable
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
-    KEY,
-    SPEC,
-    Heard,
-    bodies,
-    called,
-    open_agent,
-    reopened,
-    say,
-)
+from support import needs
+from support.agents import KEY, SPEC, Heard, bodies, called, open_agent, reopened, say
+from support.crash.disks import tiny_tmpfs
 
 # Longer than what may still fit into pages that a file has already.
 LONG: Final = "and so on " * 12_000
@@ -127,7 +118,7 @@ def _contents(told: list[dict[str, Any]]) -> list[str]:
 
 @takes_leases_on_a_full_disk
 @every_disk
-def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again(
+def test_full_disk_is_reported_and_messages_are_stored_in_order_later(
     store: str, disk: Disk
 ) -> None:
     model = ScriptedModel([f"to {number}" for number in range(1, 6)])
@@ -140,7 +131,7 @@ def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again
             answer = await say(loop, f"said 2 {LONG}", on_event=heard)
             assert (answer.outcome, answer.text, answer.saved) == ("answered", "to 2", False)
             assert heard.of(SaveFailed)[0].count == 1
-            assert "Nothing of it was stored" in heard.of(SaveFailed)[0].words
+            assert "Nothing of it was stored" in heard.of(SaveFailed)[0].text
             # Nothing stands in the log without what was said before it.
             assert _contents(bodies(loop)) == ["said 1", "to 1"]
             assert not (await say(loop, "said 3")).saved
@@ -162,9 +153,7 @@ def test_a_full_disk_is_told_and_all_is_stored_in_order_when_there_is_room_again
 
 @every_store
 @every_disk
-def test_a_disk_that_gets_full_during_a_turn_keeps_the_rest_of_it_in_hand(
-    store: str, disk: Disk
-) -> None:
+def test_disk_full_during_a_turn_keeps_its_messages_unsaved(store: str, disk: Disk) -> None:
     def fill() -> str:
         """Fill the disk."""
         disk.fill()
@@ -190,9 +179,7 @@ def test_a_disk_that_gets_full_during_a_turn_keeps_the_rest_of_it_in_hand(
 
 @every_store
 @every_disk
-def test_what_a_full_disk_did_not_take_is_told_at_the_end_and_the_rest_is_resumed(
-    store: str, disk: Disk
-) -> None:
+def test_close_reports_unsaved_messages_and_the_next_start_resumes(store: str, disk: Disk) -> None:
     def fill() -> str:
         """Fill the disk."""
         disk.fill()
@@ -226,7 +213,7 @@ def test_what_a_full_disk_did_not_take_is_told_at_the_end_and_the_rest_is_resume
 
 # Not on a tmpfs: a lease may fit into pages that the write-ahead log has already.
 @pytest.mark.parametrize("kind", ["limit"])
-def test_sqlite_on_a_full_disk_runs_no_turn_and_answers_when_there_is_room_again(
+def test_sqlite_on_a_full_disk_runs_no_turn_and_answers_later(
     disk: Disk,
 ) -> None:
     model = ScriptedModel(["to 1", "to 2 and 3"])
@@ -252,9 +239,7 @@ def test_sqlite_on_a_full_disk_runs_no_turn_and_answers_when_there_is_room_again
 
 @takes_leases_on_a_full_disk
 @every_disk
-def test_what_waits_is_stored_as_soon_as_there_is_room_also_where_nobody_speaks(
-    store: str, disk: Disk
-) -> None:
+def test_unsaved_messages_are_stored_without_a_new_message(store: str, disk: Disk) -> None:
     model = ScriptedModel([f"to {number}" for number in range(1, 6)])
 
     async def main() -> None:
@@ -277,7 +262,7 @@ def test_what_waits_is_stored_as_soon_as_there_is_room_also_where_nobody_speaks(
 
 @every_store
 @every_disk
-def test_no_more_waits_than_there_is_memory_for(
+def test_unsaved_messages_are_limited_in_size(
     store: str, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stenolog.agent.scheduler._MAX_UNSAVED_BYTES", len(LONG))
@@ -286,7 +271,7 @@ def test_no_more_waits_than_there_is_memory_for(
         async with _loop(store, disk, ScriptedModel(["to 1", "to 2", "to 3"])) as loop:
             disk.fill()
             assert not (await say(loop, f"said 1 {LONG}")).saved
-            with pytest.raises(StoreUnavailable, match="too much waits"):
+            with pytest.raises(StoreUnavailable, match="too many are waiting"):
                 await say(loop, "said 2", key="cli:another")
             disk.free()
             await loop.resume()

@@ -18,8 +18,8 @@ from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
 from stenolog.records import Message
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, STORES, agent_loop, bodies, open_agent, say
-from unit.agent.killed import place
+from support.agents import KEY, STORES, agent_loop, bodies, open_agent, say
+from support.killed_agent import place
 
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 every_store = pytest.mark.parametrize("store", STORES)
@@ -69,7 +69,7 @@ def test_clear_does_not_hide_a_message_that_arrives_after_it(
         async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
             await say(loop, "early")
             cleared, late = await _say_at_the_lease(loop, "/clear", monkeypatch)
-            assert "is hidden" in cleared.text
+            assert "are hidden" in cleared.text
             assert (late.outcome, late.text) == ("answered", "to late")
             assert _contents(loop) == ["late", "to late"]
 
@@ -111,7 +111,7 @@ def test_clear_is_refused_while_a_message_is_being_stored(
             await asyncio.to_thread(begun.wait, 30)
             cleared = await say(loop, "/clear")
             go_on.set()
-            assert "An answer is being written" in cleared.text
+            assert "An answer is in progress" in cleared.text
             assert (await asking).text == "to early"
             assert _contents(loop) == ["early", "to early"]
 
@@ -123,7 +123,7 @@ def test_clear_is_refused_while_a_message_is_being_stored(
 def test_p2_rewrite_killed_anywhere_leaves_a_new_message_visible(
     store: str, kills: int, tmp_path: Path
 ) -> None:
-    worker = Path(__file__).with_name("killed.py")
+    worker = Path(__file__).parents[2] / "support" / "killed_agent.py"
     command = [sys.executable, str(worker), "rewrite", str(tmp_path), store, str(kills)]
     ended = subprocess.run(command, check=True, timeout=300, stdout=subprocess.PIPE)
     assert ended.stdout.split() == [b"%d" % -signal.SIGKILL] * kills
@@ -159,7 +159,7 @@ def test_rewrite_changes_nothing_if_a_message_arrives(store: str, tmp_path: Path
 
 
 @with_store
-def test_clear_keeps_a_message_that_is_stored_while_it_looks(
+def test_clear_keeps_a_message_stored_while_it_reads_the_last_seq(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message is sent after the command, but stored before the command reads the last seq."""
@@ -188,7 +188,7 @@ def test_clear_keeps_a_message_that_is_stored_while_it_looks(
             late = await asyncio.wait_for(asking[0], 30)
             assert late.text == "to late"
             # The message may have taken the turn first.
-            hidden = ["late", "to late"] if "is hidden" in cleared.text else None
+            hidden = ["late", "to late"] if "are hidden" in cleared.text else None
             assert _contents(loop) == (hidden or ["early", "to early", "late", "to late"])
 
     asyncio.run(main())

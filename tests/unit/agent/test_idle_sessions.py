@@ -9,7 +9,7 @@ import pytest
 from stenolog.agent import resume
 from stenolog.agent.resume import IdleSessions
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, agent_loop, roles, say, until
+from support.agents import KEY, agent_loop, roles, say, until
 
 
 class _TenMinutesBehind(datetime):
@@ -29,7 +29,7 @@ async def _leave_unanswered(folder: Path) -> None:
         await asyncio.gather(speaking, return_exceptions=True)
 
 
-def test_a_message_of_a_clock_that_is_ahead_is_taken_over_in_time(
+def test_message_from_a_clock_ahead_is_resumed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_000.0
@@ -50,7 +50,7 @@ def test_a_message_of_a_clock_that_is_ahead_is_taken_over_in_time(
     asyncio.run(main())
 
 
-def test_a_new_message_begins_the_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_message_restarts_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     monkeypatch.setattr(resume, "monotonic", lambda: now)
     idle = IdleSessions()

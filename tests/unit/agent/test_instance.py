@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.errors import UsageError
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.fallback import FallbackStore
-from unit.agent.agents import KEY, SPEC, say
+from support.agents import KEY, SPEC, say
 
 
-def test_what_was_said_in_the_fallback_is_there_when_the_store_is_back(
+def test_messages_of_the_fallback_store_are_visible_after_recovery(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "steno.db").symlink_to("elsewhere.db")
@@ -45,21 +44,21 @@ def test_what_was_said_in_the_fallback_is_there_when_the_store_is_back(
     assert said == ["Say one", "one", "Say two", "two", "Say three", "three"]
 
 
-def test_a_zone_that_is_none_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+def test_unknown_zone_is_rejected_before_stores_open(tmp_path: Path) -> None:
     spec = replace(SPEC, sessions=str(tmp_path / "workspace"), zone="Mars/Olympus")
-    with pytest.raises(UsageError, match="no such time zone"):
+    with pytest.raises(UsageError, match="unknown time zone"):
         AgentInstance.open(spec, model=ScriptedModel([]))
     assert not (tmp_path / "workspace").exists()
 
 
-def test_a_folder_for_notes_that_cannot_be_opened_costs_the_memory_alone(tmp_path: Path) -> None:
+def test_unreadable_notes_folder_disables_only_memory(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("not a folder")
 
     async def main() -> None:
         spec = replace(SPEC, sessions=str(tmp_path))
         instance = AgentInstance.open(spec, model=ScriptedModel(["Hello."]))
         assert instance.memory is None
-        assert "nothing is remembered" in instance.problems[0]
+        assert "memory is off" in instance.problems[0]
         loop = AgentLoop(AgentRegistry([instance]))
         assert (await say(loop, "Hi.")).text == "Hello."
         await loop.close()
@@ -67,7 +66,7 @@ def test_a_folder_for_notes_that_cannot_be_opened_costs_the_memory_alone(tmp_pat
     asyncio.run(main())
 
 
-def test_sessions_in_memory_touch_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_memory_sessions_write_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     async def main() -> None:
@@ -75,14 +74,14 @@ def test_sessions_in_memory_touch_no_disk(tmp_path: Path, monkeypatch: pytest.Mo
         instance = AgentInstance.open(spec, model=ScriptedModel(["Hello.", "{}"]))
         loop = AgentLoop(AgentRegistry([instance]))
         await say(loop, "Hi.")
-        await loop.quiet()
+        await loop.wait_until_idle()
         await loop.close()
 
     asyncio.run(main())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_says_what_it_takes_is_sent_no_more(tmp_path: Path) -> None:
+def test_requests_respect_the_context_size_of_the_model(tmp_path: Path) -> None:
     class Small(ScriptedModel):
         context = 4_000
 
@@ -97,9 +96,7 @@ def test_a_model_that_says_what_it_takes_is_sent_no_more(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("because", [None, "the disk is full"])
-def test_every_problem_of_a_session_manager_gives_a_reason(
-    tmp_path: Path, because: str | None
-) -> None:
+def test_problems_of_a_session_manager_have_reasons(tmp_path: Path, because: str | None) -> None:
     sessions = SessionManager(tmp_path, because=because)
     instance = AgentInstance(SPEC, sessions=sessions, model=ScriptedModel([]))
     problems = [*instance.problems, *sessions.health().problems]

@@ -17,12 +17,12 @@ from stenolog.agent.turn_events import (
     ToolFinished,
     ToolStarted,
 )
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.session_import import add_aliases
-from unit.agent.agents import (
+from support.agents import (
     KEY,
     SPEC,
     STORES,
@@ -46,7 +46,7 @@ def add(a: int, b: int) -> int:
 
 
 @every_store
-def test_a_message_is_answered_and_both_are_in_the_log(store: str, tmp_path: Path) -> None:
+def test_message_and_answer_are_stored(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, ["Hello, Ann."]) as loop:
             heard = Heard()
@@ -62,7 +62,7 @@ def test_a_message_is_answered_and_both_are_in_the_log(store: str, tmp_path: Pat
 
 
 @every_store
-def test_the_message_is_stored_before_the_model_is_asked(store: str, tmp_path: Path) -> None:
+def test_message_is_stored_before_the_model_is_called(store: str, tmp_path: Path) -> None:
     seen: list[list[str]] = []
 
     def look(messages: Any) -> str:
@@ -79,7 +79,7 @@ def test_the_message_is_stored_before_the_model_is_asked(store: str, tmp_path: P
 
 
 @every_store
-def test_tools_are_called_and_their_results_answered(store: str, tmp_path: Path) -> None:
+def test_tool_calls_run_and_the_model_gets_their_results(store: str, tmp_path: Path) -> None:
     script: list[Any] = [called("add", '{"a": 2, "b": 3}'), "It is 5."]
 
     async def main() -> None:
@@ -100,7 +100,7 @@ def test_tools_are_called_and_their_results_answered(store: str, tmp_path: Path)
 
 
 @every_store
-def test_calls_of_one_answer_run_side_by_side(store: str, tmp_path: Path) -> None:
+def test_calls_of_one_answer_run_concurrently(store: str, tmp_path: Path) -> None:
     both = asyncio.Barrier(2)
 
     async def meet(name: str) -> str:
@@ -123,7 +123,7 @@ def test_calls_of_one_answer_run_side_by_side(store: str, tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_a_tool_that_must_be_alone_runs_after_the_others(tmp_path: Path) -> None:
+def test_tool_marked_alone_runs_after_the_others(tmp_path: Path) -> None:
     order: list[str] = []
 
     @tool(alone=True)
@@ -159,7 +159,7 @@ def test_a_tool_that_must_be_alone_runs_after_the_others(tmp_path: Path) -> None
         (called("hang"), "did not end within 0.05 s"),
     ],
 )
-def test_whatever_goes_wrong_in_a_tool_is_told_to_the_model(
+def test_tool_errors_become_results_for_the_model(
     call: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     def fail() -> None:
@@ -188,7 +188,7 @@ def test_whatever_goes_wrong_in_a_tool_is_told_to_the_model(
     asyncio.run(main())
 
 
-def test_a_long_result_is_cut_and_says_so(tmp_path: Path) -> None:
+def test_long_tool_result_is_truncated_with_a_note(tmp_path: Path) -> None:
     def much() -> str:
         """Say much."""
         return "x" * 1_000
@@ -206,9 +206,7 @@ def test_a_long_result_is_cut_and_says_so(tmp_path: Path) -> None:
 
 
 @every_store
-def test_a_message_that_is_delivered_again_is_not_answered_twice(
-    store: str, tmp_path: Path
-) -> None:
+def test_redelivered_message_is_not_answered_twice(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, ["One.", "Two."]) as loop:
             first = await say(loop, "Count.", id="update-1")
@@ -223,7 +221,7 @@ def test_a_message_that_is_delivered_again_is_not_answered_twice(
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_an_id_that_comes_again_with_other_words_is_refused(store: str, tmp_path: Path) -> None:
+def test_reused_id_with_other_content_is_rejected(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, ["One.", "Two."]) as loop:
             await say(loop, "Count.", id="update-1")
@@ -235,9 +233,7 @@ def test_an_id_that_comes_again_with_other_words_is_refused(store: str, tmp_path
 
 
 @every_store
-def test_what_arrives_during_a_turn_is_seen_by_the_next_call_of_the_model(
-    store: str, tmp_path: Path
-) -> None:
+def test_message_during_a_turn_is_in_the_next_request(store: str, tmp_path: Path) -> None:
     waits, goes_on = asyncio.Event(), asyncio.Event()
 
     async def wait() -> str:
@@ -264,9 +260,7 @@ def test_what_arrives_during_a_turn_is_seen_by_the_next_call_of_the_model(
 
 
 @every_store
-def test_what_arrives_while_the_answer_is_written_gets_one_of_its_own(
-    store: str, tmp_path: Path
-) -> None:
+def test_message_during_the_final_answer_gets_its_own_answer(store: str, tmp_path: Path) -> None:
     asked, goes_on = asyncio.Event(), asyncio.Event()
 
     class Slow(ScriptedModel):
@@ -293,9 +287,7 @@ def test_what_arrives_while_the_answer_is_written_gets_one_of_its_own(
 
 
 @every_store
-def test_a_stopped_answer_is_kept_with_a_mark_and_not_gone_on_with(
-    store: str, tmp_path: Path
-) -> None:
+def test_stopped_answer_is_stored_with_a_mark_and_not_resumed(store: str, tmp_path: Path) -> None:
     begun = asyncio.Event()
 
     def tell(event: object) -> None:
@@ -321,7 +313,7 @@ def test_a_stopped_answer_is_kept_with_a_mark_and_not_gone_on_with(
 
 
 @every_store
-def test_stopping_during_a_tool_closes_its_call(store: str, tmp_path: Path) -> None:
+def test_stop_during_a_tool_stores_a_result_for_its_call(store: str, tmp_path: Path) -> None:
     waits = asyncio.Event()
 
     async def wait() -> None:
@@ -347,7 +339,7 @@ def test_stopping_during_a_tool_closes_its_call(store: str, tmp_path: Path) -> N
 
 
 @every_store
-def test_who_goes_away_stops_the_answer(store: str, tmp_path: Path) -> None:
+def test_cancelled_caller_stops_the_answer(store: str, tmp_path: Path) -> None:
     begun = asyncio.Event()
 
     def tell(event: object) -> None:
@@ -369,9 +361,7 @@ def test_who_goes_away_stops_the_answer(store: str, tmp_path: Path) -> None:
 
 
 @every_store
-def test_a_model_that_fails_leaves_the_message_unanswered_and_the_next_one_sees_it(
-    store: str, tmp_path: Path
-) -> None:
+def test_message_stays_unanswered_if_the_model_fails(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel([ModelUnavailable("it is down"), "Both."])
         async with agent_loop(store, tmp_path, model) as loop:
@@ -383,7 +373,7 @@ def test_a_model_that_fails_leaves_the_message_unanswered_and_the_next_one_sees_
     asyncio.run(main())
 
 
-def test_the_same_calls_again_and_again_end_the_turn(tmp_path: Path) -> None:
+def test_repeated_identical_calls_end_the_turn(tmp_path: Path) -> None:
     async def main() -> None:
         script = [called("add", '{"a": 1, "b": 1}', f"c{number}") for number in range(20)]
         async with agent_loop("jsonl", tmp_path, script, tools=[add]) as loop:
@@ -395,7 +385,7 @@ def test_the_same_calls_again_and_again_end_the_turn(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_turn_has_an_end(tmp_path: Path) -> None:
+def test_turn_ends_after_the_maximum_iterations(tmp_path: Path) -> None:
     async def main() -> None:
         script = [called("add", f'{{"a": {n}, "b": 1}}', f"c{n}") for n in range(20)]
         spec = replace(SPEC, max_iterations=4)
@@ -406,7 +396,7 @@ def test_a_turn_has_an_end(tmp_path: Path) -> None:
 
 
 @every_store
-def test_a_long_conversation_is_compacted_behind_the_answer_and_it_is_told(
+def test_long_conversation_is_summarized_after_the_answer_with_an_event(
     store: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -416,7 +406,7 @@ def test_a_long_conversation_is_compacted_behind_the_answer_and_it_is_told(
             heard = Heard()
             for number in range(6):
                 await say(loop, f"message {number}", on_event=heard)
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert heard.of(SummaryCreated)
             sessions = loop.registry.agent().sessions
             assert len(sessions.get_history(KEY)) <= 6
@@ -426,7 +416,7 @@ def test_a_long_conversation_is_compacted_behind_the_answer_and_it_is_told(
     asyncio.run(main())
 
 
-def test_two_sessions_talk_side_by_side(tmp_path: Path) -> None:
+def test_two_sessions_run_concurrently(tmp_path: Path) -> None:
     both = asyncio.Barrier(2)
 
     async def meet() -> str:
@@ -446,7 +436,7 @@ def test_two_sessions_talk_side_by_side(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_closed_loop_takes_nothing_in(tmp_path: Path) -> None:
+def test_closed_loop_rejects_messages(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["x"]) as loop:
             await loop.close()
@@ -457,7 +447,9 @@ def test_a_closed_loop_takes_nothing_in(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_whoever_shows_it_may_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_event_handler_does_not_end_the_turn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def tell(event: object) -> None:
         raise RuntimeError(f"the screen is gone: {event}")
 
@@ -470,7 +462,7 @@ def test_whoever_shows_it_may_fail(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 @every_store
-def test_nothing_is_told_as_unsaved_where_all_is_well(store: str, tmp_path: Path) -> None:
+def test_no_unsaved_event_without_a_failure(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         heard = Heard()
         async with agent_loop(store, tmp_path, ["Hello."]) as loop:
@@ -481,7 +473,7 @@ def test_nothing_is_told_as_unsaved_where_all_is_well(store: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_a_key_that_became_an_alias_opens_the_other_session(store: str, tmp_path: Path) -> None:
+def test_alias_key_opens_its_session(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, ["one", "two"]) as loop:
             await say(loop, "Hello.")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from copying import copying
 from msgspec.structs import replace
 
 from stenolog.agent import background_notes
@@ -20,7 +19,8 @@ from stenolog.memory.scopes import Scope
 from stenolog.providers.chat_model import Delta
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, SPEC, Heard, agent_loop, called, say, until
+from support.agents import KEY, SPEC, Heard, agent_loop, called, say, until
+from support.copying_model import copying
 
 with_store = pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 NOTING = replace(SPEC, consolidation=True)
@@ -60,14 +60,14 @@ def _core(loop: AgentLoop) -> list[str]:
 
 
 @with_store
-def test_notes_are_made_behind_the_answer_and_recalled_in_a_new_session(
+def test_notes_are_written_after_the_answer_and_recalled_in_a_new_session(
     store: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
         model = Noting(["Noted.", "No hazelnuts, then.", "I know nothing of you."])
         async with agent_loop(store, tmp_path, model, spec=NOTING) as loop:
             await say(loop, "I am allergic to hazelnuts.")
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert _core(loop) == ["I am allergic to hazelnuts."]
             heard = Heard()
             await say(loop, "Can I eat hazelnuts?", key=sibling_key(KEY), on_event=heard)
@@ -81,7 +81,7 @@ def test_notes_are_made_behind_the_answer_and_recalled_in_a_new_session(
 
 
 @with_store
-def test_the_tool_recall_searches_the_past_of_this_user_alone(store: str, tmp_path: Path) -> None:
+def test_recall_tool_searches_only_this_user(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         search = called("recall", '{"question": "ferry"}')
         model = ScriptedModel(["Ok.", search, "At nine.", search, "Unknown."])
@@ -95,7 +95,7 @@ def test_the_tool_recall_searches_the_past_of_this_user_alone(store: str, tmp_pa
     asyncio.run(main())
 
 
-def test_notes_wait_while_an_answer_is_made(tmp_path: Path) -> None:
+def test_notes_wait_for_the_answer_in_progress(tmp_path: Path) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -106,22 +106,22 @@ def test_notes_wait_while_an_answer_is_made(tmp_path: Path) -> None:
     async def main() -> None:
         model = Noting([called("wait"), "Noted.", "Done."])
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING, tools=[wait]) as loop:
-            await loop.quiet()
+            await loop.wait_until_idle()
             speaking = asyncio.create_task(say(loop, "Wait.", key="cli:other"))
             await begun.wait()
             await say(loop, "I like tea.")
-            waiting = loop._turns._notetaking[None]._waiting
+            waiting = loop._turns._notes[None]._waiting
             await until(lambda: KEY in waiting)
             assert not model.noting.is_set()
             goes_on.set()
             await speaking
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert _core(loop) == ["I like tea."]
 
     asyncio.run(main())
 
 
-def test_what_was_not_noted_is_noted_at_the_next_start(tmp_path: Path) -> None:
+def test_missing_notes_are_written_at_the_next_start(tmp_path: Path) -> None:
     async def first() -> None:
         model = Noting(["Ok."])
         model.goes_on.clear()
@@ -133,7 +133,7 @@ def test_what_was_not_noted_is_noted_at_the_next_start(tmp_path: Path) -> None:
     async def second() -> None:
         model = Noting([])
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert _core(loop) == ["I like tea."]
 
     asyncio.run(first())
@@ -181,7 +181,7 @@ class Failing(Noting):
             yield delta
 
 
-def test_an_idle_agent_makes_its_notes_when_the_model_is_back(
+def test_idle_agent_writes_notes_when_the_model_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers = Timers(monkeypatch)
@@ -191,22 +191,22 @@ def test_an_idle_agent_makes_its_notes_when_the_model_is_back(
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
             timers.govern(loop)
             await say(loop, "I like tea.")
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert _core(loop) == []
             timers.elapse()  # still down: the next attempt comes later
-            await loop.quiet()
+            await loop.wait_until_idle()
             [(seconds, _)] = timers.pending
             assert 60 < seconds <= 120
             model.down = False
             timers.elapse()
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert _core(loop) == ["I like tea."]
             assert timers.pending == []
 
     asyncio.run(main())
 
 
-def test_an_agent_restarted_within_the_back_off_makes_its_notes_when_it_ends(
+def test_notes_are_written_after_the_back_off_of_a_restarted_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers = Timers(monkeypatch)
@@ -215,36 +215,36 @@ def test_an_agent_restarted_within_the_back_off_makes_its_notes_when_it_ends(
         async with agent_loop("jsonl", tmp_path, Failing(["Ok."]), spec=NOTING) as loop:
             timers.govern(loop)
             await say(loop, "I like tea.")
-            await loop.quiet()
+            await loop.wait_until_idle()
             timers.pending.clear()
 
     async def second() -> None:
         model = Noting([])
         async with agent_loop("jsonl", tmp_path, model, spec=NOTING) as loop:
             timers.govern(loop)
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert model.noted == 0
             timers.elapse()
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert _core(loop) == ["I like tea."]
 
     asyncio.run(first())
     asyncio.run(second())
 
 
-def test_consolidation_can_be_switched_off(tmp_path: Path) -> None:
+def test_consolidation_can_be_disabled(tmp_path: Path) -> None:
     async def main() -> None:
         model = Noting(["Ok."])
         async with agent_loop("jsonl", tmp_path, model) as loop:
             await say(loop, "I like tea.")
-            await loop.quiet()
+            await loop.wait_until_idle()
             assert model.noted == 0
             assert _core(loop) == []
 
     asyncio.run(main())
 
 
-def test_without_memory_nothing_is_recalled_and_the_tool_says_so(tmp_path: Path) -> None:
+def test_without_memory_the_recall_tool_finds_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel([called("recall", '{"question": "x"}'), "Nothing."])
         spec = replace(SPEC, memory=False)
@@ -279,7 +279,7 @@ def test_sessions_without_a_verified_sender_share_nothing(
         model = ScriptedModel(["Noted."] * 2)
         async with agent_loop(store, tmp_path, model) as loop:
             await say(loop, "My therapist is Dr Moreau.", key=theirs)
-            await loop.quiet()
+            await loop.wait_until_idle()
             await say(loop, "Who is the therapist?", key=mine)
             assert "Moreau" not in _block(model)
             memory = loop.registry.agent().memory
@@ -321,7 +321,7 @@ def test_client_that_uses_the_key_of_a_user_does_not_see_that_users_memory(
 
 @with_store
 @pytest.mark.parametrize("moment", ["the search", "a tool"])
-def test_what_is_purged_in_another_session_during_a_turn_is_not_sent(
+def test_messages_purged_during_a_turn_are_not_sent(
     store: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
@@ -348,7 +348,7 @@ def test_what_is_purged_in_another_session_during_a_turn_is_not_sent(
         model = ScriptedModel(answer)
         async with agent_loop(store, tmp_path, model, tools=[purge]) as loop:
             await say(loop, "My parrot is called Zanzibar.")
-            await loop.quiet()
+            await loop.wait_until_idle()
             if moment == "the search":
                 monkeypatch.setattr(AgentInstance, "recall", recall_and_purge)
             await say(loop, "What is my parrot called?", key=sibling_key(KEY))

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.agent.turn_events import InboundMessage, Notice, ToolFinished
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import ModelUnavailable, NoSuchSession, RefusedMessage, UsageError
 from stenolog.providers.chat_model import Delta
 from stenolog.records import Message
@@ -27,7 +26,7 @@ from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
+from support.agents import (
     KEY,
     SPEC,
     STORES,
@@ -76,7 +75,7 @@ class Waiting(ScriptedModel):
 
 
 @every_store
-def test_stopped_twice_an_answer_is_kept_once(store: str, tmp_path: Path) -> None:
+def test_answer_stopped_twice_is_stored_once(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = Waiting([], begins="half a")
         async with agent_loop(store, tmp_path, model) as loop:
@@ -94,7 +93,7 @@ def test_stopped_twice_an_answer_is_kept_once(store: str, tmp_path: Path) -> Non
 
 
 @every_store
-def test_cancelled_again_and_again_nothing_is_left_behind(store: str, tmp_path: Path) -> None:
+def test_repeated_cancellation_leaves_no_tasks(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = Waiting(["Next."], begins="half a")
         async with agent_loop(store, tmp_path, model) as loop:
@@ -111,7 +110,7 @@ def test_cancelled_again_and_again_nothing_is_left_behind(store: str, tmp_path: 
 
 
 @every_store
-def test_what_nobody_has_answered_is_not_compacted_away(store: str, tmp_path: Path) -> None:
+def test_unanswered_messages_are_not_summarized(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = Waiting(_echo)
         spec = replace(SPEC, limits=Limits(max_history_messages=4))
@@ -136,9 +135,7 @@ def test_what_nobody_has_answered_is_not_compacted_away(store: str, tmp_path: Pa
 
 
 @every_store
-def test_an_answer_that_breaks_off_has_not_answered_what_came_meanwhile(
-    store: str, tmp_path: Path
-) -> None:
+def test_broken_answer_leaves_later_messages_unanswered(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = Waiting([ModelUnavailable("the line is dead"), "To both."], begins="half a")
         async with agent_loop(store, tmp_path, model) as loop:
@@ -154,7 +151,7 @@ def test_an_answer_that_breaks_off_has_not_answered_what_came_meanwhile(
 
 
 @every_store
-def test_who_goes_away_takes_nobody_elses_answer_along(store: str, tmp_path: Path) -> None:
+def test_cancelled_caller_does_not_cancel_other_answers(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = Waiting(_echo, begins="half a")
         async with agent_loop(store, tmp_path, model) as loop:
@@ -171,7 +168,7 @@ def test_who_goes_away_takes_nobody_elses_answer_along(store: str, tmp_path: Pat
 
 
 @every_store
-def test_what_waits_behind_a_stopped_answer_is_answered_next(store: str, tmp_path: Path) -> None:
+def test_message_after_a_stopped_answer_is_answered_next(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = Waiting(_echo, begins="half a")
         async with agent_loop(store, tmp_path, model) as loop:
@@ -188,7 +185,7 @@ def test_what_waits_behind_a_stopped_answer_is_answered_next(store: str, tmp_pat
 
 @with_store
 @pytest.mark.parametrize("command", ["retry", "edit new words"])
-def test_a_command_and_a_message_at_once_both_count(
+def test_concurrent_command_and_message_both_take_effect(
     store: str, command: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -210,7 +207,7 @@ def test_a_command_and_a_message_at_once_both_count(
 
 
 @with_store
-def test_two_commands_at_once_are_not_both_carried_out(store: str, tmp_path: Path) -> None:
+def test_concurrent_commands_do_not_both_run(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel(["One.", "Two.", "Three."])
         async with agent_loop(store, tmp_path, model) as loop:
@@ -222,7 +219,7 @@ def test_two_commands_at_once_are_not_both_carried_out(store: str, tmp_path: Pat
     asyncio.run(main())
 
 
-def test_a_command_that_is_delivered_again_is_not_carried_out_again(tmp_path: Path) -> None:
+def test_redelivered_command_does_not_run_again(tmp_path: Path) -> None:
     async def main() -> None:
         model = ScriptedModel(["One.", "Two.", "Three."])
         async with agent_loop("jsonl", tmp_path, model) as loop:
@@ -235,14 +232,14 @@ def test_a_command_that_is_delivered_again_is_not_carried_out_again(tmp_path: Pa
 
 
 @with_store
-def test_what_changes_a_session_waits_for_another_process(store: str, tmp_path: Path) -> None:
+def test_command_is_rejected_while_another_process_answers(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         other = open_agent(store, tmp_path, ScriptedModel([]))
         assert other.store is not None
         async with agent_loop(store, tmp_path, ["One."]) as loop:
             await say(loop, "Hi.")
             with other.store.lease(KEY, ttl=60):
-                assert "being written" in (await say(loop, "/clear")).text
+                assert "in progress" in (await say(loop, "/clear")).text
                 heard = Heard()
                 waiting = asyncio.create_task(say(loop, "Hello?", on_event=heard))
                 await until(lambda: bool(heard.of(Notice)))
@@ -254,7 +251,7 @@ def test_what_changes_a_session_waits_for_another_process(store: str, tmp_path: 
     asyncio.run(main())
 
 
-def test_a_call_that_was_cut_off_at_the_limit_is_not_made(tmp_path: Path) -> None:
+def test_call_cut_off_at_the_limit_does_not_run(tmp_path: Path) -> None:
     made: list[str] = []
 
     def delete(where: str = "/home") -> str:
@@ -287,7 +284,7 @@ def test_a_call_that_was_cut_off_at_the_limit_is_not_made(tmp_path: Path) -> Non
     ("content", "id", "error"),
     [("\ud83d\ude00", "", RefusedMessage), ("Hi.", "x" * 300, UsageError)],
 )
-def test_what_can_never_be_stored_is_refused_and_blocks_nothing(
+def test_unstorable_message_is_rejected_and_blocks_nothing(
     store: str, content: str, id: str, error: type[Exception], tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -300,7 +297,7 @@ def test_what_can_never_be_stored_is_refused_and_blocks_nothing(
     assert len(reopened(store, tmp_path)) == 2
 
 
-def test_a_summary_is_not_waited_for_by_who_stops(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_a_summary(tmp_path: Path) -> None:
     asked = asyncio.Event()
 
     class Summing(ScriptedModel):
@@ -328,7 +325,7 @@ def test_a_summary_is_not_waited_for_by_who_stops(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_summaries_are_made_by_the_model_that_the_user_chose(tmp_path: Path) -> None:
+def test_summaries_use_the_chosen_model(tmp_path: Path) -> None:
     async def main() -> None:
         theirs = ScriptedModel(_echo, name="theirs")
         ours = ScriptedModel(_echo, name="ours")
@@ -344,7 +341,7 @@ def test_summaries_are_made_by_the_model_that_the_user_chose(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, TimeoutError])
-def test_what_a_tool_raises_is_its_own(error: type[BaseException], tmp_path: Path) -> None:
+def test_exception_of_a_tool_is_its_result(error: type[BaseException], tmp_path: Path) -> None:
     async def odd() -> None:
         """Raise something odd."""
         raise error
@@ -360,7 +357,7 @@ def test_what_a_tool_raises_is_its_own(error: type[BaseException], tmp_path: Pat
     asyncio.run(main())
 
 
-def test_a_tool_that_swallows_its_end_does_not_keep_the_loop_open(
+def test_tool_that_ignores_cancellation_does_not_block_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stenolog.agent.scheduler._CANCEL_TIMEOUT", 0.2)
@@ -387,7 +384,7 @@ def test_a_tool_that_swallows_its_end_does_not_keep_the_loop_open(
     asyncio.run(main())
 
 
-def test_a_lost_lease_ends_the_turn_and_writes_nothing(tmp_path: Path) -> None:
+def test_lost_lease_ends_the_turn_without_a_write(tmp_path: Path) -> None:
     async def main() -> None:
         model = Waiting(["Too late."], begins="half a")
         async with agent_loop("sqlite", tmp_path, model) as loop:
@@ -400,7 +397,7 @@ def test_a_lost_lease_ends_the_turn_and_writes_nothing(tmp_path: Path) -> None:
             answer = await speaking
             assert (answer.outcome, answer.text) == (
                 "failed",
-                "another process has taken this turn over",
+                "Another process has taken over this turn.",
             )
             assert roles(loop) == ["user"]
 
@@ -409,7 +406,7 @@ def test_a_lost_lease_ends_the_turn_and_writes_nothing(tmp_path: Path) -> None:
 
 @with_store
 @pytest.mark.parametrize("begins", ["", "half a"])
-def test_an_answer_under_way_does_not_bring_back_what_was_purged(
+def test_running_turn_does_not_recreate_a_purged_session(
     store: str, begins: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -430,7 +427,7 @@ def test_an_answer_under_way_does_not_bring_back_what_was_purged(
 
 
 @with_store
-def test_a_turn_that_waits_does_not_bring_back_what_was_purged(store: str, tmp_path: Path) -> None:
+def test_waiting_turn_does_not_recreate_a_purged_session(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, ScriptedModel(_echo)) as loop:
             with open_store(_where(store, tmp_path)) as other:
@@ -448,14 +445,14 @@ def test_a_turn_that_waits_does_not_bring_back_what_was_purged(store: str, tmp_p
     asyncio.run(main())
 
 
-def test_a_summary_keeps_no_other_session_waiting(tmp_path: Path) -> None:
+def test_summary_does_not_block_other_sessions(tmp_path: Path) -> None:
     stuck = threading.Event()
 
     async def main() -> None:
         model = ScriptedModel(_echo)
         async with agent_loop("jsonl", tmp_path, model) as loop:
             threads = loop._turns.threads
-            waiting = [asyncio.create_task(threads.ask(stuck.wait, 30)) for _ in range(40)]
+            waiting = [asyncio.create_task(threads.run_model(stuck.wait, 30)) for _ in range(40)]
             assert (await say(loop, "Hi.")).text == "to Hi."
             stuck.set()
             await asyncio.gather(*waiting)
@@ -463,7 +460,7 @@ def test_a_summary_keeps_no_other_session_waiting(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_lease_that_is_taken_over_ends_the_turn_at_once(tmp_path: Path) -> None:
+def test_lease_taken_over_ends_the_turn_immediately(tmp_path: Path) -> None:
     async def main() -> None:
         model = Waiting([], begins="half a")
         async with agent_loop("sqlite", tmp_path, model) as loop:
@@ -478,7 +475,7 @@ def test_a_lease_that_is_taken_over_ends_the_turn_at_once(tmp_path: Path) -> Non
 
 
 @with_store
-def test_what_another_process_answered_at_the_last_moment_is_not_answered_again(
+def test_message_answered_by_another_process_is_not_answered_again(
     store: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -521,7 +518,7 @@ class Raced(InMemoryStore):
 
 
 @pytest.mark.parametrize("command", ["retry", "edit new words"])
-def test_what_is_said_at_the_moment_of_a_command_is_not_hidden(command: str) -> None:
+def test_message_concurrent_with_a_command_is_not_hidden(command: str) -> None:
     async def main() -> None:
         store = Raced()
         sessions = JSONLBackend(store)

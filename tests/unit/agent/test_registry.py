@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import Route
 from stenolog.errors import UsageError
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, SPEC, open_agent, say
+from support.agents import KEY, SPEC, open_agent, say
 
 
 def _agents(folder: Path) -> list[AgentInstance]:
@@ -32,7 +31,7 @@ def _agents(folder: Path) -> list[AgentInstance]:
     ]
 
 
-def test_the_route_that_says_most_of_the_origin_wins(tmp_path: Path) -> None:
+def test_most_specific_route_wins(tmp_path: Path) -> None:
     agents = _agents(tmp_path)
     registry = AgentRegistry(agents)
     found = {
@@ -69,12 +68,12 @@ def test_agents_share_nothing(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_agent_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+def test_unknown_agent_error_lists_the_known_agents(tmp_path: Path) -> None:
     agents = _agents(tmp_path)
     registry = AgentRegistry(agents)
     assert registry.agent() is agents[0]
     assert registry.agent("home") is agents[2]
-    with pytest.raises(UsageError, match=r"no agent 'play'; those with a name: 'work', 'home'"):
+    with pytest.raises(UsageError, match=r"no agent 'play'; known agents: 'work', 'home'"):
         registry.agent("play")
     with pytest.raises(UsageError, match="two agents"):
         AgentRegistry([agents[0], agents[0]])

@@ -9,13 +9,13 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from crash.agent_process import Agent
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import INTERRUPTED
 from stenolog.errors import ModelUnavailable
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, SPEC, STORES, agent_loop, say
+from support.agents import KEY, SPEC, STORES, agent_loop, say
+from support.crash.agent_process import Agent
 
 SENDERS: Final = 50
 every_store = pytest.mark.parametrize("store", STORES)
@@ -69,7 +69,7 @@ async def _check_new_messages(loop: AgentLoop, model: ScriptedModel, *, closed: 
 
 
 @every_store
-def test_the_first_new_message_of_each_of_fifty_senders_sees_its_own_earlier_turns(
+def test_after_restart_each_of_fifty_senders_sees_their_earlier_turns(
     store: str, tmp_path: Path
 ) -> None:
     async def before() -> None:
@@ -91,7 +91,7 @@ def test_the_first_new_message_of_each_of_fifty_senders_sees_its_own_earlier_tur
 
 
 @every_store
-def test_unanswered_ones_that_are_too_old_are_closed_and_seen_by_the_next_message(
+def test_old_unanswered_messages_are_closed_and_visible_to_the_next(
     store: str, tmp_path: Path
 ) -> None:
     async def before() -> None:
@@ -113,9 +113,7 @@ def test_unanswered_ones_that_are_too_old_are_closed_and_seen_by_the_next_messag
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 @pytest.mark.slow
-def test_a_killed_process_leaves_fifty_senders_whom_the_next_one_knows(
-    store: str, tmp_path: Path
-) -> None:
+def test_after_a_kill_fifty_senders_are_still_known(store: str, tmp_path: Path) -> None:
     let_go = threading.Event()
 
     def answer(request: Mapping[str, Any]) -> str:
@@ -154,9 +152,7 @@ def test_a_killed_process_leaves_fifty_senders_whom_the_next_one_knows(
 
 
 @every_store
-def test_what_was_compacted_away_and_is_delivered_again_gets_its_own_answer(
-    store: str, tmp_path: Path
-) -> None:
+def test_redelivered_summarized_message_gets_its_own_answer(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, ScriptedModel(_noting)) as loop:
             for number in range(4):

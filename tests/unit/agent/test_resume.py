@@ -18,7 +18,7 @@ from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_model, mark_received
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import (
+from support.agents import (
     KEY,
     SPEC,
     STORES,
@@ -52,7 +52,7 @@ def _calling(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 @every_store
-def test_an_unanswered_message_is_answered_at_the_next_start(store: str, tmp_path: Path) -> None:
+def test_unanswered_message_is_answered_at_the_next_start(store: str, tmp_path: Path) -> None:
     _left(store, tmp_path, _said("Are you there?"))
 
     async def main() -> None:
@@ -66,7 +66,7 @@ def test_an_unanswered_message_is_answered_at_the_next_start(store: str, tmp_pat
 
 
 @every_store
-def test_calls_that_may_be_repeated_are_and_others_get_a_mark(store: str, tmp_path: Path) -> None:
+def test_resume_repeats_repeatable_calls_and_marks_others(store: str, tmp_path: Path) -> None:
     ran: list[str] = []
 
     @tool(repeatable=True)
@@ -100,9 +100,7 @@ def test_calls_that_may_be_repeated_are_and_others_get_a_mark(store: str, tmp_pa
 
 
 @every_store
-def test_a_session_of_messages_without_a_role_has_nothing_to_answer(
-    store: str, tmp_path: Path
-) -> None:
+def test_messages_without_a_role_are_not_answered(store: str, tmp_path: Path) -> None:
     async def nothing(_: SessionStore) -> None:
         pass
 
@@ -117,9 +115,7 @@ def test_a_session_of_messages_without_a_role_has_nothing_to_answer(
 
 
 @every_store
-def test_a_turn_that_broke_off_between_tools_and_answer_goes_on_there(
-    store: str, tmp_path: Path
-) -> None:
+def test_turn_killed_between_tools_and_answer_resumes_there(store: str, tmp_path: Path) -> None:
     result = {"role": "tool", "tool_call_id": "c1", "content": "42"}
     _left(store, tmp_path, _said("What?"), _calling(called("add")), result)
 
@@ -136,7 +132,7 @@ def test_a_turn_that_broke_off_between_tools_and_answer_goes_on_there(
 
 
 @every_store
-def test_a_new_message_finds_the_open_calls_closed(store: str, tmp_path: Path) -> None:
+def test_new_message_closes_open_calls(store: str, tmp_path: Path) -> None:
     _left(store, tmp_path, _said("Pay."), _calling(called("pay")))
 
     async def main() -> None:
@@ -151,7 +147,7 @@ def test_a_new_message_finds_the_open_calls_closed(store: str, tmp_path: Path) -
     asyncio.run(main())
 
 
-def test_a_turn_that_is_too_old_is_closed_with_a_mark(tmp_path: Path) -> None:
+def test_turn_that_is_too_old_is_closed_with_a_mark(tmp_path: Path) -> None:
     with_store = open_agent("jsonl", tmp_path, ScriptedModel([]))
     assert with_store.store is not None
     long_ago = datetime.now(UTC) - timedelta(days=3)
@@ -167,7 +163,7 @@ def test_a_turn_that_is_too_old_is_closed_with_a_mark(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_an_answer_had_not_seen_is_answered_although_it_stands_before_it(
+def test_message_that_an_answer_had_not_seen_is_answered(
     tmp_path: Path,
 ) -> None:
     answer = {"role": "assistant", "content": "To the first.", "stenolog": {"seen": 1}}
@@ -181,7 +177,7 @@ def test_what_an_answer_had_not_seen_is_answered_although_it_stands_before_it(
 
 
 @every_store
-def test_many_sessions_are_resumed_each_for_itself(store: str, tmp_path: Path) -> None:
+def test_many_sessions_are_resumed_independently(store: str, tmp_path: Path) -> None:
     instance = open_agent(store, tmp_path, ScriptedModel([]))
     for number in range(12):
         instance.sessions.add_full_message(f"cli:{number}", _said(f"I am {number}"))
@@ -202,7 +198,7 @@ def test_many_sessions_are_resumed_each_for_itself(store: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_a_turn_that_another_process_has_is_left_to_it(store: str, tmp_path: Path) -> None:
+def test_turn_leased_by_another_process_is_skipped(store: str, tmp_path: Path) -> None:
     _left(store, tmp_path, _said("Hello?"))
 
     async def main() -> None:
@@ -219,9 +215,7 @@ def test_a_turn_that_another_process_has_is_left_to_it(store: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_a_message_waits_for_another_process_and_takes_its_answer(
-    store: str, tmp_path: Path
-) -> None:
+def test_message_waits_for_the_answer_of_another_process(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         other = open_agent(store, tmp_path, ScriptedModel([]))
         assert other.store is not None
@@ -238,7 +232,7 @@ def test_a_message_waits_for_another_process_and_takes_its_answer(
     asyncio.run(main())
 
 
-def test_resume_within_can_be_never(tmp_path: Path) -> None:
+def test_negative_resume_within_closes_every_turn(tmp_path: Path) -> None:
     _left("jsonl", tmp_path, _said("Hello?"))
 
     async def main() -> None:
@@ -298,7 +292,7 @@ def test_session_of_another_program_is_resumed_after_a_stenolog_agent_was_asked_
     asyncio.run(main())
 
 
-def test_open_calls_of_another_program_are_not_carried_out(tmp_path: Path) -> None:
+def test_open_calls_of_another_program_do_not_run(tmp_path: Path) -> None:
     ran: list[str] = []
 
     @tool(repeatable=True)
@@ -350,7 +344,7 @@ def test_resumed_and_closed_turns_are_logged(
 @pytest.fixture(params=["jsonl", "sqlite"])
 def killed(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store whose agent was killed when it had stored an answer to a cleared question."""
-    worker = Path(__file__).with_name("killed.py")
+    worker = Path(__file__).parents[2] / "support" / "killed_agent.py"
     command = [sys.executable, str(worker), "answer", str(tmp_path), request.param]
     ended = subprocess.run(command, check=False, timeout=60)
     assert ended.returncode == -signal.SIGKILL
@@ -400,7 +394,7 @@ def test_an_answer_whose_question_was_hidden_later_stays_visible(
         async with agent_loop(store, tmp_path, ["to early", "to late"]) as loop:
             await say(loop, "early")
             await say(loop, "late")
-            await loop.quiet()
+            await loop.wait_until_idle()
             changed = loop.registry.agent().store
             match change:
                 case "truncate":

@@ -12,7 +12,7 @@ from stenolog.catalog.message_metadata import mark_received
 from stenolog.errors import ModelRefused, ModelUnavailable, StoreBusy
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, agent_loop, roles
+from support.agents import KEY, agent_loop, roles
 
 
 def _said(text: str) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def _said(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("error", [ModelRefused("no such words"), ModelUnavailable("away")])
-def test_a_message_that_failed_is_left_alone_until_something_else_is_said(
+def test_refused_message_is_not_retried_before_a_new_message(
     tmp_path: Path, error: Exception
 ) -> None:
     async def main() -> None:
@@ -41,7 +41,7 @@ def test_a_message_that_failed_is_left_alone_until_something_else_is_said(
     asyncio.run(main())
 
 
-def test_a_server_that_was_away_is_asked_again_after_a_while(
+def test_unreachable_server_is_retried_after_a_delay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
@@ -63,7 +63,7 @@ def test_a_server_that_was_away_is_asked_again_after_a_while(
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_the_first_words_of_a_session_are_said_by_who_has_its_turn(
+def test_first_message_of_a_session_is_answered_by_the_lease_holder(
     store: str, tmp_path: Path
 ) -> None:
     async def main() -> None:

@@ -21,7 +21,7 @@ from stenolog.errors import UsageError
 HERE = ToolContext(key="cli:default", agent=None)
 
 
-def test_hints_and_docstring_are_what_the_model_is_told() -> None:
+def test_type_hints_and_docstring_become_the_definition() -> None:
     def book(
         place: Annotated[str, "where to"],
         seats: int,
@@ -76,7 +76,7 @@ def test_structured_arguments_have_their_own_schema() -> None:
     assert made.call({"to": {"name": "Oslo"}}, HERE) == "Oslo False"
 
 
-def test_a_default_that_can_be_changed_is_not_shared() -> None:
+def test_mutable_default_is_not_shared_between_calls() -> None:
     def add(to: list[int] = []) -> list[int]:  # noqa: B006 - that is what is tested
         to.append(1)
         return to
@@ -86,7 +86,7 @@ def test_a_default_that_can_be_changed_is_not_shared() -> None:
     assert made.call({}, HERE) == [1]
 
 
-def test_where_a_tool_is_called_is_not_the_models_to_say() -> None:
+def test_tool_context_is_not_a_parameter_for_the_model() -> None:
     def where(here: ToolContext) -> str:
         return here.key
 
@@ -113,17 +113,17 @@ def _no_schema(a: Callable[[], int]) -> None:
     ("function", "words"),
     [
         (_no_hint, "a has no type hint"),
-        (_anything, "a takes anything"),
-        (_no_schema, "cannot be told"),
-        (lambda: None, "a name of letters"),
+        (_anything, "a accepts any number"),
+        (_no_schema, "has no JSON schema"),
+        (lambda: None, "the name must have"),
     ],
 )
-def test_what_no_model_could_call_is_refused(function: Callable[..., Any], words: str) -> None:
+def test_functions_without_a_schema_are_rejected(function: Callable[..., Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         tool(function)
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_duplicate_tool_names_are_rejected() -> None:
     with pytest.raises(UsageError, match="two tools called 'now'"):
         as_tools([now, recall, tool(name="now")(lambda: None)])
 
@@ -131,12 +131,12 @@ def test_two_tools_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "found"), [("", {}), (" ", {}), ("{}", {}), ('{"a": 1}', {"a": 1})]
 )
-def test_arguments_are_read(text: str, found: dict[str, Any]) -> None:
+def test_arguments_are_parsed(text: str, found: dict[str, Any]) -> None:
     assert read_arguments(text) == found
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "1", "null", "[" * 100_000])
-def test_arguments_that_are_none_are_told(text: str) -> None:
+def test_invalid_arguments_raise_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="the arguments are no JSON"):
         read_arguments(text)
 
@@ -151,10 +151,10 @@ def test_arguments_that_are_none_are_told(text: str) -> None:
         ("123456", "12345\n[… 1 more characters were cut off]"),
     ],
 )
-def test_what_a_tool_returns_is_text_for_the_model(result: object, text: str) -> None:
+def test_tool_result_becomes_text(result: object, text: str) -> None:
     limit = 5 if result == "123456" else 1_000
     assert result_as_text(result, limit=limit) == text
 
 
-def test_the_time_is_told_with_its_zone() -> None:
+def test_now_returns_the_time_with_its_zone() -> None:
     assert "UTC" in now.call({}, HERE)

@@ -16,7 +16,7 @@ from stenolog.errors import DamagedStore, StoreUnavailable
 from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.jsonl.leases import FOLDER, lock_name
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import KEY, agent_loop, called, roles, say
+from support.agents import KEY, agent_loop, called, roles, say
 
 
 def _paying(paid: list[str], name: str) -> Tool:
@@ -85,7 +85,7 @@ def test_turn_without_lease_says_why_and_what_happens_next(
     asyncio.run(main())
 
 
-def test_a_change_without_lease_is_not_made_and_gives_the_error_of_the_store(
+def test_change_without_lease_raises_the_error_of_the_store(
     tmp_path: Path, block_lease: Callable[[], Path]
 ) -> None:
     changed: list[str] = []
@@ -152,7 +152,7 @@ def test_command_without_lease_changes_nothing(
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["One.", "Two."]) as loop:
             assert (await say(loop, "Hi.")).text == "One."
-            await loop.quiet()
+            await loop.wait_until_idle()
             path = tmp_path / "sessions" / FOLDER / lock_name(KEY)
             path.unlink()
             block_lease()
@@ -166,7 +166,7 @@ def test_command_without_lease_changes_nothing(
 _OUT_OF_DESCRIPTORS = """
     import asyncio, os, resource, sys
     from pathlib import Path
-    from unit.agent.agents import agent_loop, called, say
+    from support.agents import agent_loop, called, say
     from stenolog.agent.tools import tool
 
     paid = []
@@ -190,7 +190,7 @@ _OUT_OF_DESCRIPTORS = """
         async with agent_loop("jsonl", Path(sys.argv[1]), script, tools=[pay]) as loop:
             await say(loop, "Warm up.", key="other")
             await say(loop, "Hi.")
-            await loop.quiet()
+            await loop.wait_until_idle()
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
             held = fill()

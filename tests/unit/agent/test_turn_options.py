@@ -8,14 +8,13 @@ import pytest
 
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn import ABANDONED
-from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored
-from stenolog.agent.turn_options import TurnOptions
+from stenolog.agent.turn_events import Answer, InboundMessage, MessageStored, TurnOptions
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.context.turn_state import turn_state
 from stenolog.errors import UsageError
 from stenolog.sessions.session_store import SessionStore
 from stenolog.testing.scripted_model import ScriptedModel, tool_call
-from unit.agent.agents import KEY, STORES, agent_loop, bodies, roles
+from support.agents import KEY, STORES, agent_loop, bodies, roles
 
 every_store = pytest.mark.parametrize("store", STORES)
 
@@ -53,9 +52,7 @@ async def _result(loop: AgentLoop, text: str) -> Answer:
 
 
 @every_store
-def test_a_call_of_the_clients_tool_is_handed_over_and_its_result_goes_on(
-    store: str, tmp_path: Path
-) -> None:
+def test_call_of_a_client_tool_ends_the_turn_until_its_result(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, [_calling("lamp"), "It shines."]) as loop:
             answer = await _ask(loop, "The lamp, please.")
@@ -70,9 +67,7 @@ def test_a_call_of_the_clients_tool_is_handed_over_and_its_result_goes_on(
 
 
 @every_store
-def test_of_calls_to_both_the_agents_are_made_and_the_clients_handed_over(
-    store: str, tmp_path: Path
-) -> None:
+def test_agent_calls_run_and_client_calls_are_returned(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         script = [_calling("clock", "lamp"), "Done."]
         async with agent_loop(store, tmp_path, script, tools=[clock]) as loop:
@@ -87,7 +82,7 @@ def test_of_calls_to_both_the_agents_are_made_and_the_clients_handed_over(
 
 
 @every_store
-def test_a_turn_that_waits_for_its_client_is_no_interrupted_one(store: str, tmp_path: Path) -> None:
+def test_turn_that_waits_for_its_client_is_not_interrupted(store: str, tmp_path: Path) -> None:
     async def begin() -> None:
         async with agent_loop(store, tmp_path, [_calling("lamp")]) as loop:
             await _ask(loop, "The lamp, please.", id="m1")
@@ -107,7 +102,7 @@ def test_a_turn_that_waits_for_its_client_is_no_interrupted_one(store: str, tmp_
 
 
 @every_store
-def test_who_says_something_else_instead_is_answered(store: str, tmp_path: Path) -> None:
+def test_new_message_instead_of_a_tool_result_is_answered(store: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop(store, tmp_path, [_calling("lamp"), "As you like."]) as loop:
             await _ask(loop, "The lamp, please.")
@@ -119,7 +114,7 @@ def test_who_says_something_else_instead_is_answered(store: str, tmp_path: Path)
     asyncio.run(main())
 
 
-def test_the_system_prompt_and_the_tools_are_the_clients_for_this_turn_only(tmp_path: Path) -> None:
+def test_turn_options_apply_to_one_turn_only(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Arr.", "Hello."], tools=[clock]) as loop:
             own = TurnOptions(system="Speak like a pirate.", tools=(LAMP,), own_tools=False)
@@ -134,7 +129,7 @@ def test_the_system_prompt_and_the_tools_are_the_clients_for_this_turn_only(tmp_
     asyncio.run(main())
 
 
-def test_a_clients_tool_stands_before_the_agents_of_the_same_name(tmp_path: Path) -> None:
+def test_client_tool_shadows_an_agent_tool(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, [_calling("clock")], tools=[clock]) as loop:
             mine = {"type": "function", "function": {"name": "clock"}}
@@ -146,10 +141,10 @@ def test_a_clients_tool_stands_before_the_agents_of_the_same_name(tmp_path: Path
     asyncio.run(main())
 
 
-def test_a_model_that_users_may_not_choose_is_refused(tmp_path: Path) -> None:
+def test_model_that_is_not_allowed_is_rejected(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
-            with pytest.raises(UsageError, match="not among the models"):
+            with pytest.raises(UsageError, match="not a model of this agent"):
                 loop.registry.agent().model_for("other")
             answer = await _ask(loop, "Hello.", TurnOptions(model="other"))
             assert answer.outcome == "failed"
@@ -157,7 +152,7 @@ def test_a_model_that_users_may_not_choose_is_refused(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_words_of_an_api_are_never_a_command(tmp_path: Path) -> None:
+def test_message_of_an_api_is_never_a_command(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Yes?", "Yes?"]) as loop:
             for words in ("/clear", "//clear"):
@@ -169,7 +164,7 @@ def test_the_words_of_an_api_are_never_a_command(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_that_a_message_is_stored_is_told_before_the_model_is_asked(tmp_path: Path) -> None:
+def test_stored_event_comes_before_the_model_call(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
             told: list[Any] = []
@@ -179,7 +174,7 @@ def test_that_a_message_is_stored_is_told_before_the_model_is_asked(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_what_was_said_a_moment_ago_is_left_to_who_is_about_to_answer_it(tmp_path: Path) -> None:
+def test_recent_message_is_not_resumed(tmp_path: Path) -> None:
     async def main() -> None:
         async with agent_loop("jsonl", tmp_path, ["Yes."]) as loop:
             sessions = loop.registry.agent().sessions
@@ -188,7 +183,7 @@ def test_what_was_said_a_moment_ago_is_left_to_who_is_about_to_answer_it(tmp_pat
             )
             assert await loop.resume(idle_for=60.0) == []
             assert roles(loop) == ["user"]
-            assert turn_state(sessions.get_history(KEY)).unfinished
+            assert turn_state(sessions.get_history(KEY)).is_unfinished
             [answer] = await loop.resume(idle_for=0.0)
             assert answer.text == "Yes."
 

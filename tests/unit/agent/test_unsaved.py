@@ -13,7 +13,7 @@ from stenolog.errors import NotStored, OnceConflict
 from stenolog.records import Message
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.in_memory import InMemoryStore
-from unit.agent.agents import KEY, Heard, agent_loop, roles, say
+from support.agents import KEY, Heard, agent_loop, roles, say
 
 
 class Picky(InMemoryStore):
@@ -48,13 +48,15 @@ def test_an_answer_is_not_stored_before_its_question() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?",)
-        assert await hand.say(sessions, _user("?"), on_event=heard, once="1") is None
-        seen = SeenMessages(upto=0, token=hand.newest)
-        assert await hand.keep(sessions, _answer("!"), on_event=heard, seen=seen) is None
+        assert await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1") is None
+        seen = SeenMessages(upto=0, token=hand.newest_once)
+        assert (
+            await hand.store_turn_message(sessions, _answer("!"), on_event=heard, seen=seen) is None
+        )
         assert store.get_history(KEY) == []
         assert hand.answer_to("1") == "!"
         assert [one.count for one in heard.of(SaveFailed)] == [1, 2]
-        assert heard.of(SaveFailed)[0].words == "the disk is full; free some space"
+        assert heard.of(SaveFailed)[0].text == "the disk is full; free some space"
         store.refused = ()
         assert await hand.flush(sessions, on_event=heard)
         assert [one.count for one in heard.of(SaveRecovered)] == [2]
@@ -67,19 +69,22 @@ def test_an_answer_is_not_stored_before_its_question() -> None:
     asyncio.run(main())
 
 
-def test_a_message_that_is_delivered_again_is_in_hand_once() -> None:
+def test_redelivered_message_is_unsaved_once() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?",)
         for _ in range(2):
-            assert await hand.say(sessions, _user("?"), on_event=heard, once="1") is None
+            assert (
+                await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1")
+                is None
+            )
         assert len(hand.bodies) == 1
 
     asyncio.run(main())
 
 
-def test_what_will_never_be_taken_blocks_nothing_behind_it() -> None:
+def test_unstorable_message_does_not_block_later_ones() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
@@ -87,28 +92,38 @@ def test_what_will_never_be_taken_blocks_nothing_behind_it() -> None:
         store.refused = ("other", "next")
         with pytest.raises(OnceConflict):
             store.add_full_message(KEY, _user("another"), once="1")
-        assert await hand.say(sessions, _user("other"), on_event=heard, once="1") is None
-        assert await hand.say(sessions, _user("next"), on_event=heard, once="2") is None
+        assert (
+            await hand.store_user_message(sessions, _user("other"), on_event=heard, once="1")
+            is None
+        )
+        assert (
+            await hand.store_user_message(sessions, _user("next"), on_event=heard, once="2") is None
+        )
         store.refused = ()
         assert await hand.flush(sessions, on_event=heard)
-        assert "one message is lost" in heard.of(SaveFailed)[-1].words
+        assert "is lost" in heard.of(SaveFailed)[-1].text
         assert [message.content for message in store.get_history(KEY)] == ["before", "next"]
 
     asyncio.run(main())
 
 
-def test_an_answer_that_another_process_gave_meanwhile_is_not_given_again() -> None:
+def test_stale_unsaved_answer_is_dropped() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
-        assert await hand.say(sessions, _user("?"), on_event=heard, once="1") == 1
+        assert await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1") == 1
         store.refused = ("mine",)
         seen = SeenMessages(upto=1)
-        assert await hand.keep(sessions, _answer("mine"), on_event=heard, seen=seen) is None
+        assert (
+            await hand.store_turn_message(sessions, _answer("mine"), on_event=heard, seen=seen)
+            is None
+        )
         store.refused = ()
         store.add_full_message(KEY, _answer("theirs"))
         # Who only says something does not write what belongs to a turn.
-        assert await hand.say(sessions, _user("next"), on_event=heard, once="2") is None
+        assert (
+            await hand.store_user_message(sessions, _user("next"), on_event=heard, once="2") is None
+        )
         assert await hand.flush(sessions, on_event=heard)
         contents = [message.content for message in store.get_history(KEY)]
         assert contents == ["?", "theirs", "next"]
@@ -116,13 +131,15 @@ def test_an_answer_that_another_process_gave_meanwhile_is_not_given_again() -> N
     asyncio.run(main())
 
 
-def test_a_stale_answer_is_let_go_also_where_something_new_is_unanswered() -> None:
+def test_stale_answer_is_dropped_despite_a_new_unanswered_message() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
-        await hand.say(sessions, _user("?"), on_event=heard, once="1")
+        await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1")
         store.refused = ("mine",)
-        await hand.keep(sessions, _answer("mine"), on_event=heard, seen=SeenMessages(upto=1))
+        await hand.store_turn_message(
+            sessions, _answer("mine"), on_event=heard, seen=SeenMessages(upto=1)
+        )
         store.refused = ()
         store.add_full_message(KEY, _answer("theirs"))
         store.add_full_message(KEY, _user("and?"))
@@ -132,14 +149,17 @@ def test_a_stale_answer_is_let_go_also_where_something_new_is_unanswered() -> No
     asyncio.run(main())
 
 
-def test_a_question_that_had_arrived_after_all_is_not_answered_again() -> None:
+def test_question_stored_by_a_failed_write_is_not_answered_again() -> None:
     async def main() -> None:
         store = Picky()
         sessions, heard, hand = JSONLBackend(store), Heard(), UnsavedMessages(KEY, _run)
         store.refused = ("?", "mine")
-        await hand.say(sessions, _user("?"), on_event=heard, once="1")
-        await hand.keep(
-            sessions, _answer("mine"), on_event=heard, seen=SeenMessages(upto=0, token=hand.newest)
+        await hand.store_user_message(sessions, _user("?"), on_event=heard, once="1")
+        await hand.store_turn_message(
+            sessions,
+            _answer("mine"),
+            on_event=heard,
+            seen=SeenMessages(upto=0, token=hand.newest_once),
         )
         store.refused = ()
         # The write that failed had arrived all the same, and another process has answered it.

@@ -14,33 +14,29 @@ def _hours(name: str, month: int) -> float:
     return offset / timedelta(hours=1)
 
 
-def test_a_zone_knows_when_the_clocks_are_changed() -> None:
+def test_zone_has_daylight_saving_time() -> None:
     assert (_hours("Europe/Zurich", 1), _hours("Europe/Zurich", 7)) == (1, 2)
 
 
 @pytest.mark.parametrize("name", ["Europe/Zürich", "../etc/passwd", "/etc/localtime", "no"])
-def test_a_name_that_is_no_zone_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="there is no such time zone"):
+def test_unknown_zone_name_is_rejected(name: str) -> None:
+    with pytest.raises(UsageError, match="unknown time zone"):
         load_zone(name)
 
 
 @pytest.mark.parametrize("named", ["Europe/Zurich", ":Europe/Zurich"])
-def test_without_a_name_that_of_the_machine_is_taken(
-    named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_is_the_zone_of_the_machine(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", named)
     assert (_hours("", 1), _hours("", 7)) == (1, 2)
 
 
 @pytest.mark.parametrize("named", ["", "XYZ-3"])
-def test_a_machine_s_zone_without_a_name_is_taken_too(
-    named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_zone_without_a_name_is_used(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", named)
     assert datetime.now(load_zone("")).utcoffset() is not None
 
 
-def test_a_name_stands_over_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zone_name_overrides_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     now = datetime.now(UTC)
     assert now.astimezone(load_zone("UTC")).utcoffset() == timedelta(0)

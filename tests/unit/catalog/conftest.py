@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import stenolog
-from postgres_server import Databases, Server
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.stores.base import Store
+from support.postgres_server import Databases, Server
+from support.random_operations import fill_three_sessions
 
 ENGINES = ["jsonl", "sqlite", "memory", "postgres"]
 
@@ -50,15 +51,8 @@ def catalog(store: Store) -> Iterator[Catalog]:
 def logs(tmp_path: Path) -> Iterator[Store]:
     """A JSONL store with three sessions in it."""
     with stenolog.open_store(tmp_path / "w") as opened:
-        fill(opened)
+        fill_three_sessions(opened)
         yield opened
-
-
-def fill(store: Store) -> None:
-    """Three sessions, the last of them changed last."""
-    for key in ("telegram:1", "telegram:2", "cli:default"):
-        store.add_message(key, "user", f"allmessages hello from {key}")
-        store.add_message(key, "assistant", "allmessages hello yourself")
 
 
 Open = Callable[[], Catalog]

@@ -13,9 +13,8 @@ from stenolog.catalog import open_catalog
 from stenolog.errors import DamagedStore, StoreBusy
 from stenolog.stores.open_store import open_store
 from stenolog.stores.sqlite import SQLiteStore, processes, schema
-from unit.catalog.scan import catalogued, differences, full_scan
-
-from .conftest import fill
+from support.catalog_scan import catalogued, differences, full_scan
+from support.random_operations import fill_three_sessions
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def test_namespaces_in_one_file_have_an_index_each(where: str) -> None:
         open_catalog(sessions) as of_sessions,
         open_catalog(notes) as of_notes,
     ):
-        fill(sessions)
+        fill_three_sessions(sessions)
         notes.add_message("note", "user", "allmessages something else")
         for purged in (False, True):
             if purged:
@@ -43,7 +42,7 @@ def test_namespaces_in_one_file_have_an_index_each(where: str) -> None:
 
 def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
     with open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
     with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
         assert differences(catalogued(catalog), full_scan(store)) == {}
         assert catalog.problems == ()
@@ -69,9 +68,9 @@ def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
 )
 def test_a_file_that_is_old_or_damaged_is_made_again(where: str, harm: str) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
-        with catalog._current.database.write() as transaction:
+        with catalog._active.database.write() as transaction:
             # Allows to change the tables of which a virtual table consists.
             transaction.execute("PRAGMA writable_schema = ON")
             try:
@@ -88,7 +87,7 @@ def test_a_file_that_is_old_or_damaged_is_made_again(where: str, harm: str) -> N
 
 def test_a_damaged_store_is_told_as_such(where: str, tmp_path: Path) -> None:
     with open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
         for number in range(50):
             store.add_message("k", "user", f"{number} {'x' * 1000}")
     file = tmp_path / "s.db"
@@ -103,7 +102,7 @@ def test_a_damaged_store_is_told_as_such(where: str, tmp_path: Path) -> None:
 
 def test_a_turn_that_ran_out_is_over(where: str) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         lease = store.lease("cli:default", ttl=0.05)
         limit = time.monotonic() + 10
         while catalog.list(state="running").entries and time.monotonic() < limit:
@@ -116,7 +115,7 @@ def test_a_turn_whose_process_is_gone_is_over(where: str) -> None:
     if processes.current() is None:
         pytest.skip("NOT RUN: nothing can be told of processes here")
     with open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         (heard, says), (reads, ends) = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -140,7 +139,7 @@ def test_a_turn_that_seems_to_begin_in_the_future_is_running_while_its_holder_li
 ) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
         assert isinstance(store, SQLiteStore)
-        fill(store)
+        fill_three_sessions(store)
         lease = store.lease("cli:default", ttl=600)
         with store.database.write() as transaction:
             transaction.execute("UPDATE lease SET since = '2999-01-01T00:00:00.000000Z'")
@@ -163,14 +162,14 @@ def test_a_read_only_store_does_not_keep_its_index_and_reports_nothing(
     if engine == "postgres":
         where = request.getfixturevalue("postgres_schema")
     with open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
         if indexed:
             with open_catalog(store) as catalog:
                 catalog.refresh()
     with open_store(where, read_only=True) as store, open_catalog(store) as catalog:
         assert catalog.search("allmessages").count == 6
         assert catalog.problems == ()
-        used = type(catalog._current.database).__name__
+        used = type(catalog._active.database).__name__
         assert (used == "MemoryDatabase") is not indexed
     assert caplog.records == []
 
@@ -185,7 +184,7 @@ def _catalogs(folder: Path) -> list[str]:
 def test_p11_each_namespace_has_a_private_file_of_its_own(where: str, tmp_path: Path) -> None:
     for namespace in ("sessions", "Sessions", "two words", "a.b", "x" * 200):
         with open_store(where, namespace=namespace) as store, open_catalog(store) as catalog:
-            fill(store)
+            fill_three_sessions(store)
             catalog.refresh()
     found = _catalogs(tmp_path)
     assert len({name.casefold() for name in found}) == 5
@@ -196,7 +195,7 @@ def test_p11_each_namespace_has_a_private_file_of_its_own(where: str, tmp_path: 
 
 def test_p11_a_catalog_that_others_can_read_is_a_problem(where: str, tmp_path: Path) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         (tmp_path / "s.db-sessions.catalog").chmod(0o644)
         advice = f"chmod 600 {tmp_path}/s.db-sessions.catalog"
@@ -207,7 +206,7 @@ def test_a_new_database_does_not_keep_the_catalog_of_the_one_before(
     where: str, tmp_path: Path
 ) -> None:
     with open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
     for path in tmp_path.glob("s.db*"):
         if "catalog" not in path.name:
@@ -221,7 +220,7 @@ def test_a_folder_in_the_place_of_the_catalog_does_not_keep_the_store_closed(
 ) -> None:
     (tmp_path / "s.db-sessions.catalog").mkdir()
     with open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         assert differences(catalogued(catalog), full_scan(store)) == {}
         assert len(catalog.problems) == 1
         store.purge("cli:default")
@@ -233,7 +232,7 @@ def test_a_backup_put_in_the_place_of_the_database_is_indexed_as_it_is(
     where: str, tmp_path: Path, more: int, hidden: bool
 ) -> None:
     with open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
     backup = (tmp_path / "s.db").read_bytes()
     with open_store(where) as store, open_catalog(store) as catalog:
         store.add_message("cli:default", "user", "allmessages walrus")
@@ -256,7 +255,7 @@ def test_a_backup_put_in_the_place_of_the_database_is_indexed_as_it_is(
 def test_p4_a_purge_deletes_the_catalogs_of_all_namespaces(where: str, tmp_path: Path) -> None:
     with open_store(where) as store, open_store(where, namespace="notes") as notes:
         for one in (store, notes):
-            fill(one)
+            fill_three_sessions(one)
             with open_catalog(one) as catalog:
                 catalog.refresh()
         left = tmp_path / "s.db-gone.catalog-journal"
@@ -271,7 +270,7 @@ def test_p4_a_purge_that_cannot_delete_the_catalog_says_so_and_is_finished_later
     tmp_path: Path,
 ) -> None:
     with SQLiteStore(tmp_path / "s.db", busy_timeout=0.05) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         with (tmp_path / "s.db-sessions.catalog.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -316,7 +315,7 @@ def _old_names(file: Path) -> list[str]:
 
 def test_p13_the_catalog_inside_an_older_database_is_dropped(where: str, tmp_path: Path) -> None:
     with open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
     _with_old_catalog(tmp_path / "s.db")
     with open_store(where) as store, open_catalog(store) as catalog:
         assert _old_names(tmp_path / "s.db") == []
@@ -329,7 +328,7 @@ def test_p4_an_earlier_version_cannot_purge_beside_a_catalog_that_is_half_droppe
 ) -> None:
     file = tmp_path / "s.db"
     with open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
     _with_old_catalog(file)
     connection = apsw.Connection(str(file))
     statements = [text for (text,) in connection.execute(schema.migrations()[5])]
@@ -353,7 +352,7 @@ def test_p3_a_damaged_old_catalog_does_not_keep_the_store_closed(
     where: str, tmp_path: Path, harm: str
 ) -> None:
     with open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
     file = tmp_path / "s.db"
     _with_old_catalog(file, *filter(None, [harm]))
     if not harm:
@@ -375,7 +374,7 @@ def test_an_older_database_that_is_only_read_gets_no_catalog_file(
     where: str, tmp_path: Path
 ) -> None:
     with open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
     _with_old_catalog(tmp_path / "s.db")
     with open_store(where, read_only=True) as store, open_catalog(store, keep=True) as catalog:
         assert differences(catalogued(catalog), full_scan(store)) == {}

@@ -111,7 +111,7 @@ def test_what_makes_no_sense_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     where = f"sqlite:{tmp_path}/s.db"
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         for model, ratio in (("zero", 0.0), ("huge", 1e300), ("text", "x")):
             with database.write() as transaction:
                 transaction.execute(database.sql["calibrate"], (model, ratio, 3.0))

@@ -13,8 +13,8 @@ from stenolog.memory.transcript import is_taken_back
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores import withdrawn_messages
 from stenolog.stores.base import Store
-from unit.catalog.operations import operate
-from unit.catalog.scan import EVERYWHERE
+from support.catalog_scan import EVERYWHERE
+from support.random_operations import operate
 
 THEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -55,7 +55,7 @@ def test_nobody_finds_what_is_anothers(
     _say(store, "slack:quiet", "zanzibar alone")
     _say(store, "slack:t1", "zanzibar in a group")
     with monkeypatch.context() as few:
-        few.setattr(candidates, "_MOST_EACH", 5)
+        few.setattr(candidates, "_MAX_PER_WORD", 5)
         assert _found(catalog, "zanzibar", "slack:quiet", limit=5) == [
             ("slack:quiet", 1),
             ("slack:t1:quiet", 1),
@@ -149,7 +149,7 @@ def test_the_rarest_words_decide_who_is_among_the_limit(store: Store, catalog: C
 def test_a_word_found_everywhere_counts_for_old_messages_too(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "_MOST_EACH", 10)
+    monkeypatch.setattr(candidates, "_MAX_PER_WORD", 10)
     _say(store, "cli:a", "zanzibar ferry", "gap", "gap", *["ferry"] * 20, "gap", "zanzibar", "gap")
     assert ("cli:a", 1) in _found(catalog, "ferry zanzibar", "cli:a", limit=1)
 

@@ -17,8 +17,7 @@ from stenolog.errors import StoreClosed, UsageError
 from stenolog.stores.base import Store, leased_keys
 from stenolog.testing.strategies import hostile_keys, keys, messages, texts
 from stenolog.tokens import message_tokens
-
-from .conftest import fill
+from support.random_operations import fill_three_sessions
 
 
 def _keys(catalog: Catalog, **how: object) -> list[str]:
@@ -36,7 +35,7 @@ def test_a_list_in_a_fresh_process_waits_for_nothing_that_only_other_calls_need(
     tmp_path: Path,
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
     script = (
         "import sys, msgspec; before = set(sys.modules)\n"
@@ -140,7 +139,7 @@ def test_a_title_that_somebody_gave_stays(store: Store, catalog: Catalog) -> Non
 
 
 def test_the_last_changed_comes_first(store: Store, catalog: Catalog) -> None:
-    fill(store)
+    fill_three_sessions(store)
     assert _keys(catalog) == ["cli:default", "telegram:2", "telegram:1"]
     store.add_message("telegram:1", "user", "again")
     assert _keys(catalog) == ["telegram:1", "cli:default", "telegram:2"]
@@ -173,7 +172,7 @@ def test_sessions_of_one_moment_are_listed_by_key_and_each_once(
 
 
 def test_filters_of_a_list(store: Store, catalog: Catalog) -> None:
-    fill(store)
+    fill_three_sessions(store)
     store.set_meta("telegram:1", tags=["work", "urgent"])
     store.set_meta("telegram:2", tags=["work"], agent="bob")
     store.add_message("telegram:2", "user", "still there?")
@@ -192,7 +191,7 @@ def test_filters_of_a_list(store: Store, catalog: Catalog) -> None:
 def test_a_session_in_which_somebody_has_the_turn_is_running(
     store: Store, catalog: Catalog
 ) -> None:
-    fill(store)
+    fill_three_sessions(store)
     store.add_message("telegram:1", "user", "work on it")
     with store.lease("telegram:1", ttl=60):
         states = {entry.key: entry.state for entry in catalog.list().entries}
@@ -383,7 +382,7 @@ def test_more_sessions_than_the_index_is_told_are_left_out_all_the_same(
 def test_a_search_that_makes_no_sense_is_refused(
     store: Store, catalog: Catalog, how: dict[str, object]
 ) -> None:
-    fill(store)
+    fill_three_sessions(store)
     with pytest.raises(UsageError):
         _found(catalog, "hello", **how)
 
@@ -434,7 +433,7 @@ def test_a_closed_catalog_says_so_and_the_store_goes_on(store: Store) -> None:
 
 
 def test_a_catalog_that_is_closed_during_a_refresh_opens_nothing_again(store: Store) -> None:
-    fill(store)
+    fill_three_sessions(store)
     catalog = open_catalog(store)
     catalog.refresh()
     store.add_message("k", "user", "more")
@@ -464,7 +463,7 @@ def _target(link: Path) -> str:
 
 
 def test_a_closed_store_is_told_as_such(store: Store, catalog: Catalog) -> None:
-    fill(store)
+    fill_three_sessions(store)
     catalog.refresh()
     store.close()
     with pytest.raises(StoreClosed):

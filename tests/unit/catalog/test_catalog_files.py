@@ -22,12 +22,11 @@ from stenolog.catalog.catalog_database import Transaction
 from stenolog.catalog.catalog_files import FileDatabase, LockFile
 from stenolog.maintenance.repair import accept
 from stenolog.stores.base import Store
-from stenolog.stores.catalog_file import NAME, journal_of, lock_of
+from stenolog.stores.catalog_file import NAME, journal_name, lock_name
 from stenolog.stores.disk import Descriptor
 from stenolog.stores.open_store import open_store
-from unit.catalog.scan import catalogued, differences, full_scan
-
-from .conftest import fill
+from support.catalog_scan import catalogued, differences, full_scan
+from support.random_operations import fill_three_sessions
 
 Harm = Callable[[Path, random.Random], None]
 
@@ -49,7 +48,7 @@ def _delete(folder: Path, _: random.Random) -> None:
 
 
 def _delete_lock(folder: Path, _: random.Random) -> None:
-    (folder / lock_of(NAME)).unlink()
+    (folder / lock_name(NAME)).unlink()
 
 
 def _truncate(folder: Path, chance: random.Random) -> None:
@@ -79,11 +78,11 @@ def _replace_by_another_database(folder: Path, _: random.Random) -> None:
 
 
 def _put_a_journal_beside(folder: Path, chance: random.Random) -> None:
-    (folder / journal_of(NAME)).write_bytes(chance.randbytes(3_000))
+    (folder / journal_name(NAME)).write_bytes(chance.randbytes(3_000))
 
 
 def _mark_nonsense(folder: Path, chance: random.Random) -> None:
-    (folder / lock_of(NAME)).write_bytes(chance.randbytes(30))
+    (folder / lock_name(NAME)).write_bytes(chance.randbytes(30))
 
 
 HARM: list[Harm] = [
@@ -166,7 +165,7 @@ def test_an_older_copy_of_itself_is_brought_up_to_date(logs: Store, tmp_path: Pa
 def test_an_index_of_another_version_is_made_anew(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        with catalog._current.database.write() as transaction:
+        with catalog._active.database.write() as transaction:
             transaction.execute("UPDATE catalog_about SET version = '0.0'")
             transaction.execute("UPDATE catalog_session SET title = 'wrong'")
     with open_catalog(logs) as catalog:
@@ -209,14 +208,14 @@ def _leave_a_journal(logs: Store) -> None:
     """What is left of a writer that was killed while it wrote."""
 
     def write() -> None:
-        with open_catalog(logs) as catalog, catalog._current.database.write() as transaction:
+        with open_catalog(logs) as catalog, catalog._active.database.write() as transaction:
             _write_much(transaction)
             os._exit(0)
 
     with open_catalog(logs) as catalog:
         catalog.refresh()
     _in_a_child(write)
-    assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
+    assert (_folder(logs) / journal_name(NAME)).stat().st_size > 4096
 
 
 def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None:
@@ -224,7 +223,7 @@ def test_what_a_killed_writer_did_not_finish_does_not_count(logs: Store) -> None
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)
         assert catalog.problems == ()
-    assert not (_folder(logs) / journal_of(NAME)).exists()
+    assert not (_folder(logs) / journal_name(NAME)).exists()
 
 
 def test_a_journal_is_not_applied_to_the_database_that_comes_next(logs: Store) -> None:
@@ -242,10 +241,10 @@ def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
 ) -> None:
     with open_catalog(logs) as reader, open_catalog(logs) as other, ExitStack() as writing:
         reader.refresh()
-        database = reader._current.database
+        database = reader._active.database
         assert isinstance(database, FileDatabase)
-        database._lock.patience = 0.1
-        untouched = FileDatabase._untouched
+        database._lock.timeout = 0.1
+        untouched = FileDatabase._is_unchanged
         taken: list[Path] = []
 
         def taken_away(looking: FileDatabase) -> bool:
@@ -254,11 +253,11 @@ def test_who_reads_does_not_touch_the_journal_of_a_database_that_took_the_place(
                 taken.append(_folder(logs) / NAME)
                 taken[0].unlink()
                 other.refresh()
-                _write_much(writing.enter_context(other._current.database.write()))
-                assert (_folder(logs) / journal_of(NAME)).stat().st_size > 4096
+                _write_much(writing.enter_context(other._active.database.write()))
+                assert (_folder(logs) / journal_name(NAME)).stat().st_size > 4096
             return found
 
-        monkeypatch.setattr(FileDatabase, "_untouched", taken_away)
+        monkeypatch.setattr(FileDatabase, "_is_unchanged", taken_away)
         assert len(reader.list().entries) == 3
         writing.close()
         assert len(other.list(agent="bob").entries) == 3
@@ -291,11 +290,11 @@ def test_p11_only_the_owner_may_read_it(logs: Store) -> None:
             catalog.refresh()
     finally:
         os.umask(before)
-    for name in (NAME, lock_of(NAME)):
+    for name in (NAME, lock_name(NAME)):
         assert stat.S_IMODE((_folder(logs) / name).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("name", [NAME, lock_of(NAME)])
+@pytest.mark.parametrize("name", [NAME, lock_name(NAME)])
 def test_p11_a_symlink_is_not_followed(logs: Store, tmp_path: Path, name: str) -> None:
     (_folder(logs) / name).symlink_to(tmp_path / "elsewhere")
     with open_catalog(logs) as catalog:
@@ -318,10 +317,10 @@ def test_a_store_that_is_only_read_uses_the_file_that_is_there(logs: Store, tmp_
         catalog.refresh()
     with open_store(tmp_path / "w", read_only=True) as store, open_catalog(store) as catalog:
         _agree(store, catalog)
-        assert type(catalog._current.database).__name__ == "FileDatabase"
+        assert type(catalog._active.database).__name__ == "FileDatabase"
         logs.add_message("cli:default", "user", "allmessages more")
         _agree(store, catalog)
-        assert type(catalog._current.database).__name__ == "MemoryDatabase"
+        assert type(catalog._active.database).__name__ == "MemoryDatabase"
         assert catalog.problems == ()
 
 
@@ -489,7 +488,7 @@ def test_what_is_purged_leaves_no_trace_in_the_index(
 ) -> None:
     (tmp_path / "w").mkdir(mode=0o700)
     with open_store(where.format(tmp_path)) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         store.add_message("secret:1", "user", "the xylophone is hidden")
         store.add_message("secret:1", "assistant", "allmessages noted")
         assert catalog.search("xylophone").count == 1
@@ -508,7 +507,7 @@ def test_what_is_purged_leaves_no_trace_in_the_index(
 
 
 def test_threads_may_share_a_catalog(store: Store, catalog: Catalog) -> None:
-    fill(store)
+    fill_three_sessions(store)
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -534,7 +533,7 @@ def test_threads_may_share_a_catalog(store: Store, catalog: Catalog) -> None:
 def test_a_forked_child_may_use_the_catalog_of_its_parent(logs: Store) -> None:
     with open_catalog(logs) as catalog:
         catalog.refresh()
-        with catalog._current.database.write() as transaction:
+        with catalog._active.database.write() as transaction:
             transaction.execute("UPDATE catalog_session SET title = 'not yet'")
 
             def look() -> None:

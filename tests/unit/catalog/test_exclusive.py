@@ -6,7 +6,7 @@ import time
 import pytest
 
 from stenolog.catalog import sqlite_connections
-from stenolog.catalog.sqlite_connections import Exclusive, Use
+from stenolog.catalog.sqlite_connections import ExclusiveLock, ExclusiveUse
 
 PATIENCE = 120
 
@@ -17,7 +17,7 @@ def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_connections, "_STALE", 10 * PATIENCE)
 
 
-def _wait_for_waiters(lock: Exclusive, count: int) -> None:
+def _wait_for_waiters(lock: ExclusiveLock, count: int) -> None:
     deadline = time.monotonic() + PATIENCE
     while len(lock._waiting) < count:
         assert time.monotonic() < deadline
@@ -25,16 +25,16 @@ def _wait_for_waiters(lock: Exclusive, count: int) -> None:
 
 
 def test_a_thread_that_comes_back_at_once_does_not_overtake_waiting_threads() -> None:
-    lock, order = Exclusive(), list[str]()
+    lock, order = ExclusiveLock(), list[str]()
 
     def use(name: str) -> None:
-        use = Use()
-        lock.begin(use, patience=PATIENCE, what="it")
+        use = ExclusiveUse()
+        lock.begin(use, timeout=PATIENCE, what="it")
         order.append(name)
         lock.end(use)
 
-    first = Use()
-    lock.begin(first, patience=0, what="it")
+    first = ExclusiveUse()
+    lock.begin(first, timeout=0, what="it")
     threads = [threading.Thread(target=use, args=[name]) for name in ("second", "third")]
     for count, thread in enumerate(threads, start=1):
         thread.start()
@@ -49,15 +49,15 @@ def test_a_thread_that_comes_back_at_once_does_not_overtake_waiting_threads() ->
 
 def test_the_end_of_a_use_wakes_the_thread_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_connections, "_CHECK_INTERVAL", PATIENCE)
-    lock, first, second = Exclusive(), Use(), threading.Event()
+    lock, first, second = ExclusiveLock(), ExclusiveUse(), threading.Event()
 
     def use() -> None:
-        use = Use()
-        lock.begin(use, patience=PATIENCE, what="it")
+        use = ExclusiveUse()
+        lock.begin(use, timeout=PATIENCE, what="it")
         second.set()
         lock.end(use)
 
-    lock.begin(first, patience=0, what="it")
+    lock.begin(first, timeout=0, what="it")
     thread = threading.Thread(target=use)
     thread.start()
     _wait_for_waiters(lock, 1)
@@ -68,11 +68,16 @@ def test_the_end_of_a_use_wakes_the_thread_that_waits(monkeypatch: pytest.Monkey
 
 
 def test_a_waiting_thread_that_gives_up_lets_the_next_one_begin() -> None:
-    lock, first, next_use, given_up = Exclusive(), Use(), Use(), list[Use]()
-    lock.begin(first, patience=0, what="it")
+    lock, first, next_use, given_up = (
+        ExclusiveLock(),
+        ExclusiveUse(),
+        ExclusiveUse(),
+        list[ExclusiveUse](),
+    )
+    lock.begin(first, timeout=0, what="it")
 
     def ask() -> None:
-        given_up.append(Use())
+        given_up.append(ExclusiveUse())
         lock._take(given_up[0])
 
     thread = threading.Thread(target=ask)
@@ -83,5 +88,5 @@ def test_a_waiting_thread_that_gives_up_lets_the_next_one_begin() -> None:
     lock.end(given_up[0])
     lock.end(first)
 
-    lock.begin(next_use, patience=0, what="it")
+    lock.begin(next_use, timeout=0, what="it")
     assert lock.is_current(next_use)

@@ -16,10 +16,10 @@ from stenolog import JSONLStore
 from stenolog.catalog import Catalog, catalog_files, open_catalog, sqlite_connections
 from stenolog.catalog.catalog_database import CatalogBusy
 from stenolog.catalog.catalog_files import FileDatabase, MemoryDatabase
-from stenolog.catalog.sqlite_connections import Exclusive, Use
+from stenolog.catalog.sqlite_connections import ExclusiveLock, ExclusiveUse
 from stenolog.stores.base import Store
 from stenolog.stores.jsonl import leases
-from striking import Striking
+from support.interrupts import Striking
 
 MODULES = (catalog_files, sqlite_connections, contextlib)
 SECONDS = 120
@@ -44,9 +44,9 @@ def _in_thread(work: Callable[[], object]) -> list[BaseException]:
 
 
 def _be_patient(catalog: Catalog, seconds: float) -> None:
-    database = catalog._current.database
+    database = catalog._active.database
     if isinstance(database, FileDatabase):
-        database._lock.patience = seconds
+        database._lock.timeout = seconds
 
 
 def _struck(number: int, store: Store, catalog: Catalog) -> KeyboardInterrupt | None:
@@ -131,7 +131,7 @@ def test_p8_another_thread_waits_no_longer_than_its_patience(tmp_path: Path) -> 
     with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
         store.add_message("k", "user", "hello")
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         _be_patient(catalog, 0.1)
         with database.read():
             [error] = _in_thread(lambda: database.read().__enter__())
@@ -140,20 +140,20 @@ def test_p8_another_thread_waits_no_longer_than_its_patience(tmp_path: Path) -> 
 
 
 def test_a_use_that_nothing_refers_to_is_over() -> None:
-    turns, first, second = Exclusive(), Use(), Use()
+    turns, first, second = ExclusiveLock(), ExclusiveUse(), ExclusiveUse()
     second.thread = first.thread + 1
-    turns.begin(first, patience=0, what="it")
+    turns.begin(first, timeout=0, what="it")
     with pytest.raises(CatalogBusy):
-        turns.begin(second, patience=0, what="it")
+        turns.begin(second, timeout=0, what="it")
     del first
-    turns.begin(second, patience=0, what="it")
+    turns.begin(second, timeout=0, what="it")
     assert turns.is_current(second)
 
 
 def test_a_use_that_was_taken_over_does_not_clean_up() -> None:
-    turns, first, second = Exclusive(), Use(), Use()
-    turns.begin(first, patience=0, what="it")
-    turns.begin(second, patience=0, what="it")
+    turns, first, second = ExclusiveLock(), ExclusiveUse(), ExclusiveUse()
+    turns.begin(first, timeout=0, what="it")
+    turns.begin(second, timeout=0, what="it")
     assert not turns.is_current(first)
     assert turns.is_current(second)
 
@@ -161,11 +161,11 @@ def test_a_use_that_was_taken_over_does_not_clean_up() -> None:
 def test_p8_two_threads_that_fork_at_once_leave_the_catalog_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_files, "_FORK_PATIENCE", 0.05)
+    monkeypatch.setattr(catalog_files, "_FORK_TIMEOUT", 0.05)
     with JSONLStore(tmp_path) as store, open_catalog(store) as catalog:
         store.add_message("k", "user", "hello")
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         assert isinstance(database, FileDatabase)
         # The first fork is under way while the second begins and ends.
         database.before_fork()

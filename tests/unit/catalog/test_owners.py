@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from stenolog.catalog.message_metadata import mark_received
-from stenolog.catalog.owners import Ownership
+from stenolog.catalog.message_metadata import Ownership, mark_received
 from stenolog.codec import encode_object
 from stenolog.records import Message
 

@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.catalog.catalog_database import schema
-from stenolog.catalog.fulltext import expression
-from stenolog.catalog.query import parse
+from stenolog.catalog.query import expression, parse
 from stenolog.testing.strategies import texts
 
 
@@ -42,7 +41,7 @@ def test_a_query_asks_for(typed: str, asked: str) -> None:
 
 @pytest.mark.parametrize("typed", ["", "   ", '"', '""', "*", "-", "-x", '-"x y"', "()&|", "\x00"])
 def test_what_has_nothing_to_search_for_is_empty(typed: str) -> None:
-    assert parse(typed).empty
+    assert parse(typed).is_empty
 
 
 def test_marks_limit_a_query_to_a_role_and_to_sessions() -> None:
@@ -71,6 +70,6 @@ SIGNS = st.text("ab\"*-+^:(){}[]\\ 'NEARO東,\x00\n", max_size=30)
 @example("a " * 10_000, None)
 def test_no_query_is_refused(index: sqlite3.Connection, typed: str, role: str | None) -> None:
     parsed = parse(typed)
-    if not parsed.empty:
+    if not parsed.is_empty:
         asked = expression(parsed, role=role, sessions=[1])
         assert index.execute("SELECT 1 FROM catalog_words WHERE catalog_words MATCH ?", [asked])

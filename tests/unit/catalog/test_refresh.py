@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 import stenolog
-from stenolog.catalog import Catalog, catalog_writer, open_catalog, steps
+from stenolog.catalog import Catalog, indexing, open_catalog, steps
 from stenolog.catalog import catalog_database as database
 from stenolog.catalog.catalog_database import Transaction
-from stenolog.catalog.indexing import Indexer, Reading, SessionReader
+from stenolog.catalog.indexing import Indexer, SessionReader, StampRules
 from stenolog.records import Message, SessionInfo
 from stenolog.stores.base import Store
-from unit.catalog.operations import WORDS, operate
-from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
-
-from .conftest import fill
+from support.catalog_scan import catalogued, differences, found_words, full_scan, words_said
+from support.random_operations import WORDS, fill_three_sessions, operate
 
 ROLES = ["system", "assistant", "user", "tool", "user", "assistant"]
 
@@ -83,8 +81,8 @@ def test_after_ten_thousand_operations_it_is_what_a_full_scan_says(
 def test_small_transactions_lead_to_the_same(
     store: Store, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "MOST_MESSAGES", 2)
-    monkeypatch.setattr(steps, "MOST_BYTES", 60)
+    monkeypatch.setattr(steps, "MAX_MESSAGES", 2)
+    monkeypatch.setattr(steps, "MAX_BYTES", 60)
     _walk([store], [catalog], seed=7, steps=120)
 
 
@@ -99,11 +97,11 @@ class Cut(Exception):
 def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "MOST_MESSAGES", 1)
-    flush = catalog_writer.Writer.flush
+    monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
+    flush = indexing.CatalogWriter.flush
     left = 0
 
-    def cut_off(writer: catalog_writer.Writer) -> None:
+    def cut_off(writer: indexing.CatalogWriter) -> None:
         nonlocal left
         if left == 0:
             raise Cut
@@ -115,10 +113,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
         for length in range(1, 30):
             left = length % 10
             with open_catalog(store) as catalog:
-                monkeypatch.setattr(catalog_writer.Writer, "flush", cut_off)
+                monkeypatch.setattr(indexing.CatalogWriter, "flush", cut_off)
                 with suppress(Cut):
                     catalog.refresh()
-                monkeypatch.setattr(catalog_writer.Writer, "flush", flush)
+                monkeypatch.setattr(indexing.CatalogWriter, "flush", flush)
                 if length % 4 == 0:
                     _agree(store, catalog)
             if length % 5 == 0:
@@ -133,10 +131,10 @@ def test_a_refresher_that_is_cut_off_anywhere_leaves_what_another_goes_on_from(
 def test_the_first_prompt_is_found_by_whoever_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    monkeypatch.setattr(steps, "MOST_MESSAGES", 1)
-    flush = catalog_writer.Writer.flush
+    monkeypatch.setattr(steps, "MAX_MESSAGES", 1)
+    flush = indexing.CatalogWriter.flush
 
-    def cut_off(writer: catalog_writer.Writer) -> None:
+    def cut_off(writer: indexing.CatalogWriter) -> None:
         nonlocal left
         left -= 1
         if left < 0:
@@ -148,10 +146,10 @@ def test_the_first_prompt_is_found_by_whoever_goes_on(
         with open_catalog(store) as catalog:
             catalog.refresh()
             store.add_messages("k", _said(["user", "assistant", "assistant"]))
-            monkeypatch.setattr(catalog_writer.Writer, "flush", cut_off)
+            monkeypatch.setattr(indexing.CatalogWriter, "flush", cut_off)
             with suppress(Cut):
                 catalog.refresh()
-            monkeypatch.setattr(catalog_writer.Writer, "flush", flush)
+            monkeypatch.setattr(indexing.CatalogWriter, "flush", flush)
             _agree(store, catalog)
 
 
@@ -179,7 +177,7 @@ class Watched(stenolog.InMemoryStore):
 
 def test_only_what_is_new_is_read() -> None:
     with Watched() as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         assert sorted(store.taken()) == [1, 1, 1, 2, 2, 2]
         catalog.refresh()
@@ -196,7 +194,7 @@ def test_only_what_is_new_is_read() -> None:
 
 def test_a_session_of_another_uid_is_read_from_its_beginning() -> None:
     with Watched() as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.delete("cli:default")
         for number in range(5):
@@ -209,7 +207,7 @@ def test_a_session_of_another_uid_is_read_from_its_beginning() -> None:
 
 def test_messages_that_are_purged_are_gone_and_the_rest_is_read_again() -> None:
     with Watched() as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "allmessages third")
         store.purge("cli:default", before=2)
@@ -220,7 +218,7 @@ def test_messages_that_are_purged_are_gone_and_the_rest_is_read_again() -> None:
 
 
 def test_progress_is_told_by_sessions(store: Store, catalog: Catalog) -> None:
-    fill(store)
+    fill_three_sessions(store)
     told: list[tuple[int, int]] = []
     catalog.refresh(lambda done, total: told.append((done, total)))
     assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
@@ -247,7 +245,7 @@ class Meddling(stenolog.InMemoryStore):
 
 
 def _written_between(store: Meddling, catalog: Catalog, *happens: Any) -> None:
-    fill(store)
+    fill_three_sessions(store)
     catalog.refresh()
     store.add_message("cli:default", "user", "allmessages new")
     store.meanwhile = list(happens)
@@ -285,12 +283,12 @@ def _after_each_look(
     catalog: Catalog, then: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let something happen whenever this catalog has read a session and not yet stored it."""
-    begin, look = Indexer.__init__, SessionReader._look
+    begin, look = Indexer.__init__, SessionReader._read
     readers: weakref.WeakSet[SessionReader] = weakref.WeakSet()
 
     def begun(intake: Indexer, *what: Any, **more: Any) -> None:
         begin(intake, *what, **more)
-        if intake._database is catalog._current.database:
+        if intake._database is catalog._active.database:
             readers.add(intake._sessions)
 
     def looked(reader: SessionReader, *what: Any) -> Any:
@@ -300,7 +298,7 @@ def _after_each_look(
         return seen
 
     monkeypatch.setattr(Indexer, "__init__", begun)
-    monkeypatch.setattr(SessionReader, "_look", looked)
+    monkeypatch.setattr(SessionReader, "_read", looked)
 
 
 def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
@@ -312,34 +310,40 @@ def test_of_two_refreshers_that_meet_in_a_session_neither_repeats_the_other(
         open_catalog(store) as one,
         open_catalog(store) as other,
     ):
-        fill(store)
+        fill_three_sessions(store)
         _after_each_look(one, other.refresh, monkeypatch)
         _agree(store, one)
         store.add_message("cli:default", "user", "allmessages late")
         store.delete("telegram:1")
         _agree(store, one)
         _agree(store, other)
-        assert [record.message for record in caplog.records if "anew" in record.message] == [
-            f"the index is made anew: {tmp_path}/sessions/catalog.db is missing"
+        assert [record.message for record in caplog.records if "rebuilding" in record.message] == [
+            f"rebuilding the catalog: {tmp_path}/sessions/catalog.db is missing"
         ]
 
 
 def _slow(catalog: Catalog) -> Indexer:
     """A refresher that has looked at the rows, and takes its time."""
-    current = catalog._current
-    known = current.refresher._look_at_rows()
-    return Indexer(catalog._store, current.database, Reading(), made=known.made, known=known.stamps)
+    current = catalog._active
+    known = current.refresher._read_known()
+    return Indexer(
+        catalog._store,
+        current.database,
+        StampRules(),
+        catalog_id=known.catalog_id,
+        known=known.stamps,
+    )
 
 
 def test_one_who_was_overtaken_by_an_older_look_looks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "third")
         slow = _slow(catalog)
-        slow._take_in("cli:default", store.stamps()["cli:default"])
+        slow._index("cli:default", store.stamps()["cli:default"])
         store.add_message("cli:default", "user", "fourth")
         _after_each_look(catalog, slow._writer.flush, monkeypatch)
         assert catalog.list(prefix="cli:").entries[0].count == 4
@@ -347,7 +351,7 @@ def test_one_who_was_overtaken_by_an_older_look_looks_again(
 
 def test_one_who_looked_long_ago_does_not_take_away_what_came_back(tmp_path: Path) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.delete("telegram:1")
         slow = _slow(catalog)
@@ -355,34 +359,34 @@ def test_one_who_looked_long_ago_does_not_take_away_what_came_back(tmp_path: Pat
         store.restore("telegram:1")
         catalog.refresh()
         slow.remove(gone)
-        assert "telegram:1" in catalog._current.refresher._look_at_rows().stamps
+        assert "telegram:1" in catalog._active.refresher._read_known().stamps
 
 
 def test_one_who_comes_late_does_not_read_anew_what_is_newer_than_its_stamp(
     tmp_path: Path,
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "third")
         slow, stamp = _slow(catalog), store.stamps()["cli:default"]
         store.add_message("cli:default", "user", "fourth")
         catalog.refresh()
-        before = catalog._current.refresher._look_at_rows()
-        slow.take_in({"cli:default": stamp}, lambda _done, _total: None)
+        before = catalog._active.refresher._read_known()
+        slow.index({"cli:default": stamp}, lambda _done, _total: None)
         assert slow.missed
-        assert catalog._current.refresher._look_at_rows() == before
+        assert catalog._active.refresher._read_known() == before
 
 
 def test_steps_for_an_index_that_was_thrown_away_are_not_carried_out_in_the_next(
     tmp_path: Path,
 ) -> None:
     with stenolog.open_store(tmp_path) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         store.add_message("cli:default", "user", "allmessages third")
         slow = _slow(catalog)
-        slow._take_in("cli:default", store.stamps()["cli:default"])
+        slow._index("cli:default", store.stamps()["cli:default"])
         # The next one gets to the same version, by another way.
         (tmp_path / "sessions" / "catalog.db").unlink()
         store.hide("cli:default", 3, 3)
@@ -398,7 +402,7 @@ def test_a_moment_is_kept_to_the_microsecond() -> None:
         datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
         datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC),
     ):
-        assert database.moment(database.microseconds(moment)) == moment
+        assert database.from_microseconds(database.to_microseconds(moment)) == moment
 
 
 # --- what it costs ---------------------------------------------------------------------------
@@ -455,9 +459,9 @@ def test_what_was_hidden_beside_an_append_is_known_to_be(store: Store, catalog: 
 def test_an_index_that_is_emptied_before_it_is_looked_at_is_filled_again(
     store: Store, catalog: Catalog
 ) -> None:
-    fill(store)
+    fill_three_sessions(store)
     catalog.refresh()
-    database = catalog._current.database
+    database = catalog._active.database
     read, looks = database.read, 0
 
     def purge_before_the_look() -> AbstractContextManager[Transaction]:
@@ -499,7 +503,7 @@ def test_who_is_overtaken_every_time_goes_on_in_memory_and_says_so(
         open_catalog(store) as catalog,
         open_catalog(store) as quicker,
     ):
-        fill(store)
+        fill_three_sessions(store)
         store.add_message("k", "user", "allmessages before the call")
 
         def overtake() -> None:
@@ -510,7 +514,7 @@ def test_who_is_overtaken_every_time_goes_on_in_memory_and_says_so(
         assert "k" in [entry.key for entry in catalog.list().entries]
         assert [hit.seq for hit in catalog.search("before").hits] == [1]
         [problem] = catalog.problems
-        assert "by others all the time" in problem
+        assert "other processes kept changing" in problem
         assert problem in caplog.text
         store.overtake = None
         assert quicker.problems == ()
@@ -523,7 +527,7 @@ def test_who_is_overtaken_once_takes_in_only_what_it_missed(tmp_path: Path) -> N
         open_catalog(store) as catalog,
         open_catalog(store) as quicker,
     ):
-        fill(store)
+        fill_three_sessions(store)
         looks: list[int] = []
 
         def overtake() -> None:

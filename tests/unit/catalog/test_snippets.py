@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.catalog import snippets
+from stenolog.catalog import message_search
+from stenolog.catalog.message_search import WIDTH, make_snippet
 from stenolog.catalog.query import parse
-from stenolog.catalog.snippets import WIDTH, snippet
 from stenolog.testing.strategies import texts
 
 
 def _shown(text: str, query: str) -> str:
-    found = snippet(text, parse(query))
+    found = make_snippet(text, parse(query))
     shown, at = "", 0
     for start, end in found.marks:
         shown += f"{found.text[at:start]}[{found.text[start:end]}]"
@@ -56,12 +56,15 @@ def test_the_part_with_most_different_words_is_shown() -> None:
 
 def test_no_more_places_are_gathered_than_a_window_is_chosen_from() -> None:
     for text in ("東京" * 30_000, "one " * 30_000, "東京 " * 30_000):
-        assert len(snippets._found(text, parse("東京 one"))) == snippets._MOST_PLACES
+        assert (
+            len(message_search._find_positions(text, parse("東京 one")))
+            == message_search._MAX_POSITIONS
+        )
 
 
 @given(st.one_of(texts(), st.text(max_size=600)), st.one_of(texts(), st.text(max_size=20)))
 def test_marks_lie_within_the_snippet_in_order(text: str, query: str) -> None:
-    found = snippet(text, parse(query))
+    found = make_snippet(text, parse(query))
     places = [place for mark in found.marks for place in mark]
     assert places == sorted(set(places))
     assert all(0 <= place <= len(found.text) for place in places)

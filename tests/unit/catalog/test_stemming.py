@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.stemming import STOP_WORDS, of_tokens, stem, stems
+from stenolog.catalog.stemming import STOP_WORDS, stem, stem_tokens, stems
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_names_numbers_and_other_scripts_stay_as_they_are() -> None:
 
 @given(st.text())
 def test_a_text_and_its_tokens_give_the_same(text: str) -> None:
-    assert stems(text) == of_tokens(tokenizer.lines(text).parts.split())
+    assert stems(text) == stem_tokens(tokenizer.lines(text).parts.split())
 
 
 @given(st.text(st.characters(categories=["Ll"]), min_size=1))

@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.fulltext import expression
-from stenolog.catalog.query import parse
-from stenolog.catalog.tokenizer import LONGEST, lines
+from stenolog.catalog.query import expression, parse
+from stenolog.catalog.tokenizer import MAX_TOKEN_LENGTH, lines
 from stenolog.testing.strategies import texts
 
 NAMES = st.from_regex(r"[A-Za-z0-9_./-]{1,30}", fullmatch=True)
@@ -73,14 +72,14 @@ def test_fts5_splits_nothing_again_and_changes_nothing(text: str) -> None:
 @given(SOME)
 def test_no_token_is_long_or_has_a_capital_or_a_sign_of_the_index(text: str) -> None:
     for token in f"{lines(text).parts} {lines(text).more}".split():
-        assert len(token) <= LONGEST
+        assert len(token) <= MAX_TOKEN_LENGTH
         assert not set(token) & set(string.ascii_uppercase + string.punctuation)
 
 
 def _finds(query: str, text: str) -> bool:
     """Whether an index of this text alone finds it."""
     parsed = parse(query)
-    if parsed.empty:
+    if parsed.is_empty:
         return False
     found = lines(text)
     index = sqlite3.connect(":memory:")
@@ -135,7 +134,7 @@ def test_words_that_stand_apart_are_no_phrase() -> None:
 
 @given(SOME)
 def test_places_are_those_of_the_words(text: str) -> None:
-    found = [text[start:end] for start, end, _ in tokenizer.places(text)]
+    found = [text[start:end] for start, end, _ in tokenizer.word_positions(text)]
     assert " ".join(word.line for word in tokenizer.words(" ".join(found))) == " ".join(
-        word.line for _, _, word in tokenizer.places(text)
+        word.line for _, _, word in tokenizer.word_positions(text)
     )

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.channels.channel_group import Channels
 from stenolog.errors import UsageError
 from stenolog.settings.values import (
@@ -19,9 +18,9 @@ from stenolog.settings.values import (
     WebhookSettings,
 )
 from stenolog.testing.scripted_model import ScriptedModel
-from telegram_server import TOKEN, TelegramServer
-from unit.agent.agents import SPEC, agent_loop
-from unit.channels.bots import ALICE, agent_and_channels, telegram_settings, until
+from support.agents import SPEC, agent_loop
+from support.bots import ALICE, agent_and_channels, telegram_settings, until
+from support.telegram_server import TOKEN, TelegramServer
 
 
 def test_without_channels_nothing_is_opened(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_where_sessions_are_in_memory_nothing_is_on_disk(
             await channels.start()
             server.say("hello")
             await until(server, lambda: server.texts(ALICE) == ["Hello."])
-            await channels.drain(patience=10)
+            await channels.drain(wait_seconds=10)
             await loop.close()
             await channels.close()
 

@@ -13,26 +13,18 @@ import pytest
 from stenolog.agent.loop import AgentLoop
 from stenolog.agent.turn_events import InboundMessage
 from stenolog.catalog.message_metadata import mark_received
-from stenolog.channels.channel import MaybeSent, NotSent, Place, Undeliverable
-from stenolog.channels.claims import Claims, conversation
+from stenolog.channels.channel import Destination, MaybeSent, NotSent, Undeliverable
+from stenolog.channels.claims import Claims, delivery_claim
 from stenolog.channels.delivery import FIELD, UNSURE, Delivery
 from stenolog.channels.splitting import split
 from stenolog.errors import NotStored, StoreClosed, StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from telegram_server import TelegramServer
-from unit.agent.agents import agent_loop
-from unit.agent.agents import until as until_it_holds
-from unit.channels.bots import (
-    ALICE,
-    KEY,
-    agent_and_channels,
-    bot,
-    mark,
-    telegram_settings,
-    until,
-)
+from support.agents import agent_loop
+from support.agents import until as until_it_holds
+from support.bots import ALICE, KEY, agent_and_channels, bot, mark, telegram_settings, until
+from support.telegram_server import TelegramServer
 
 ORIGIN: Mapping[str, Any] = {"channel": "telegram", "chat": ALICE}
 
@@ -100,7 +92,7 @@ def test_what_was_begun_to_be_sent_is_not_sent_again_and_its_reader_is_told_once
 
     asyncio.run(scenario())
     assert _delivery(tmp_path)["mark"] == "unsure"
-    assert sum("nobody knows" in record.getMessage() for record in caplog.records) == 1
+    assert sum("it is unknown whether" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(("minutes", "sent"), [(5, []), (-5, ["The answer."])])
@@ -193,10 +185,10 @@ class _App:
         self.plays = list(plays)
         self.sent: list[str] = []
 
-    async def run(self, inward: object) -> None:
+    async def run(self, receiver: object) -> None:
         """Nothing comes in."""
 
-    async def send(self, origin: Place, text: str) -> None:
+    async def send(self, origin: Destination, text: str) -> None:
         """What happens is played."""
         del origin
         play = self.plays.pop(0) if self.plays else None
@@ -206,7 +198,7 @@ class _App:
             play()
         self.sent.append(text)
 
-    async def typing(self, origin: Place) -> None:
+    async def typing(self, origin: Destination) -> None:
         """Nobody looks."""
 
     async def close(self) -> None:
@@ -321,7 +313,7 @@ def test_cut_off_while_the_app_is_busy_the_answer_is_owed_and_nothing_more_is_be
             answer = await loop.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
             delivering = asyncio.create_task(delivery.deliver(instance, answer, "one", ORIGIN))
             await until_it_holds(lambda: not app.plays)
-            await delivery.cut()
+            await delivery.stop_sending()
             await asyncio.wait([delivering])
             assert mark(loop)["owed"] == [2]
             answer = await loop.handle(InboundMessage(key=KEY, content="r", origin=ORIGIN))
@@ -422,7 +414,7 @@ def test_closed_claims_are_nobodys(tmp_path: Path) -> None:
             with pytest.raises(StoreClosed):
                 await claims.note("poll", next=1)
             with pytest.raises(StoreClosed):
-                await claims.noted("poll")
+                await claims.read_note("poll")
 
     asyncio.run(scenario())
 
@@ -438,7 +430,7 @@ def test_two_gateways_that_deliver_the_same_answer_send_it_once(store: str, tmp_
             agent_loop(store, tmp_path, []) as two,
         ):
             answer = await one.handle(InboundMessage(key=KEY, content="q", origin=ORIGIN))
-            await one.quiet()
+            await one.wait_until_idle()
             # Both look before either writes, unless one waits for the other.
             barrier = threading.Barrier(2)
             for loop in (one, two):
@@ -483,7 +475,7 @@ def test_what_another_gateway_is_sending_is_left_to_it_until_that_has_ended(
         app = _App()
         another, own = _claims(tmp_path, ttl=20.0), _claims(tmp_path, ttl=0.05)
         async with agent_loop("jsonl", tmp_path, []) as loop, asyncio.timeout(20):
-            async with another.held(conversation(None, KEY)):
+            async with another.held(delivery_claim(None, KEY)):
                 recovering = asyncio.create_task(Delivery(loop, app, own).recover())
                 await until_it_holds(lambda: own.looks > 1 or recovering.done())
                 assert mark(loop) == sending
@@ -505,7 +497,7 @@ def test_who_is_to_end_waits_for_no_other_gateway(tmp_path: Path) -> None:
         another, own = _claims(tmp_path, ttl=600.0), _claims(tmp_path, ttl=600.0)
         async with (
             agent_loop("jsonl", tmp_path, []) as loop,
-            another.held(conversation(None, KEY)),
+            another.held(delivery_claim(None, KEY)),
             asyncio.timeout(20),
         ):
             delivery = Delivery(loop, _App(), own)

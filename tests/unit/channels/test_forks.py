@@ -8,22 +8,21 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.tools import Tool, tool
 from stenolog.agent.turn_events import Answer, ignore_event
 from stenolog.catalog.message_metadata import mark_model, mark_received, origin_of
 from stenolog.channels import delivery
-from stenolog.channels.channel import Arrival, NotSent, Place
+from stenolog.channels.channel import Destination, IncomingMessage, NotSent
 from stenolog.channels.claims import Claims
-from stenolog.channels.delivery import FIELD, Delivery, Mark
+from stenolog.channels.delivery import FIELD, Delivery, DeliveryMark
 from stenolog.channels.inbox import Inbox
-from stenolog.gateway.chat_turns import ChatTurnRequest, answered
+from stenolog.gateway.chat_turns import ChatTurnRequest, answer_chat
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import calls, open_agent
+from support.agents import calls, open_agent
 
 KEY = "telegram:7"
 FORK = "telegram:try:7"
@@ -40,17 +39,17 @@ class _App:
         self.sent: list[str] = []
         self._reachable = reachable
 
-    async def run(self, inward: object) -> None:
+    async def run(self, receiver: object) -> None:
         """Messages are handed over by the test."""
 
-    async def send(self, origin: Place, text: str) -> None:
+    async def send(self, origin: Destination, text: str) -> None:
         """Keep what is sent."""
         if not self._reachable:
             raise NotSent("not reachable")
         assert origin == ORIGIN
         self.sent.append(text)
 
-    async def typing(self, origin: Place) -> None:
+    async def typing(self, origin: Destination) -> None:
         """Nobody looks."""
 
     async def close(self) -> None:
@@ -81,8 +80,10 @@ class _Process:
         """Hand a message over, as the app does, and wait until its answer was sent."""
         self._number = number or self._number + 1
         name = f"u{self._number}"
-        arrival = Arrival(sender="7", text=text, id=name, number=self._number, origin=ORIGIN)
-        answer = await self._inbox.take_in(arrival).answer
+        arrival = IncomingMessage(
+            sender="7", text=text, id=name, number=self._number, origin=ORIGIN
+        )
+        answer = await self._inbox.accept(arrival).answer
         assert answer is not None
         return answer
 
@@ -134,7 +135,7 @@ def test_fork_that_an_older_version_made_delivers_its_answers(store: str, tmp_pa
             for number in range(1, 6):
                 await process.say(f"question {number}")
             process.store.fork(KEY, FORK, at=2)
-            copied = Mark(seq=10, state="sent", origin=ORIGIN)
+            copied = DeliveryMark(seq=10, state="sent", origin=ORIGIN)
             process.store.set_meta(FORK, **{FIELD: copied.fields()})
             await process.say(f"/resume {FORK}")
             process.app.sent.clear()
@@ -148,7 +149,7 @@ def test_fork_that_an_older_version_made_delivers_its_answers(store: str, tmp_pa
 def test_owed_answer_is_sent_by_the_source_and_not_by_its_forks(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "_LONGEST", 0.002)
+    monkeypatch.setattr(delivery, "_MAX_RETRY_SECONDS", 0.002)
 
     async def main() -> None:
         async with _process(store, tmp_path) as process:
@@ -235,7 +236,7 @@ def test_request_of_the_source_is_not_matched_in_its_fork(store: str, tmp_path: 
 
             async def ask(key: str, *talk: dict[str, Any], once: str, again: bool = False) -> str:
                 wanted = ChatTurnRequest(key=key, talk=talk, once=once, asked_again=again)
-                return (await answered(process.loop, wanted, ignore_event)).text
+                return (await answer_chat(process.loop, wanted, ignore_event)).text
 
             history = (user("a"), {"role": "assistant", "content": "b"}, user("c"))
             assert await ask("s", *history, once="job-1") == "answer to: c"

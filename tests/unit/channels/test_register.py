@@ -7,12 +7,12 @@ from typing import Any, Final
 import pytest
 
 from stenolog.agent.loop import AgentLoop
-from stenolog.channels.channel import Arrival
+from stenolog.channels.channel import IncomingMessage
 from stenolog.channels.claims import Claims
-from stenolog.channels.inbox import Inbox, Register
+from stenolog.channels.inbox import Inbox, MessageRegister
 from stenolog.errors import NotStored
 from stenolog.stores.open_store import open_store
-from unit.agent.agents import agent_loop
+from support.agents import agent_loop
 
 OWN: Final = "webhook-ci:alice"
 
@@ -21,12 +21,12 @@ def _claims(folder: Path) -> Claims:
     return Claims(open_store(str(folder), namespace="channels"))
 
 
-def _said(text: str, id: str) -> Arrival:
-    return Arrival(sender="alice", text=text, id=id)
+def _said(text: str, id: str) -> IncomingMessage:
+    return IncomingMessage(sender="alice", text=text, id=id)
 
 
 def _inbox(loop: AgentLoop, claims: Claims) -> Inbox:
-    return Inbox(loop, channel="webhook-ci", register=Register(claims))
+    return Inbox(loop, channel="webhook-ci", register=MessageRegister(claims))
 
 
 def test_of_two_processes_that_are_given_a_command_one_carries_it_out(tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ def test_of_two_processes_that_are_given_a_command_one_carries_it_out(tmp_path: 
         several = [_claims(tmp_path) for _ in range(2)]
         async with agent_loop("jsonl", tmp_path, []) as loop:
             instance = loop.registry.agent()
-            command = Arrival(sender="alice", text="/new", id="1", number=1)
-            begun = [Register(claims).begin(instance, OWN, command) for claims in several]
+            command = IncomingMessage(sender="alice", text="/new", id="1", number=1)
+            begun = [MessageRegister(claims).begin(instance, OWN, command) for claims in several]
             assert sorted(await asyncio.gather(*begun)) == [False, True]
         for claims in several:
             await claims.close()
@@ -57,11 +57,11 @@ def test_a_command_that_the_closing_agent_refused_is_carried_out_when_it_comes_a
                 return await hear(*given, **named)
 
             loop.handle = closed_meanwhile  # type: ignore[method-assign]
-            refused = inbox.take_in(_said("/help", "1"))
+            refused = inbox.accept(_said("/help", "1"))
             assert await refused.durable is False
         for outcome in ("command", "again"):
             async with agent_loop("jsonl", tmp_path, []) as loop:
-                answer = await _inbox(loop, claims).take_in(_said("/help", "1")).answer
+                answer = await _inbox(loop, claims).accept(_said("/help", "1")).answer
                 assert answer is not None
                 assert answer.outcome == outcome
         await claims.close()
@@ -75,9 +75,9 @@ def test_without_a_store_of_claims_what_comes_again_is_known_as_well(tmp_path: P
         async with agent_loop("legacy", tmp_path, ["Hello."]) as loop:
             inbox = _inbox(loop, claims)
             for text, id in (("hello", "1"), ("/new", "2")):
-                await inbox.take_in(_said(text, id)).answer
+                await inbox.accept(_said(text, id)).answer
             for text, id, key in (("hello", "1", OWN), ("/new", "2", None)):
-                again = await inbox.take_in(_said(text, id)).answer
+                again = await inbox.accept(_said(text, id)).answer
                 assert again is not None
                 assert again.outcome == "again"
                 assert key is None or again.key == key
@@ -100,7 +100,7 @@ def test_where_no_number_can_be_stored_messages_and_commands_are_taken_in_all_th
         async with agent_loop("jsonl", tmp_path, ["Hello."]) as loop:
             inbox = _inbox(loop, claims)
             for text, id, outcome in (("hello", "1", "answered"), ("/help", "2", "command")):
-                answer = await inbox.take_in(_said(text, id)).answer
+                answer = await inbox.accept(_said(text, id)).answer
                 assert answer is not None
                 assert answer.outcome == outcome
         await claims.close()

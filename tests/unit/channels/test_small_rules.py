@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from stenolog.agent.scheduler import CLOSING
 from stenolog.agent.turn_events import Answer
-from stenolog.channels.channel import AllowList, Arrival, is_here
-from stenolog.channels.delivery import MOST_OWED, Mark, mark_in, owing
-from stenolog.channels.inbox import GoesOn, session_of, words_for
+from stenolog.channels.channel import AllowList, IncomingMessage, is_local
+from stenolog.channels.delivery import MAX_OWED, DeliveryMark, owed_mark, read_mark
+from stenolog.channels.inbox import ChatMove, session_of, text_for_user
 from stenolog.channels.telegram import Offsets
-from stenolog.channels.webhook import STALE, is_signed, signature
+from stenolog.channels.webhook import MAX_SIGNATURE_AGE, is_signed, signature
 
 SECRET = "a secret of both sides"
 BODY = b'{"text":"hello"}'
@@ -53,9 +53,9 @@ def test_a_refused_sender_is_logged_once_with_its_id(caplog: pytest.LogCaptureFi
 def test_a_signature_holds_for_its_secret_body_and_time() -> None:
     header = signature(SECRET, BODY, at=1_000)
     assert is_signed(SECRET, BODY, header, now=1_000)
-    assert is_signed(SECRET, BODY, header, now=1_000 + STALE)
-    assert not is_signed(SECRET, BODY, header, now=1_001 + STALE)
-    assert not is_signed(SECRET, BODY, header, now=999 - STALE)
+    assert is_signed(SECRET, BODY, header, now=1_000 + MAX_SIGNATURE_AGE)
+    assert not is_signed(SECRET, BODY, header, now=1_001 + MAX_SIGNATURE_AGE)
+    assert not is_signed(SECRET, BODY, header, now=999 - MAX_SIGNATURE_AGE)
     assert not is_signed(SECRET, BODY + b" ", header, now=1_000)
     assert not is_signed("another secret", BODY, header, now=1_000)
 
@@ -81,7 +81,7 @@ def test_the_next_number_never_passes_an_update_that_is_not_durable(
     open_ones: set[int] = set()
     for number, durable in steps:
         everything = range(max(offsets.next or 1, 1), 31)  # what the server gives
-        open_ones.update(offsets.came([one for one in everything if one <= number]))
+        open_ones.update(offsets.add([one for one in everything if one <= number]))
         if number in open_ones:
             offsets.settled(number, durable=durable)
             open_ones -= {number} if durable else set()
@@ -90,53 +90,53 @@ def test_the_next_number_never_passes_an_update_that_is_not_durable(
 
 def test_an_update_is_taken_in_once_and_again_where_it_was_left() -> None:
     offsets = Offsets()
-    assert offsets.came([5, 6]) == [5, 6]
-    assert offsets.came([5, 6, 7]) == [7]
+    assert offsets.add([5, 6]) == [5, 6]
+    assert offsets.add([5, 6, 7]) == [7]
     offsets.settled(6, durable=True)
     assert offsets.next == 5
     offsets.settled(5, durable=False)
     assert offsets.next == 5
-    assert offsets.came([5, 6, 7]) == [5]
+    assert offsets.add([5, 6, 7]) == [5]
     offsets.settled(5, durable=True)
     assert offsets.next == 7
 
 
 def test_what_the_app_has_forgotten_is_not_waited_for() -> None:
     offsets = Offsets()
-    offsets.came([5])
+    offsets.add([5])
     offsets.settled(5, durable=False)
-    assert offsets.came([9]) == [9]
+    assert offsets.add([9]) == [9]
     offsets.settled(9, durable=True)
     assert offsets.next == 10
 
 
 def test_what_an_earlier_process_took_in_is_only_confirmed() -> None:
     offsets = Offsets(known_below=7)
-    assert offsets.came([5, 6, 7]) == [7]
+    assert offsets.add([5, 6, 7]) == [7]
     assert offsets.next == 7
 
 
 # --- going on ------------------------------------------------------------------------------------
 
 
-def _arrival(number: int, chat: str | None = None) -> Arrival:
-    return Arrival(sender="1", text="hi", id=str(number), chat=chat, number=number)
+def _arrival(number: int, chat: str | None = None) -> IncomingMessage:
+    return IncomingMessage(sender="1", text="hi", id=str(number), chat=chat, number=number)
 
 
 def test_a_chat_goes_on_where_its_command_said_but_not_its_earlier_messages() -> None:
-    goes_on = GoesOn(key="t:new:1", before="t:1", chat="", number=7)
+    last_move = ChatMove(key="t:new:1", before="t:1", chat="", number=7)
     assert session_of("t:1", None, _arrival(3)) == "t:1"
-    assert session_of("t:1", goes_on, _arrival(8)) == "t:new:1"
-    assert session_of("t:1", goes_on, _arrival(6)) == "t:1"
-    assert session_of("t:1", goes_on, _arrival(7)) is None  # the command itself, once more
-    assert session_of("t:1", goes_on, _arrival(6, chat="-5")) == "t:new:1"
-    assert session_of("t:1", goes_on, _arrival(0)) == "t:new:1"
+    assert session_of("t:1", last_move, _arrival(8)) == "t:new:1"
+    assert session_of("t:1", last_move, _arrival(6)) == "t:1"
+    assert session_of("t:1", last_move, _arrival(7)) is None  # the command itself, once more
+    assert session_of("t:1", last_move, _arrival(6, chat="-5")) == "t:new:1"
+    assert session_of("t:1", last_move, _arrival(0)) == "t:new:1"
 
 
 def test_after_several_moves_each_message_belongs_where_the_chat_was_then() -> None:
     moves = ((3, "t:1"), (5, "t:a:1"))
-    goes_on = GoesOn(key="t:c:1", before="t:b:1", chat="", number=7, earlier=moves)
-    found = [session_of("t:1", goes_on, _arrival(number)) for number in range(1, 9)]
+    last_move = ChatMove(key="t:c:1", before="t:b:1", chat="", number=7, earlier=moves)
+    found = [session_of("t:1", last_move, _arrival(number)) for number in range(1, 9)]
     there = ["t:1", "t:1", None, "t:a:1", None, "t:b:1", None, "t:c:1"]
     assert found == there
 
@@ -145,38 +145,38 @@ def test_after_several_moves_each_message_belongs_where_the_chat_was_then() -> N
 
 
 def test_a_mark_comes_back_as_it_was_and_nonsense_is_none() -> None:
-    mark = Mark(seq=4, state="sending", origin={"channel": "telegram", "chat": 1})
-    assert mark_in({"delivery": mark.fields()}) == mark
-    assert mark_in({"delivery": owing(mark, 4).fields()}) == owing(mark, 4)
+    mark = DeliveryMark(seq=4, state="sending", origin={"channel": "telegram", "chat": 1})
+    assert read_mark({"delivery": mark.fields()}) == mark
+    assert read_mark({"delivery": owed_mark(mark, 4).fields()}) == owed_mark(mark, 4)
     for told in (None, 4, {}, {"seq": "4"}, {"seq": 4, "mark": "lost", "origin": {}}):
-        assert mark_in({"delivery": told}) is None
+        assert read_mark({"delivery": told}) is None
 
 
 def test_of_a_chat_that_is_long_out_of_reach_the_newest_answers_are_owed() -> None:
-    mark = Mark(seq=99, state="sending", origin={})
-    for seq in range(MOST_OWED + 5):
-        mark = owing(mark, seq)
-    assert mark.owed == tuple(range(5, MOST_OWED + 5))
+    mark = DeliveryMark(seq=99, state="sending", origin={})
+    for seq in range(MAX_OWED + 5):
+        mark = owed_mark(mark, seq)
+    assert mark.owed == tuple(range(5, MAX_OWED + 5))
 
 
 def test_only_what_is_on_this_machine_is_reached_without_a_proxy() -> None:
     here = ("localhost:9000/a", "127.0.0.1", "127.9.9.9:1", "[::1]:9000", "0.0.0.0")
-    assert all(is_here(f"http://{place}") for place in here)
+    assert all(is_local(f"http://{place}") for place in here)
     assert not any(
-        is_here(f"http://{place}") for place in ("example.org", "10.0.0.1", "localhost.x")
+        is_local(f"http://{place}") for place in ("example.org", "10.0.0.1", "localhost.x")
     )
 
 
 def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:
-    assert words_for(Answer(key="k", text=CLOSING, outcome="failed")) == ""
-    taken_over = "another process has taken this turn over"
-    assert words_for(Answer(key="k", text=taken_over, outcome="failed")) == ""
-    told = words_for(Answer(key="k", text="at 10.0.0.7: no", outcome="failed"))
-    assert told == "I could not answer: something went wrong. Your message is kept."
+    assert text_for_user(Answer(key="k", text=CLOSING, outcome="failed")) == ""
+    taken_over = "Another process has taken over this turn."
+    assert text_for_user(Answer(key="k", text=taken_over, outcome="failed")) == ""
+    told = text_for_user(Answer(key="k", text="at 10.0.0.7: no", outcome="failed"))
+    assert told == "I could not answer: something went wrong. Your message is saved."
 
 
 def test_an_answer_that_is_not_saved_says_so() -> None:
     answer = Answer(key="k", text="Hello.", outcome="answered", saved=False)
-    assert words_for(answer).endswith(
-        "(This is not saved yet, because nothing can be stored right now.)"
+    assert text_for_user(answer).endswith(
+        "(This is not saved yet, because storage is not available right now.)"
     )

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.channels.splitting import LEAST, pieces, split, units
+from stenolog.channels.splitting import MIN_LIMIT, pieces, split, units
 from stenolog.errors import UsageError
 
-LIMITS = st.integers(LEAST, 200)
+LIMITS = st.integers(MIN_LIMIT, 200)
 TEXTS = st.lists(
     st.one_of(
         st.text(max_size=120),
@@ -97,4 +97,4 @@ def test_code_is_closed_and_opened_again_with_its_language_and_indentation() -> 
 
 def test_a_tiny_limit_is_refused() -> None:
     with pytest.raises(UsageError):
-        split("hello", LEAST - 1)
+        split("hello", MIN_LIMIT - 1)

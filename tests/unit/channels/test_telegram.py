@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stenolog.agent.instance import AgentInstance
-from stenolog.channels.channel import Arrival, Undeliverable
+from stenolog.channels.channel import IncomingMessage, Undeliverable
 from stenolog.channels.claims import Claims
 from stenolog.channels.inbox import Inbox
 from stenolog.channels.telegram import Telegram
@@ -21,10 +21,9 @@ from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import import_folder
-from telegram_server import TOKEN, USERNAME, TelegramServer
-from unit.agent.agents import agent_loop, bodies
-from unit.agent.agents import until as until_it_holds
-from unit.channels.bots import (
+from support.agents import agent_loop, bodies
+from support.agents import until as until_it_holds
+from support.bots import (
     ALICE,
     KEY,
     agent_and_channels,
@@ -35,6 +34,7 @@ from unit.channels.bots import (
     telegram_settings,
     until,
 )
+from support.telegram_server import TOKEN, USERNAME, TelegramServer
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 pytestmark = pytest.mark.filterwarnings("ignore::telegram.warnings.PTBDeprecationWarning")
@@ -231,7 +231,7 @@ def test_what_is_not_text_is_answered_by_its_caption_or_a_sentence(
         }
         async with bot(tmp_path, server, ScriptedModel(_echo)):
             server.say(None, **photo)
-            await until(server, lambda: server.texts(ALICE) == ["I understand only text."])
+            await until(server, lambda: server.texts(ALICE) == ["I can only read text messages."])
             server.say(None, caption="a cat", **photo)
             await until(server, lambda: server.texts(ALICE)[-1] == "You said: a cat")
 
@@ -348,7 +348,7 @@ def test_a_message_that_crashes_us_does_not_end_the_bot(
             await until(server, lambda: server.texts(1002) == ["You said: hello"])
             await until(server, confirmed(server, number))
         assert server.texts(ALICE) == [
-            "Something went wrong with your message, and it is not answered."
+            "Your message could not be answered because of an internal error."
         ]
 
     asyncio.run(scenario())
@@ -367,12 +367,12 @@ def test_of_messages_that_crash_us_before_they_are_stored_not_all_are_remembered
             loop.registry.agent().own_key = broken  # type: ignore[method-assign]
             inbox = Inbox(loop, channel="telegram")
             for number in range(30):
-                arrival = Arrival(sender="1001", text="boom", id=str(number))
-                assert await inbox.take_in(arrival).durable is False
+                arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
+                assert await inbox.accept(arrival).durable is False
             assert len(inbox._crashes) == 10
             # Coming again and again, it is given up.
-            last = Arrival(sender="1001", text="boom", id="29")
-            found = [await inbox.take_in(last).durable for _ in range(2)]
+            last = IncomingMessage(sender="1001", text="boom", id="29")
+            found = [await inbox.accept(last).durable for _ in range(2)]
             assert found == [False, True]
 
     asyncio.run(scenario())
@@ -406,7 +406,7 @@ def test_new_is_obeyed_also_while_the_bot_is_being_stopped(
             await channels.start()
             server.say("/new")
             assert await asyncio.to_thread(asked.wait, 20)
-            draining = asyncio.create_task(channels.drain(patience=20))
+            draining = asyncio.create_task(channels.drain(wait_seconds=20))
             # Nobody polls any more.
             async with claims.held(f"telegram-{TOKEN.partition(':')[0]}"):
                 let_go.set()

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from telegram.error import NetworkError
 
-import needs
 from stenolog.channels.channel import NotSent, uses_tls
 from stenolog.channels.telegram import _request
 from stenolog.channels.webhook import Webhook
 from stenolog.settings.values import WebhookSettings
+from support import needs
 
 SECRET = "a secret of both sides"
 SCHEMES = ["https", "HTTPS", "Https", "hTTpS"]

@@ -25,9 +25,9 @@ from stenolog.agent.turn_events import Answer
 from stenolog.channels.webhook import (
     BODY_SECONDS,
     HEADER,
+    MAX_BODY,
     MAX_PENDING,
-    MOST_BODY,
-    STALE,
+    MAX_SIGNATURE_AGE,
     PendingBodies,
     Webhook,
     is_signed,
@@ -46,8 +46,8 @@ from stenolog.gateway.server import Server, config
 from stenolog.gateway.shared_state import Gateway
 from stenolog.settings.values import WebhookSettings
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import bodies
-from unit.channels.bots import agent_and_channels, mark, webhook_settings
+from support.agents import bodies
+from support.bots import agent_and_channels, mark, webhook_settings
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "howto" / "chat-apps.md"
 SECRET: Final = "0123456789abcdef-both-sides"
@@ -161,8 +161,8 @@ def test_nobody_without_a_signature_is_heard_or_learns_which_webhooks_there_are(
                 await hook.post(header=""),
                 await hook.post(header="t=1,v1=00"),
                 await hook.post(secret="another secret of 16"),
-                await hook.post(at=now - STALE - 5),
-                await hook.post(at=now + STALE + 5),
+                await hook.post(at=now - MAX_SIGNATURE_AGE - 5),
+                await hook.post(at=now + MAX_SIGNATURE_AGE + 5),
                 await hook.post(name="unknown"),
                 await hook.post(name="unknown", header=""),
                 await hook.post(raw=b"not json", header=""),
@@ -309,11 +309,11 @@ def test_what_is_no_message_is_refused(raw: bytes, tmp_path: Path) -> None:
 def test_a_huge_body_is_refused_however_it_is_announced(tmp_path: Path) -> None:
     async def scenario() -> None:
         async def endless() -> AsyncIterator[bytes]:
-            for _ in range(3 * MOST_BODY // 65_536):
+            for _ in range(3 * MAX_BODY // 65_536):
                 yield b"x" * 65_536
 
         async with served(tmp_path, []) as hook:
-            told = await hook.post(raw=b"x" * (MOST_BODY + 1))
+            told = await hook.post(raw=b"x" * (MAX_BODY + 1))
             assert told.status_code == 413
             try:
                 headers = {HEADER: signature(SECRET, b"", at=int(time.time()))}
@@ -596,7 +596,7 @@ def test_users_are_told_one_plain_sentence_and_the_log_has_the_details(
                 await hook.post()
                 caplog.clear()
             told = await hook.post(text=text, id="2")
-            expected = f"I could not answer: {reason}. Your message is kept."
+            expected = f"I could not answer: {reason}. Your message is saved."
             assert told.json()["answer"] == expected
             assert INTERNAL in caplog.text
 

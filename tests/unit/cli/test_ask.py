@@ -125,7 +125,7 @@ def test_as_json_it_is_one_object() -> None:
     (tool,) = told.pop("tools")
     assert (tool["name"], tool["arguments"], tool["failed"]) == ("now", "{}", False)
     usage = told.pop("usage")
-    assert usage["sent"] > usage["answered"] > 0
+    assert usage["input_tokens"] > usage["output_tokens"] > 0
     assert told == {
         "key": "cli:a",
         "seq": 4,
@@ -145,7 +145,7 @@ def test_what_failed_is_told_on_stderr_and_in_the_object(monkeypatch: pytest.Mon
     assert (told["outcome"], told["answer"], told["saved"]) == ("failed", "", True)
     assert "127.0.0.1" in told["error"]
     assert ended.stderr.startswith("x at http://127.0.0.1:1/v1")
-    kept = "Your question is kept: `steno chat cli:a` has it answered.\n"
+    kept = "Your question is saved; try again with `steno chat cli:a`.\n"
     assert ended.stderr.endswith(kept)
     assert contents("cli:a") == ["hello"]
 
@@ -194,7 +194,7 @@ def test_stopped_it_keeps_what_was_said() -> None:
         process.stdout.read()
         told = process.stderr.read().decode()
     assert process.returncode == 130
-    assert told == "Stopped. What was said is kept; `steno chat cli:a` goes on.\n"
+    assert told == "Stopped. The answer so far is saved; continue with `steno chat cli:a`.\n"
     assert str(contents("cli:a")[1]).endswith("[interrupted]")
 
 
@@ -223,7 +223,7 @@ def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture
         ToolStarted(id="1", name="now", arguments="{}"),
         ToolFinished(id="1", name="now", text="noon\nsharp", failed=False, seconds=0.1),
         TextDelta(text="It is \x1b[2Jnoon."),
-        SaveFailed(count=1, words="the disk is full"),
+        SaveFailed(count=1, text="the disk is full"),
     ):
         teller.tell(event)
     teller.finish(Answer(key="k", text="It is noon.", outcome="answered", saved=False))
@@ -238,11 +238,11 @@ def test_words_before_and_after_a_tool_stand_apart(capsys: pytest.CaptureFixture
 
 def test_an_answer_that_broke_off_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     for once, told in (
-        (False, ["gpt-5 broke off; what was said is kept, /retry asks again."]),
-        (True, ["gpt-5 broke off; what was said is kept.", "`steno chat k` goes on."]),
+        (False, ["gpt-5 broke off; the text so far is kept, /retry asks again."]),
+        (True, ["gpt-5 broke off; the text so far is kept.", "`steno chat k` goes on."]),
     ):
         teller = Teller(Meter("m"), talkative=False, once=once)
-        teller.tell(Notice(words="gpt-5 broke off; what was said is kept, /retry asks again"))
+        teller.tell(Notice(text="gpt-5 broke off; the text so far is kept, /retry asks again"))
         teller.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
         assert capsys.readouterr().err.splitlines() == told
 

@@ -138,9 +138,9 @@ def test_a_turn_that_failed_is_told_and_the_exit_code_says_so(
     monkeypatch.setenv("STENO_MODELS__BAD__RETRIES", "0")
     ended = chat("cli:a", typed="hello\n/context\n", model="bad")
     assert ended.exit_code == 1
-    assert "Your message is kept; /retry asks again." in ended.stderr
+    assert "Your message is saved; use /retry to try again." in ended.stderr
     # It goes on with what is left of the input.
-    assert "tokens are sent to" in ended.stdout
+    assert "Next request to" in ended.stdout
     assert contents("cli:a") == ["hello"]
 
 
@@ -167,12 +167,12 @@ def test_asked_to_end_it_finishes_the_answer() -> None:
 def test_asked_twice_it_ends_at_once_and_says_what_it_leaves() -> None:
     chat = Chat("long\n")
     chat.process.send_signal(signal.SIGTERM)
-    assert chat.told().startswith("Ending: the answer is being finished, for up to 10 s;")
+    assert chat.told().startswith("Waiting up to 10 s for the answer to finish.")
     chat.process.send_signal(signal.SIGTERM)
     code, _, told = chat.end()
     assert code == 128 + signal.SIGTERM
     assert told.splitlines()[-1] == (
-        "Left unanswered, with all messages stored; `steno chat cli:a` goes on."
+        "The answer is not finished. All messages are stored; resume with `steno chat cli:a`."
     )
     assert contents("cli:a") == ["long"]
 
@@ -182,7 +182,7 @@ def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
     chat.process.send_signal(signal.SIGINT)
     code, said, told = chat.end("the time\n")
     assert "The tool says: " in said
-    assert told == "Stopped. What was said is kept; /retry asks for another answer.\n"
+    assert told == "Stopped. The answer so far is saved; /retry asks for another answer.\n"
     assert code == 130
     assert str(contents("cli:a")[1]).endswith("[interrupted]")
 
@@ -219,7 +219,7 @@ def test_without_a_model_three_lines_say_how_to_get_one() -> None:
 def test_a_session_is_named_once(steno: Steno, arguments: list[str]) -> None:
     result = steno("chat", *arguments)
     assert result.exit_code == 2
-    assert "Name the session once: with KEY, -c or -r." in result.stderr
+    assert "Select the session only once: with KEY, -c or -r." in result.stderr
 
 
 def test_an_agent_that_is_nowhere_is_refused_by_name() -> None:
@@ -304,13 +304,13 @@ def test_it_resumes_the_one_that_matches() -> None:
     [
         (
             "rivers",
-            "Error: 2 sessions match 'rivers'; name one by its key, as in: steno chat KEY\n"
+            "Error: 2 sessions match 'rivers'. Choose one by its key: steno chat KEY\n"
             "  telegram:7  About rivers too\n"
             "  cli:2:default  About rivers\n",
         ),
         ("sea", "Error: 3 sessions match 'sea'"),
-        ("zebra", "Error: No session matches 'zebra'; `steno list` has all.\n"),
-        ("", "Error: Which session; name one by its key"),
+        ("zebra", "Error: No session matches 'zebra'. `steno list` lists all sessions.\n"),
+        ("", "Error: Which session? Choose one by its key"),
     ],
 )
 def test_where_nobody_can_be_asked_it_says_which_there_are(text: str, words: str) -> None:
@@ -394,8 +394,8 @@ def test_a_session_without_a_model_of_its_own_is_not_begun(chosen: str | None) -
 
 def test_commands_are_answered_in_plain_words_where_nothing_is_laid_out() -> None:
     ended = chat("cli:a", typed="/context\n/help\n")
-    assert "tokens are sent to" in ended.stdout
-    assert "- /undo take back" in ended.stdout
+    assert "Next request to" in ended.stdout
+    assert "- /undo undo the last" in ended.stdout
     assert "`" not in ended.stdout
 
 
@@ -412,10 +412,9 @@ def test_who_begins_anew_is_told_of_an_answer_that_was_cut_off() -> None:
     with open_store("workspace") as store:
         store.add_message("cli:a:default", "user", "hello")
     assert asyncio.run(words()) == (
-        "A new session; the answer in the last one was cut off: `steno chat -c` has it answered: "
-        "hello"
+        "New session. The last one was interrupted; `steno chat -c` finishes the answer: hello"
     )
     with open_store("workspace") as store:
         store.add_message("cli:a:default", "assistant", "Hello.")
-    told = "A new session; `steno chat -c` goes on with the last one: hello"
+    told = "New session. `steno chat -c` continues the last one: hello"
     assert asyncio.run(words()) == told

@@ -26,7 +26,7 @@ from stenolog.context.summarize import SummaryReport
 from stenolog.providers.chat_model import Usage
 
 COMPACTION = SummaryReport(
-    key="k", why="tokens", first=1, last=8, count=8, tokens_before=900, tokens_after=300
+    key="k", reason="tokens", first=1, last=8, count=8, tokens_before=900, tokens_after=300
 )
 DONE = Answer(key="k", text="Hello.", outcome="answered", seq=2)
 
@@ -127,15 +127,15 @@ def test_the_status_line_counts_a_turn() -> None:
     ("event", "words"),
     [
         (
-            SaveFailed(count=2, words="the disk is full; make room"),
+            SaveFailed(count=2, text="the disk is full; make room"),
             "! Not saved: 2 messages are in memory only. The disk is full; make room.",
         ),
         (SaveRecovered(count=2), "✓ Saved: all 2 messages that were in memory only."),
-        (Notice(words="the answer was cut off"), "! the answer was cut off."),
+        (Notice(text="the answer was cut off"), "! the answer was cut off."),
         (
             SummaryCreated(report=COMPACTION),
-            "⊟ 8 messages (seq 1–8) are now a summary: about 900 → 300 tokens. /undo brings them "
-            "back.",
+            "⊟ 8 messages (seq 1–8) were summarized: about 900 → 300 tokens. /undo shows them "
+            "again.",
         ),
     ],
     ids=lambda value: type(value).__name__,
@@ -148,14 +148,12 @@ def test_what_a_user_must_know_is_told_with_what_to_do(event: Event, words: str)
 
 def test_a_full_disk_is_told_once_and_at_the_end_how_much_it_has_come_to() -> None:
     shown = Shown()
-    shown.tell(*(SaveFailed(count=count, words="the disk is full") for count in (1, 2, 3)))
+    shown.tell(*(SaveFailed(count=count, text="the disk is full") for count in (1, 2, 3)))
     assert " ".join(shown.lines) == ("! Not saved: 1 message is in memory only. The disk is full.")
     shown.screen.finish(DONE)
     assert "! Not saved: 3 messages are in memory only." in shown.lines
     saved = Shown()
-    saved.tell(
-        SaveFailed(count=1, words="x"), SaveFailed(count=2, words="x"), SaveRecovered(count=2)
-    )
+    saved.tell(SaveFailed(count=1, text="x"), SaveFailed(count=2, text="x"), SaveRecovered(count=2))
     saved.screen.finish(DONE)
     assert " ".join(saved.lines).count("Not saved") == 1
 
@@ -177,12 +175,12 @@ def test_a_compaction_behind_the_answer_is_told_as_well() -> None:
         (Answer(key="k", text="**done**", outcome="command"), "done"),
         (
             Answer(key="k", text="the server is down", outcome="failed"),
-            "The server is down. Your message is kept; /retry asks again.",
+            "The server is down. Your message is saved; use /retry to try again.",
         ),
-        (Answer(key="k", text="Old.", outcome="again"), "Old. This was answered before."),
+        (Answer(key="k", text="Old.", outcome="again"), "Old. This message was already answered."),
         (
             Answer(key="k", text="", outcome="elsewhere"),
-            "Another process has the turn in this session; the answer comes there.",
+            "Another process is answering in this session; the answer appears there.",
         ),
     ],
     ids=lambda value: getattr(value, "outcome", ""),
@@ -219,8 +217,8 @@ def test_what_tools_are_called_and_say_cannot_drive_the_terminal() -> None:
         ToolStarted(id="1", name=f"t{evil}", arguments=evil),
         ToolFinished(id="1", name=f"t{evil}", text=f"{evil}x", failed=False, seconds=0),
         ThinkingDelta(text=f"{evil}\n"),
-        Notice(words=evil),
-        SaveFailed(count=1, words=evil),
+        Notice(text=evil),
+        SaveFailed(count=1, text=evil),
     )
     assert not set("\x1b\x07\r") & set("".join(shown.lines))
 
@@ -248,10 +246,10 @@ def test_what_is_long_is_told_shortly(
 def test_an_answer_that_broke_off_is_told_once() -> None:
     shown = Shown()
     shown.tell(
-        TextDelta(text="Half of"), Notice(words="x; what was said is kept, /retry asks again")
+        TextDelta(text="Half of"), Notice(text="x; the text so far is kept, /retry asks again")
     )
     shown.screen.finish(Answer(key="k", text="Half of [interrupted]", outcome="interrupted"))
-    assert shown.lines[:3] == ["Half of", "", "! x; what was said is kept, /retry asks again."]
+    assert shown.lines[:3] == ["Half of", "", "! x; the text so far is kept, /retry asks again."]
     assert "Stopped" not in " ".join(shown.lines)
 
 

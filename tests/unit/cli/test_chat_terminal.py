@@ -20,7 +20,7 @@ from typing import Self
 import pytest
 
 from stenolog.stores.open_store import open_store
-from vt import Terminal
+from support.terminal import Terminal
 
 ROWS, COLUMNS = 30, 90
 PROGRAM = "from stenolog.cli import main; main(prog_name='steno')"
@@ -152,7 +152,7 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
     # Everything was written once, and all of it stays.
     assert shown.count("What Markdown looks like") == 1
     assert shown.count("The tool says: ") == 1
-    assert "goes on here." in shown.splitlines()[-1]
+    assert "Resume with: steno chat " in shown.splitlines()[-1]
     assert COLOUR.search(run.raw) is not None
     (file,) = (here / "state").rglob("chat-history.jsonl")
     assert file.stat().st_mode & 0o777 == 0o600
@@ -160,11 +160,11 @@ def test_an_answer_streams_as_markdown_with_its_tools_and_a_status_line(here: Pa
 
 def test_the_interrupt_key_stops_the_answer_and_not_the_program() -> None:
     with Run("chat", "cli:a") as run:
-        run.see("A new session of this name.")
+        run.see("New session with this key.")
         run.type("long\r")
         run.see("This is sentence 3 of")
         run.type("\x03")
-        run.see("Stopped. What was said is kept; /retry asks for another answer.")
+        run.see("Stopped. The answer so far is saved; /retry asks for another answer.")
         assert contents("cli:a")[1].endswith("[interrupted]")
         run.type("the time\r")
         run.see("The tool says: ")
@@ -227,7 +227,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was() -> None:
         run.process.wait()
     assert contents("cli:a") == ["markdown"]
     with Run("chat", "-c") as run:
-        run.see("The last turn was interrupted; going on with it.")
+        run.see("The last turn was interrupted. Resuming it.")
         run.see("this page is always the same")
         run.until(lambda: "Ctrl-C stops" not in run.terminal.screen, "the end")
         run.type("\x04")

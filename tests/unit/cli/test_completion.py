@@ -11,10 +11,10 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import Result
 
-import needs
 from stenolog.cli import main
 from stenolog.cli.completion import VARIABLE, Bash
 from stenolog.stores.open_store import open_store
+from support import needs
 
 Steno = Callable[..., Result]
 
@@ -53,7 +53,7 @@ def test_commands_options_and_choices_are_completed() -> None:
         "tag",
         "fork",
         "undo",
-        "compact",
+        "summarize",
         "archive",
         "delete",
         "purge",
@@ -73,7 +73,7 @@ def test_the_workspace_of_the_line_counts_and_then_that_of_the_settings(
     with open_store("sqlite:other.db") as store:
         store.add_message("slack:9", "user", "hello")
     assert _values("show", "-w", "sqlite:other.db") == ["slack:9"]
-    assert _values("compact", "-w", "sqlite:other.db") == ["slack:9"]
+    assert _values("summarize", "-w", "sqlite:other.db") == ["slack:9"]
     monkeypatch.setenv("STENO_AGENT__SESSIONS", f"sqlite:{place}/other.db")
     assert _values("show") == ["slack:9"]
     with open_store("workspace/agents/ada") as store:

@@ -46,7 +46,7 @@ def test_init_leaves_a_file_that_is_there(steno: Steno, file: Path) -> None:
     _write(file, "mine")
     result = steno("config", "init")
     assert (result.exit_code, file.read_text()) == (1, "mine")
-    assert f"There is something at {file} already" in result.stderr
+    assert f"{file} exists already" in result.stderr
 
 
 def test_init_tells_where_it_cannot_write(steno: Steno, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_show_is_toml_with_the_source_behind_each_value(
     assert "agent.tool_timeout = 60.0  # default\n" in result.stdout
     assert f'models.m.key = "***"  # {file}:4\n' in result.stdout
     assert tomllib.loads(result.stdout)["agent"]["model"] == "local"
-    assert result.stderr == f"Read: {file}\nFound in the environment: SOME_API_KEY\n"
+    assert result.stderr == f"Config file: {file}\nAPI keys in the environment: SOME_API_KEY\n"
     assert "hush" not in result.output
 
 
@@ -114,10 +114,10 @@ def test_all_that_is_wrong_is_told_line_by_line(
     result = steno("config", "show")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.splitlines() == [
-        "Error: 2 settings are wrong.",
-        f"{file}:2: agent.modle: there is no such field; agent.model?",
-        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: a whole number of at least 1 and at "
-        'most 1,000 is wanted, not "many".',
+        "Error: 2 settings are invalid:",
+        f"{file}:2: agent.modle: unknown setting; did you mean agent.model?",
+        "STENO_AGENT__MAX_ITERATIONS: agent.max_iterations: must be a whole number from "
+        '1 to 1,000, not "many".',
     ]
 
 
@@ -132,7 +132,7 @@ def test_a_key_that_others_can_read_is_warned_about(steno: Steno, file: Path) ->
     result = steno("config", "show")
     assert result.exit_code == 0
     assert "Warning: " in result.stderr
-    assert "can be read by others, and holds models.m.key" in result.stderr
+    assert "contains models.m.key and can be read by other users" in result.stderr
 
 
 def test_what_a_value_holds_does_not_drive_the_terminal(steno: Steno, file: Path) -> None:

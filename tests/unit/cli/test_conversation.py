@@ -13,9 +13,8 @@ from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.input.defaults import create_pipe_input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog.message_metadata import mark_received
 from stenolog.cli.agents import Opened, Signals, close_agent
@@ -24,7 +23,7 @@ from stenolog.cli.chat_terminal import Conversation
 from stenolog.providers.chat_model import Delta
 from stenolog.settings.values import Settings
 from stenolog.stores.open_store import open_store
-from vt import Terminal
+from support.terminal import Terminal
 
 KEY = "cli:one:default"
 
@@ -176,7 +175,7 @@ def test_a_message_is_shown_answered_and_counted(source: PipeInput) -> None:
         "",
         status,
         "",
-        f"`steno chat {KEY}` goes on here.",
+        f"Resume with: steno chat {KEY}",
     ]
     assert one.told == []
 
@@ -216,7 +215,7 @@ def test_the_interrupt_key_stops_the_answer_and_then_leaves_only_when_pressed_tw
 
     one = talk(source, act)
     assert one.history() == ["first", "To first: [interrupted]"]
-    assert "Stopped. What was said is kept; /retry asks for another answer." in one.shown
+    assert "Stopped. The answer so far is saved; /retry asks for another answer." in one.shown
 
 
 def test_what_waited_for_a_stopped_answer_is_answered_next(source: PipeInput) -> None:
@@ -243,8 +242,8 @@ def test_what_waits_when_somebody_leaves_is_stored_and_told(source: PipeInput) -
     one = talk(source, act)
     assert sorted(map(str, one.history())) == ["To first: [interrupted]", "first", "second"]
     assert "Not run: /context" in one.shown
-    assert "> second\nStored, and not answered yet." in one.shown
-    assert "tokens are sent to" not in one.shown
+    assert "> second\nSaved, not answered yet." in one.shown
+    assert "Next request to" not in one.shown
     assert one.talk.code == 0
 
 
@@ -257,7 +256,7 @@ def test_what_waits_for_its_answer_is_not_waited_for_by_who_leaves(source: PipeI
 
     one = talk(source, act)
     assert one.history() == ["first", "second", "To first: [interrupted]"]
-    assert "Stored, and not answered yet." in one.shown
+    assert "Saved, not answered yet." in one.shown
     assert one.told == []
 
 
@@ -297,12 +296,12 @@ def test_what_changes_the_context_takes_its_size_from_the_status_line(source: Pi
         one.type("hello\r")
         await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
         one.type("/clear\r")
-        await one.until(lambda: "is hidden" in one.shown and not one.talk.busy)
+        await one.until(lambda: "are hidden" in one.shown and not one.talk.busy)
         assert one.talk.status() == "gated"
         one.type("again\r")
         await one.until(lambda: "context 1 %" in one.talk.status() and not one.talk.busy)
         one.type("/undo\r")
-        await one.until(lambda: "Taken back" in one.shown and not one.talk.busy)
+        await one.until(lambda: "Undid" in one.shown and not one.talk.busy)
         assert one.talk.status() == "gated"
 
     talk(source, act, open_=True)
@@ -381,9 +380,9 @@ def test_what_was_typed_comes_back_with_the_arrow_key(source: PipeInput, here: P
 def test_commands_are_completed(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/con")
-        await one.until(lambda: "what the model sees" in one.shown)
+        await one.until(lambda: "show what is sent" in one.shown)
         one.type("\t\r\r")
-        await one.until(lambda: "tokens are sent to" in one.shown)
+        await one.until(lambda: "Next request to" in one.shown)
 
     talk(source, act, open_=True)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from postgres_server import Databases, Server
 from stenolog.cli.copy_backup import as_object, in_words
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.copy import CopyProblem, CopyTotals
 from stenolog.transfer.copy_all import CopyReport
-from unit.transfer.copied import digests
-from unit.unreadable import obey_modes
+from support.copied_stores import digests
+from support.file_modes import obey_modes
+from support.postgres_server import Databases, Server
 
 __all__ = ["obey_modes"]
 
@@ -43,9 +43,10 @@ def _limited(command: str, *, blocks: int) -> subprocess.CompletedProcess[str]:
 def test_a_copy_is_equal_and_says_so(steno: Steno) -> None:
     result = steno("copy", "workspace", "sqlite:new.db")
     assert (result.exit_code, result.stdout) == (0, "")
-    *lines, summed, digest = result.stderr.splitlines()
+    *lines, copied, verified, digest = result.stderr.splitlines()
     assert lines == ["Copying: sessions, 3 sessions", "Comparing: sessions, 3 sessions"]
-    assert summed.startswith("3 sessions are equal on both sides: 3 sessions copied, 7 messages (")
+    assert copied.startswith("Copied 3 sessions, 7 messages (")
+    assert verified == "Verified 3 sessions: identical on both sides."
     assert digest.startswith("Digest ")
     assert _told("sqlite:new.db") == _told("workspace")
     again = steno("copy", "workspace", "sqlite:new.db")
@@ -66,20 +67,20 @@ def test_an_unreadable_session_is_named_and_the_others_are_copied(
     [line] = result.stdout.splitlines()
     assert line.startswith("sessions\ttelegram:123\topening workspace/sessions/telegram%3A123")
     assert "Permission denied" in line
-    assert "2 sessions are equal on both sides" in result.stderr
+    assert "Verified 2 sessions: identical on both sides" in result.stderr
 
 
 @pytest.mark.usefixtures("place")
 def test_a_dry_run_says_what_would_be_done_and_makes_nothing(steno: Steno) -> None:
     result = steno("copy", "workspace", "other", "--dry-run")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "3 sessions would be copied, 7 messages; 0 are there already.\n"
+    assert result.stderr == "Would copy 3 sessions, 7 messages; 0 are up to date.\n"
     assert not Path("other").exists()
     steno("copy", "workspace", "other")
     with open_store("workspace") as store:
         store.add_message("telegram:123", "user", "more")
     result = steno("copy", "workspace", "other", "--dry-run")
-    assert result.stderr == "1 session would be copied, 1 message; 2 are there already.\n"
+    assert result.stderr == "Would copy 1 session, 1 message; 2 are up to date.\n"
 
 
 @pytest.mark.usefixtures("place")
@@ -152,7 +153,7 @@ def test_a_destination_that_is_a_file_is_told(steno: Steno) -> None:
     Path("other").write_text("a file")
     result = steno("copy", "workspace", "other")
     assert result.exit_code == 1
-    assert "there is a file at other" in result.stderr.casefold()
+    assert "other is a file, not a folder" in result.stderr.casefold()
     assert Path("other").read_text() == "a file"
 
 
@@ -176,7 +177,7 @@ def test_in_a_terminal_there_is_a_bar_that_goes_away(in_terminal: InTerminal) ->
     code, shown = in_terminal("copy", "workspace", "other")
     assert code == 0
     assert "messages" in shown
-    assert "3 sessions are equal on both sides" in shown
+    assert "Verified 3 sessions: identical on both sides" in shown
     assert "\x1b[2K" in shown or "\x1b[K" in shown or "\x1b[1A" in shown
 
 
@@ -187,10 +188,10 @@ def test_in_a_terminal_there_is_a_bar_that_goes_away(in_terminal: InTerminal) ->
 def test_a_backup_is_taken_verified_and_restored(steno: Steno) -> None:
     first = steno("backup", "kept")
     assert (first.exit_code, first.stdout) == (0, "")
-    assert "3 sessions backed up, 7 messages" in first.stderr
+    assert "Backed up 3 sessions, 7 messages" in first.stderr
     again = steno("backup", "kept").stderr
-    assert again.startswith("3 sessions have not changed since the last time, and were not read ")
-    assert "equal" not in again
+    assert again.startswith("3 sessions unchanged since last time, not read again.")
+    assert "Verified" not in again
     verified = steno("backup", "kept", "--verify")
     assert (verified.exit_code, verified.stdout) == (0, "")
     assert "3 sessions verified, 7 messages. The last backup was taken 20" in verified.stderr
@@ -301,7 +302,7 @@ def test_p3_a_damaged_session_is_not_copied_in_silence(steno: Steno, tmp_path: P
     log = tmp_path / "w" / "sessions" / "k.jsonl"
     log.write_bytes(log.read_bytes().replace(b"Ada", b"Eve"))
     result = steno("copy", str(tmp_path / "w"), f"sqlite:{tmp_path}/x.db")
-    assert "k came with its damage: 1 message of it cannot be read" in result.stderr
+    assert "k is damaged in the source: 1 message could not be read" in result.stderr
     examined = steno("doctor", "-w", f"sqlite:{tmp_path}/x.db")
     assert examined.exit_code == 1
     assert "lost message" in examined.stdout

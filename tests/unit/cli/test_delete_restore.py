@@ -103,7 +103,7 @@ def test_what_is_deleted_is_in_the_trash_and_comes_back_whole(steno: Steno, wher
 
     back = steno("restore", KEY, "-w", where)
     assert (back.exit_code, back.stdout) == (0, "")
-    assert back.stderr == f"{KEY} is back, with {len(before)} messages.\n"
+    assert back.stderr == f"Restored {KEY}: {len(before)} messages.\n"
     with open_store(where, read_only=True) as store:
         assert [one.to_dict() for one in store.get_history(KEY, full=True)] == before
     empty = steno("restore", "--list", "-w", where)
@@ -135,8 +135,8 @@ def test_a_purge_leaves_nothing_of_a_key(steno: Steno, where: str) -> None:
     would = steno("purge", KEY, "--dry-run", "-w", where)
     assert (would.exit_code, would.stdout) == (0, "")
     assert would.stderr == (
-        "Would be deleted for good:\n"
-        f"  {KEY}: 1 message, and in the trash 1 session of this key with 4 messages\n"
+        "Would be deleted permanently:\n"
+        f"  {KEY}: 1 message, and 1 session of this key in the trash with 4 messages\n"
     )
     assert KEY in _keys(where)
 
@@ -161,8 +161,8 @@ def test_a_purge_names_what_a_fallback_folder_still_has(
     done = steno("purge", *(["--scope"] if scoped else []), KEY, "--yes", "-w", there)
     told = [line for line in done.stderr.splitlines() if "fallback" in line]
     assert told == [
-        f"Not deleted: what the fallback folder {fallback}/{namespace} has of {KEY}; "
-        f"`steno purge {KEY} -w {fallback}{option}` deletes it."
+        f"Not deleted: messages of {KEY} in the fallback folder {fallback}/{namespace}; delete "
+        f"them with `steno purge {KEY} -w {fallback}{option}`."
         for namespace, option in [
             ("sessions", ""),
             ("sessions.merged-1", " --namespace sessions.merged-1"),
@@ -177,11 +177,11 @@ def test_a_purge_names_what_a_fallback_folder_still_has(
 
 def test_a_purge_of_the_beginning_leaves_the_rest(steno: Steno, where: str) -> None:
     would = steno("purge", KEY, "--before", "3", "--dry-run", "-w", where)
-    assert would.stderr.splitlines()[1] == f"  {KEY}: 2 messages below seq 3"
+    assert would.stderr.splitlines()[1] == f"  {KEY}: 2 messages before seq 3"
     done = steno("purge", KEY, "--before", "3", "--yes", "-w", where)
     assert done.exit_code == 0
-    assert f"Deleted for good: {KEY}, 2 messages.\n" in done.stderr
-    assert "Not deleted: backups and copies that were made before.\n" in done.stderr
+    assert f"Deleted permanently: {KEY}, 2 messages.\n" in done.stderr
+    assert "Not deleted: earlier backups and copies.\n" in done.stderr
     with open_store(where, read_only=True) as store:
         assert [message.seq for message in store.get_history(KEY, full=True)] == [3, 4]
 
@@ -239,7 +239,7 @@ def test_a_person_is_removed_everywhere_and_nobody_else(steno: Steno, where: str
     assert len(steno("memory", "list", "-w", where).stdout.splitlines()) == 2
     again = steno("purge", "--scope", "telegram:77", "--yes", "-w", where)
     assert (again.exit_code, again.stdout) == (1, "")
-    assert again.stderr == "Error: There is nothing of telegram:77 here.\n"
+    assert again.stderr == "Error: There is no data about telegram:77 here.\n"
 
 
 def test_no_file_has_a_word_of_who_was_removed(place: Path, steno: Steno) -> None:
@@ -273,7 +273,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
     done = steno("purge", "--scope", "telegram:77", "--yes")
     assert done.exit_code == 3
     assert "newer stenolog" in done.stderr
-    assert "Deleted for good: telegram:topic:77, 1 message.\n" in done.stderr
+    assert "Deleted permanently: telegram:topic:77, 1 message.\n" in done.stderr
     assert "telegram:topic:77" not in _keys("workspace")
     assert log.exists()
 
@@ -287,21 +287,21 @@ def test_what_cannot_be_read_is_named_and_the_rest_of_a_person_goes(
 def test_where_nobody_can_be_asked_nothing_happens(steno: Steno, command: list[str]) -> None:
     result = steno(*command)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "add --yes where nobody can be asked" in result.stderr
+    assert "Without a terminal to confirm, add --yes" in result.stderr
     assert KEY in _keys("workspace")
 
 
 def test_in_a_terminal_it_says_what_will_happen_and_asks() -> None:
     code, shown = typed("n\n", "delete", KEY, "cli:default")
     assert code == 1
-    assert "To the trash, from which `steno restore` brings them back:\n" in shown
+    assert "To be moved to the trash (`steno restore` brings them back):\n" in shown
     assert f"  {KEY}: 4 messages\n  cli:default: 2 messages\n" in shown
     assert "Delete 2 sessions? [y/N]" in shown
     assert KEY in _keys("workspace")
 
     code, shown = typed("y\n", "delete", KEY, "cli:default")
     assert code == 0
-    assert f"{KEY} is in the trash; `steno restore {KEY}` brings it back.\n" in shown
+    assert f"Moved {KEY} to the trash. `steno restore {KEY}` brings it back.\n" in shown
     assert _keys("workspace") == ["日本:\n語"]
 
 
@@ -309,9 +309,9 @@ def test_in_a_terminal_it_says_what_will_happen_and_asks() -> None:
 def test_a_purge_wants_the_key_typed(answer: str) -> None:
     code, shown = typed(answer, "purge", KEY)
     assert code == 1
-    assert f"Will be deleted for good:\n  {KEY}: 4 messages\nThis cannot be taken back.\n" in shown
-    assert f"Type {KEY} to go on" in shown
-    assert "nothing was deleted" in shown
+    assert f"To be deleted permanently:\n  {KEY}: 4 messages\nThis cannot be undone.\n" in shown
+    assert f"Type {KEY} to confirm" in shown
+    assert "Nothing was deleted" in shown
     assert KEY in _keys("workspace")
 
 
@@ -321,7 +321,7 @@ def test_a_purge_goes_on_when_each_key_was_typed() -> None:
     assert KEY in _keys("workspace")
     code, shown = typed(f"{KEY}\ncli:default\n", "purge", KEY, "cli:default")
     assert code == 0
-    assert f"Deleted for good: {KEY}, 4 messages.\n" in shown
+    assert f"Deleted permanently: {KEY}, 4 messages.\n" in shown
     assert _keys("workspace") == ["日本:\n語"]
 
 
@@ -374,7 +374,7 @@ def test_a_key_that_is_only_in_the_trash_can_be_purged(steno: Steno) -> None:
     assert steno("delete", KEY, "--yes").exit_code == 0
     result = steno("purge", KEY, "--yes")
     assert result.exit_code == 0
-    assert f"Deleted for good: {KEY}, 4 messages.\n" in result.stderr
+    assert f"Deleted permanently: {KEY}, 4 messages.\n" in result.stderr
     assert steno("restore", KEY).exit_code == 1
     assert steno("purge", KEY, "--before", "2", "--yes").exit_code == 1
 
@@ -405,10 +405,10 @@ def test_a_purge_tells_what_it_did_not_reach(steno: Steno) -> None:
         Notes(store).add(Scope(who=KEY), [Draft(kind="core", text="counts")])
     told = steno("purge", KEY, "--yes").stderr.splitlines()
     assert told == [
-        f"Deleted for good: {KEY}, 4 messages.",
+        f"Deleted permanently: {KEY}, 4 messages.",
         f"Not deleted: the fork 'cli:fork' has messages of '{KEY}'; purge it too.",
-        f"Not deleted: 1 note of {KEY}; `steno purge --scope` deletes them too.",
-        "Not deleted: backups and copies that were made before.",
+        f"Not deleted: 1 note about {KEY}; `steno purge --scope` deletes notes too.",
+        "Not deleted: earlier backups and copies.",
     ]
 
 
@@ -448,10 +448,10 @@ def test_a_purge_that_was_interrupted_is_found_and_ended(
     assert "purge" in steno("doctor", "-w", where).stdout
     would = steno("purge", *named, "--dry-run", "-w", where)
     assert would.exit_code == 0, would.stderr
-    assert "what an interrupted purge left" in would.stderr
+    assert "the rest of an interrupted purge" in would.stderr
     done = steno("purge", *named, "--yes", "-w", where)
     assert done.exit_code == 0, done.stderr
-    assert f"Deleted for good: {KEY}, " in done.stderr
+    assert f"Deleted permanently: {KEY}, " in done.stderr
     assert steno("doctor", "-w", where).exit_code == 0
     assert steno("purge", *named, "--yes", "-w", where).exit_code == 1
     assert _keys(where) == [key for key in _keys(where) if key != KEY]
@@ -462,7 +462,7 @@ def test_what_an_interrupted_purge_left_goes_with_a_new_session_of_the_key(steno
     with open_store("workspace") as store:
         store.add_message(KEY, "user", "again")
     would = steno("purge", KEY, "--dry-run", "--json")
-    assert "1 message, and what an interrupted purge left" in would.stderr
+    assert "1 message, and the rest of an interrupted purge" in would.stderr
     done = steno("purge", KEY, "--yes", "--json")
     assert [_rows(one)[0]["messages"] for one in (would, done)] == [5, 5]
     assert not list(Path("workspace/sessions/trash").iterdir())
@@ -513,7 +513,7 @@ def test_marks_of_purged_sessions_are_purged_and_not_named(steno: Steno, where: 
     done = steno("purge", "--scope", KEY, "--yes", "-w", where)
     assert done.exit_code == 0, done.stderr
     assert ":mark:" not in done.stderr
-    assert f"Deleted for good: {KEY}, 4 messages." in done.stderr
+    assert f"Deleted permanently: {KEY}, 4 messages." in done.stderr
     with open_store(where, namespace="notes") as store:
         assert store.list_sessions() == [f":mark:main:{uids[1]}"]
 
@@ -525,8 +525,8 @@ def test_notes_of_a_session_and_of_a_sender_have_different_names(steno: Steno) -
             Notes(store).add(scope, [Draft(kind="core", text="likes tea")])
     done = steno("purge", "--scope", "telegram:77", "--yes")
     assert done.exit_code == 0, done.stderr
-    assert "Deleted for good: notes of telegram:77, 1 note." in done.stderr
-    assert "Deleted for good: notes of @telegram:77, 1 note." in done.stderr
+    assert "Deleted permanently: notes of telegram:77, 1 note." in done.stderr
+    assert "Deleted permanently: notes of @telegram:77, 1 note." in done.stderr
 
 
 def test_a_dry_run_names_the_forks_that_would_stay(steno: Steno, where: str) -> None:
@@ -574,13 +574,15 @@ def test_a_log_of_retention_that_cannot_be_changed_is_named(place: Path, steno: 
     (place / "workspace" / LOG_NAME).symlink_to(place / "elsewhere")
     done = steno("purge", KEY, "--yes")
     assert done.exit_code == 0
-    assert "Not deleted: lines of the log of retention: " in done.stderr
+    assert "Not deleted: entries in the retention log: " in done.stderr
     named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
     assert named.exit_code == 1
     with open_store("sqlite:some.db") as store:
         store.add_message("cli:default", "user", "hello")
     named = steno("purge", "--scope", "cli:default", "--yes", "-w", "sqlite:some.db")
-    assert "Not deleted: what retention told of it in the log of the program." in named.stderr
+    assert (
+        "Not deleted: entries about it that retention wrote to the program's log." in named.stderr
+    )
 
 
 def test_what_was_typed_into_a_chat_is_forgotten_with_it(
@@ -609,7 +611,7 @@ def test_what_was_typed_into_a_chat_is_forgotten_with_it(
     assert list(history.load_history_strings()) == ["of another chat"]
     assert b"trash" not in file.read_bytes()
     assert file.stat().st_size == size
-    assert f"Not deleted: what else was typed into chats, in {file}, which" in done.stderr
+    assert f"Not deleted: other chat input in {file}; the file" in done.stderr
 
 
 def test_a_session_with_a_message_without_role_and_content_can_be_purged(

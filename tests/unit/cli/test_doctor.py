@@ -37,7 +37,7 @@ def _damage(log: Path) -> None:
 def test_a_healthy_workspace_ends_with_0(steno: Steno) -> None:
     result = steno("doctor")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "3 logs examined: all is well.\n"
+    assert result.stderr == "Checked 3 logs: no problems found.\n"
 
 
 def test_a_finding_is_told_and_ends_with_1(log: Path, steno: Steno) -> None:
@@ -67,8 +67,8 @@ def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> Non
 
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == (
-        "telegram:123: torn tail settled: marked as void; its bytes are still in the file\n"
-        "3 logs examined: all is well.\n"
+        "telegram:123: torn tail fixed: marked as void; its bytes are still in the file\n"
+        "Checked 3 logs: no problems found.\n"
     )
     assert log.read_bytes().startswith(torn)
     assert steno("doctor").exit_code == 0
@@ -81,9 +81,9 @@ def test_what_is_settled_for_an_agent_says_for_which(place: Path, steno: Steno) 
     assert steno("doctor").exit_code == 1
     told = steno("doctor", "--repair").stderr
     assert told == (
-        "telegram:123 (agents/ada/sessions/telegram%3A123.jsonl): torn tail settled: "
+        "telegram:123 (agents/ada/sessions/telegram%3A123.jsonl): torn tail fixed: "
         "marked as void; its bytes are still in the file\n"
-        "4 logs examined: all is well.\n"
+        "Checked 4 logs: no problems found.\n"
     )
 
 

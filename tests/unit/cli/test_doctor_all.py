@@ -42,7 +42,7 @@ def _kinds(notes: list[CheckNote]) -> list[str]:
 def test_what_is_no_fault_is_told_only_if_asked_for(steno: Steno, in_terminal: InTerminal) -> None:
     plain = steno("doctor")
     assert plain.exit_code == 0
-    assert plain.stderr == "3 logs examined: all is well.\n"
+    assert plain.stderr == "Checked 3 logs: no problems found.\n"
     told = steno("doctor", "-v")
     assert told.exit_code == 0
     assert told.stdout == ""
@@ -87,7 +87,7 @@ def test_an_index_that_is_not_believed_is_told_and_left_as_it_is(
     index.write_bytes(damaged + b"x")
     assert steno("doctor", "-v", where).exit_code == 0, "it is made anew by itself"
     [note] = [note for note in check_notes(where) if note.kind == "index"]
-    assert "is not as its last writer left it" in note.meaning
+    assert "was changed by another program" in note.meaning
     assert index.read_bytes() == damaged + b"x", "nothing is written"
     assert steno("list", "-w", where).exit_code == 0
     assert "index" not in _kinds(check_notes(where))

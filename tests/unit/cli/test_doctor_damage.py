@@ -12,7 +12,8 @@ import psycopg
 import pytest
 
 import stenolog
-from unit.cli.conftest import Steno
+from stenolog.errors import NothingToUndo
+from support.cli import Steno
 
 Damage = Callable[[str], None]
 """Damages the state, the newest change, the trash entry or message 2 of the only session."""
@@ -141,7 +142,7 @@ class DamagedDatabase(DamagedPlace):
             assert [message.seq for message in store.get_history("a b")] == [1, 4, 5]
             assert store.get_summary("a b") == "so far"
             if record == "change":
-                with pytest.raises(stenolog.NothingToUndo):
+                with pytest.raises(NothingToUndo):
                     store.undo("a b")
             store.hide("a b", 1, 1)
             store.undo("a b")

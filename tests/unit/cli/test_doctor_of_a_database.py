@@ -26,7 +26,7 @@ def test_a_database_that_is_well(tmp_path: Path) -> None:
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "hello")
     ended = doctor(where)
-    assert (ended.exit_code, ended.stderr) == (0, "1 log examined: all is well.\n")
+    assert (ended.exit_code, ended.stderr) == (0, "Checked 1 log: no problems found.\n")
 
 
 def test_p3_what_is_missing_in_a_database_is_named_and_nothing_is_changed(tmp_path: Path) -> None:

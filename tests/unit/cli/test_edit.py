@@ -86,8 +86,8 @@ def test_undo_brings_back_what_a_compaction_hid(steno: Steno, where: str) -> Non
     done = steno("undo", KEY, "-w", where)
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == (
-        "Taken back that messages became a summary: 2 messages are in sight again, the summary is "
-        "as before. No more steps can be taken back.\n"
+        "Undid the last summary: 2 messages are visible again, the summary is as before. "
+        "Nothing more to undo.\n"
     )
     with open_store(where, read_only=True) as store:
         assert len(store.get_history(KEY)) == 4
@@ -99,7 +99,7 @@ def test_undo_brings_back_what_a_compaction_hid(steno: Steno, where: str) -> Non
 def test_archive_moves_what_is_hidden_and_deletes_nothing(steno: Steno, where: str) -> None:
     would = steno("archive", KEY, "--dry-run", "-w", where)
     assert (would.exit_code, would.stdout) == (0, f"{KEY}\t2\t-\t-\n")
-    assert would.stderr == "2 messages of 1 session would be archived.\n"
+    assert would.stderr == "Would archive 2 messages of 1 session.\n"
     with open_store(where, read_only=True) as store:
         assert store.info(KEY).archived == 0
 
@@ -129,7 +129,7 @@ def test_compact_makes_a_summary_that_undo_takes_back(steno: Steno, where: str) 
     with open_store(where) as store:
         for number in range(5, 11):
             store.add_message(KEY, "user" if number % 2 else "assistant", f"message {number}")
-    asked = ("compact", KEY, "--model", "scripted", "-w", where)
+    asked = ("summarize", KEY, "--model", "scripted", "-w", where)
 
     would = steno(*asked, "--dry-run")
     assert (would.exit_code, would.stdout) == (0, "")
@@ -160,7 +160,7 @@ def test_compact_makes_a_summary_that_undo_takes_back(steno: Steno, where: str) 
         ["fork", "nobody", "x"],
         ["undo", "nobody"],
         ["archive", "nobody"],
-        ["compact", "nobody", "-m", "scripted"],
+        ["summarize", "nobody", "-m", "scripted"],
     ],
 )
 def test_no_session_is_made_by_a_slip_of_the_pen(
@@ -169,7 +169,7 @@ def test_no_session_is_made_by_a_slip_of_the_pen(
     result = steno(*command)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        "Error: There is no session 'nobody' here; `steno list` shows the keys there are.\n"
+        "Error: There is no session 'nobody'. `steno list` lists the sessions.\n"
     )
     with open_store("workspace", read_only=True) as store:
         assert "nobody" not in store.list_sessions()
@@ -184,7 +184,7 @@ def test_no_session_is_made_by_a_slip_of_the_pen(
 def test_a_tag_without_a_sign_is_wrong_usage(steno: Steno, tag: str) -> None:
     result = steno("tag", KEY, "--", tag)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "write +TAG, or -TAG to take it away" in result.stderr
+    assert "write +TAG to add a tag or -TAG to remove it" in result.stderr
 
 
 def test_a_tag_that_looks_like_an_option_is_a_tag(steno: Steno) -> None:
@@ -197,7 +197,7 @@ def test_archive_wants_a_session_or_all(steno: Steno) -> None:
     for arguments in ([], [KEY, "--all"]):
         result = steno("archive", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "Name a session, or --all." in result.stderr
+        assert "Give a KEY or --all." in result.stderr
 
 
 def test_archive_of_all_goes_on_past_one_that_cannot_be(place: Path, steno: Steno) -> None:
@@ -227,18 +227,18 @@ def _newer(text: bytes) -> bytes:
 
 def test_a_session_in_which_an_answer_is_being_written_is_left_alone(steno: Steno) -> None:
     with open_store("workspace") as store, store.lease(KEY, ttl=30):
-        result = steno("compact", KEY, "-m", "scripted")
+        result = steno("summarize", KEY, "-m", "scripted")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"An answer is being written in {KEY}; try again when it is done." in result.stderr
+    assert f"An answer is being written in {KEY}. Try again when it is finished." in result.stderr
 
 
 def test_what_is_too_short_is_not_compacted(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message("short", "user", "hello")
     for more in ([], ["--dry-run"]):
-        result = steno("compact", "short", "-m", "scripted", *more)
+        result = steno("summarize", "short", "-m", "scripted", *more)
         assert (result.exit_code, result.stdout) == (0, "")
-        assert result.stderr == "There is nothing that could be made shorter.\n"
+        assert result.stderr == "There is nothing to summarize.\n"
 
 
 def test_a_title_does_not_drive_the_terminal(steno: Steno) -> None:
@@ -303,5 +303,5 @@ def test_a_dry_run_of_compact_changes_no_file(place: Path, steno: Steno) -> None
         return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     before = files()
-    assert steno("compact", KEY, "--model", "scripted", "--dry-run").exit_code == 0
+    assert steno("summarize", KEY, "--model", "scripted", "--dry-run").exit_code == 0
     assert files() == before

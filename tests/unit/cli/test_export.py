@@ -162,7 +162,7 @@ def test_secrets_are_taken_out_of_documents_and_counted(steno: Steno, form: str)
     result = steno("export", "k", "--format", form)
     assert KEY not in result.stdout
     assert "redacted" in result.stdout
-    assert "1 secret was taken out; --no-redact leaves them in.\n" in result.stderr
+    assert "Replaced 1 secret. Use --no-redact to keep them.\n" in result.stderr
     as_it_is = steno("export", "k", "--format", form, "--no-redact")
     assert KEY in as_it_is.stdout
     assert "taken out" not in as_it_is.stderr
@@ -261,7 +261,7 @@ def test_hidden_messages_are_written_only_if_asked_for_and_marked(
     result = steno("export", "telegram:123", "--format", form)
     assert "message 1" not in result.stdout
     assert "They counted to two." in result.stdout
-    assert "2 messages are hidden; --all writes them too." in result.stderr
+    assert "2 messages are hidden. Use --all to include them." in result.stderr
     whole = steno("export", "telegram:123", "--format", form, "--all").stdout
     assert "message 1" in whole
     assert mark in whole
@@ -301,7 +301,7 @@ def test_a_file_that_is_there_stays_unless_told_otherwise(told: Path, steno: Ste
     (told / "k.md").write_text("mine")
     result = steno("export", "k", "-o", "k.md")
     assert result.exit_code == 1
-    assert "k.md is there already; --force replaces it." in result.stderr
+    assert "k.md exists already. Use --force to overwrite it." in result.stderr
     assert (told / "k.md").read_text() == "mine"
     assert steno("export", "k", "-o", "nowhere/k.md").exit_code == 1
     assert steno("export", "nobody", "-o", "n.md").exit_code == 1

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from stenolog.cli import main
 from stenolog.stores.open_store import open_store
-from unit.transfer.old_sources import LAYOUTS, adk, langchain, openai_agents, plain, strands, words
+from support.import_sources import LAYOUTS, adk, langchain, openai_agents, plain, strands, words
 
 InTerminal = Callable[..., tuple[int, str]]
 Steno = Callable[..., Result]
@@ -42,13 +42,13 @@ def test_whoever_kept_it_is_found_out_or_named(steno: Steno, tmp_path: Path, lay
     source = write(tmp_path / "old", 3)
     program = layout.removesuffix("-lines").removesuffix("-sql")
     first = steno("import", source.relative_to(tmp_path))
-    assert (first.exit_code, first.stderr) == (0, "1 session taken in, 3 messages.\n")
+    assert (first.exit_code, first.stderr) == (0, "Imported 1 session, 3 messages.\n")
     assert row(first)[:4] == [key, "3", "3", program]
     named = steno("import", source, "--from", program, "-w", "other")
     assert named.stdout.split("\t")[:4] == [key, "3", "3", program]
     assert steno("export", key).exit_code == 0
     again = steno("import", source)
-    assert again.stderr == "0 sessions taken in, 0 messages; 1 had been taken in before.\n"
+    assert again.stderr == "Imported 0 sessions, 0 messages; 1 session already imported.\n"
 
 
 @pytest.mark.parametrize("named", [[], ["--from", "plain"]])
@@ -159,7 +159,7 @@ def test_keys_are_mapped(steno: Steno, tmp_path: Path) -> None:
     assert result.stdout == dry.stdout
     assert [row(result, number)[0] for number in range(2)] == ["telegram:1001", "cli:1001"]
     again = steno("import", file, *pairs)
-    assert again.stderr == "0 sessions taken in, 0 messages; 2 had been taken in before.\n"
+    assert again.stderr == "Imported 0 sessions, 0 messages; 2 sessions already imported.\n"
     with open_store("workspace") as store:
         assert store.list_sessions() == ["cli:1001", "telegram:1001"]
         assert store.get_history("telegram:1001")[0].content == "weather in 1001?"
@@ -187,10 +187,10 @@ def test_a_file_of_pairs_may_name_more_than_there_is(steno: Steno, tmp_path: Pat
     [
         (
             ["user-1=x"],
-            "--map user-1=x: no session there has that key; the keys there: user-1001, other-1001",
+            "--map user-1=x: SOURCE has no session of that key; known keys: user-1001, other-1001",
         ),
         (["user-1001"], "must have the form OLD=NEW"),
-        (["user-1001=x", "other-1001=x"], "several sessions would be x here"),
+        (["user-1001=x", "other-1001=x"], "several sessions would get the key x"),
         (["*=x"], "NEW needs a * too"),
     ],
 )
@@ -222,7 +222,7 @@ def test_aliases_are_listed_and_accepted_only_on_request(steno: Steno, tmp_path:
     assert first.exit_code == 0
     assert json.loads(first.stdout)["aliases"] == []
     assert "telegram:456" in json.loads(first.stdout)["aliases_left"]
-    assert "The file names other keys for telegram:7: telegram:456" in first.stderr
+    assert "The file names aliases of telegram:7: telegram:456" in first.stderr
     assert "--aliases" in first.stderr
     with open_store("workspace") as store:
         assert "aliases" not in store.info("telegram:7").meta

@@ -53,7 +53,7 @@ class Said(_Exact):
 class Shown(_Exact):
     key: str
     uid: str
-    title: str | None
+    title: str
     created: str
     updated: str
     summary: str
@@ -230,9 +230,9 @@ class ConfigPath(ConfigFile):
 
 
 class Usage(_Exact):
-    sent: int
-    answered: int
-    cached: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
 
 
 class Answered(_Exact):
@@ -412,7 +412,7 @@ def test_every_command_takes_json_and_has_a_schema() -> None:
 def test_every_command_tells_its_exit_codes_in_its_help(steno: Steno) -> None:
     for name, _ in _commands(main, ()):
         told = " ".join(steno(*name.split(), "--help").stdout.split())
-        assert "Exit code: 0" in told, name
+        assert "Exit codes: 0" in told, name
 
 
 def _objects(text: str) -> list[Any]:

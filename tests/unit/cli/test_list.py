@@ -75,10 +75,10 @@ def test_a_terminal_gets_fifty_and_a_pipe_all(steno: Steno, in_terminal: InTermi
     assert len(_keys(steno("list"))) == 63
     _, shown = in_terminal("list", NO_COLOR="1")
     assert len(shown.splitlines()) == 52
-    assert shown.splitlines()[-1] == "These are the newest 50; --limit shows more."
+    assert shown.splitlines()[-1] == "Showing the newest 50. Use --limit for more."
     limited = steno("list", "--limit", "2")
     assert _keys(limited) == ["many:59", "many:58"]
-    assert limited.stderr == "These are the newest 2; --limit shows more.\n"
+    assert limited.stderr == "Showing the newest 2. Use --limit for more.\n"
 
 
 def test_list_takes_filters(steno: Steno) -> None:
@@ -149,10 +149,7 @@ def test_list_says_how_files_of_other_programs_are_taken_in(place: Path, steno: 
     result = steno("list")
     assert "other" not in _keys(result)
     command = "steno import workspace/sessions -w ./workspace"
-    assert result.stderr == (
-        f"2 of the files there are not of stenolog; `{command}` takes in what it knows "
-        "of other programs.\n"
-    )
+    assert result.stderr == (f"2 files of other programs; import with `{command}`.\n")
 
     assert steno(*command.split()[1:]).exit_code == 0
     result = steno("list")
@@ -177,7 +174,7 @@ def test_old_sessions_beside_a_database_and_of_an_agent_are_named_too(
 def test_list_says_that_there_is_a_log_that_cannot_be_read(place: Path, steno: Steno) -> None:
     (place / "workspace" / "sessions" / "torn.jsonl").write_bytes(b'{"kind":"st')
     assert steno("list").stderr == (
-        "1 of the files there is no session that can be read; steno doctor ./workspace says more.\n"
+        "1 session file cannot be read. Run `steno doctor ./workspace` for details.\n"
     )
 
 
@@ -185,7 +182,7 @@ def test_list_works_where_no_index_can_be_written(place: Path, steno: Steno) -> 
     (place / "workspace" / "sessions" / "catalog.db").mkdir()
     result = steno("list")
     assert len(_keys(result)) == 3
-    assert result.stderr.startswith("the index cannot be kept, so it was made in memory: ")
+    assert result.stderr.startswith("the catalog cannot be stored and was built in memory: ")
     assert result.stderr.count("\n") == 1
 
 
@@ -247,8 +244,8 @@ def test_agents_and_namespaces_are_named_and_listed(where: str, steno: Steno) ->
             store.add_message(f"in:{namespace}", "user", "hello")
 
     told = steno("list", "-w", where).stderr
-    assert "2 agents have sessions of their own: --agent 'Bob 2', --agent ada\n" in told
-    assert "1 namespace has sessions of its own: --namespace drafts\n" in told
+    assert "2 agents have their own sessions: --agent 'Bob 2', --agent ada\n" in told
+    assert "1 namespace has its own sessions: --namespace drafts\n" in told
 
     mine = steno("list", where, "--agent", "Bob 2")
     assert mine.stdout.startswith("cli:Bob 2\t1\t1\t")
@@ -267,8 +264,8 @@ def test_an_agent_that_nobody_knows_has_no_sessions_and_the_others_are_named(ste
     result = steno("list", "--agent", "adda")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == (
-        "There are no sessions of the agent adda in ./workspace yet.\n"
-        "1 agent has sessions of its own: --agent ada\n"
+        "There are no sessions of agent adda in ./workspace yet.\n"
+        "1 agent has its own sessions: --agent ada\n"
     )
     assert not Path("workspace/agents/adda").exists()
 
@@ -276,7 +273,7 @@ def test_an_agent_that_nobody_knows_has_no_sessions_and_the_others_are_named(ste
 def test_an_agent_and_a_namespace_at_once_are_wrong_usage(steno: Steno) -> None:
     result = steno("list", "--agent", "ada", "--namespace", "notes")
     assert result.exit_code == 2
-    assert "Name an agent or a namespace, not both." in result.stderr
+    assert "Use either --agent or --namespace, not both." in result.stderr
 
 
 def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None:
@@ -293,8 +290,8 @@ def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("", "The place is empty; name a folder, or sqlite:FILE."),
-        ("sqllite:a.db", "'sqllite:' is no engine (jsonl:, sqlite:, postgresql: and memory: are)"),
+        ("", "The address is empty; give a folder, or sqlite:FILE."),
+        ("sqllite:a.db", "Unknown engine 'sqllite:'; use jsonl:, sqlite:, postgresql: or memory:"),
         ("sqlite://a.db", "sqlite:PATH takes a plain path, without //"),
     ],
 )

@@ -88,7 +88,7 @@ def test_show_prints_the_summary_and_what_is_visible(steno: Steno) -> None:
         "[3] user · TIME\nmessage 3\n\n"
         "[4] assistant · TIME\nmessage 4\n\n"
     )
-    assert result.stderr == "2 messages are hidden; --all shows them too.\n"
+    assert result.stderr == "2 messages are hidden. Use --all to show them.\n"
 
 
 def test_p4_show_all_prints_hidden_and_archived_messages_marked(steno: Steno) -> None:
@@ -245,7 +245,7 @@ def test_an_unknown_key_is_one_sentence(steno: Steno, command: str) -> None:
     result = steno(command, "nobody")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        "Error: There is no session 'nobody' here; `steno list` shows the keys there are.\n"
+        "Error: There is no session 'nobody'. `steno list` lists the sessions.\n"
     )
 
 

@@ -115,7 +115,7 @@ def test_list_takes_filters(memory: Steno, ids: Ids) -> None:
     assert found("--kind", "daily") == [ids["day"]]
     assert found("--who", "telegram:1", "--agent", "main", "--all")[0] == ids["old"]
     nobody = memory("list", "--who", "nobody")
-    assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (0, "", "No note matches.\n")
+    assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (0, "", "No matching notes.\n")
 
 
 def test_json_has_all_that_is_known(memory: Steno, ids: Ids) -> None:
@@ -144,7 +144,7 @@ def test_search_finds_notes_of_everybody_or_of_one(memory: Steno, ids: Ids) -> N
     assert memory("search", "eats", "meat").stdout.split("\t")[0] == ids["new"]
     assert ids["team"] in memory("search", "mon*").stdout
     missed = memory("search", "mon*", "--who", "telegram:1")
-    assert (missed.exit_code, missed.stdout, missed.stderr) == (1, "", "No note matches.\n")
+    assert (missed.exit_code, missed.stdout, missed.stderr) == (1, "", "No matching notes.\n")
     assert memory("search", "*").exit_code == 2
 
 
@@ -166,10 +166,10 @@ def test_an_id_that_is_none_or_several_is_a_sentence(
 ) -> None:
     unknown = memory("show", "nothing")
     assert unknown.exit_code == 1
-    assert "There is no note 'nothing' here; `steno memory list` shows" in unknown.stderr
+    assert "There is no note 'nothing'. `steno memory list` lists" in unknown.stderr
     several = memory("forget", ids["tutor"].partition("-")[0])
     assert several.exit_code == 2
-    assert "Several notes begin with" in several.stderr
+    assert "Several notes start with" in several.stderr
     assert len(_texts(workspace, TUTOR)) == 2
 
 
@@ -216,7 +216,7 @@ def test_a_dry_run_forgets_nothing(memory: Steno, ids: Ids, workspace: str) -> N
     result = memory("forget", ids["new"], "--dry-run")
     assert (result.exit_code, result.stderr) == (0, f"Would forget: {ids['new']} “Eats no meat.”\n")
     result = memory("forget", ids["new"], "--purge", "--dry-run")
-    assert result.stderr == f"Would delete for good: {ids['new']} “Eats no meat.”\n"
+    assert result.stderr == f"Would delete permanently: {ids['new']} “Eats no meat.”\n"
     assert _texts(workspace) == before
 
 
@@ -235,7 +235,7 @@ def test_a_purge_wants_yes_where_nobody_can_be_asked(
     done = memory("forget", ids["old"], "--purge", "--yes")
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr.splitlines() == [
-        f"Deleted for good: {ids['old']}",
+        f"Deleted permanently: {ids['old']}",
         "Not deleted: the session 'telegram:1' still contains the original messages (seq 1).",
         f"Not deleted: the note {ids['day']} was made of the same messages.",
     ]
@@ -291,7 +291,10 @@ def test_a_page_goes_out_and_its_changes_come_in(
 ) -> None:
     page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
     assert page.startswith("<!-- steno notes of main:telegram:1, export ")
-    assert memory("import", "-", given=page).stderr == "Nothing was changed on the page.\n"
+    assert (
+        memory("import", "-", given=page).stderr
+        == "Nothing to change: the file matches the notes.\n"
+    )
     edited = page.replace("Eats no meat.", "Eats fish.\n- Likes tea.").replace(
         f"- <!-- {ids['day']} --> They talked.\n  Long.\n", ""
     )
@@ -308,7 +311,7 @@ def test_a_page_goes_out_and_its_changes_come_in(
         "Added: Likes tea.\nChanged: Eats fish.\nForgotten: They talked.\\nLong.\n"
     )
     assert sorted(_texts(workspace)) == ["Eats fish.", "Likes tea."]
-    assert memory("import", str(file)).stderr == "Nothing was changed on the page.\n"
+    assert memory("import", str(file)).stderr == "Nothing to change: the file matches the notes.\n"
 
 
 def test_a_note_that_is_another_by_now_is_left_out_and_told(memory: Steno, ids: Ids) -> None:

@@ -15,12 +15,11 @@ import pytest
 from click.testing import Result
 from starlette.applications import Starlette
 
-from app_server import served
-from stenolog.cli.steno import COMMANDS
 from stenolog.gateway.access import Access
-from stenolog.gateway.access_token import Token, keep_token
-from stenolog.gateway.hosts import known
+from stenolog.gateway.access_token import Token, read_or_create_token
+from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.login import Cookies, LoginLinks, login_routes
+from support.app_server import served
 
 Steno = Callable[..., Result]
 
@@ -28,18 +27,17 @@ Steno = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Token:
     """The token that the settings name; no browser is ever opened."""
-    monkeypatch.setitem(COMMANDS, "open", "stenolog.cli.serve")
     monkeypatch.setenv("STENO_GATEWAY__TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setattr(webbrowser, "open", lambda url: pytest.fail(url))
     monkeypatch.setenv("DISPLAY", ":0")
-    return keep_token(tmp_path / "token")
+    return read_or_create_token(tmp_path / "token")
 
 
 @contextmanager
 def _gateway(token: Token) -> Iterator[int]:
     cookies = Cookies(token)
     own = token.host_name()
-    names = known(bound="127.0.0.1", own=own)
+    names = known_hosts(bound="127.0.0.1", own=own)
     app = Starlette(routes=login_routes(LoginLinks(token), cookies, names, own))
     with served(Access(app, token=token, known=names, cookies=cookies)) as port:
         yield port
@@ -167,8 +165,8 @@ def test_where_nothing_listens_it_says_how_to_start_it(steno: Steno) -> None:
         port = bound.getsockname()[1]
     result = steno("open", "--port", str(port))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"No gateway answers at 127.0.0.1:{port}" in result.stderr
-    assert "start it with: steno serve" in result.stderr
+    assert f"There is no gateway at 127.0.0.1:{port}" in result.stderr
+    assert "Start it with: steno serve" in result.stderr
 
 
 def test_a_token_that_is_not_taken_is_told(steno: Steno, token: Token) -> None:
@@ -185,7 +183,7 @@ def test_without_a_token_it_says_what_makes_one(
     monkeypatch.setenv("STENO_GATEWAY__TOKEN_FILE", str(tmp_path / "none"))
     result = steno("open")
     assert result.exit_code == 1
-    assert "`steno serve` makes it" in result.stderr
+    assert "`steno serve` creates it" in result.stderr
 
 
 def test_a_port_that_is_not_known_must_be_said(steno: Steno) -> None:

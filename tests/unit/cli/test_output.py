@@ -63,7 +63,7 @@ def test_a_line_stays_one_line_and_keys_stay_apart(one: str, other: str) -> None
     [
         ("there is no such session", "There is no such session."),
         ("'k': there is no such session", "'k': there is no such session."),
-        ("sqlite: names no place", "sqlite: names no place."),
+        ("sqlite: needs a path", "sqlite: needs a path."),
         ("workspace/x is in the way", "workspace/x is in the way."),
         ("", "."),
     ],

@@ -215,7 +215,7 @@ def test_it_begins_with_the_text_that_was_given_and_shows_its_keys(catalog: Cata
     assert drawn.choose("\r", text="flour") == CAKE
     written = drawn.written.getvalue()
     assert "Resume a session" in written
-    assert "type to filter · ↑ ↓ choose · Enter resume · Esc cancel" in written
+    assert "type to filter · ↑↓ select · Enter resume · Esc cancel" in written
     # It never takes the screen over, and leaves nothing behind.
     assert "\x1b[?1049h" not in written
     assert "\x1b[J" in written[-80:]

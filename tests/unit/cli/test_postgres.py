@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import stenolog
-from unit.cli.conftest import Steno
+from support.cli import Steno
 
 COMMANDS = [
     ["list"],
@@ -95,5 +95,5 @@ def test_what_a_copy_would_do_is_told_of_an_empty_database_too(
     result = steno("copy", str(tmp_path / "w"), postgres_url, "--dry-run")
     assert (result.exit_code, result.stderr) == (
         0,
-        "1 session would be copied, 1 message; 0 are there already.\n",
+        "Would copy 1 session, 1 message; 0 are up to date.\n",
     )

@@ -93,10 +93,10 @@ def test_without_rules_all_is_kept(
 @pytest.mark.usefixtures("ruled")
 def test_rules_are_listed_in_words_and_as_json(steno: Steno) -> None:
     assert steno("retention", "list").stdout == (
-        "many\tarchive\tsessions beyond the newest 1 and whose key begins with telegram:, "
-        "but not those tagged keep\n"
-        "nothing\tpurge\tno session: it purges, and names no age\n"
-        "spam\tdelete\tsessions tagged spam, but not those tagged keep\n"
+        "many\tarchive\tsessions beyond the newest 1 and whose key starts with telegram:, "
+        "except those tagged keep\n"
+        "nothing\tpurge\tno sessions: the rule purges, and purge rules need an age\n"
+        "spam\tdelete\tsessions tagged spam, except those tagged keep\n"
     )
     schema = msgspec.json.schema(RuleShape)
     for line in steno("retention", "list", "--json").stdout.splitlines():
@@ -113,8 +113,8 @@ def test_a_dry_run_tells_everything_and_does_nothing(steno: Steno) -> None:
         ["delete", "spam", "cli:default", "2"],
     ]
     assert result.stderr == (
-        "The rule nothing purges, and names no age, so it takes no session.\n"
-        "1 session would be archived, 1 session would be put into the trash.\n"
+        "Rule nothing matches no session: it purges, and purge rules need an age.\n"
+        "1 session would be archived, 1 session would be moved to the trash.\n"
     )
     assert _keys() == before
 
@@ -137,7 +137,7 @@ def test_it_deletes_only_where_that_is_meant(ruled: Path, steno: Steno) -> None:
         ("cli:default", "done"),
     ]
     assert "cli:default" not in _keys()
-    assert "1 session archived, 1 session put into the trash." in result.stderr
+    assert "1 session archived, 1 session moved to the trash." in result.stderr
     assert len((ruled / "workspace" / "retention.log").read_text().splitlines()) == 3
     assert steno("restore", "cli:default").exit_code == 0
     again = steno("retention", "run", "--yes")
@@ -161,10 +161,9 @@ def test_a_rule_that_purges_tells_that_it_is_about_the_trash(ruled: Path, steno:
         '[retention.b]\naction = "purge"\nolder_than_days = 9\ntag = "x"\n'
     )
     assert steno("retention", "list").stdout == (
-        "a\tpurge\tsessions in the trash, deleted 9 days ago and whose key begins with x:, "
-        "but not those tagged keep\n"
-        "b\tpurge\tno session: it purges, which goes by age and prefix, and names a count, "
-        "a size or a tag\n"
+        "a\tpurge\tsessions in the trash, deleted 9 days ago and whose key starts with x:, "
+        "except those tagged keep\n"
+        "b\tpurge\tno sessions: the rule purges, and purge rules can only use an age and a prefix\n"
     )
 
 
@@ -185,7 +184,7 @@ def test_a_rule_that_is_wrong_is_refused(ruled: Path, steno: Steno) -> None:
     (ruled / "steno.toml").write_text('[retention.old]\naction = "burn"\nolder_than_days = -1\n')
     result = steno("retention", "run", "--yes")
     assert result.exit_code == 1
-    assert 'one of "archive", "delete", "purge" is wanted, not "burn"' in result.stderr
+    assert 'must be one of "archive", "delete", "purge", not "burn"' in result.stderr
     assert "retention.old.older_than_days" in result.stderr
     (ruled / "steno.toml").write_text("[retention]\nold = 3\n")
     assert "retention" in steno("retention", "list").stderr

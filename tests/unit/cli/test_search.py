@@ -12,7 +12,7 @@ from click.testing import Result
 
 from stenolog.cli.list_sessions import Meter
 from stenolog.stores.open_store import open_store
-from unit.unreadable import obey_modes
+from support.file_modes import obey_modes
 
 __all__ = ["obey_modes"]
 
@@ -38,7 +38,7 @@ def test_search_names_a_session_that_cannot_be_read(steno: Steno, asked: str, co
     result = steno("search", asked)
     assert result.exit_code == code
     assert f"telegram:123: opening {log}: Permission denied" in result.stderr
-    assert steno("search", asked, "--prefix", "cli").stderr == "No message matches.\n"
+    assert steno("search", asked, "--prefix", "cli").stderr == "No matching messages.\n"
     log.chmod(0o600)
     assert "telegram" not in steno("search", asked).stderr
 
@@ -66,27 +66,27 @@ def test_search_takes_words_and_queries(steno: Steno) -> None:
 def test_nothing_found_is_exit_code_1_like_grep(steno: Steno) -> None:
     result = steno("search", "nothing")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "No message matches.\n"
+    assert result.stderr == "No matching messages.\n"
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["message nowhere"], "No message matches: all of the words must be in it."),
-        (["nowhere -message"], "No message matches."),
+        (["message nowhere"], "No matching messages. A message must contain all words."),
+        (["nowhere -message"], "No matching messages."),
         (
             ['"unclosed'],
-            'No message matches. The last quotation mark is not closed: write "two words".',
+            'No matching messages. The last quotation mark is not closed: write "two words".',
         ),
         (
             ["message OR nowhere"],
-            "No message matches: all of the words must be in it. OR is taken for a word.",
+            "No matching messages. A message must contain all words. OR is searched as a word.",
         ),
         (
             ["message", "--role", "usr"],
-            "No message of that role matches; there are some of: assistant, user.",
+            "No matching messages of this role. Roles with matches: assistant, user.",
         ),
-        (["nowhere", "--role", "usr"], "No message matches."),
+        (["nowhere", "--role", "usr"], "No matching messages."),
     ],
 )
 def test_where_nothing_is_found_it_says_what_might_be_wrong(
@@ -122,9 +122,9 @@ def test_search_takes_filters(steno: Steno) -> None:
 def test_search_says_how_many_more_there_are(steno: Steno) -> None:
     result = steno("search", "message", "--limit", "3")
     assert len(_found(result)) == 3
-    assert result.stderr == "3 of 4 shown; --limit shows more.\n"
+    assert result.stderr == "Showing 3 of 4. Use --limit for more.\n"
     newest = steno("search", "message", "--limit", "1", "--newest")
-    assert newest.stderr == "1 of more than 1 shown; --limit shows more.\n"
+    assert newest.stderr == "Showing 1 of more than 1. Use --limit for more.\n"
 
 
 def test_search_writes_json_for_programs(steno: Steno) -> None:
@@ -174,7 +174,7 @@ def test_the_ways_to_say_a_time_are_told(steno: Steno) -> None:
     result = steno("search", "x", "--since", "3d ago")
     assert result.exit_code == 2
     told = " ".join(result.stderr.split())
-    assert "'3d ago' is no time; write 2026-11-05, 2026-11-05T14:30 (UTC), today, " in told
+    assert "'3d ago' is not a time; write 2026-11-05, 2026-11-05T14:30 (UTC), today, " in told
 
 
 def test_words_that_were_found_stand_out_in_colour(in_terminal: InTerminal) -> None:

@@ -86,6 +86,8 @@ def test_json_has_the_messages_exactly_as_they_were_given(steno: Steno) -> None:
     hidden = json.loads(steno("show", KEY, "--json", "--all").stdout)
     assert [one["hidden"] for one in hidden["messages"]] == [True, True, False, False]
     assert hidden["summary"] == "They counted to two."
+    listed = json.loads(steno("list", "--prefix", KEY, "--json").stdout)
+    assert hidden["title"] == listed["title"] == "message 1"
 
 
 # --- in a terminal ---------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_tools_are_short_in_a_terminal_and_whole_when_asked_for(in_terminal: InT
     assert '→ find(path="/home", pattern="xxxxx' in shown
     assert "x" * 60 not in shown
     assert "[2] tool · TIME · 0.3 s\nfile 0\n" in _golden(shown)
-    assert "file 10\n… 29 more lines; --tools shows them\n" in shown
+    assert "file 10\n… 29 more lines; use --tools to show them\n" in shown
     assert "tool_call_id" not in shown
     assert "stenolog" not in shown
     _, whole = in_terminal("show", "k", "--tools", NO_COLOR="1", LINES="100")
@@ -133,6 +135,23 @@ def test_who_answered_and_what_was_thought_stand_there(in_terminal: InTerminal) 
         store.add_full_message("k", {**body, "stenolog": {"model": "deep", "seconds": 7.5}})
     _, shown = in_terminal("show", "k", NO_COLOR="1")
     assert _golden(shown) == "[1] assistant · TIME · deep · 7.5 s\nLet me see.\n42\n\n"
+
+
+def test_blocks_of_anthropic_are_shown_as_calls_and_results(in_terminal: InTerminal) -> None:
+    use = {"type": "tool_use", "id": "1", "name": "find", "input": {"path": "/home"}}
+    said = [{"type": "thinking", "thinking": "Let me see."}, {"type": "text", "text": "Wait."}, use]
+    found = "\n".join(f"file {number}" for number in range(40))
+    results = [
+        {"type": "tool_result", "tool_use_id": "1", "content": found},
+        {"type": "tool_result", "tool_use_id": "2"},
+    ]
+    with open_store("workspace") as store:
+        store.add_full_message("k", {"role": "assistant", "content": said})
+        store.add_full_message("k", {"role": "user", "content": results})
+    _, shown = in_terminal("show", "k", NO_COLOR="1", LINES="100")
+    assert 'Let me see.\nWait.\n→ find(path="/home")\n' in shown
+    assert "file 10\n… 29 more lines" in shown
+    assert '{"type": "tool_result", "tool_use_id": "2"}\n' in shown
 
 
 def test_an_image_does_not_fill_the_screen(in_terminal: InTerminal) -> None:

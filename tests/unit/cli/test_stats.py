@@ -17,11 +17,12 @@ from msgspec import Struct
 
 from stenolog.catalog.message_metadata import mark_model
 from stenolog.cli.stats import ESTIMATES_ITSELF
+from stenolog.errors import install_command
 from stenolog.sessions.usage import prices
 from stenolog.settings.model_selection import SCRIPTED
 from stenolog.stores.open_store import open_store
 from stenolog.tokens import message_tokens
-from unit.unreadable import obey_modes
+from support.file_modes import obey_modes
 
 __all__ = ["obey_modes"]
 
@@ -54,10 +55,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 class _Exact(Struct, forbid_unknown_fields=True):
     messages: int
-    prompt: int
-    answer: int
-    cached: int
-    estimated: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    estimated_tokens: int
     answers: int
 
 
@@ -108,14 +109,16 @@ def test_counts_of_providers_are_taken_and_the_rest_is_estimated(steno: Steno) -
     found = _stats(steno)
     about = message_tokens(ASKED) + message_tokens(PLAIN)
     assert (found["sessions"], found["messages"]) == (2, 6)
-    assert (found["prompt"], found["answer"], found["cached"]) == (300, 30, 50)
-    assert found["estimated"] == about, "only what nobody counted"
-    assert [(one["day"], one["prompt"], one["estimated"]) for one in found["days"]] == [
+    assert (found["input_tokens"], found["output_tokens"], found["cached_tokens"]) == (300, 30, 50)
+    assert found["estimated_tokens"] == about, "only what nobody counted"
+    assert [
+        (one["day"], one["input_tokens"], one["estimated_tokens"]) for one in found["days"]
+    ] == [
         ("2026-01-05", 100, 0),
         ("2026-01-06", 200, 0),
         ("2026-01-07", 0, about),
     ]
-    assert [(one["model"], one["prompt"]) for one in found["models"]] == [
+    assert [(one["model"], one["input_tokens"]) for one in found["models"]] == [
         ("big", 200),
         ("tiny", 100),
         (None, 0),
@@ -146,23 +149,23 @@ def test_lines_are_for_other_programs_and_words_for_people(
         f"channel\t-\t2\t0\t0\t0\t{about}\n"
     )
     assert result.stderr == (
-        f"330 tokens were counted by providers, {about} are estimated from the text.\n"
-        "For the cost: pip install 'stenolog[prices]'\n"
+        f"Tokens: 330 reported by providers, {about} estimated from the text.\n"
+        f"To see the cost: {install_command('prices')}\n"
     )
 
 
 @pytest.mark.usefixtures("place")
 def test_a_time_a_key_and_a_prefix_narrow_what_is_counted(steno: Steno) -> None:
     one = _stats(steno, "--since", "2026-01-06", "--until", "2026-01-07")
-    assert (one["sessions"], one["messages"], one["prompt"]) == (1, 2, 200)
+    assert (one["sessions"], one["messages"], one["input_tokens"]) == (1, 2, 200)
     assert [day["day"] for day in one["days"]] == ["2026-01-06"]
     assert [model["model"] for model in one["models"]] == ["big"]
     assert _stats(steno, "telegram:1")["messages"] == 4
     assert _stats(steno, "--prefix", "no")["messages"] == 2
-    assert "all tokens are estimated" in steno("stats", "notes").stderr
+    assert "estimated from the text." in steno("stats", "notes").stderr
     assert steno("stats", "nobody").exit_code == 1
     nothing = steno("stats", "--since", "2027-01-01")
-    assert nothing.stderr == "Nothing was said there.\n"
+    assert nothing.stderr == "There are no messages.\n"
     assert nothing.stdout == "total\t-\t0\t0\t0\t0\t0\n"
 
 
@@ -172,7 +175,7 @@ def test_what_a_fork_took_over_is_counted_once(steno: Steno) -> None:
         store.fork("telegram:1", "telegram:2")
         store.add_messages("telegram:2", [ASKED, _answer(7, 3)], at=[FIRST + DAY] * 2)
     found = _stats(steno)
-    assert (found["sessions"], found["messages"], found["prompt"]) == (3, 8, 307)
+    assert (found["sessions"], found["messages"], found["input_tokens"]) == (3, 8, 307)
 
 
 def test_a_session_that_cannot_be_read_is_named_and_the_others_counted(
@@ -241,11 +244,11 @@ def test_what_the_scripted_model_tells_is_no_count_of_a_provider(steno: Steno) -
     with open_store("workspace") as store:
         store.add_messages("cli:a", [ASKED, _answer(7, 3, model="scripted")])
     alone = steno("stats", "cli:a")
-    assert alone.stderr == "10 tokens are what the scripted model estimated of itself.\n"
+    assert alone.stderr == "Tokens: 10 estimated by the scripted model.\n"
     about = message_tokens(ASKED) + message_tokens(PLAIN)
     assert steno("stats").stderr.splitlines()[0] == (
-        "330 tokens were counted by providers, 10 are what the scripted model estimated of "
-        f"itself, {about} are estimated from the text."
+        "Tokens: 330 reported by providers, 10 estimated by the scripted model, "
+        f"{about} estimated from the text."
     )
 
 

@@ -45,7 +45,7 @@ def test_every_command_looks_at_the_workspace_of_the_settings(steno: Steno, conf
     assert "hazelnuts" in steno("export", "cli:of-None").stdout
     assert "A note of None." in steno("memory", "list").stdout
     assert "A note of None." in steno("memory", "search", "note").stdout
-    assert steno("doctor").stderr == "2 logs examined: all is well.\n"
+    assert steno("doctor").stderr == "Checked 2 logs: no problems found.\n"
     assert steno("import", "old").exit_code == 0
     assert "taken in" in steno("list").stdout
     assert not Path("workspace").exists()
@@ -84,7 +84,7 @@ def test_wrong_settings_are_told_in_one_sentence(
 ) -> None:
     config.write_text("[agent]\nsesions = 'x'\n")
     result = steno(*words.split())
-    told = f"Error: {config}:2: agent.sesions: there is no such field; agent.sessions?\n"
+    told = f"Error: {config}:2: agent.sesions: unknown setting; did you mean agent.sessions?\n"
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", told)
 
 

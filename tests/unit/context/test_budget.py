@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.budget import Limits
+from stenolog.context.window import Limits
 from stenolog.errors import UsageError
 
 
-def test_the_limits_are_those_that_the_docs_name() -> None:
+def test_default_limits_match_the_docs() -> None:
     assert Limits().max_context_tokens == 32_000
     assert Limits().max_history_messages == 50
     assert Limits().answer == 4_096
@@ -20,27 +20,30 @@ def test_the_limits_are_those_that_the_docs_name() -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"max_context_tokens": 0}, "max_context_tokens=0"),
-        ({"max_context_tokens": "32000"}, "max_context_tokens='32000'"),
-        ({"max_history_messages": True}, "max_history_messages=True"),
-        ({"reserve": -1}, "reserve=-1"),
-        ({"max_context_tokens": 4_096, "reserve": 4_096}, "reserve=4,096 leaves nothing"),
+        ({"max_context_tokens": 0}, "max_context_tokens must be .* not 0"),
+        ({"max_context_tokens": "32000"}, "max_context_tokens must be .* not '32000'"),
+        ({"max_history_messages": True}, "max_history_messages must be .* not True"),
+        ({"reserve": -1}, "reserve must be .* not -1"),
+        (
+            {"max_context_tokens": 4_096, "reserve": 4_096},
+            r"reserve must be less than max_context_tokens \(4,096\)",
+        ),
     ],
 )
-def test_limits_that_make_no_sense_are_refused_by_name(given: dict[str, Any], named: str) -> None:
+def test_invalid_limits_are_rejected_by_name(given: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         Limits(**given)
 
 
 @given(st.integers(1, 100_000), st.one_of(st.none(), st.integers(1, 10_000)))
-def test_what_is_called_enough_is_enough(sent: int, reserve: int | None) -> None:
+def test_enough_for_returns_a_sufficient_limit(sent: int, reserve: int | None) -> None:
     limits = Limits(max_context_tokens=100_000, reserve=reserve)
     enough = limits.enough_for(sent)
     assert Limits(max_context_tokens=max(enough, 2), reserve=reserve).room >= sent
 
 
 @given(st.integers(2, 50_000), st.integers(1, 60_000), st.integers(0, 60_000))
-def test_smaller_limits_are_limits(most: int, takes: int, fixed: int) -> None:
+def test_reduced_limits_are_valid(most: int, takes: int, fixed: int) -> None:
     smaller = Limits(max_context_tokens=most).at_most(takes)
     assert smaller.max_context_tokens <= max(min(most, takes), 2)
     assert 0 < smaller.answer < smaller.max_context_tokens

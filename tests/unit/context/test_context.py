@@ -8,14 +8,14 @@ import pytest
 
 from stenolog import InMemoryStore, JSONLStore, Store
 from stenolog.catalog import open_catalog
-from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.request_messages import ProviderRequirements
 from stenolog.context.summarize import SummaryReport
+from stenolog.context.window import Limits
 from stenolog.errors import ContextTooSmall, UsageError
 from stenolog.testing.scripted_model import ScriptedCompletion
 from stenolog.tokens import Tokens
-from unit.context.histories import CHEAP, KEY, assistant, faults, talk, tool, user
+from support.histories import CHEAP, KEY, assistant, faults, talk, tool, user
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 
@@ -37,7 +37,7 @@ class Loop:
 
     @property
     def whys(self) -> list[str]:
-        return [event.why for event in self.told]
+        return [event.reason for event in self.told]
 
 
 class Server:
@@ -65,9 +65,9 @@ def _returns_coroutine(messages: list[dict[str, Any]]) -> Any:
 
 
 @pytest.mark.parametrize("model", [_async_model, _returns_coroutine])
-def test_an_async_model_is_refused(store: Store, model: Any) -> None:
+def test_async_model_is_rejected(store: Store, model: Any) -> None:
     store.add_message(KEY, "user", "hello")
-    with pytest.raises(UsageError, match="not awaited"):
+    with pytest.raises(UsageError, match="without await"):
         Loop(store).context.call(KEY, model)
 
 
@@ -75,7 +75,7 @@ SILENT = "Your input exceeds the context window of this model."
 NAMING = "This model's maximum context length is 1000 tokens. However, you requested 3000 tokens"
 
 
-def test_a_short_talk_is_sent_and_nothing_is_compacted(store: Store) -> None:
+def test_short_conversation_is_sent_without_a_summary(store: Store) -> None:
     loop = Loop(store, system="Be brief.")
     store.add_messages(KEY, talk(2))
     assert loop.context.call(KEY, lambda messages: len(messages)) == 5
@@ -83,7 +83,7 @@ def test_a_short_talk_is_sent_and_nothing_is_compacted(store: Store) -> None:
     assert loop.told == []
 
 
-def test_the_number_of_messages_triggers_after_a_turn(store: Store) -> None:
+def test_message_count_triggers_a_summary_after_a_turn(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(6))
     done = loop.context.summarize_if_needed(KEY)
@@ -94,7 +94,7 @@ def test_the_number_of_messages_triggers_after_a_turn(store: Store) -> None:
     assert loop.context.summarize_if_needed(KEY) is None
 
 
-def test_tokens_trigger_before_a_call(store: Store) -> None:
+def test_tokens_trigger_a_summary_before_a_call(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=3_000), user("and now?")])
     sent = loop.context.call(KEY, lambda messages: messages)
@@ -104,7 +104,7 @@ def test_tokens_trigger_before_a_call(store: Store) -> None:
     assert "[Summary of the earlier conversation]" in sent[0]["content"]
 
 
-def test_a_person_triggers_by_hand(store: Store) -> None:
+def test_summarize_on_request(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(4))
     assert loop.context.summarize(KEY) is not None
@@ -114,7 +114,7 @@ def test_a_person_triggers_by_hand(store: Store) -> None:
 
 
 @pytest.mark.parametrize("error", [SILENT, NAMING])
-def test_a_provider_triggers_and_the_call_is_made_again(store: Store, error: str) -> None:
+def test_overflow_error_triggers_a_summary_and_a_retry(store: Store, error: str) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
     server = Server(1_000, error)
@@ -124,7 +124,7 @@ def test_a_provider_triggers_and_the_call_is_made_again(store: Store, error: str
     assert len(store.get_history(KEY)) < 9
 
 
-def test_a_limit_that_a_provider_named_is_kept_for_the_next_call(store: Store) -> None:
+def test_stated_limit_is_kept_for_later_calls(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
     loop.context.call(KEY, Server(1_000, NAMING))
@@ -135,14 +135,14 @@ def test_a_limit_that_a_provider_named_is_kept_for_the_next_call(store: Store) -
     assert len(server.sent) == 1
 
 
-def test_a_limit_larger_than_ours_makes_ours_no_smaller_for_good(store: Store) -> None:
+def test_larger_stated_limit_does_not_reduce_ours(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
     loop.context.call(KEY, Server(1_000, NAMING.replace("1000", "9000")))
     assert loop.context.limits == LIMITS
 
 
-def test_a_smaller_limit_that_another_thread_learnt_meanwhile_stays(store: Store) -> None:
+def test_smaller_limit_learned_by_another_thread_is_kept(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
 
@@ -155,9 +155,7 @@ def test_a_smaller_limit_that_another_thread_learnt_meanwhile_stays(store: Store
     assert loop.context.limits.max_context_tokens == 500
 
 
-def test_what_those_who_are_told_raise_is_logged_and_costs_nothing(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_errors_of_on_event_are_logged(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     def fails(_: object) -> int:
         raise RuntimeError("screen is off")
 
@@ -165,12 +163,12 @@ def test_what_those_who_are_told_raise_is_logged_and_costs_nothing(
     store.add_messages(KEY, talk(6))
     done = loop.context.summarize_if_needed(KEY)
     assert done is not None
-    assert "on_event failed after a compaction of 'cli:default': RuntimeError" in caplog.text
+    assert "on_event failed after a summary of 'cli:default': RuntimeError" in caplog.text
     assert loop.context.call(KEY, lambda _: "paid for", usage=fails) == "paid for"
     assert "could not be taken in: RuntimeError('screen is off')" in caplog.text
 
 
-def test_the_model_that_writes_summaries_is_asked_what_fits_that_model(store: Store) -> None:
+def test_summary_requests_fit_the_limits_of_their_model(store: Store) -> None:
     small = Limits(max_context_tokens=1_000)
     model = ScriptedCompletion(['{"facts": ["a"], "last_state": "on"}'] * 40)
     loop = Loop(store, ask=model, ask_limits=small)
@@ -180,7 +178,7 @@ def test_the_model_that_writes_summaries_is_asked_what_fits_that_model(store: St
     assert all(sum(map(CHEAP.message, asked)) <= small.room + 16 for asked in model.asked)
 
 
-def test_one_long_turn_is_made_shorter_from_inside_for_a_provider(store: Store) -> None:
+def test_one_long_turn_is_shortened_after_an_overflow(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [user("do it"), assistant(None, "c1"), tool("c1", "x" * 9_000)])
     server = Server(1_000, SILENT)
@@ -189,11 +187,11 @@ def test_one_long_turn_is_made_shorter_from_inside_for_a_provider(store: Store) 
     assert loop.told == []
 
 
-def test_after_two_more_tries_the_error_says_what_to_do(store: Store) -> None:
+def test_error_after_two_retries_says_what_to_do(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, [*talk(4, size=1_200), user("and now?")])
     server = Server(0, SILENT)
-    with pytest.raises(ContextTooSmall, match="after 2 shorter tries; set max_con") as caught:
+    with pytest.raises(ContextTooSmall, match="after 2 shorter attempts; set max_con") as caught:
         loop.context.call(KEY, server)
     assert f"to less than {server.sent[-1]:,}" in str(caught.value)
     assert len(server.sent) == 3
@@ -201,11 +199,11 @@ def test_after_two_more_tries_the_error_says_what_to_do(store: Store) -> None:
     assert server.sent == sorted(server.sent, reverse=True)
 
 
-def test_what_cannot_be_made_shorter_for_a_provider_is_the_same_error(store: Store) -> None:
+def test_request_that_cannot_be_shortened_raises_context_too_small(store: Store) -> None:
     loop = Loop(store)
     store.add_message(KEY, "user", "q" * 8_000)
     server = Server(100, "prompt is too long: 2004 tokens > 100 maximum")
-    with pytest.raises(ContextTooSmall, match="it says that it takes 100") as caught:
+    with pytest.raises(ContextTooSmall, match="its limit is 100") as caught:
         loop.context.call(KEY, server)
     assert "give the model a context of at least" in str(caught.value)
     assert "tries" not in str(caught.value)  # there were none
@@ -215,7 +213,7 @@ def test_what_cannot_be_made_shorter_for_a_provider_is_the_same_error(store: Sto
     assert loop.context.limits == LIMITS  # it helped nobody
 
 
-def test_any_other_error_of_the_model_is_let_through_at_once(store: Store) -> None:
+def test_other_errors_of_the_model_are_raised(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(4))
     server = Server(0, "Rate limit reached on tokens per min (TPM)")
@@ -225,7 +223,7 @@ def test_any_other_error_of_the_model_is_let_through_at_once(store: Store) -> No
     assert loop.told == []
 
 
-def test_after_an_undo_the_next_turn_does_not_compact_again(store: Store) -> None:
+def test_undone_summary_is_not_repeated_after_the_next_turn(store: Store) -> None:
     loop = Loop(store)
     store.add_messages(KEY, talk(6))
     loop.context.summarize_if_needed(KEY)
@@ -237,7 +235,7 @@ def test_after_an_undo_the_next_turn_does_not_compact_again(store: Store) -> Non
     assert loop.whys == ["count"]
 
 
-def test_what_the_window_left_out_is_compacted_before_it_is_missed(store: Store) -> None:
+def test_messages_left_out_of_the_window_are_summarized(store: Store) -> None:
     # What is stored fits: together with a message that is not, it is too much.
     store.add_messages(KEY, talk(4, size=500))
     unsaved = [user("q" * 4 * (LIMITS.room - 800))]
@@ -249,16 +247,16 @@ def test_what_the_window_left_out_is_compacted_before_it_is_missed(store: Store)
     assert "earlier messages are left out" not in str(sent)
 
 
-def test_results_that_never_came_count_as_they_are_sent(store: Store) -> None:
+def test_missing_results_count_as_they_are_sent(store: Store) -> None:
     lost = [user("look"), assistant("Looking.", *(f"c{n}" for n in range(20))), assistant("No.")]
     left = LIMITS.room - sum(map(CHEAP.message, lost)) - 20
     store.add_messages(KEY, [*lost, user("q" * 4 * left)])
     done = Loop(store).context.summarize_if_needed(KEY)
     assert done is not None
-    assert done.why == "tokens"
+    assert done.reason == "tokens"
 
 
-def test_what_is_stored_but_not_sent_is_no_reason_to_compact(store: Store) -> None:
+def test_fields_that_are_not_sent_trigger_no_summary(store: Store) -> None:
     store.add_messages(KEY, [{**said, "trace": "t" * 8_000} for said in talk(3)])
     assert Loop(store).context.summarize_if_needed(KEY) is None
     sending = Loop(store, needs=ProviderRequirements(keep_fields=("trace",)))
@@ -274,14 +272,14 @@ def test_memory_and_unsaved_messages_are_sent(store: Store) -> None:
     assert len(store.get_history(KEY)) == 2
 
 
-def test_an_unknown_session_gives_a_window_and_is_not_created(store: Store) -> None:
+def test_window_of_an_unknown_session_does_not_create_it(store: Store) -> None:
     loop = Loop(store, system="Be brief.")
     assert len(loop.context.window("cli:none").messages) == 1
     assert loop.context.summarize_if_needed("cli:none") is None
     assert store.list_sessions() == []
 
 
-def test_reports_of_a_provider_bend_the_estimate(store: Store) -> None:
+def test_reported_tokens_calibrate_the_estimate(store: Store) -> None:
     store.add_messages(KEY, talk(4, size=200))
     context = Context(store, tokens=Tokens(count=lambda text: len(text) // 4))
 
@@ -295,7 +293,7 @@ def test_reports_of_a_provider_bend_the_estimate(store: Store) -> None:
     context.call(KEY, model, usage=lambda _: None)
 
 
-def test_a_system_prompt_that_does_not_fit_is_an_error_before_any_call(store: Store) -> None:
+def test_system_prompt_that_does_not_fit_raises_before_any_call(store: Store) -> None:
     loop = Loop(store, system="s" * 40_000)
     store.add_message(KEY, "user", "hello")
     server = Server(0, SILENT)
@@ -304,7 +302,7 @@ def test_a_system_prompt_that_does_not_fit_is_an_error_before_any_call(store: St
     assert server.sent == []
 
 
-def test_what_a_provider_counted_is_kept_by_model_for_the_next_run(tmp_path: Path) -> None:
+def test_reported_tokens_are_stored_per_model(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "How tall is it? " * 50)
         with open_catalog(store) as catalog:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.budget import Limits
-from stenolog.context.message_parts import body_of, pair
-from stenolog.context.plan import SummaryPlan, Trigger, plan_summary
 from stenolog.context.request_messages import ProviderRequirements, to_request_messages
-from stenolog.context.turn_boundaries import find_turns
-from unit.context.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
+from stenolog.context.summarize import SummaryPlan, Trigger, plan_summary
+from stenolog.context.turn_state import find_turns
+from stenolog.context.window import Limits
+from stenolog.messages import body_of, pair
+from support.histories import CHEAP, anything, assistant, sessions, stored, talk, tool, user
 
 SMALL = Limits(max_context_tokens=2_000, max_history_messages=10, reserve=100)
 
@@ -20,65 +20,65 @@ def planned(history: list[dict[str, Any]], **given: Any) -> SummaryPlan | None:
     return plan_summary(stored(history), **{"limits": SMALL, "tokens": CHEAP} | given)
 
 
-def test_nothing_is_due_below_both_limits() -> None:
+def test_no_plan_below_both_limits() -> None:
     assert planned(talk(5)) is None
     assert planned([]) is None
 
 
-def test_tokens_alone_are_a_reason() -> None:
+def test_plan_because_of_tokens() -> None:
     plan = planned(talk(4, size=1_000))
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
     assert plan.tokens_after <= SMALL.room // 2
 
 
-def test_the_number_of_messages_alone_is_a_reason() -> None:
+def test_plan_because_of_the_message_count() -> None:
     plan = planned(talk(6))
     assert plan is not None
-    assert plan.why == "count"
+    assert plan.reason == "count"
     assert plan.kept == 4  # whole turns, at most half of ten
     assert (plan.messages[0].seq, plan.upto) == (1, 8)
 
 
-def test_a_person_is_reason_enough_and_half_of_what_there_is_goes() -> None:
-    plan = planned(talk(4), asked="manual")
+def test_manual_plan_hides_half() -> None:
+    plan = planned(talk(4), trigger="manual")
     assert plan is not None
-    assert (plan.why, plan.kept) == ("manual", 2)
-    assert planned(talk(1), asked="manual") is None
+    assert (plan.reason, plan.kept) == ("manual", 2)
+    assert planned(talk(1), trigger="manual") is None
 
 
-def test_a_provider_is_reason_enough_and_more_than_half_of_it_goes() -> None:
-    plan = planned(talk(4), asked="overflow")
+def test_overflow_plan_hides_more_than_half() -> None:
+    plan = planned(talk(4), trigger="overflow")
     assert plan is not None
-    assert plan.why == "overflow"
+    assert plan.reason == "overflow"
     assert plan.tokens_after <= plan.tokens_before // 2
 
 
-def test_a_window_that_left_something_out_is_a_reason() -> None:
+def test_plan_because_the_window_left_messages_out() -> None:
     plan = planned(talk(4), overfull=True)
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
 
 
-def test_what_is_sent_besides_the_history_counts() -> None:
+def test_fixed_tokens_count_for_the_plan() -> None:
     assert planned(talk(4, size=400)) is None
     plan = planned(talk(4, size=400), fixed=1_600)
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
     assert plan.tokens_before > 1_600
 
 
-def test_after_an_undo_only_tokens_are_a_reason() -> None:
+def test_after_an_undo_only_tokens_cause_a_plan() -> None:
     assert planned(talk(6), undone=True) is None
     plan = planned(talk(6, size=1_000), undone=True)
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
 
 
-def test_one_turn_is_never_cut_however_long() -> None:
+def test_single_turn_is_never_cut() -> None:
     turn = [user("a"), *[message for n in range(30) for message in _step(n)]]
     assert planned(turn) is None
-    assert planned([*turn, assistant("done")], asked="overflow") is None
+    assert planned([*turn, assistant("done")], trigger="overflow") is None
     plan = planned([*talk(1), *turn])
     assert plan is not None
     assert plan.upto == 2
@@ -97,9 +97,9 @@ def _step(number: int) -> list[dict[str, Any]]:
     st.sampled_from(["", "They met. " * 20]),
     st.booleans(),
 )
-def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
+def test_every_plan_hides_messages_and_cuts_at_a_turn(
     history: list[dict[str, Any]],
-    asked: Trigger,
+    trigger: Trigger,
     tokens: int,
     count: int,
     fixed: int,
@@ -115,7 +115,7 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
         fixed=fixed,
         limits=limits,
         tokens=CHEAP,
-        asked=asked,
+        trigger=trigger,
         undone=undone,
     )
     begins = [turn.first for turn in find_turns(history)]
@@ -129,7 +129,7 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
         return sum(CHEAP.message(body) for begin, body in sent if begin >= first)
 
     if plan is None:
-        if asked == "auto" and len(begins) > 1:
+        if trigger == "auto" and len(begins) > 1:
             assert taken(0) + CHEAP.text(summary) <= limits.history(fixed)
             assert undone or len(messages) <= count
         return
@@ -145,10 +145,10 @@ def test_any_plan_hides_something_and_cuts_where_a_turn_begins(
         assert taken(cut) + plan.summary_tokens <= limits.history(fixed) // 2
 
 
-@pytest.mark.parametrize("asked", ["auto", "manual", "overflow"])
-def test_a_plan_carried_out_leaves_no_other_due(asked: Trigger) -> None:
+@pytest.mark.parametrize("trigger", ["auto", "manual", "overflow"])
+def test_no_plan_is_needed_after_a_plan(trigger: Trigger) -> None:
     history = talk(30, size=200)
-    plan = planned(history, asked=asked)
+    plan = planned(history, trigger=trigger)
     assert plan is not None
     left = stored(history)[len(plan.messages) :]
     summary = "s" * 4 * plan.summary_tokens

@@ -17,7 +17,7 @@ from stenolog.context.request_messages import (
     prepare_messages,
 )
 from stenolog.stores.in_memory import InMemoryStore
-from unit.context.histories import (
+from support.histories import (
     anything,
     assistant,
     faults,
@@ -45,7 +45,7 @@ def outline(messages: list[dict[str, Any]]) -> list[str]:
 
 
 @given(anything(), NEEDS)
-def test_any_history_becomes_valid(
+def test_every_history_becomes_valid(
     messages: list[dict[str, Any]], needs: ProviderRequirements
 ) -> None:
     before = copy.deepcopy(messages)
@@ -61,7 +61,7 @@ def test_any_history_becomes_valid(
 
 
 @given(anything(), NEEDS)
-def test_no_history_changes_the_order_of_what_is_said(
+def test_order_of_messages_is_kept(
     messages: list[dict[str, Any]], needs: ProviderRequirements
 ) -> None:
     """Each message carries its number in a field of its own, and so does what is made of it."""
@@ -88,7 +88,7 @@ def must_be_heard(body: dict[str, Any]) -> bool:
 
 
 @given(sessions())
-def test_order_stays_but_for_what_stood_between_a_call_and_its_results(
+def test_only_messages_between_call_and_results_move(
     messages: list[dict[str, Any]],
 ) -> None:
     made = prepare_messages(messages, PLAIN)
@@ -105,7 +105,7 @@ def test_order_stays_but_for_what_stood_between_a_call_and_its_results(
             assert result["content"] == told["content"]
 
 
-def test_what_stands_between_a_call_and_its_results_moves_behind_them() -> None:
+def test_messages_between_call_and_results_move_after_them() -> None:
     messages = [user("a"), assistant(None, "c1", "c2"), user("wait"), tool("c2"), tool("c1")]
     assert outline(prepare_messages(messages, PLAIN)) == [
         "user a",
@@ -116,32 +116,32 @@ def test_what_stands_between_a_call_and_its_results_moves_behind_them() -> None:
     ]
 
 
-def test_a_call_without_a_result_is_answered_as_interrupted() -> None:
+def test_call_without_a_result_gets_interrupted() -> None:
     made = prepare_messages([user("a"), assistant(None, "c1"), user("b")], PLAIN)
     assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": INTERRUPTED}
 
 
-def test_orphans_and_second_results_are_left_out() -> None:
+def test_orphaned_and_duplicate_results_are_dropped() -> None:
     messages = [tool("c0"), user("a"), assistant(None, "c1"), tool("c1", "1"), tool("c1", "2")]
     made = prepare_messages(messages, PLAIN)
     assert [body["content"] for body in made if body["role"] == "tool"] == ["1"]
 
 
-def test_ids_that_were_used_before_become_new_ones_for_call_and_result() -> None:
+def test_reused_ids_are_replaced_in_call_and_result() -> None:
     turn = [user("a"), assistant(None, "c1"), tool("c1", "x")]
     made = prepare_messages([*turn, *turn], PLAIN)
     assert [body["tool_call_id"] for body in made if body["role"] == "tool"] == ["c1", "c1_2"]
     assert faults(made) == []
 
 
-def test_calls_without_ids_are_answered_in_their_order() -> None:
+def test_calls_without_ids_are_matched_in_order() -> None:
     messages = [user("a"), assistant(None, None, None), tool(None, "1"), tool(None, "2")]
     made = prepare_messages(messages, PLAIN)
     assert [body["content"] for body in made[2:]] == ["1", "2"]
     assert faults(made) == []
 
 
-def test_parts_that_are_results_stay_together_and_the_rest_follows() -> None:
+def test_result_parts_stay_together_and_the_rest_follows() -> None:
     messages = [user("a"), uses("b", "u1", "u2"), hands("u2", text="and?"), user("c")]
     made = prepare_messages(messages, PLAIN)
     assert faults(made) == []
@@ -149,7 +149,7 @@ def test_parts_that_are_results_stay_together_and_the_rest_follows() -> None:
     assert made[3]["content"] == [{"type": "text", "text": "and?"}]
 
 
-def test_user_messages_in_a_row_stay_or_are_merged() -> None:
+def test_consecutive_user_messages_are_merged_on_request() -> None:
     messages = [user("a"), user([{"type": "text", "text": "b"}]), user("c"), user("d")]
     assert len(prepare_messages(messages, PLAIN)) == 4
     assert prepare_messages([user("c"), user("d")], ProviderRequirements(merge_user=True)) == [
@@ -158,12 +158,12 @@ def test_user_messages_in_a_row_stay_or_are_merged() -> None:
     assert len(prepare_messages(messages, ProviderRequirements(merge_user=True))) == 1
 
 
-def test_a_provider_that_wants_a_user_first_gets_one() -> None:
+def test_first_user_message_is_inserted_on_request() -> None:
     made = prepare_messages([assistant("hello"), user("a")], ProviderRequirements(user_first=True))
     assert made[0] == user(CONTINUATION)
 
 
-def test_system_and_developer_stand_before_the_first_user() -> None:
+def test_system_and_developer_precede_the_first_user_message() -> None:
     messages = [{"role": role, "content": "be brief"} for role in ("system", "developer")]
     assert prepare_messages([*messages, user("a")], ProviderRequirements(user_first=True)) == [
         *messages,
@@ -173,7 +173,7 @@ def test_system_and_developer_stand_before_the_first_user() -> None:
     assert [body["role"] for body in made] == ["system", "developer", "user", "assistant"]
 
 
-def test_reasoning_goes_back_to_those_who_need_it() -> None:
+def test_reasoning_is_sent_back_on_request() -> None:
     thought = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
     messages = [user("a"), thought, user("c"), thought]
     kept = {
@@ -187,7 +187,7 @@ def test_reasoning_goes_back_to_those_who_need_it() -> None:
     assert kept == {"none": [False, False], "newest": [False, True], "all": [True, True]}
 
 
-def test_fields_that_servers_do_not_know_stay_at_home() -> None:
+def test_unknown_fields_are_not_sent() -> None:
     message = {**user("a"), "created_at": "2026-01-01", "name": "ann", "cache": 1}
     assert prepare_messages([message], PLAIN) == [{**user("a"), "name": "ann"}]
     assert (
@@ -208,7 +208,7 @@ def test_fields_that_servers_do_not_know_stay_at_home() -> None:
         ('{"a": 1', '{"unreadable":"{\\"a\\": 1"}'),
     ],
 )
-def test_arguments_are_always_the_text_of_an_object(given: Any, sent: Any) -> None:
+def test_arguments_are_always_a_json_object(given: Any, sent: Any) -> None:
     made = prepare_messages([assistant(None, "c1", arguments=given)], PLAIN)
     assert made[0]["tool_calls"][0]["function"]["arguments"] == sent
 
@@ -216,14 +216,14 @@ def test_arguments_are_always_the_text_of_an_object(given: Any, sent: Any) -> No
 @pytest.mark.parametrize(
     "nothing", [None, "", " \n", [], [{"type": "text", "text": ""}], ["\t"], [{"type": "text"}]]
 )
-def test_what_says_nothing_is_left_out_but_a_user_is_heard(nothing: Any) -> None:
+def test_empty_messages_are_dropped_except_user_messages(nothing: Any) -> None:
     messages = [user(nothing), assistant(nothing), {"role": "system", "content": nothing}]
     assert prepare_messages([*messages, {"role": "odd", "content": "x"}], PLAIN) == [user(EMPTY)]
     call = prepare_messages([assistant(nothing, "c1"), tool("c1", nothing)], PLAIN)
     assert [body["content"] for body in call] == [None, EMPTY]
 
 
-def test_parts_that_say_nothing_are_left_out() -> None:
+def test_empty_text_parts_are_dropped() -> None:
     image = {"type": "image_url", "image_url": {"url": "x"}}
     assert prepare_messages([user([{"type": "text", "text": " "}, image])], PLAIN) == [
         user([image])
@@ -240,31 +240,31 @@ def test_parts_that_say_nothing_are_left_out() -> None:
     ("given", "sent"),
     [("", None), (" \n", None), (None, None), (5, "5"), (["a"], '["a"]'), ({"a": 1}, '{"a":1}')],
 )
-def test_the_text_of_a_part_is_always_text(kind: str, given: Any, sent: str | None) -> None:
+def test_text_of_a_part_is_a_string(kind: str, given: Any, sent: str | None) -> None:
     [made] = prepare_messages([user(["so", {"type": kind, "text": given, "note": 1}])], PLAIN)
     kept = [] if sent is None else [{"type": kind, "text": sent, "note": 1}]
     assert made["content"] == [{"type": "text", "text": "so"}, *kept]
 
 
 @pytest.mark.parametrize("text", ["", " ", None])
-def test_a_part_that_is_no_text_is_not_judged_by_one(text: Any) -> None:
+def test_other_parts_may_have_an_empty_text(text: Any) -> None:
     image = {"type": "image_url", "image_url": {"url": "x"}, "text": text}
     assert prepare_messages([user(["what is it?", image])], PLAIN)[0]["content"][1] == image
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", None])
-def test_a_call_with_a_text_is_a_call(text: Any) -> None:
+def test_tool_use_part_with_text_is_a_call(text: Any) -> None:
     said = uses_with_a_text(text, "u1", "u2")
     made = prepare_messages([user("hi"), said, hands("u1", "u2")], PLAIN)
     assert made == prepare_messages([user("hi"), uses("so", "u1", "u2"), hands("u1", "u2")], PLAIN)
     assert faults(made) == []
 
 
-def test_half_a_surrogate_pair_can_be_sent() -> None:
+def test_lone_surrogate_can_be_sent() -> None:
     assert prepare_messages([user("a\ud800b")], PLAIN) == [user("a?b")]
 
 
-def test_what_an_answer_has_not_seen_stands_behind_it() -> None:
+def test_message_that_an_answer_has_not_seen_follows_it() -> None:
     store = InMemoryStore()
     for text in ("first", "second", "third"):
         store.add_message("a", "user", text)

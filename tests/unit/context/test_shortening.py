@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stenolog.context.request_messages import INTERRUPTED, ProviderRequirements, to_request_messages
 from stenolog.context.shortening import cut_middle, minimum_tokens, shorten_turn
-from unit.context.histories import (
+from support.histories import (
     CHEAP,
     assistant,
     faults,
@@ -22,16 +22,14 @@ from unit.context.histories import (
 
 
 @given(st.text(max_size=400), st.integers(0, 120))
-def test_a_text_that_is_cut_keeps_its_mark_and_its_size(text: str, keep: int) -> None:
+def test_cut_text_has_its_mark_and_fits(text: str, keep: int) -> None:
     short = cut_middle(text, keep, CHEAP, mark="[…]")
     assert "[…]" in short
     assert short == "[…]" or CHEAP.text(short) <= keep
 
 
 @given(sessions(), st.integers(0, 2_000))
-def test_a_turn_that_was_shortened_fits_and_is_valid(
-    history: list[dict[str, Any]], budget: int
-) -> None:
+def test_shortened_turn_fits_and_is_valid(history: list[dict[str, Any]], budget: int) -> None:
     entries = to_request_messages(stored(history), ProviderRequirements())
     last = [entry for entry in entries if entry.turn == entries[-1].turn]
     short = shorten_turn(last, budget, CHEAP)
@@ -47,7 +45,7 @@ def test_a_turn_that_was_shortened_fits_and_is_valid(
     assert len(short.entries) + len(short.left_out) == len(last)
 
 
-def test_a_turn_that_fits_is_left_as_it_is() -> None:
+def test_turn_that_fits_is_unchanged() -> None:
     entries = to_request_messages(
         stored([user("a"), assistant(None, "c1"), tool("c1")]), ProviderRequirements()
     )
@@ -57,7 +55,7 @@ def test_a_turn_that_fits_is_left_as_it_is() -> None:
     assert (short.elided, short.left_out) == (0, ())
 
 
-def test_each_pointer_names_the_seq_at_which_its_text_stands() -> None:
+def test_pointers_name_the_seq_of_their_text() -> None:
     said = [user("a"), uses("b", "u1", "u2", "u3", "u4"), hands("u1"), hands("u3"), hands("u2")]
     for body, text in zip(said[2:], ["x" * 4_000, "short", "y" * 4_000], strict=True):
         body["content"][0]["content"] = text
@@ -70,7 +68,7 @@ def test_each_pointer_names_the_seq_at_which_its_text_stands() -> None:
 
 
 @given(sessions(), st.integers(0, 300))
-def test_what_is_shorter_than_its_pointer_is_never_elided(
+def test_text_shorter_than_its_pointer_is_not_elided(
     history: list[dict[str, Any]], budget: int
 ) -> None:
     for body in history:
@@ -85,7 +83,7 @@ def test_what_is_shorter_than_its_pointer_is_never_elided(
         assert [entry for entry in results if entry in kept] == kept
 
 
-def test_beside_a_long_old_result_a_short_one_stays_whole() -> None:
+def test_short_result_next_to_a_long_one_is_not_elided() -> None:
     said = [user("a"), uses("b", "u1", "u2", "u3"), hands("u1", "u2"), uses("c", "u4"), hands("u4")]
     said[2]["content"][1]["content"] = "x" * 4_000
     short = shorten_turn(to_request_messages(stored(said), ProviderRequirements()), 200, CHEAP)
@@ -97,7 +95,7 @@ def test_beside_a_long_old_result_a_short_one_stays_whole() -> None:
     ]
 
 
-def test_a_result_that_has_no_text_is_elided_too() -> None:
+def test_result_without_text_is_elided() -> None:
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     said = [user("a"), assistant(None, "c1"), tool("c1", image), assistant(None, "c2"), tool("c2")]
     short = shorten_turn(to_request_messages(stored(said), ProviderRequirements()), 200, CHEAP)
@@ -105,7 +103,7 @@ def test_a_result_that_has_no_text_is_elided_too() -> None:
     assert "full text at seq 3" in short.entries[2].body["content"]
 
 
-def test_thoughts_are_left_out_before_there_is_an_error() -> None:
+def test_thinking_is_dropped_before_an_error() -> None:
     said = [user("a"), {**assistant(None, "c1"), "reasoning_content": "h" * 4_000}, tool("c1")]
     short = shorten_turn(
         to_request_messages(stored(said), ProviderRequirements(reasoning="all")), 200, CHEAP
@@ -121,7 +119,7 @@ def test_thoughts_are_left_out_before_there_is_an_error() -> None:
     assert [entry.body for entry in short.entries] == [user("a"), uses("so", "u1"), hands("u1")]
 
 
-def test_several_new_results_share_the_room_and_short_ones_stay_whole() -> None:
+def test_new_results_share_the_budget_and_short_ones_are_kept() -> None:
     said = [user("a"), assistant(None, "c1", "c2", "c3"), tool("c1", "x" * 4_000)]
     said += [tool("c2", "short"), tool("c3", "y" * 4_000)]
     short = shorten_turn(to_request_messages(stored(said), ProviderRequirements()), 600, CHEAP)

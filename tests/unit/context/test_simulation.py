@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import memory_disk
 from stenolog import Store
-from stenolog.context.budget import Limits
 from stenolog.context.context import Context
 from stenolog.context.summarize import SummaryReport
+from stenolog.context.window import Limits
 from stenolog.stores.open_store import open_store
-from unit.context.histories import CHEAP, KEY, assistant, faults, tool, user
+from support import temporary_folders
+from support.histories import CHEAP, KEY, assistant, faults, tool, user
 
 TURNS = 2_000
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=50)
@@ -95,7 +95,7 @@ class Talk:
 
 
 def test_two_thousand_turns_never_overflow_and_lose_no_fact() -> None:
-    with memory_disk.folder() as place, open_store(place) as store:
+    with temporary_folders.folder() as place, open_store(place) as store:
         talk = Talk(store)
         for number in range(TURNS):
             talk.turn(number)
@@ -103,7 +103,7 @@ def test_two_thousand_turns_never_overflow_and_lose_no_fact() -> None:
                 _all_facts_are_known(store, number)
         _all_facts_are_known(store, TURNS - 1)
         assert talk.calls > TURNS
-        assert {event.why for event in talk.events} == {"tokens", "count"}
+        assert {event.reason for event in talk.events} == {"tokens", "count"}
         assert all(event.count > 0 and not event.fallback for event in talk.events)
         assert len(store.get_history(KEY)) <= LIMITS.max_history_messages
         hidden = [message.seq for message in store.get_history(KEY, full=True) if message.hidden]

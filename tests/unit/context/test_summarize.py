@@ -8,17 +8,24 @@ from typing import Any
 
 import pytest
 
-import needs
 from stenolog import Store
-from stenolog.context.budget import Limits
-from stenolog.context.plan import SummaryPlan, Trigger, plan_summary
-from stenolog.context.summarize import COMPACTED, SummaryReport, apply_plan, session_state
+from stenolog.context.summarize import (
+    COMPACTED,
+    SummaryPlan,
+    SummaryReport,
+    Trigger,
+    apply_plan,
+    plan_summary,
+    session_state,
+)
+from stenolog.context.window import Limits
 from stenolog.errors import StoreBusy
 from stenolog.providers.chat_model import CompletionFunction
 from stenolog.stores.open_store import open_store
-from stenolog.stores.withdrawn_messages import withdrawn
+from stenolog.stores.withdrawn_messages import withdrawn_seqs
 from stenolog.testing.scripted_model import ScriptedCompletion
-from unit.context.histories import CHEAP, KEY, talk
+from support import needs
+from support.histories import CHEAP, KEY, talk
 
 LIMITS = Limits(max_context_tokens=4_000, max_history_messages=10)
 NEW = '{"facts": ["The cat is called Ivo"], "last_state": "on"}'
@@ -35,7 +42,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def planned(store: Store, asked: Trigger = "auto") -> SummaryPlan | None:
+def planned(store: Store, trigger: Trigger = "auto") -> SummaryPlan | None:
     seen = session_state(store, KEY)
     return plan_summary(
         seen.history,
@@ -44,15 +51,15 @@ def planned(store: Store, asked: Trigger = "auto") -> SummaryPlan | None:
         uid=seen.uid,
         limits=LIMITS,
         tokens=CHEAP,
-        asked=asked,
+        trigger=trigger,
         undone=seen.undone,
     )
 
 
 def carried_out(
-    store: Store, ask: CompletionFunction | None = None, asked: Trigger = "auto"
+    store: Store, ask: CompletionFunction | None = None, trigger: Trigger = "auto"
 ) -> SummaryReport | None:
-    plan = planned(store, asked)
+    plan = planned(store, trigger)
     assert plan is not None
     return apply_plan(store, KEY, plan, ask=ask, limits=LIMITS, tokens=CHEAP)
 
@@ -61,31 +68,31 @@ def seqs(store: Store) -> list[int]:
     return [message.seq for message in store.get_history(KEY)]
 
 
-def test_a_plan_becomes_one_checkpoint_and_an_event_tells_of_it(store: Store) -> None:
+def test_plan_becomes_one_checkpoint_and_one_report(store: Store) -> None:
     done = carried_out(store, ScriptedCompletion([NEW]))
     assert done is not None
-    assert (done.key, done.why, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
+    assert (done.key, done.reason, done.first, done.last, done.count) == (KEY, "count", 1, 12, 12)
     assert done.tokens_after < done.tokens_before
     assert done.fallback == ""
-    assert "12 messages (seq 1–12) are now a summary: about" in str(done)
+    assert "12 messages (seq 1–12) were summarized: about" in str(done)
     assert seqs(store) == [13, 14, 15, 16]
     assert "The cat is called Ivo" in store.get_summary(KEY)
     assert store.info(KEY).undoable == 1
     assert planned(store) is None
 
 
-def test_the_event_tells_how_many_lines_had_no_room(store: Store) -> None:
+def test_report_counts_dropped_lines(store: Store) -> None:
     lines = [f"a fact of some length, number {number}" for number in range(99)]
     done = carried_out(
         store, ScriptedCompletion([json.dumps({"facts": lines, "last_state": "on"})])
     )
     assert done is not None
     kept = store.get_summary(KEY).splitlines()
-    assert done.given_up == sum(f"- {line}" not in kept for line in lines) > 0
-    assert f"tokens; {done.given_up} lines had no room in it; undo brings" in str(done)
+    assert done.dropped_lines == sum(f"- {line}" not in kept for line in lines) > 0
+    assert f"tokens; {done.dropped_lines} lines did not fit; undo shows" in str(done)
 
 
-def test_it_is_taken_back_by_one_undo(store: Store) -> None:
+def test_summary_is_reverted_by_one_undo(store: Store) -> None:
     carried_out(store)
     undone = store.undo(KEY)
     assert (undone.op, undone.shown) == ("checkpoint", 12)
@@ -93,7 +100,7 @@ def test_it_is_taken_back_by_one_undo(store: Store) -> None:
     assert store.get_summary(KEY) == ""
 
 
-def test_after_an_undo_the_number_of_messages_is_no_reason_any_more(store: Store) -> None:
+def test_after_an_undo_the_message_count_triggers_no_summary(store: Store) -> None:
     carried_out(store)
     store.undo(KEY)
     assert session_state(store, KEY).undone
@@ -103,16 +110,16 @@ def test_after_an_undo_the_number_of_messages_is_no_reason_any_more(store: Store
     store.add_messages(KEY, [*talk(1, size=9_000), *talk(1)])
     plan = planned(store)
     assert plan is not None
-    assert plan.why == "tokens"
+    assert plan.reason == "tokens"
     assert apply_plan(store, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is not None
     assert not session_state(store, KEY).undone
     store.add_messages(KEY, talk(8))
     plan = planned(store)
     assert plan is not None
-    assert plan.why == "count"
+    assert plan.reason == "count"
 
 
-def test_two_undos_of_two_compactions_are_known_too(store: Store) -> None:
+def test_two_undone_summaries_are_recognized(store: Store) -> None:
     carried_out(store)
     store.add_messages(KEY, talk(8))
     carried_out(store)
@@ -122,7 +129,7 @@ def test_two_undos_of_two_compactions_are_known_too(store: Store) -> None:
     assert session_state(store, KEY).undone
 
 
-def test_that_it_was_undone_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_undone_summary_is_recognized_after_a_restart(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         store.add_messages(KEY, talk(8))
         carried_out(store)
@@ -140,7 +147,7 @@ def test_a_crash_before_the_checkpoint_leaves_the_token_budget_in_force(store: S
     assert planned(store) is not None
 
 
-def test_p5_messages_that_come_while_the_summary_is_written_stay_in_sight(store: Store) -> None:
+def test_p5_messages_stored_during_a_summary_stay_visible(store: Store) -> None:
     asked, appended = threading.Event(), threading.Event()
 
     def slow(
@@ -194,9 +201,7 @@ def taken_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", [moved, told, begun_anew, gone, taken_back])
-def test_a_plan_is_dropped_where_the_session_is_another_by_then(
-    store: Store, meanwhile: Any
-) -> None:
+def test_plan_is_dropped_if_the_session_was_replaced(store: Store, meanwhile: Any) -> None:
     def answer(messages: Sequence[Mapping[str, Any]]) -> str:
         del messages
         meanwhile(store)
@@ -209,7 +214,7 @@ def test_a_plan_is_dropped_where_the_session_is_another_by_then(
     assert not session_state(store, KEY).undone
 
 
-def test_what_is_shown_again_while_the_summary_is_written_is_not_hidden_without_it(
+def test_messages_shown_during_a_summary_are_not_hidden(
     store: Store,
 ) -> None:
     store.hide(KEY, 3, 4)
@@ -223,7 +228,7 @@ def test_what_is_shown_again_while_the_summary_is_written_is_not_hidden_without_
     assert len(seqs(store)) == 16
 
 
-def test_what_is_taken_back_behind_the_plan_does_not_stop_it(store: Store) -> None:
+def test_messages_hidden_after_the_plan_do_not_stop_it(store: Store) -> None:
     def answer(messages: Sequence[Mapping[str, Any]]) -> str:
         del messages
         store.pop(KEY)
@@ -247,7 +252,7 @@ class Late:
         self._store.checkpoint(key, **given)
 
 
-def test_a_floor_that_moved_at_the_last_moment_is_not_forced(store: Store) -> None:
+def test_moved_floor_makes_the_checkpoint_fail(store: Store) -> None:
     plan = planned(store)
     assert plan is not None
     late: Any = Late(store)
@@ -268,7 +273,7 @@ class Busy(Late):
         raise StoreBusy(f"{key!r} is in use")
 
 
-def test_a_checkpoint_that_failed_leaves_the_number_of_messages_a_reason(store: Store) -> None:
+def test_failed_checkpoint_keeps_the_message_count_trigger(store: Store) -> None:
     store.hide(KEY, 3, 4)
     before = store.info(KEY).meta
     plan = planned(store)
@@ -281,7 +286,7 @@ def test_a_checkpoint_that_failed_leaves_the_number_of_messages_a_reason(store: 
     assert carried_out(store) is not None
 
 
-def test_a_checkpoint_that_was_made_although_it_failed_can_be_undone(store: Store) -> None:
+def test_checkpoint_stored_despite_an_error_can_be_undone(store: Store) -> None:
     plan = planned(store)
     assert plan is not None
     busy: Any = Busy(store)
@@ -308,7 +313,7 @@ class Deleted(Late):
         self._store.checkpoint(key, **given)
 
 
-def test_a_session_that_is_deleted_at_the_last_moment_does_not_come_back(store: Store) -> None:
+def test_session_deleted_before_the_checkpoint_is_not_recreated(store: Store) -> None:
     plan = planned(store)
     assert plan is not None
     deleted: Any = Deleted(store)
@@ -317,7 +322,7 @@ def test_a_session_that_is_deleted_at_the_last_moment_does_not_come_back(store: 
     assert plan.uid in [trashed.uid for trashed in store.list_trash()]
 
 
-def test_a_session_that_is_begun_anew_at_the_last_moment_is_left_as_it_is(store: Store) -> None:
+def test_recreated_session_is_left_unchanged(store: Store) -> None:
     plan = planned(store)
     assert plan is not None
     deleted: Any = Deleted(store)
@@ -328,7 +333,7 @@ def test_a_session_that_is_begun_anew_at_the_last_moment_is_left_as_it_is(store:
     assert store.info(KEY).meta == {}
 
 
-def test_a_session_that_is_deleted_before_the_checkpoint_is_no_error(store: Store) -> None:
+def test_session_deleted_before_the_checkpoint_raises_no_error(store: Store) -> None:
     class Later(Late):
         def checkpoint(self, key: str, **given: Any) -> None:
             gone(self._store)
@@ -344,64 +349,64 @@ def test_a_session_that_is_deleted_before_the_checkpoint_is_no_error(store: Stor
 # --- what a person took back before --------------------------------------------------------------
 
 
-def test_what_was_taken_back_before_is_noted_with_the_compaction(store: Store) -> None:
+def test_withdrawn_messages_are_recorded_with_the_summary(store: Store) -> None:
     store.hide(KEY, 3, 4)
     store.hide(KEY, 7, 7)
     carried_out(store)
     assert store.info(KEY).floor == 12
-    assert withdrawn(store.info(KEY).meta) == [(3, 4), (7, 7)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(3, 4), (7, 7)]
 
 
-def test_the_beginning_of_a_talk_is_taken_back_where_no_summary_tells_of_it(store: Store) -> None:
+def test_hidden_start_without_a_summary_counts_as_withdrawn(store: Store) -> None:
     store.truncate_history(KEY, 12)
     carried_out(store)
-    assert withdrawn(store.info(KEY).meta) == [(1, 4)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(1, 4)]
 
 
-def test_what_somebody_else_summarised_was_not_taken_back(store: Store) -> None:
+def test_messages_summarized_by_another_program_are_not_withdrawn(store: Store) -> None:
     store.checkpoint(KEY, summary="By a loop of their own.", upto=4)
     carried_out(store)
-    assert withdrawn(store.info(KEY).meta) == []
+    assert withdrawn_seqs(store.info(KEY).meta) == []
 
 
-def test_each_compaction_adds_what_was_taken_back_since_the_last(store: Store) -> None:
+def test_each_summary_adds_newly_withdrawn_messages(store: Store) -> None:
     store.hide(KEY, 3, 4)
     carried_out(store)  # up to 12
     store.hide(KEY, 13, 14)  # touches the floor, and becomes part of it
     store.add_messages(KEY, talk(8))  # up to 32
     store.hide(KEY, 20, 20)
     carried_out(store)
-    assert withdrawn(store.info(KEY).meta) == [(3, 4), (13, 14), (20, 20)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(3, 4), (13, 14), (20, 20)]
 
 
-def test_what_a_replaced_history_left_behind_was_taken_back(store: Store) -> None:
+def test_messages_removed_by_set_history_are_withdrawn(store: Store) -> None:
     store.set_history(KEY, [*talk(2), *talk(6, size=20)])
     carried_out(store)
-    assert withdrawn(store.info(KEY).meta) == [(5, 16)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(5, 16)]
 
 
-def test_what_is_in_sight_again_is_not_noted_any_more(store: Store) -> None:
+def test_visible_messages_are_no_longer_withdrawn(store: Store) -> None:
     store.hide(KEY, 3, 4)
     carried_out(store)
     store.undo(KEY)
     store.undo(KEY)
     assert len(seqs(store)) == 16
-    carried_out(store, asked="manual")
-    assert withdrawn(store.info(KEY).meta) == []
+    carried_out(store, trigger="manual")
+    assert withdrawn_seqs(store.info(KEY).meta) == []
 
 
-def test_another_compaction_at_the_last_moment_keeps_its_note(store: Store) -> None:
+def test_concurrent_summary_keeps_its_meta_field(store: Store) -> None:
     store.hide(KEY, 3, 3)
     store.hide(KEY, 7, 7)
     plan = planned(store)
     assert plan is not None
     late: Any = Late(store)
     assert apply_plan(late, KEY, plan, ask=None, limits=LIMITS, tokens=CHEAP) is None
-    assert withdrawn(store.info(KEY).meta) == [(3, 3)]
+    assert withdrawn_seqs(store.info(KEY).meta) == [(3, 3)]
 
 
 @pytest.mark.parametrize("meanwhile", [moved, taken_back])
-def test_a_look_is_of_one_moment(store: Store, meanwhile: Any) -> None:
+def test_session_state_is_read_at_one_moment(store: Store, meanwhile: Any) -> None:
     class Moving(Late):
         """The first history is read just before something happens, the rest just after."""
 
@@ -420,12 +425,12 @@ def test_a_look_is_of_one_moment(store: Store, meanwhile: Any) -> None:
     assert [message.seq for message in seen.history] == seqs(store)
 
 
-def test_a_session_that_is_not_there_is_seen_as_empty(store: Store) -> None:
+def test_missing_session_has_an_empty_state(store: Store) -> None:
     assert session_state(store, "cli:none").history == ()
     assert store.list_sessions() == [KEY]
 
 
-def test_the_next_summary_carries_the_one_before(store: Store) -> None:
+def test_next_summary_extends_the_previous_one(store: Store) -> None:
     carried_out(store, ScriptedCompletion([NEW]))
     store.add_messages(KEY, talk(8))
     model = ScriptedCompletion(['{"facts": ["The dog is called Max"], "last_state": "on"}'])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stenolog.context.summary import QUOTED, Summary, bounded, parse, render, update
 from stenolog.testing.strategies import texts, values
-from unit.context.histories import CHEAP
+from support.histories import CHEAP
 
 KNOWN = Summary(
     goals=("Move to Lisbon",),
@@ -20,7 +20,7 @@ KNOWN = Summary(
 )
 
 
-def test_a_summary_is_written_in_sections_and_read_back() -> None:
+def test_summary_is_rendered_in_sections_and_parsed_back() -> None:
     text = render(KNOWN)
     assert text.startswith("## Goals\n- Move to Lisbon\n\n## Decisions\n- Go in May\n")
     assert text.endswith("## Last state\nWaiting for the landlord.")
@@ -28,18 +28,18 @@ def test_a_summary_is_written_in_sections_and_read_back() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["goals", "facts", "last_state", "outdated"]), values()))
-def test_whatever_a_model_answers_is_read_back_as_it_was_taken_in(answer: dict[str, Any]) -> None:
+def test_every_model_answer_survives_render_and_parse(answer: dict[str, Any]) -> None:
     made = update(KNOWN, answer) or KNOWN
     assert parse(render(made)) == made
 
 
 @given(texts())
-def test_any_text_is_a_summary_and_stays_one(text: str) -> None:
+def test_every_text_parses_as_a_summary(text: str) -> None:
     once = parse(text)
     assert parse(render(once)) == once
 
 
-def test_a_summary_that_a_person_wrote_becomes_facts_and_none_of_it_is_lost() -> None:
+def test_free_text_summary_becomes_facts_without_loss() -> None:
     text = "They look for a car.\n\n- Blue\n## Odd heading\n" + " ".join(
         f"word{number}" for number in range(300)
     )
@@ -48,7 +48,7 @@ def test_a_summary_that_a_person_wrote_becomes_facts_and_none_of_it_is_lost() ->
     assert " ".join(facts).count("word") == 300
 
 
-def test_what_is_new_is_added_and_what_was_known_stays() -> None:
+def test_update_adds_lines_and_keeps_known_ones() -> None:
     made = update(KNOWN, {"facts": ["Rent is 950", "rent is 900"], "last_state": "Signed."})
     assert made is not None
     assert made.facts == ("The cat is called Ivo", "Rent is 900", "Rent is 950")
@@ -67,20 +67,20 @@ def test_what_is_new_is_added_and_what_was_known_stays() -> None:
         ("* **Blue**", "**Blue**"),
     ],
 )
-def test_only_the_mark_of_a_list_or_a_heading_is_taken_off(given: str, kept: str) -> None:
+def test_only_list_and_heading_marks_are_removed(given: str, kept: str) -> None:
     made = update(Summary(), {"facts": [given], "last_state": given})
     assert made == Summary(facts=(kept,), last_state=kept)
     assert parse(render(made)) == made
 
 
-def test_a_line_goes_only_where_its_label_is_named() -> None:
+def test_lines_are_removed_only_by_label() -> None:
     made = update(KNOWN, {"facts": ["Rent is 950"], "outdated": ["F2", "[O1]", "X9", "rent"]})
     assert made is not None
     assert made.facts == ("The cat is called Ivo", "Rent is 950")
     assert made.open_questions == ()
 
 
-def test_a_model_that_would_forget_most_of_it_is_not_believed() -> None:
+def test_removal_of_most_lines_is_ignored() -> None:
     answer = {"facts": ["new"], "outdated": ["G1", "D1", "F1", "F2", "O1", "T1"]}
     made = update(KNOWN, answer)
     assert made is not None
@@ -88,7 +88,7 @@ def test_a_model_that_would_forget_most_of_it_is_not_believed() -> None:
     assert made.goals == KNOWN.goals
 
 
-def test_an_answer_that_says_nothing_is_none() -> None:
+def test_empty_answer_gives_none() -> None:
     answers: list[dict[str, Any]] = [
         {},
         {"facts": []},
@@ -101,7 +101,7 @@ def test_an_answer_that_says_nothing_is_none() -> None:
 
 
 @given(st.lists(st.text(max_size=80), max_size=30), st.text(max_size=500), st.integers(0, 300))
-def test_a_bounded_summary_is_within_its_bound(lines: list[str], last: str, limit: int) -> None:
+def test_bounded_summary_is_within_the_limit(lines: list[str], last: str, limit: int) -> None:
     given = {"facts": lines, "tool_outcomes": lines[:5], "last_state": last}
     made = update(Summary(), given) or Summary()
     short = bounded(made, limit, CHEAP)
@@ -110,7 +110,7 @@ def test_a_bounded_summary_is_within_its_bound(lines: list[str], last: str, limi
         assert short == made
 
 
-def test_quoted_lines_and_tool_outcomes_are_given_up_before_facts() -> None:
+def test_quotes_and_tool_outcomes_are_dropped_before_facts() -> None:
     quoted = tuple(f"{QUOTED}{number} " + "x" * 50 for number in range(9))
     outcomes = tuple(f"tool {number} " + "y" * 50 for number in range(9))
     full = Summary(facts=("The cat is called Ivo", *quoted), tool_outcomes=outcomes)

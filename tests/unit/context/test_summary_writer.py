@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.budget import Limits
-from stenolog.context.summary import parse
-from stenolog.context.summary_writer import (
+from stenolog.context.summary import (
     MOST_QUESTIONS,
     SummaryResult,
     extract,
+    parse,
     transcript,
     write_summary,
 )
+from stenolog.context.window import Limits
 from stenolog.testing.scripted_model import CompletionStep, ScriptedCompletion
-from unit.context.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
+from support.histories import CHEAP, assistant, hands, stored, talk, tool, user, uses
 
 LIMITS = Limits(max_context_tokens=2_000)
 NEW = json.dumps({"facts": ["new"], "last_state": "on"})
@@ -32,11 +32,13 @@ def made(
 ) -> tuple[SummaryResult, ScriptedCompletion]:
     model = ScriptedCompletion(answers)
     ask = model if answers else None
-    done = write_summary(stored(history), previous, ask=ask, most=most, limits=limits, tokens=CHEAP)
+    done = write_summary(
+        stored(history), previous, ask=ask, max_tokens=most, limits=limits, tokens=CHEAP
+    )
     return done, model
 
 
-def test_the_question_holds_the_previous_summary_and_the_new_part() -> None:
+def test_question_has_the_previous_summary_and_the_new_messages() -> None:
     history = [user("find it"), assistant(None, "c1"), tool("c1", "in the attic")]
     _, model = made(history, NEW)
     asked = model.asked[0][-1]["content"]
@@ -46,11 +48,11 @@ def test_the_question_holds_the_previous_summary_and_the_new_part() -> None:
     assert "[3] tool: result of look: in the attic" in asked
 
 
-def test_each_chunk_fits_the_model_and_carries_what_is_known_by_then() -> None:
+def test_each_chunk_fits_the_model_and_has_the_summary_so_far() -> None:
     history = talk(30, size=300)
     answers = [json.dumps({"facts": [f"chunk {n}"], "last_state": "on"}) for n in range(20)]
     done, model = made(history, *answers)
-    assert 2 < done.asked == len(model.asked) < 20
+    assert 2 < done.requests == len(model.asked) < 20
     for number, asked in enumerate(model.asked):
         assert sum(map(CHEAP.message, asked)) <= LIMITS.room + 16
         assert "The cat is called Ivo" in asked[-1]["content"]
@@ -58,7 +60,7 @@ def test_each_chunk_fits_the_model_and_carries_what_is_known_by_then() -> None:
     seen = "".join(asked[-1]["content"] for asked in model.asked)
     assert all(f"question {n} " in seen and f"answer {n} " in seen for n in range(30))
     facts = parse(done.text).facts
-    assert facts == ("The cat is called Ivo", *(f"chunk {n}" for n in range(done.asked)))
+    assert facts == ("The cat is called Ivo", *(f"chunk {n}" for n in range(done.requests)))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_each_chunk_fits_the_model_and_carries_what_is_known_by_then() -> None:
     ["", "I cannot do that.", "{}", '{"facts": []}', "[1, 2]", RuntimeError("no route")],
     ids=["empty", "talk", "nothing in it", "no lines", "no object", "an error"],
 )
-def test_what_a_model_fails_at_is_made_without_it_and_carries_the_previous(
+def test_failed_model_leads_to_extracted_lines_with_the_previous_summary(
     answer: CompletionStep,
 ) -> None:
     done, _ = made([user("My plane leaves at nine"), assistant("Noted.")], answer)
@@ -77,13 +79,13 @@ def test_what_a_model_fails_at_is_made_without_it_and_carries_the_previous(
     assert done.fallback
 
 
-def test_a_model_that_raises_is_not_asked_again() -> None:
+def test_model_that_raises_is_not_called_again() -> None:
     done, model = made(talk(30, size=300), RuntimeError("no route"), NEW)
     assert len(model.asked) == 1
     assert done.fallback == "the model failed with RuntimeError"
 
 
-def test_one_bad_answer_does_not_keep_the_next_chunk_from_being_asked() -> None:
+def test_unusable_answer_does_not_stop_the_next_chunk() -> None:
     history = [*talk(8, size=300), user("My plane leaves at nine")]
     done, model = made(history, "what?", *[NEW] * 20)
     assert len(model.asked) > 1
@@ -91,7 +93,7 @@ def test_one_bad_answer_does_not_keep_the_next_chunk_from_being_asked() -> None:
     assert done.fallback
 
 
-def test_a_question_that_is_too_long_for_the_model_is_asked_in_smaller_parts() -> None:
+def test_too_long_question_is_split() -> None:
     def small(messages: Sequence[Mapping[str, Any]]) -> str:
         if sum(map(CHEAP.message, messages)) > 800:
             raise RuntimeError("prompt is too long: 9000 tokens > 800 maximum")
@@ -103,7 +105,7 @@ def test_a_question_that_is_too_long_for_the_model_is_asked_in_smaller_parts() -
     assert len(model.asked) < 20
 
 
-def test_a_model_that_finds_everything_too_long_does_not_hold_things_up() -> None:
+def test_model_that_rejects_every_length_ends_with_extraction() -> None:
     error = RuntimeError("context_length_exceeded")
     done, model = made(talk(6, size=300), *[error] * 99)
     assert len(model.asked) < 10
@@ -111,26 +113,26 @@ def test_a_model_that_finds_everything_too_long_does_not_hold_things_up() -> Non
     assert "The cat is called Ivo" in done.text
 
 
-def test_without_a_model_the_summary_is_the_same_each_time_and_bounded() -> None:
+def test_summary_without_a_model_is_deterministic_and_bounded() -> None:
     history = talk(200, size=300, calls=1)
     first, _ = made(history)
     second, _ = made(history)
     assert first == second
     assert CHEAP.text(first.text) <= 200
     assert "The cat is called Ivo" in first.text
-    assert first.fallback == "there is no model to ask"
+    assert first.fallback == "no model was given"
 
 
-def test_a_model_is_not_asked_for_ever_and_what_is_newest_is_what_it_reads() -> None:
+def test_number_of_questions_is_limited_and_newest_messages_are_read() -> None:
     history = talk(1_500, size=300)
     done, model = made(history, *[NEW] * 1_500)
     assert len(model.asked) <= 2 * MOST_QUESTIONS
     assert "answer 1499 " in model.asked[-1][-1]["content"]
-    assert "were more than the model could be asked about" in done.fallback
+    assert "did not fit into the questions to the model" in done.fallback
     assert "The cat is called Ivo" in done.text
 
 
-def test_extracted_lines_tell_what_tools_did() -> None:
+def test_extracted_lines_have_tool_outcomes() -> None:
     history = [user("find it"), assistant(None, "c1", arguments='{"q": 1}'), tool("c1", "attic")]
     assert extract(stored(history)) == {
         "facts": ["User said: find it"],
@@ -139,7 +141,7 @@ def test_extracted_lines_tell_what_tools_did() -> None:
     }
 
 
-def test_the_words_beside_a_result_are_the_users_and_are_kept() -> None:
+def test_user_text_next_to_a_result_is_kept() -> None:
     history = stored([user("go"), uses("", "u1"), hands("u1", text="My name is Bo")])
     assert "result of look: seen u1\nMy name is Bo" in list(transcript(history, 100, CHEAP))[2]
     made = extract(history)
@@ -148,7 +150,7 @@ def test_the_words_beside_a_result_are_the_users_and_are_kept() -> None:
     assert made["last_state"] == "The user said last: My name is Bo"
 
 
-def test_a_call_is_not_taken_for_words() -> None:
+def test_tool_call_is_not_quoted_as_text() -> None:
     call = {"type": "tool_use", "id": "u1", "name": "look", "input": {}}
     thought = {"type": "thinking", "thinking": "hm"}
     history = stored([user("go"), {"role": "assistant", "content": [thought, call]}])
@@ -156,24 +158,24 @@ def test_a_call_is_not_taken_for_words() -> None:
     assert list(transcript(history, 100, CHEAP))[1] == "[2] assistant: calls look({})"
 
 
-def test_lines_that_had_no_room_are_counted() -> None:
+def test_dropped_lines_are_counted() -> None:
     lines = [f"fact number {number} of many" for number in range(60)]
     answer = json.dumps({"facts": lines, "last_state": "on"})
     done, _ = made([user("a")], answer)
     kept = parse(done.text).facts
-    assert done.given_up == 61 - len(kept) > 0
+    assert done.dropped_lines == 61 - len(kept) > 0
     assert kept == tuple(lines[-len(kept) :])
     fits, _ = made([user("a")], NEW)
-    assert fits.given_up == 0
+    assert fits.dropped_lines == 0
 
 
-def test_fields_that_no_model_reads_do_not_keep_one_from_being_asked() -> None:
+def test_unread_fields_do_not_prevent_a_question() -> None:
     history = [{**said, "trace": "t" * 9_000} for said in talk(40)]
     done, _ = made(history, *[NEW] * 20)
     assert done.fallback == ""
 
 
-def test_a_long_message_is_cut_for_the_model_with_a_pointer() -> None:
+def test_long_message_is_cut_with_a_pointer() -> None:
     (text,) = transcript(stored([user("x" * 9_000)]), 100, CHEAP)
     assert CHEAP.text(text) < 120
     assert "full text at seq 1]" in text

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.context.message_parts import body_of, pair
-from stenolog.context.turn_boundaries import find_turns
-from unit.context.histories import anything, assistant, hands, sessions, tool, user, uses
+from stenolog.context.turn_state import find_turns
+from stenolog.messages import body_of, pair
+from support.histories import anything, assistant, hands, sessions, tool, user, uses
 
 
 def begins(messages: list[dict[str, Any]]) -> list[int]:
@@ -40,23 +40,23 @@ def begins(messages: list[dict[str, Any]]) -> list[int]:
         "calls as parts of the content",
     ],
 )
-def test_a_turn_begins_at(messages: list[dict[str, Any]], expected: list[int]) -> None:
+def test_turn_starts(messages: list[dict[str, Any]], expected: list[int]) -> None:
     assert begins(messages) == expected
 
 
-def test_a_result_that_never_came_does_not_make_all_that_follows_one_turn() -> None:
+def test_missing_result_does_not_merge_later_turns() -> None:
     lost = [user("a"), assistant(None, "c1"), user("b"), assistant("c"), user("d"), user("e")]
     assert begins(lost) == [0, 4, 5]
 
 
-def test_an_id_that_is_used_again_does_not_join_turns() -> None:
+def test_reused_id_does_not_merge_turns() -> None:
     again = [user("a"), assistant(None, "c1"), assistant("b")]
     again += [user("c"), assistant(None, "c1"), tool("c1"), assistant("d")]
     assert begins(again) == [0, 3]
 
 
 @given(st.one_of(sessions(), anything()))
-def test_turns_are_all_messages_and_part_no_call_from_its_result(
+def test_turns_cover_all_messages_and_keep_calls_with_results(
     messages: list[dict[str, Any]],
 ) -> None:
     turns = find_turns(messages)
@@ -69,5 +69,5 @@ def test_turns_are_all_messages_and_part_no_call_from_its_result(
 
 
 @given(sessions())
-def test_every_turn_but_the_first_begins_with_a_user(messages: list[dict[str, Any]]) -> None:
+def test_every_later_turn_starts_with_a_user_message(messages: list[dict[str, Any]]) -> None:
     assert all(messages[turn.first]["role"] == "user" for turn in find_turns(messages))

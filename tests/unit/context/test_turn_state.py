@@ -58,15 +58,15 @@ def _result(of: str) -> dict[str, Any]:
         ([{"role": "system", "content": "x"}], (), [], False),
     ],
 )
-def test_where_a_session_stands(
+def test_turn_state_of_histories(
     said: list[dict[str, Any]], unanswered: tuple[int, ...], open_calls: list[str], unfinished: bool
 ) -> None:
     found = turn_state(_stored(said))
     assert found.unanswered == unanswered
     assert [call.id for call in found.open_calls] == open_calls
-    assert found.unfinished == unfinished
+    assert found.is_unfinished == unfinished
 
 
-def test_an_answer_is_the_first_one_that_had_seen_the_message() -> None:
+def test_answer_to_returns_the_first_answer_that_saw_the_message() -> None:
     history = _stored([USER, USER, _seen(1), _seen(2), USER, _calls("a"), _result("a")])
     assert [getattr(answer_to(history, seq), "seq", None) for seq in (1, 2, 5)] == [3, 4, None]

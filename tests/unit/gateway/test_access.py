@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from stenolog.gateway.access import Access
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.hosts import known
+from stenolog.gateway.hosts import known_hosts
 from stenolog.gateway.login import Cookies
 
 TOKEN = Token(b"x" * 43)
@@ -41,7 +41,9 @@ def _gate(*own: tuple[bytes, bytes]) -> Access:
     return Access(
         app,
         token=TOKEN,
-        known=known(bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,), own=OWN),
+        known=known_hosts(
+            bound="127.0.0.1", hosts=("steno.example.org",), origins=(ELSEWHERE,), own=OWN
+        ),
         cookies=COOKIES,
         open_paths=("/healthz", "/readyz"),
         prefixes=("/webhooks/",),
@@ -161,7 +163,7 @@ def test_what_is_open_needs_no_token(path: str) -> None:
 
 
 def test_nothing_is_open_that_was_not_said_to_be_but_the_login() -> None:
-    names = known(bound="127.0.0.1", own=OWN)
+    names = known_hosts(bound="127.0.0.1", own=OWN)
     gate = Access(_caller, token=TOKEN, known=names, cookies=COOKIES)
     assert _ask({}, path="/login", gate=gate).text == "nobody"
     for path in ("/healthz", "/readyz", "/webhooks/a", "/"):
@@ -335,7 +337,7 @@ def _run(scope: dict[str, Any]) -> tuple[list[Scope], list[Message]]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    gate = Access(app, token=TOKEN, known=known(bound="127.0.0.1"), cookies=COOKIES)
+    gate = Access(app, token=TOKEN, known=known_hosts(bound="127.0.0.1"), cookies=COOKIES)
     asyncio.run(gate(scope, receive, send))
     return passed, sent
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.errors import WrongSettings
-from stenolog.gateway.access_token import Token, keep_token, read_token, token_path
+from stenolog.gateway.access_token import Token, read_or_create_token, read_token, token_path
 from stenolog.settings.file import config_path
 
 GOOD = b"x" * 43
@@ -33,7 +33,7 @@ def _written(file: Path, content: bytes, mode: int = 0o600) -> Path:
 def test_the_first_start_makes_a_token_that_only_its_owner_reads(file: Path) -> None:
     umask = os.umask(0)
     try:
-        made = keep_token(file)
+        made = read_or_create_token(file)
     finally:
         os.umask(umask)
     assert len(made.value) == 43
@@ -44,11 +44,11 @@ def test_the_first_start_makes_a_token_that_only_its_owner_reads(file: Path) -> 
 
 
 def test_the_next_start_has_the_same_token(file: Path) -> None:
-    assert keep_token(file) == keep_token(file) == read_token(file)
+    assert read_or_create_token(file) == read_or_create_token(file) == read_token(file)
 
 
 def test_two_tokens_are_never_the_same(tmp_path: Path) -> None:
-    assert keep_token(tmp_path / "a") != keep_token(tmp_path / "b")
+    assert read_or_create_token(tmp_path / "a") != read_or_create_token(tmp_path / "b")
 
 
 def test_daemons_that_start_at_once_have_the_same_token(file: Path) -> None:
@@ -56,7 +56,7 @@ def test_daemons_that_start_at_once_have_the_same_token(file: Path) -> None:
 
     def begin() -> None:
         start.wait()
-        found.append(keep_token(file).value)
+        found.append(read_or_create_token(file).value)
 
     threads = [threading.Thread(target=begin) for _ in range(8)]
     for thread in threads:
@@ -75,14 +75,14 @@ def test_who_was_quicker_is_not_overwritten(file: Path, monkeypatch: pytest.Monk
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
-    assert keep_token(file).value == GOOD
+    assert read_or_create_token(file).value == GOOD
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o777])
 def test_a_file_that_others_can_reach_is_refused(file: Path, mode: int) -> None:
     _written(file, GOOD, mode)
     with pytest.raises(WrongSettings, match=f"chmod 600 {file}"):
-        keep_token(file)
+        read_or_create_token(file)
     assert stat.S_IMODE(file.stat().st_mode) == mode
 
 
@@ -100,13 +100,13 @@ def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(_written(tmp_path / "real", GOOD))
     with pytest.raises(WrongSettings, match="symbolic link"):
-        keep_token(link)
+        read_or_create_token(link)
 
 
 def test_a_link_to_nowhere_makes_no_file_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(WrongSettings, match="symbolic link"):
-        keep_token(tmp_path / "link")
+        read_or_create_token(tmp_path / "link")
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -127,8 +127,8 @@ def test_a_link_to_nowhere_makes_no_file_elsewhere(tmp_path: Path) -> None:
 )
 def test_a_file_without_a_token_is_refused_and_stays(file: Path, content: bytes) -> None:
     _written(file, content)
-    with pytest.raises(WrongSettings, match="there is no token in it"):
-        keep_token(file)
+    with pytest.raises(WrongSettings, match="it must contain one line"):
+        read_or_create_token(file)
     assert file.read_bytes() == content
 
 
@@ -142,20 +142,20 @@ def test_what_is_no_file_is_refused_without_waiting(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / "it")
-    with pytest.raises(WrongSettings, match="no file"):
-        keep_token(tmp_path / "it")
+    with pytest.raises(WrongSettings, match="not a regular file"):
+        read_or_create_token(tmp_path / "it")
 
 
 def test_who_only_reads_is_told_what_makes_the_file(file: Path) -> None:
-    with pytest.raises(WrongSettings, match="`steno serve` makes it"):
+    with pytest.raises(WrongSettings, match="`steno serve` creates it"):
         read_token(file)
     assert not file.parent.exists()
 
 
 def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WrongSettings, match=r"gateway\.token_file: it cannot be made"):
-        keep_token(tmp_path / "file" / "gateway.token")
+    with pytest.raises(WrongSettings, match=r"gateway\.token_file: it cannot be created"):
+        read_or_create_token(tmp_path / "file" / "gateway.token")
 
 
 def test_the_usual_place_is_beside_the_users_config_file(tmp_path: Path) -> None:

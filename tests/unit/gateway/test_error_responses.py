@@ -18,9 +18,9 @@ from stenolog import errors
 from stenolog.agent.scheduler import SessionBusy
 from stenolog.gateway.error_responses import (
     HANDLERS,
-    INTERNAL,
+    INTERNAL_ERROR,
     RedactingFilter,
-    failed,
+    response_for,
     status_of,
     without_secrets,
 )
@@ -116,7 +116,7 @@ def test_what_nobody_expects_is_in_the_log_and_not_in_the_response(
     with caplog.at_level(logging.ERROR, logger="stenolog"):
         response = TestClient(app).get("/x")
     assert response.status_code == 500
-    assert response.json()["error"]["message"] == INTERNAL
+    assert response.json()["error"]["message"] == INTERNAL_ERROR
     [record] = caplog.records
     assert record.name == "stenolog"
     assert "what only the log may say" in caplog.text
@@ -214,7 +214,7 @@ def _failed(error: Exception) -> tuple[Any, Any]:
             "app": Starlette(),
         }
     )
-    response = asyncio.run(failed(request, error))
+    response = asyncio.run(response_for(request, error))
     body = json.loads(bytes(response.body))
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "code"}

@@ -6,11 +6,10 @@ from contextlib import aclosing
 
 import pytest
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
-from stenolog.gateway.shared_state import Following
+from stenolog.gateway.shared_state import SessionFollower
 from stenolog.testing.scripted_model import ScriptedModel
 
 COUNT = 200
@@ -20,7 +19,7 @@ COUNT = 200
 def test_a_listener_that_falls_behind_has_no_gap_and_no_repeat(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("stenolog.gateway.shared_state._MOST_AHEAD", 3)
+    monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED", 3)
     chance = random.Random(seed)
 
     async def main() -> None:
@@ -28,7 +27,7 @@ def test_a_listener_that_falls_behind_has_no_gap_and_no_repeat(
             AgentSpec(sessions="memory:", memory=False), model=ScriptedModel([])
         )
         loop = AgentLoop(AgentRegistry([agent]))
-        following = Following(loop)
+        following = SessionFollower(loop)
         store = agent.store
         assert store is not None
 

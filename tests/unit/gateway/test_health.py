@@ -1,12 +1,12 @@
 """Whether the gateway lives and can be used, as who watches over it is told."""
 
-import memory_disk
 from stenolog.gateway.openapi import VERSION
-from unit.gateway.test_sessions_api import KEY, serving
+from support import temporary_folders
+from support.gateway.sessions_api import KEY, serving
 
 
 def test_a_gateway_that_works_is_well_and_ready() -> None:
-    with memory_disk.folder() as folder, serving(folder) as api:
+    with temporary_folders.folder() as folder, serving(folder) as api:
         assert api("GET", "/healthz") == {"status": "ok", "version": VERSION}
         assert api("GET", "/readyz") == {"status": "ok", "version": VERSION}
         assert api.client.head("/healthz").status_code == 200
@@ -14,14 +14,14 @@ def test_a_gateway_that_works_is_well_and_ready() -> None:
 
 
 def test_a_write_that_a_client_got_wrong_leaves_it_ready() -> None:
-    with memory_disk.folder() as folder, serving(folder) as api:
+    with temporary_folders.folder() as folder, serving(folder) as api:
         api("POST", "/messages", key=KEY, json={"content": "a", "id": "1"})
         api("POST", "/messages", key=KEY, json={"content": "b", "id": "1"}, status=409)
         assert api("GET", "/readyz")["status"] == "ok"
 
 
 def test_a_fallback_is_not_ready_and_no_place_is_named() -> None:
-    with memory_disk.folder() as folder, serving(folder, store="legacy") as api:
+    with temporary_folders.folder() as folder, serving(folder, store="legacy") as api:
         code, words = api.error("GET", "/readyz", status=503)
         assert code == "not_ready"
         assert "'main'" in words
@@ -30,14 +30,14 @@ def test_a_fallback_is_not_ready_and_no_place_is_named() -> None:
 
 
 def test_a_store_that_is_gone_is_not_ready() -> None:
-    with memory_disk.folder() as folder, serving(folder) as api:
+    with temporary_folders.folder() as folder, serving(folder) as api:
         api.store.close()
         assert api.error("GET", "/readyz", status=503)[0]
         assert api("GET", "/healthz")["status"] == "ok"
 
 
 def test_a_gateway_that_closes_is_not_ready_and_still_lives() -> None:
-    with memory_disk.folder() as folder, serving(folder) as api:
+    with temporary_folders.folder() as folder, serving(folder) as api:
         api.gateway.closing.set()
-        assert "closes" in api.error("GET", "/readyz", status=503)[1]
+        assert "shutting down" in api.error("GET", "/readyz", status=503)[1]
         assert api("GET", "/healthz")["status"] == "ok"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.catalog.message_metadata import mark_client_calls, mark_seen
-from stenolog.gateway.history_matching import as_seen, match, text_at
+from stenolog.gateway.history_matching import client_view, match, text_at
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.testing.scripted_model import tool_call
@@ -103,7 +103,7 @@ def test_what_the_agent_did_by_itself_is_one_message_to_the_client() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "noon"},
         _said("It is noon."),
     )
-    assert [part.role for part in as_seen(shown)] == ["user", "assistant"]
+    assert [part.role for part in client_view(shown)] == ["user", "assistant"]
     assert text_at(shown, 4) == "I look.\n\nIt is noon."
     found = match(shown, [U1, _said("I look.\n\nIt is noon."), U2])
     assert (found.keep, found.new) == (4, (U2,))

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from stenolog.gateway.hosts import (
     Authority,
     authority,
-    end_of,
-    is_further_origin,
+    is_allowed_origin,
+    is_known_host,
     is_loopback,
-    is_ours,
     is_same_origin,
-    known,
+    known_hosts,
     login_host,
+    server_end,
 )
 
-KNOWN = known(
+KNOWN = known_hosts(
     bound="192.168.1.5",
     hosts=("Steno.example.org", "fe80:0::1"),
     origins=("https://chat.example.org", "http://localhost:3000", "https://x.example:443"),
@@ -46,7 +46,7 @@ ports = st.one_of(st.just(""), st.integers(1, 65_535).map(lambda port: f":{port}
     ],
 )
 def test_a_name_of_ours_is_ours_at_any_port(host: bytes) -> None:
-    assert is_ours([host], KNOWN)
+    assert is_known_host([host], KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -92,28 +92,28 @@ def test_a_name_of_ours_is_ours_at_any_port(host: bytes) -> None:
     ],
 )
 def test_any_other_host_is_not_ours(host: bytes) -> None:
-    assert not is_ours([host], KNOWN)
+    assert not is_known_host([host], KNOWN)
 
 
 def test_no_host_and_two_hosts_are_not_ours() -> None:
-    assert not is_ours([], KNOWN)
-    assert not is_ours([b"localhost", b"localhost"], KNOWN)
-    assert not is_ours([b"localhost", b"evil.example"], KNOWN)
+    assert not is_known_host([], KNOWN)
+    assert not is_known_host([b"localhost", b"localhost"], KNOWN)
+    assert not is_known_host([b"localhost", b"evil.example"], KNOWN)
 
 
 @given(names, ports)
 def test_a_name_is_ours_only_if_it_was_named(name: str, port: str) -> None:
-    other = known(bound="127.0.0.1", hosts=(name,))
-    assert is_ours([f"{name}{port}".encode()], other)
-    assert is_ours([f"{name.upper()}{port}".encode()], other)
-    assert is_ours([f"{name}{port}".encode()], KNOWN) == (name in ("localhost",))
+    other = known_hosts(bound="127.0.0.1", hosts=(name,))
+    assert is_known_host([f"{name}{port}".encode()], other)
+    assert is_known_host([f"{name.upper()}{port}".encode()], other)
+    assert is_known_host([f"{name}{port}".encode()], KNOWN) == (name in ("localhost",))
 
 
 @given(st.integers(0, 2**32 - 1), ports)
 def test_an_address_is_ours_if_it_is_a_loopback_or_the_bound_one(number: int, port: str) -> None:
     address = IPv4Address(number)
     ours = address.is_loopback or str(address) == "192.168.1.5"
-    assert is_ours([f"{address}{port}".encode()], KNOWN) == ours
+    assert is_known_host([f"{address}{port}".encode()], KNOWN) == ours
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "127.0.0.1", "127.9.9.9", "::1"])
@@ -130,9 +130,11 @@ def test_nothing_else_is_a_loopback(host: str) -> None:
 
 
 def test_both_sides_of_a_connection_call_its_end_the_same() -> None:
-    assert end_of("::ffff:127.0.0.1", 80) == end_of("127.0.0.1", 80) == "127.0.0.1 80"
-    assert end_of("fe80::1%eth0", 80) == end_of("fe80:0::1%en1", 80)
-    ends = {end_of(host, port) for host in ("127.0.0.1", "127.0.0.2", "::1") for port in (80, 81)}
+    assert server_end("::ffff:127.0.0.1", 80) == server_end("127.0.0.1", 80) == "127.0.0.1 80"
+    assert server_end("fe80::1%eth0", 80) == server_end("fe80:0::1%en1", 80)
+    ends = {
+        server_end(host, port) for host in ("127.0.0.1", "127.0.0.2", "::1") for port in (80, 81)
+    }
     assert len(ends) == 6
 
 
@@ -141,7 +143,7 @@ def test_an_address_of_ipv6_is_read_in_all_its_forms(number: int, port: str) -> 
     address = IPv6Address(number)
     short, long = (f"[{text}]{port}".encode() for text in (str(address), address.exploded))
     assert authority(short) == authority(long)
-    assert is_ours([short], known(bound=address.exploded))
+    assert is_known_host([short], known_hosts(bound=address.exploded))
 
 
 @given(st.binary(max_size=40))
@@ -151,9 +153,9 @@ def test_any_bytes_are_read_or_refused(value: bytes) -> None:
         host = f"[{found.host}]" if ":" in found.host else found.host
         port = f":{found.port}" if found.port else ""
         assert authority(f"{host}{port}".encode()) == found
-    is_ours([value], KNOWN)
+    is_known_host([value], KNOWN)
     is_same_origin(value, value)
-    is_further_origin(value, KNOWN)
+    is_allowed_origin(value, KNOWN)
 
 
 def test_a_host_is_told_with_its_port() -> None:
@@ -219,14 +221,14 @@ def test_any_other_page_has_another_origin(origin: bytes, host: bytes) -> None:
     ],
 )
 def test_a_page_of_elsewhere_may_ask_where_it_was_named(origin: bytes, may: bool) -> None:
-    assert is_further_origin(origin, KNOWN) == may
+    assert is_allowed_origin(origin, KNOWN) == may
 
 
 @given(st.sampled_from(["http", "https"]), names, ports)
 def test_no_page_may_ask_that_was_not_named(scheme: str, name: str, port: str) -> None:
     origin = f"{scheme}://{name}{port}".encode()
-    assert not is_further_origin(origin, known(bound="127.0.0.1"))
-    assert is_further_origin(origin, known(bound="127.0.0.1", origins=(origin.decode(),)))
+    assert not is_allowed_origin(origin, known_hosts(bound="127.0.0.1"))
+    assert is_allowed_origin(origin, known_hosts(bound="127.0.0.1", origins=(origin.decode(),)))
     assert is_same_origin(origin, f"{name}{port}".encode())
     assert not is_same_origin(origin, f"x.{name}{port}".encode())
 
@@ -249,7 +251,7 @@ def test_no_page_may_ask_that_was_not_named(scheme: str, name: str, port: str) -
 def test_cookies_are_for_hosts_that_are_only_ours_or_that_the_settings_list(
     bound: str, hosts: tuple[str, ...], cookies: set[str]
 ) -> None:
-    assert known(bound=bound, hosts=hosts, own="own.localhost").cookie_hosts == cookies
+    assert known_hosts(bound=bound, hosts=hosts, own="own.localhost").cookie_hosts == cookies
 
 
 def test_a_login_link_has_the_own_name_unless_the_settings_list_a_loopback_name() -> None:

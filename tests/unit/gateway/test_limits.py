@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 
 import httpx2
 import pytest
@@ -13,15 +14,13 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stenolog.gateway.api_types import failure
+from stenolog.gateway.api_types import error_response
 from stenolog.gateway.limits import (
-    Admission,
     BodyLimit,
-    Held,
+    ConcurrencyLimit,
     Overloaded,
-    Place,
-    streams_admission,
-    turns_admission,
+    Slot,
+    SlotResponse,
 )
 
 MOST = 100
@@ -88,7 +87,7 @@ def test_what_says_that_it_is_too_large_is_not_read() -> None:
 def test_what_is_refused_here_looks_like_what_is_refused_elsewhere() -> None:
     refused = _ask(b"x" * (MOST + 1))
     words = refused.json()["error"]["message"]
-    same = failure(413, words, code="body_too_large")
+    same = error_response(413, words, code="body_too_large")
     assert refused.content == bytes(same.body)
     assert refused.headers["x-content-type-options"] == same.headers["x-content-type-options"]
 
@@ -258,9 +257,13 @@ def test_what_is_no_request_passes() -> None:
     assert asyncio.run(main()) == ["lifespan"]
 
 
-@pytest.mark.parametrize(("make", "status"), [(turns_admission, 429), (streams_admission, 503)])
+turn_limit = partial(ConcurrencyLimit, status=429, what="requests")
+stream_limit = partial(ConcurrencyLimit, status=503, what="streams")
+
+
+@pytest.mark.parametrize(("make", "status"), [(turn_limit, 429), (stream_limit, 503)])
 def test_who_finds_no_place_is_sent_away_at_once(
-    make: Callable[[int], Admission], status: int
+    make: Callable[[int], ConcurrencyLimit], status: int
 ) -> None:
     admission = make(2)
     first, second = admission.admit(), admission.admit()
@@ -270,18 +273,18 @@ def test_who_finds_no_place_is_sent_away_at_once(
         assert refused.value.status_code == status
         assert refused.value.headers == {"Retry-After": "1"}
     assert (admission.taken, admission.refused) == (2, 3)
-    first.give_back()
+    first.release()
     with admission.admit():
         assert admission.taken == 2
-    second.give_back()
+    second.release()
     assert (admission.taken, admission.refused) == (0, 3)
 
 
 def test_a_place_is_given_back_once() -> None:
-    admission = turns_admission(2)
+    admission = turn_limit(2)
     kept, given = admission.admit(), admission.admit()
     for _ in range(3):
-        given.give_back()
+        given.release()
     assert admission.taken == 1
     with pytest.raises(RuntimeError), kept:
         raise RuntimeError
@@ -290,11 +293,11 @@ def test_a_place_is_given_back_once() -> None:
 
 @given(st.lists(st.booleans(), max_size=60))
 def test_there_are_never_more_inside_than_places(comings: list[bool]) -> None:
-    admission = turns_admission(3)
-    inside: list[Place] = []
+    admission = turn_limit(3)
+    inside: list[Slot] = []
     for comes in comings:
         if not comes and inside:
-            inside.pop().give_back()
+            inside.pop().release()
         elif comes and len(inside) < 3:
             inside.append(admission.admit())
         elif comes:
@@ -305,7 +308,7 @@ def test_there_are_never_more_inside_than_places(comings: list[bool]) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_stream_has_its_place_until_it_has_ended(fails: bool) -> None:
-    admission = streams_admission(1)
+    admission = stream_limit(1)
     seen = []
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -316,7 +319,7 @@ def test_a_stream_has_its_place_until_it_has_ended(fails: bool) -> None:
 
     async def stream(request: Request) -> Response:
         del request
-        return Held(StreamingResponse(pieces()), admission.admit())
+        return SlotResponse(StreamingResponse(pieces()), admission.admit())
 
     app = Starlette(routes=[Route("/", stream, methods=["POST"])])
     if fails:
@@ -328,7 +331,7 @@ def test_a_stream_has_its_place_until_it_has_ended(fails: bool) -> None:
 
 
 def test_a_stream_that_is_never_begun_gives_its_place_back() -> None:
-    admission = streams_admission(1)
+    admission = stream_limit(1)
 
     async def main() -> None:
         async def gone(message: Message) -> None:
@@ -337,7 +340,7 @@ def test_a_stream_that_is_never_begun_gives_its_place_back() -> None:
         async def receive() -> Message:
             return {"type": "http.disconnect"}
 
-        held = Held(PlainTextResponse("x"), admission.admit())
+        held = SlotResponse(PlainTextResponse("x"), admission.admit())
         with pytest.raises(OSError, match="start"):
             await held({"type": "http"}, receive, gone)
 

@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from stenolog.gateway.access_token import Token
-from stenolog.gateway.hosts import known
-from stenolog.gateway.login import Cookies, LoginLinks, Proofs, Proven, login_routes
+from stenolog.gateway.hosts import known_hosts
+from stenolog.gateway.login import Cookies, LoginLinks, ProvenCaller, TokenProofs, login_routes
 from stenolog.stores.open_store import open_store
 
 TOKEN = Token(b"x" * 43)
@@ -41,7 +41,7 @@ def clock() -> Clock:
 @pytest.fixture
 def ask(clock: Clock) -> Callable[..., httpx2.Response]:
     """Ask the login as a caller that the gate has let through."""
-    names = known(bound="127.0.0.1", hosts=("steno",), own=OWN)
+    names = known_hosts(bound="127.0.0.1", hosts=("steno",), own=OWN)
     links, cookies = LoginLinks(TOKEN, now=clock), Cookies(TOKEN, clock)
     app = Starlette(routes=login_routes(links, cookies, names, OWN))
 
@@ -50,7 +50,7 @@ def ask(clock: Clock) -> Callable[..., httpx2.Response]:
         url: str,
         *,
         caller: str | None = None,
-        proven: Proven | None = None,
+        proven: ProvenCaller | None = None,
         **headers: str,
     ) -> httpx2.Response:
         async def let_through(scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,8 +125,8 @@ def _proof(at: float = 1_000.0, *, nonce: str = NONCE, end: str = END, token: To
 
 
 def test_a_proof_is_good_once(clock: Clock) -> None:
-    proofs = Proofs(TOKEN, clock)
-    assert proofs.check(_proof(), END) == Proven(TOKEN, NONCE)
+    proofs = TokenProofs(TOKEN, clock)
+    assert proofs.check(_proof(), END) == ProvenCaller(TOKEN, NONCE)
     assert proofs.check(_proof(), END) is None
     clock.now += 1
     assert proofs.check(_proof(clock.now), END) is None, "the same nonce"
@@ -134,7 +134,7 @@ def test_a_proof_is_good_once(clock: Clock) -> None:
 
 
 def test_a_proof_is_good_for_30_seconds(clock: Clock) -> None:
-    proofs = Proofs(TOKEN, clock)
+    proofs = TokenProofs(TOKEN, clock)
     clock.now += 30
     assert proofs.check(_proof(), END) is not None
     clock.now += 1
@@ -150,11 +150,11 @@ def test_a_proof_is_good_for_30_seconds(clock: Clock) -> None:
 def test_a_proof_of_before_the_start_is_not_good(clock: Clock) -> None:
     made = _proof()
     clock.now += 5
-    assert Proofs(TOKEN, clock).check(made, END) is None
+    assert TokenProofs(TOKEN, clock).check(made, END) is None
 
 
 def test_no_more_proofs_are_kept_in_mind_than_1000_and_none_too_short(clock: Clock) -> None:
-    proofs = Proofs(TOKEN, clock)
+    proofs = TokenProofs(TOKEN, clock)
     made = [_proof(nonce=f"{number:022}") for number in range(1_001)]
     assert [proofs.check(one, END) is not None for one in made] == [True] * 1_000 + [False]
     assert not any(proofs.check(one, END) for one in made)
@@ -179,11 +179,11 @@ def test_no_more_proofs_are_kept_in_mind_than_1000_and_none_too_short(clock: Clo
     ],
 )
 def test_what_is_no_proof_for_us_is_not_taken(given: str, clock: Clock) -> None:
-    assert Proofs(TOKEN, clock).check(given, END) is None
+    assert TokenProofs(TOKEN, clock).check(given, END) is None
 
 
 def test_who_proved_to_have_the_token_gets_a_proof_back(ask: Ask) -> None:
-    proven = Proven(TOKEN, NONCE)
+    proven = ProvenCaller(TOKEN, NONCE)
     given = ask("POST", "/v1/login-links", caller="bearer", proven=proven).json()
     assert given["proof"] == TOKEN.proof("give", NONCE, given["url"])
     assert "proof" not in ask("POST", "/v1/login-links", caller="bearer").json()
@@ -209,7 +209,9 @@ def test_a_link_works_for_60_seconds(ask: Ask, clock: Clock) -> None:
     refused = ask("GET", second)
     assert refused.status_code == 403
     assert "set-cookie" not in refused.headers
-    assert refused.text == "This link was used, or is too old. `steno open` makes another."
+    assert (
+        refused.text == "This link was used before or has expired. Run `steno open` for a new one."
+    )
 
 
 @pytest.mark.parametrize("query", ["", "?code=", "?code=x", "?code=%ff", "?code=%C3%BC", "?c=1"])

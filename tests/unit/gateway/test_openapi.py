@@ -166,5 +166,5 @@ def test_the_document_is_served(path: str) -> None:
 
 
 def test_a_row_of_the_table_is_answered_in_one_way() -> None:
-    with pytest.raises(ValueError, match="one of answer and raw"):
+    with pytest.raises(ValueError, match="set either answer or raw"):
         Endpoint(method="GET", path="/x", name="x", summary="Nothing.")

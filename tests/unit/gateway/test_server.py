@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from stenolog.gateway.server import Patience, Room, Server, config
+from stenolog.gateway.server import ClientLimits, ConnectionLimit, Server, config
 
 SHORT = 0.2
 LONG = 60.0
-PATIENT = Patience(head=LONG, rest=LONG, unread=LONG)
+PATIENT = ClientLimits(head=LONG, rest=LONG, unread=LONG)
 
 
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,12 +72,10 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def _served(
-    patience: Patience = PATIENT, *, connections: int = 100, idle: int = 60
+    limits: ClientLimits = PATIENT, *, connections: int = 100, idle: int = 60
 ) -> AsyncIterator[Served]:
     bound = socket.create_server(("127.0.0.1", 0))
-    server = Server(
-        config(_app, patience=patience, connections=connections, idle=idle, stopping=0.0)
-    )
+    server = Server(config(_app, limits=limits, connections=connections, idle=idle, stopping=0.0))
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     await _until(lambda: server.started)
     try:
@@ -138,7 +136,7 @@ def test_no_address_and_no_header_is_logged(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_head_that_is_never_whole_is_not_waited_for() -> None:
     async def main() -> None:
-        quick = Patience(head=SHORT, rest=LONG, unread=LONG)
+        quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
         async with _served(quick) as served:
             for begun in (b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "):
                 async with served.client(begun) as (read, _):
@@ -149,7 +147,7 @@ def test_a_head_that_is_never_whole_is_not_waited_for() -> None:
 
 def test_a_head_that_trickles_has_no_more_time() -> None:
     async def main() -> None:
-        quick = Patience(head=SHORT, rest=LONG, unread=LONG)
+        quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
         async with _served(quick) as served, served.client(b"GET / HTTP/1.1\r\n") as (read, write):
             ending = asyncio.create_task(_ended(read))
             while not ending.done():
@@ -164,7 +162,7 @@ def test_a_head_that_trickles_has_no_more_time() -> None:
 
 def test_the_second_request_of_a_connection_has_a_time_too() -> None:
     async def main() -> None:
-        quick = Patience(head=SHORT, rest=LONG, unread=LONG)
+        quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
         async with _served(quick) as served, served.client(_get()) as (read, write):
             assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
             write.write(b"GET / HT")
@@ -175,7 +173,7 @@ def test_the_second_request_of_a_connection_has_a_time_too() -> None:
 
 def test_a_whole_head_is_answered_however_long_that_takes() -> None:
     async def main() -> None:
-        quick = Patience(head=SHORT, rest=SHORT, unread=SHORT)
+        quick = ClientLimits(head=SHORT, rest=SHORT, unread=SHORT)
         async with _served(quick) as served, served.client(_get("/waits")) as (read, _):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(read.read(1), SHORT * 4)
@@ -202,7 +200,7 @@ def test_requests_in_a_row_are_all_answered() -> None:
 
 def test_what_is_left_of_a_body_after_its_answer_is_soon_given_up() -> None:
     async def main() -> None:
-        quick = Patience(head=LONG, rest=SHORT, unread=LONG)
+        quick = ClientLimits(head=LONG, rest=SHORT, unread=LONG)
         async with _served(quick) as served:
             sent = _get("/", "Content-Length: 1000000")
             async with served.client(sent) as (read, _):
@@ -213,7 +211,7 @@ def test_what_is_left_of_a_body_after_its_answer_is_soon_given_up() -> None:
 
 def test_no_more_of_it_is_taken_than_so_many_bytes() -> None:
     async def main() -> None:
-        small = Patience(head=LONG, rest=LONG, unread=LONG, rest_bytes=1_000)
+        small = ClientLimits(head=LONG, rest=LONG, unread=LONG, rest_bytes=1_000)
         sent = _get("/", "Content-Length: 100000")
         async with _served(small) as served, served.client(sent) as (read, write):
             assert (await read.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
@@ -247,7 +245,7 @@ def test_a_body_of_hardly_anything_but_its_framing_is_not_read() -> None:
 
 def test_who_reads_nothing_is_dropped() -> None:
     async def main() -> None:
-        quick = Patience(head=LONG, rest=LONG, unread=SHORT)
+        quick = ClientLimits(head=LONG, rest=LONG, unread=SHORT)
         async with _served(quick) as served, served.client(_get("/endless")) as (read, _):
             await read.readuntil(b"\r\n\r\n")
             # The client's library reads on by itself up to its limit, and no further.
@@ -350,14 +348,14 @@ def test_the_next_line_comes_after_a_minute_and_counts_those_between(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
-    room = Room(5, lambda: now)
+    connection_limit = ConnectionLimit(5, lambda: now)
     for now in (0.0, 1.0, 59.0, 60.0, 61.0):  # noqa: B007
-        room.close_one()
+        connection_limit.close_one()
     assert [record.getMessage() for record in caplog.records] == [
-        f"too many connections, there is room for 5; closed to have some: {count}"
+        f"too many connections: the limit is 5, and {count} connections were closed"
         for count in (1, 3)
     ]
-    assert room.closed == 5
+    assert connection_limit.closed == 5
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", _get("/waits"), b"nonsense\r\n\r\n"])

@@ -3,36 +3,20 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, Final
-from urllib.parse import quote
 
 import pytest
 from httpx2 import Response
-from starlette.applications import Starlette
-from starlette.testclient import TestClient
 
-import memory_disk
-from stenolog.agent.instance import AgentInstance
-from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.errors import ModelRefused, ModelUnavailable
-from stenolog.gateway.app import HEALTH
-from stenolog.gateway.error_responses import HANDLERS
-from stenolog.gateway.openapi import VERSION, routes, with_document
-from stenolog.gateway.requests import RawPaths
-from stenolog.gateway.sessions_api import SESSIONS
-from stenolog.gateway.shared_state import Gateway
-from stenolog.providers.chat_model import ChatModel, Delta
-from stenolog.settings.values import GatewaySettings, Settings
-from stenolog.stores.base import Store
+from stenolog.providers.chat_model import Delta
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.agent.agents import SPEC, open_agent
+from support import temporary_folders
+from support.gateway.sessions_api import KEY, Api, segment, serving
 
-KEY: Final = "cli:default"
 ODD_KEYS: Final = (
     "a/b",
     "a/messages",
@@ -50,12 +34,6 @@ ODD_KEYS: Final = (
     "x" * 1024,
     "ü" * 512,
 )
-
-
-def echo(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-    """An answer to everything."""
-    del tools
-    return f"I heard {len(messages)} messages."
 
 
 class Endless:
@@ -84,95 +62,9 @@ class Endless:
         """Nothing is held."""
 
 
-def application(
-    open_agents: Callable[[], Sequence[AgentInstance]], *, max_turns: int = 64
-) -> Starlette:
-    """The endpoints of the API alone, over agents that live as long as it does."""
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        loop = AgentLoop(AgentRegistry(open_agents()), ttl=5.0)
-        settings = Settings(
-            gateway=GatewaySettings(max_turns=max_turns), keys={"SOME_API_KEY": "sk-very-secret"}
-        )
-        app.state.gateway = Gateway(loop, settings)
-        try:
-            yield
-        finally:
-            await asyncio.wait_for(loop.close(patience=5.0), 30)
-
-    endpoints = with_document((*SESSIONS, *HEALTH), version=VERSION)
-    app = Starlette(routes=routes(endpoints), exception_handlers=dict(HANDLERS), lifespan=lifespan)
-    app.router.redirect_slashes = False
-    return app
-
-
-class Api:
-    """A client of the API, with the store beneath it."""
-
-    def __init__(self, client: TestClient, agents: list[AgentInstance], app: Starlette) -> None:
-        self.client = client
-        self._agents = agents
-        self._app = app
-
-    @property
-    def gateway(self) -> Gateway:
-        """What the requests work with."""
-        found: Gateway = self._app.state.gateway
-        return found
-
-    @property
-    def agent(self) -> AgentInstance:
-        """The first agent."""
-        return self._agents[0]
-
-    @property
-    def store(self) -> Store:
-        """Its store."""
-        assert self.agent.store is not None
-        return self.agent.store
-
-    def __call__(
-        self, method: str, path: str, *, key: str | None = None, status: int = 200, **said: Any
-    ) -> Any:
-        """What is answered, which must have this status."""
-        where = "" if key is None else f"/v1/sessions/{segment(key)}"
-        response = self.client.request(method, f"{where}{path}", **said)
-        assert response.status_code == status, response.text
-        assert response.headers["content-type"] == "application/json"
-        return response.json()
-
-    def error(self, method: str, path: str, *, status: int, **said: Any) -> tuple[str, str]:
-        """The code and the words of what is refused."""
-        found = self(method, path, status=status, **said)["error"]
-        assert set(found) == {"message", "type", "code"}
-        return found["code"], found["message"]
-
-
-def segment(key: str) -> str:
-    """The key as one segment of a path."""
-    return quote(key, safe="").replace(".", "%2E")
-
-
-@contextmanager
-def serving(
-    folder: Path, model: ChatModel | None = None, *, store: str = "jsonl", max_turns: int = 64
-) -> Iterator[Api]:
-    """The API over an agent in this folder."""
-    agents: list[AgentInstance] = []
-
-    def open_agents() -> list[AgentInstance]:
-        agents.append(open_agent(store, folder, model or ScriptedModel(echo), spec=SPEC))
-        return agents
-
-    app = application(open_agents, max_turns=max_turns)
-    with TestClient(RawPaths(app)) as client:
-        yield Api(client, agents, app)
-
-
 @pytest.fixture
 def api() -> Iterator[Api]:
-    with memory_disk.folder() as folder, serving(folder) as found:
+    with temporary_folders.folder() as folder, serving(folder) as found:
         yield found
 
 
@@ -204,7 +96,13 @@ def test_no_key_is_no_session(api: Api) -> None:
 
 @pytest.mark.parametrize(
     ("segment", "words"),
-    [("%FF", "not UTF-8"), ("%C3", "not UTF-8"), ("%", "hex"), ("a%zz", "hex"), ("%ED%A0%80", "8")],
+    [
+        ("%FF", "encoded UTF-8"),
+        ("%C3", "encoded UTF-8"),
+        ("%", "hex"),
+        ("a%zz", "hex"),
+        ("%ED%A0%80", "8"),
+    ],
 )
 def test_what_is_no_key_is_refused(api: Api, segment: str, words: str) -> None:
     code, message = api.error("GET", f"/v1/sessions/{segment}", status=400)
@@ -311,7 +209,7 @@ def test_what_few_decoders_take_comes_back_as_it_was_stored(api: Api) -> None:
     [shown] = api("GET", "/messages", key=KEY)["messages"]
     assert shown["message"] == said
     session = api("GET", "", key=KEY)
-    assert (session["title"], session["summary"]) == ("\ud800", "so far \udc00")
+    assert (session["title"], session["summary"]) == ("?", "so far \udc00")
     assert session["meta"] == {"title": "\ud800", "huge": int("7" * 400)}
 
 
@@ -429,13 +327,13 @@ def test_a_model_that_fails_is_told_without_secrets_and_the_message_is_kept() ->
     error = ModelUnavailable("http://me:hunter22@models.test/v1 refuses sk-very-secret")
     said = {"content": "Hello", "id": "1"}
     with (
-        memory_disk.folder() as folder,
+        temporary_folders.folder() as folder,
         serving(folder, ScriptedModel([error, "At last."])) as api,
     ):
         code, words = api.error("POST", "/messages", key=KEY, json=said, status=503)
         assert code == "service_unavailable"
         assert "models.test" in words
-        assert "the message is kept" in words
+        assert "the message is stored" in words
         assert "hunter22" not in words
         assert "very-secret" not in words
         assert api.store.info(KEY).count == 1
@@ -445,7 +343,7 @@ def test_a_model_that_fails_is_told_without_secrets_and_the_message_is_kept() ->
 
 def test_a_model_that_refuses_is_a_bad_gateway() -> None:
     with (
-        memory_disk.folder() as folder,
+        temporary_folders.folder() as folder,
         serving(folder, ScriptedModel([ModelRefused("no such model")])) as api,
     ):
         code, words = api.error("POST", "/messages", key=KEY, json={"content": "a"}, status=502)
@@ -470,7 +368,7 @@ def talking(api: Api, model: Endless) -> Iterator[Callable[[], Response]]:
 
 def test_what_changes_a_session_is_refused_while_an_answer_is_written() -> None:
     model = Endless()
-    with memory_disk.folder() as folder, serving(folder, model) as api:
+    with temporary_folders.folder() as folder, serving(folder, model) as api:
         with talking(api, model) as ended:
             for method, path, body in (
                 ("DELETE", "", None),
@@ -494,7 +392,7 @@ def test_what_changes_a_session_is_refused_while_an_answer_is_written() -> None:
 
 def test_who_gets_no_place_is_sent_away_at_once_and_can_still_stop_an_answer() -> None:
     model = Endless()
-    with memory_disk.folder() as folder, serving(folder, model, max_turns=1) as api:
+    with temporary_folders.folder() as folder, serving(folder, model, max_turns=1) as api:
         with talking(api, model) as ended:
             response = api.client.get("/v1/sessions")
             assert response.status_code == 429
@@ -523,8 +421,18 @@ def test_a_title_and_tags_change_and_no_other_meta_does(api: Api) -> None:
     }
     assert api("PATCH", "", key=KEY, json={})["title"] == "A talk"
     found = api("PATCH", "", key=KEY, json={"title": None, "tags": []})
-    assert (found["title"], found["tags"]) == (None, [])
+    assert (found["title"], found["tags"]) == ("Hello", [])
     assert api.store.info(KEY).meta == {"chat_model": "small", "nested": {"a": [1]}}
+
+
+def test_the_title_is_the_same_in_the_list_and_in_the_session(api: Api) -> None:
+    api.store.add_message(KEY, "user", "Where is the key?")
+    api.store.set_meta("empty", agent="main")
+    for title in (None, "  Two\n words "):
+        api("PATCH", "", key=KEY, json={"title": title})
+        listed = {one["key"]: one["title"] for one in api("GET", "/v1/sessions")["entries"]}
+        assert listed == {key: api("GET", "", key=key)["title"] for key in (KEY, "empty")}
+        assert listed == {KEY: "Two words" if title else "Where is the key?", "empty": ""}
 
 
 def test_a_session_that_is_not_there_is_not_made_by_asking_for_it(api: Api) -> None:
@@ -570,7 +478,7 @@ def test_a_fork_goes_up_to_where_it_is_told(api: Api) -> None:
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
 def test_undo_takes_a_compaction_back(store: str) -> None:
-    with memory_disk.folder() as folder, serving(folder, store=store) as api:
+    with temporary_folders.folder() as folder, serving(folder, store=store) as api:
         for _ in range(10):
             api("POST", "/messages", key=KEY, json={"content": "word " * 200})
         before = api("GET", "/messages", key=KEY)["messages"]
@@ -668,7 +576,7 @@ def test_an_agent_that_is_not_there_is_not_found(api: Api) -> None:
 
 
 def test_a_session_manager_serves_what_it_can_and_names_what_it_cannot() -> None:
-    with memory_disk.folder() as folder, serving(folder, store="legacy") as api:
+    with temporary_folders.folder() as folder, serving(folder, store="legacy") as api:
         assert api("POST", "/messages", key=KEY, json={"content": "Hi"})["outcome"] == "answered"
         assert len(api("GET", "/messages", key=KEY)["messages"]) == 2
         assert api("PATCH", "", key=KEY, json={"title": "x"})["title"] == "x"

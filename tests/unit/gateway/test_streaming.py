@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gateway.served import Served
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
 
 
 def test_events_end_with_the_empty_line_that_clients_look_for(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_failed_repair_reports_reason(workspace: Path, log: Path) -> None:
     (one,) = repair(workspace)
 
     assert not one.done
-    assert "something else stands in its place" in one.words
+    assert "something else is at this path" in one.words
     assert (workspace / "sessions" / "empty.jsonl").exists()
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import needs
 from stenolog.cli import main
 from stenolog.errors import DamagedStore, UsageError
 from stenolog.maintenance.log_damage import Finding, Kind
@@ -22,6 +21,7 @@ from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
+from support import needs
 
 KEY = "telegram:123"
 NAME = "telegram%3A123.jsonl"
@@ -76,7 +76,7 @@ def test_p11_a_symlink_in_place_of_the_folder_is_not_followed(
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
     (other / "sessions").symlink_to(workspace / "sessions")
-    with pytest.raises(DamagedStore, match=r"symbolic link|stands in its place"):
+    with pytest.raises(DamagedStore, match=r"symbolic link|is at this path"):
         examine(other)
 
 
@@ -466,7 +466,7 @@ def test_many_foreign_logs_are_one_finding_with_one_command(
     assert report.sessions == 3
     assert (finding.kind, finding.key) == (Kind.FOREIGN_LOG, None)
     assert (finding.path, finding.where) == ("sessions/a_1.jsonl", "and 2 more")
-    command = re.search("`steno (.+)` takes them in", finding.advice)
+    command = re.search("`steno (.+)` imports them", finding.advice)
     assert command is not None
 
     assert CliRunner().invoke(main, shlex.split(command[1])).exit_code == 0
@@ -503,10 +503,10 @@ def test_database_path_is_not_examined_as_folder(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     open_store(f"sqlite:{file}").close()
     for wrong in (examine, open_store):
-        with pytest.raises(UsageError, match=f"name it as sqlite:{file}"):
+        with pytest.raises(UsageError, match=f"use sqlite:{file}"):
             wrong(str(file))
     (tmp_path / "b.db").write_bytes(b"something else")
-    with pytest.raises(UsageError, match=r"there is a file at .*b.db, and no folder"):
+    with pytest.raises(UsageError, match=r"b.db is a file, not a folder"):
         examine(tmp_path / "b.db")
 
 

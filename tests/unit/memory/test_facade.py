@@ -359,8 +359,8 @@ def _held() -> list[str]:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"ask": lambda messages: str(messages)}, "add **how"),
-        ({"ask": "gpt-5"}, "str cannot be called"),
+        ({"ask": lambda messages: str(messages)}, "add **options"),
+        ({"ask": "gpt-5"}, "str is not callable"),
         ({"zone": "Europe/Zorich"}, "zone='Europe/Zorich': unknown time zone"),
         ({"zone": "../x"}, "zone='../x': unknown time zone"),
         ({"zone": 2}, 'zone must be a tzinfo or a name such as "Europe/Zurich", not 2'),
@@ -380,9 +380,9 @@ def test_invalid_arguments_are_rejected_and_stores_closed(
 def test_session_store_facade_is_rejected_with_hint_to_its_store(tmp_path: Path) -> None:
     face = open_sessions(tmp_path / "w")
     assert isinstance(face, JSONLBackend)
-    with pytest.raises(UsageError, match=r"sessions= takes a Store.* no JSONLBackend; .*\.store"):
+    with pytest.raises(UsageError, match=r"sessions= needs a Store.* not JSONLBackend; .*\.store"):
         open_memory(tmp_path / "w", sessions=face)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"notes= takes a Store"):
+    with pytest.raises(UsageError, match=r"notes= needs a Store"):
         Memory(face.store, face)  # type: ignore[arg-type]
     with open_memory(tmp_path / "w", sessions=face.store) as memory:
         assert repr(memory) == (f"Memory({face.store!r}, {memory.notes.store!r}, agent='main')")

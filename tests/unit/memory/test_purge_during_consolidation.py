@@ -10,7 +10,6 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from postgres_server import Databases
 from stenolog.cli import main
 from stenolog.errors import StenologError
 from stenolog.memory.consolidation import Consolidation
@@ -21,6 +20,7 @@ from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.stores.postgres import PostgresStore
 from stenolog.stores.sqlite import SQLiteStore
+from support.postgres_server import Databases
 
 KEY = "telegram:7"
 SECRET = "mountaineering"

@@ -4,13 +4,13 @@ import json
 import re
 from pathlib import Path
 
-from copying import copying
 from recallable import PAGE, RESULTS, ROWS, measure, renew
 from talk import Fact, facts, turns
 
 from stenolog.catalog.stemming import stems
 from stenolog.context.summary import SCHEMA
 from stenolog.memory.extraction import schema
+from support.copying_model import copying
 
 RARE = 10
 """A word that more of the user's messages have than these is not rare."""

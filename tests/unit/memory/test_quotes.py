@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limits import run_limited
 from stenolog.memory.quotes import (
     content_words,
     is_quoted,
@@ -15,6 +14,7 @@ from stenolog.memory.quotes import (
     unsupported_values,
     words,
 )
+from support.resource_limits import run_limited
 
 TOLD = "Well, I can’t eat   NUTS — my sister Zoë lives in Oslo, by the way. Not I! She\nsails."
 

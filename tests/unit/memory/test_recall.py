@@ -18,7 +18,7 @@ from stenolog.memory.scopes import Scope, scope_of
 from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import Store
 from stenolog.tokens import estimate
-from unit.memory.recall_set import OWNER, Place, plain_search, talks, tell_all
+from support.recall_set import OWNER, Place, plain_search, talks, tell_all
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
 ME = Scope(who="telegram:1", of="sender")

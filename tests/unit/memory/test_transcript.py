@@ -207,6 +207,18 @@ def test_the_users_words_are_only_the_users() -> None:
     assert "call" not in text
 
 
+def test_parts_other_than_text_become_a_word_in_brackets() -> None:
+    document = {"type": "document", "source": {"type": "text", "data": "I am the file"}}
+    odd = [{"type": "place", "text": "I am the place"}, {"type": "I am the type"}, 7]
+    turn = _turn(
+        _user([{"text": "look"}, document, *odd]),
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]},
+    )
+
+    assert turn.spoken == ["look\n[file]\n[place]\n[part]\n[part]"]
+    assert [line.text for line in turn.lines][1:] == ["I cannot."]
+
+
 def test_recalled_memory_is_not_shown_and_not_quotable() -> None:
     block = memory_block(["2026-05-01: Eats no meat."])
 

@@ -9,7 +9,7 @@ from stenolog.memory import note_cache
 from stenolog.memory.note_cache import WordIndex
 from stenolog.memory.note_records import Note
 from stenolog.memory.scopes import Scope
-from striking import Striking
+from support.interrupts import Striking
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 

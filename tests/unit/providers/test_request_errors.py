@@ -28,12 +28,12 @@ def waits(failure: Failure, *, tried: int = 1, chance: float = 1.0) -> float | N
 
 
 @pytest.mark.parametrize("status", [0, 408, 409, 425, 429, 500, 502, 503, 504, 529])
-def test_what_passes_is_tried_again(status: int) -> None:
+def test_temporary_failure_is_retried(status: int) -> None:
     assert waits(Failure("was busy", status)) == 0.5
 
 
 @pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 413, 422, 501, 505])
-def test_a_refusal_is_not_tried_again(status: int) -> None:
+def test_rejection_is_not_retried(status: int) -> None:
     assert waits(Failure("said no", status)) is None
     assert not is_temporary(Failure("said no", status))
 
@@ -49,12 +49,12 @@ def test_a_refusal_is_not_tried_again(status: int) -> None:
         "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 45000",
     ],
 )
-def test_what_no_time_helps_is_not_tried_again_whatever_its_status(words: str) -> None:
+def test_permanent_failure_is_not_retried_whatever_its_status(words: str) -> None:
     assert waits(Failure(words, 500)) is None
     assert waits(Failure(words, 429)) is None
 
 
-def test_after_silence_there_is_at_most_one_more_try() -> None:
+def test_after_silence_there_is_at_most_one_retry() -> None:
     silent = Failure("was silent", silent=True)
     assert [waits(silent, tried=tried) for tried in (1, 2)] == [0.5, None]
     for patience in (RetryLimits(retries=0), RetryLimits(after_silence=0)):
@@ -62,7 +62,7 @@ def test_after_silence_there_is_at_most_one_more_try() -> None:
     assert waits(Failure("cannot be reached"), tried=4) == 4
 
 
-def test_each_wait_is_twice_as_long_up_to_a_bound_and_not_the_same_for_all() -> None:
+def test_delays_double_up_to_a_limit_with_jitter() -> None:
     failure = Failure("was busy", 503)
     assert [waits(failure, tried=tried) for tried in (1, 2, 3, 4, 5)] == [0.5, 1, 2, 4, None]
     assert waits(failure, tried=3, chance=0) == 1.0
@@ -90,14 +90,12 @@ def test_each_wait_is_twice_as_long_up_to_a_bound_and_not_the_same_for_all() -> 
         ("", 0.5),
     ],
 )
-def test_retry_after_is_obeyed_where_it_says_something_bearable(
-    asked: str, seconds: float | None
-) -> None:
+def test_retry_after_within_the_limit_is_used(asked: str, seconds: float | None) -> None:
     assert waits(Failure("was busy", 429, asked)) == seconds
 
 
 @given(st.text(max_size=40))
-def test_no_retry_after_is_too_strange(value: str) -> None:
+def test_malformed_retry_after_is_ignored(value: str) -> None:
     found = read_retry_after(value, NOW)
     assert found is None or found >= 0
 
@@ -126,13 +124,13 @@ def test_no_retry_after_is_too_strange(value: str) -> None:
         ("null", "null"),
     ],
 )
-def test_the_words_of_a_server_are_found_in_any_shape(body: str, words: str) -> None:
+def test_server_message_is_found_in_every_format(body: str, words: str) -> None:
     assert error_message(body) == words
     shown = f"answered 400: {words}" if words else "answered 400 (no body)"
     assert failure_of_response(400, body) == Failure(shown, 400)
 
 
-def test_long_words_are_cut() -> None:
+def test_long_message_is_truncated() -> None:
     assert len(error_message("x " * 1_000_000)) == 2_001
     assert len(error_message(json.dumps({"error": {"message": "x" * 1_000_000}}))) == 2_001
 
@@ -152,13 +150,13 @@ def test_long_words_are_cut() -> None:
         ("words", 0),
     ],
 )
-def test_an_error_inside_of_a_stream_has_the_status_that_it_names(error: Any, status: int) -> None:
+def test_error_inside_a_stream_has_its_status(error: Any, status: int) -> None:
     found = failure_of({"error": error})
     assert found is not None
     assert found.status == status
 
 
-def test_what_tells_of_no_error_is_none() -> None:
+def test_answer_without_an_error_gives_none() -> None:
     fine: Any
     for fine in ({}, {"error": None}, {"choices": []}, [], "error", None, 7):
         assert failure_of(fine) is None

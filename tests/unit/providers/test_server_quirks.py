@@ -8,7 +8,7 @@ from stenolog.providers.request_errors import Failure
 from stenolog.providers.server_quirks import NO_TOOLS, ServerQuirks
 from stenolog.testing.scripted_model import tool_call
 from stenolog.testing.strict_requests import find_fault
-from unit.providers.answering import messages, tool
+from support.model_requests import messages, tool
 
 NOT_9 = Failure(
     "answered 400: Tool call id was call_a but must be a-z, A-Z, 0-9, with a length of 9.", 400
@@ -30,7 +30,7 @@ def called(*ids: str, content: Any = None) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
 
 
-def test_calls_and_results_stand_in_words_where_no_tools_are_taken() -> None:
+def test_calls_and_results_become_text_without_tools() -> None:
     said = {"role": "assistant", "content": "Both are high."}
     parts = [{"type": "text", "text": "I look."}, {"type": "image_url", "image_url": {}}]
     sent = request(*called("a", "b"), said, *messages("again"), *called("c", content=parts))
@@ -57,7 +57,7 @@ def test_calls_and_results_stand_in_words_where_no_tools_are_taken() -> None:
     assert sent["messages"][1]["tool_calls"]
 
 
-def test_a_server_that_wants_short_ids_gets_the_same_ones_each_time() -> None:
+def test_short_ids_are_the_same_in_every_request() -> None:
     sent = request(*called("call_a", "abcDEF123"))
     fallbacks = ServerQuirks()
     assert fallbacks.learn(sent, NOT_9) == ""
@@ -80,7 +80,7 @@ def test_a_server_that_wants_short_ids_gets_the_same_ones_each_time() -> None:
         'loc: ["body", "messages", 1, "tool_calls", 0, "note"], msg: Extra inputs',
     ],
 )
-def test_fields_of_calls_that_another_server_made_are_left_out(words: str) -> None:
+def test_call_fields_of_another_server_are_removed(words: str) -> None:
     sent = request(*called("a"))
     plain = request(*called("a"))
     sent["messages"][1]["tool_calls"][0]["note"] = "x"
@@ -90,7 +90,7 @@ def test_fields_of_calls_that_another_server_made_are_left_out(words: str) -> No
     assert fallbacks.applied(sent) == plain
 
 
-def test_nothing_is_learnt_twice_nor_from_what_would_change_nothing() -> None:
+def test_quirks_are_learned_once_and_only_if_they_change_the_request() -> None:
     fallbacks = ServerQuirks()
     assert fallbacks.learn({"messages": messages("x")}, NO_TOOL) is None
     assert fallbacks.learn(request(), Failure(NO_TOOL.what, 503)) is None
@@ -99,7 +99,7 @@ def test_nothing_is_learnt_twice_nor_from_what_would_change_nothing() -> None:
     assert fallbacks.learn(request(), NOT_9) is None
 
 
-def test_strange_messages_do_not_break_it() -> None:
+def test_malformed_messages_do_not_raise() -> None:
     odd: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": "x"},
         {"role": "assistant", "tool_calls": [{"id": None, "function": "x"}]},

@@ -53,7 +53,7 @@ def calls(reply: StreamedAnswer) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_what_says_nothing_of_the_answer_is_passed_over() -> None:
+def test_events_without_content_are_skipped() -> None:
     reading = reader()
     for nothing in (
         "",
@@ -71,13 +71,13 @@ def test_what_says_nothing_of_the_answer_is_passed_over() -> None:
     assert (reading.done, reading.finished, reading.rest()) == (True, False, None)
 
 
-def test_only_the_first_of_several_answers_is_read() -> None:
+def test_only_the_first_choice_is_read() -> None:
     first = {"index": 0, "delta": {"content": "yes"}}
     other = {"index": 1, "delta": {"content": "no"}}
     assert read({"choices": [other]}, {"choices": [other, first]}).text == "yes"
 
 
-def test_the_reason_of_the_end_is_told_once() -> None:
+def test_finish_reason_is_sent_once() -> None:
     reading = reader()
     ended = '{"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"length"}]}'
     first, again = reading.read(ended), reading.read(ended)
@@ -88,7 +88,7 @@ def test_the_reason_of_the_end_is_told_once() -> None:
     assert reading.finished
 
 
-def test_usage_is_the_last_that_was_told() -> None:
+def test_last_reported_usage_counts() -> None:
     told = read(
         {**delta(content="a"), "usage": {"prompt_tokens": 5, "completion_tokens": 1}},
         {**delta(content="b"), "usage": None},
@@ -109,28 +109,28 @@ def test_usage_is_the_last_that_was_told() -> None:
 @pytest.mark.parametrize(
     "usage", [None, {}, [], "many", {"prompt_tokens": "x"}, {"prompt_tokens": -1}]
 )
-def test_usage_that_says_nothing_is_none(usage: Any) -> None:
+def test_empty_usage_is_none(usage: Any) -> None:
     assert read({"choices": [], "usage": usage}).usage is None
 
 
-def test_content_in_parts_is_read_and_so_are_the_thoughts_in_it() -> None:
+def test_content_parts_and_their_reasoning_are_read() -> None:
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     reply = read(delta(content=[thinking]), delta(content=[{"type": "text", "text": "yes"}, 7]))
     assert (reply.reasoning, reply.text) == ("hm", "yes")
 
 
-def test_thoughts_that_are_told_twice_are_read_once() -> None:
+def test_duplicate_reasoning_is_read_once() -> None:
     assert read(delta(reasoning="hm", reasoning_content="hm")).reasoning == "hm"
 
 
-def test_a_refusal_is_something_said() -> None:
+def test_refusal_is_part_of_the_text() -> None:
     assert read(delta(refusal="I will not.")).text == "I will not."
 
 
 # --- tool calls ------------------------------------------------------------------------------
 
 
-def test_parts_are_put_together_by_their_number() -> None:
+def test_call_parts_are_joined_by_index() -> None:
     reply = read(
         delta(tool_calls=[call(0, id="a", name="x", arguments="")]),
         delta(tool_calls=[call(1, id="b", name="y", arguments='{"n"')]),
@@ -140,12 +140,12 @@ def test_parts_are_put_together_by_their_number() -> None:
     assert calls(reply) == [("a", "x", '{"m": 1}'), ("b", "y", '{"n": 2}')]
 
 
-def test_parts_that_repeat_id_and_name_are_one_call() -> None:
+def test_parts_with_the_same_id_are_one_call() -> None:
     parts = [call(0, id="a", name="x", arguments=piece) for piece in ('{"m":', " 1}")]
     assert calls(read(*(delta(tool_calls=[part]) for part in parts))) == [("a", "x", '{"m": 1}')]
 
 
-def test_calls_that_are_all_numbered_0_are_told_apart() -> None:
+def test_calls_with_index_0_are_separated() -> None:
     by_id = [call(0, id=id, name="x", arguments="{}") for id in "ab"]
     assert calls(read(*(delta(tool_calls=[one]) for one in by_id))) == [
         ("a", "x", "{}"),
@@ -158,7 +158,7 @@ def test_calls_that_are_all_numbered_0_are_told_apart() -> None:
     ]
 
 
-def test_calls_without_a_number_go_by_their_id_or_their_name() -> None:
+def test_calls_without_an_index_are_separated_by_id_or_name() -> None:
     reply = read(
         delta(tool_calls=[call(id="a", name="x", arguments="{")]),
         delta(tool_calls=[call(arguments='"n": 1')]),
@@ -176,7 +176,7 @@ def test_calls_without_a_number_go_by_their_id_or_their_name() -> None:
     ]
 
 
-def test_arguments_that_are_an_object_become_text() -> None:
+def test_object_arguments_become_text() -> None:
     assert calls(read(delta(tool_calls=[call(0, id="a", name="x", arguments={"n": 1})]))) == [
         ("a", "x", '{"n": 1}')
     ]
@@ -185,7 +185,7 @@ def test_arguments_that_are_an_object_become_text() -> None:
 # --- characters in halves --------------------------------------------------------------------
 
 
-def test_a_character_that_comes_in_two_halves_is_whole() -> None:
+def test_split_surrogate_pair_is_joined() -> None:
     halves = '{"choices":[{"delta":{"content":"%s"}}]}'
     assert read(halves % "a\\ud83d", halves % "\\ude00b").text == "a\N{GRINNING FACE}b"
     assert read(halves % "a\\ud83d", halves % "b").text == "a\ufffdb"
@@ -194,7 +194,7 @@ def test_a_character_that_comes_in_two_halves_is_whole() -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=30), st.data())
-def test_any_text_in_any_pieces_is_the_text(text: str, data: st.DataObject) -> None:
+def test_pieces_of_every_text_are_joined(text: str, data: st.DataObject) -> None:
     units = text.encode("utf-16-le")
     cut = 2 * data.draw(st.integers(0, len(units) // 2))
     pieces = [part.decode("utf-16-le", "surrogatepass") for part in (units[:cut], units[cut:])]
@@ -246,7 +246,7 @@ def _trouble(way: str, text: str) -> str | None:
 
 
 @given(JSON)
-def test_whatever_a_server_sends_it_is_read_or_named(sent: Any) -> None:
+def test_every_chunk_is_parsed_or_raises_a_request_error(sent: Any) -> None:
     chunk = json.dumps({"choices": [{"delta": sent, "finish_reason": sent}], "usage": sent})
     for text in (json.dumps(sent), chunk):
         for way in ("read", "whole"):
@@ -254,7 +254,7 @@ def test_whatever_a_server_sends_it_is_read_or_named(sent: Any) -> None:
             assert found is None or "malformed" in found or "error" in found
 
 
-def test_a_whole_answer_that_is_an_error_or_nothing_is_named() -> None:
+def test_complete_answer_with_an_error_or_no_choices_raises() -> None:
     with pytest.raises(RequestError, match="no such model"):
         reader().whole('{"error": {"message": "no such model"}}')
     for nothing in ("{}", "[]", '{"choices": []}', "null"):
@@ -262,7 +262,7 @@ def test_a_whole_answer_that_is_an_error_or_nothing_is_named() -> None:
             reader().whole(nothing)
 
 
-def test_further_fields_of_a_call_are_kept_and_can_be_stored() -> None:
+def test_extra_fields_of_a_call_are_kept_and_storable() -> None:
     first = {**call(0, id="a", name="look"), "type": "function", "extra_content": {"s": "1"}}
     later = {**call(0, arguments="{}"), "note": "\ud83d\ude00\ud83d", "none": None}
     odd = '{"choices":[{"delta":{"tool_calls":[{"index":0,"n":NaN,"deep":{"m":NaN}}]}}]}'
@@ -280,7 +280,7 @@ def test_further_fields_of_a_call_are_kept_and_can_be_stored() -> None:
     ]
 
 
-def test_details_of_thoughts_that_are_none_are_passed_over() -> None:
+def test_malformed_reasoning_details_are_skipped() -> None:
     said = {"type": "reasoning.text", "text": "It is "}
     odd: Any
     for odd in (None, "x", 7, {}, ["x", None]):
@@ -314,7 +314,7 @@ def test_many_pieces_are_joined_once() -> None:
     assert (reply.text, reply.details) == ("aaacd", [{**detail, "text": "ttttt"}])
 
 
-def test_many_pieces_of_a_call_are_joined_where_they_are_looked_at() -> None:
+def test_pieces_of_a_call_are_joined_when_read() -> None:
     found = _Calls(lambda: "new")
     for piece in ("{", "}"):
         function = {"name": "", "arguments": Piece(piece)}

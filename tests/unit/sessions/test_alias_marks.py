@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import pytest
 
-import needs
 from stenolog.errors import ReadOnly, StoreClosed
 from stenolog.sessions.aliases import NO_ALIASES, alias_mark, change_alias_mark, prepare_alias_mark
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.base import MarkedStore, Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
+from support import needs
 
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
 
@@ -89,13 +89,15 @@ def test_p13_aliases_in_a_database_of_the_schema_before_are_found(tmp_path: Path
     file = tmp_path / "steno.db"
     connection = apsw.Connection(str(file))
     for script in schema.migrations()[:2]:
-        schema.run(connection, script)
-    schema.run(
+        schema.run_script(connection, script)
+    schema.run_script(
         connection, f"PRAGMA user_version = 2; PRAGMA application_id={database_file.APPLICATION_ID}"
     )
-    schema.run(connection, "PRAGMA journal_mode = wal")
+    schema.run_script(connection, "PRAGMA journal_mode = wal")
     # What told of aliases until then, for whoever had them.
-    schema.run(connection, "CREATE TABLE alias_mark (namespace TEXT PRIMARY KEY, given INTEGER)")
+    schema.run_script(
+        connection, "CREATE TABLE alias_mark (namespace TEXT PRIMARY KEY, given INTEGER)"
+    )
     connection.execute(
         "INSERT INTO session (id, namespace, key, uid, created, updated, last_seq, bytes, version)"
         " VALUES (1, 'sessions', 'telegram:1', ?, ?, ?, 0, 0, 1)",

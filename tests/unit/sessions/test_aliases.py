@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 
-import memory_disk
 from stenolog.sessions.aliases import (
     MAX_CACHED_KEYS,
     Aliases,
@@ -21,6 +20,7 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.migration import migrate_from_json
+from support import temporary_folders
 
 KEYS: Final = 100_000
 WHERE: Final = {"jsonl": "{}", "sqlite": "sqlite:{}/steno.db"}
@@ -30,7 +30,7 @@ Opened = Callable[[], Store]
 
 @pytest.fixture(params=WHERE)
 def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield lambda: open_store(WHERE[request.param].format(path))
 
 
@@ -74,7 +74,7 @@ def test_a_name_opens_the_owner_again_once_the_session_of_that_key_is_deleted(
 
 
 def test_p7_aliases_of_sessions_imported_elsewhere_are_found(opened: Opened) -> None:
-    with opened() as beside, memory_disk.folder() as old:
+    with opened() as beside, temporary_folders.folder() as old:
         sessions = JSONLBackend(opened())
         for number in range(3):
             text = json.dumps({"key": f"k:{number}", "messages": [{"role": "user"}]})

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import needs
 from stenolog.codec import encode_object
 from stenolog.errors import (
     LeaseLost,
@@ -31,6 +30,7 @@ from stenolog.stores import json_file
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import JSONMessage, JSONSession
 from stenolog.testing.strategies import messages, texts
+from support import needs
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "picoclaw-legacy"
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import pytest
 
-import memory_disk
 from stenolog.errors import StoreClosed
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
+from support import temporary_folders
 
 # Checked by mypy: the legacy store is a SessionStore, method by method.
 _statically: Callable[[Path], SessionStore] = SessionManager
@@ -33,7 +33,7 @@ ODD_KEYS: Final = [
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """In memory: what is asked here is what is stored, not how safely."""
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 

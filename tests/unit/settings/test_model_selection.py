@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stenolog.errors import UsageError
+from stenolog.errors import UsageError, install_command
 from stenolog.providers.chat_model import ChatModel, HasContextWindow
 from stenolog.providers.openai_chat import OpenAIChat
 from stenolog.settings.model_selection import (
@@ -23,7 +23,7 @@ from stenolog.settings.model_selection import (
 )
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.scripted_model import ScriptedModel
-from unit.providers.answering import asked_once, tool
+from support.model_requests import asked_once, tool
 
 KEYS = {"OPENAI_API_KEY": "sk-1", "GROQ_API_KEY": "gsk-2"}
 
@@ -81,7 +81,7 @@ def test_where_nothing_is_found_three_lines_say_what_to_do() -> None:
     found = find_model(environment={})
     assert isinstance(found, NoModel)
     assert len(found.text.splitlines()) == 3
-    for word in ("OPENAI_API_KEY", "Ollama", "stenolog[local]", "--model scripted"):
+    for word in ("OPENAI_API_KEY", "Ollama", install_command("local"), "--model scripted"):
         assert word in found.text
 
 

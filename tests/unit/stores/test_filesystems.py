@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore, SQLiteStore
-from stenolog.stores import filesystems
+from stenolog.stores import disk
 
 MOUNTS = r"""/dev/sda / ext4 rw 0 0
 server:/a /mnt/shared nfs4 rw 0 0
@@ -31,14 +31,14 @@ broken line
     ],
 )
 def test_the_innermost_mount_counts(path: str, kind: str) -> None:
-    assert filesystems.kind_at(path, MOUNTS) == kind
+    assert disk.kind_at(path, MOUNTS) == kind
 
 
 def _pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     table = tmp_path / "mounts"
     table.write_text(f"x / {kind} rw 0 0\n")
-    monkeypatch.setattr(filesystems, "_MOUNTS", str(table))
-    monkeypatch.setattr(filesystems, "_kinds", {})
+    monkeypatch.setattr(disk, "_MOUNT_TABLE", str(table))
+    monkeypatch.setattr(disk, "_filesystem_kinds", {})
 
 
 @pytest.mark.parametrize(("kind", "warned"), [("nfs4", True), ("ext4", False)])
@@ -58,4 +58,4 @@ def test_where_nobody_tells_nobody_is_warned(
 ) -> None:
     _pretend(tmp_path, monkeypatch, "nfs")
     (tmp_path / "mounts").unlink()
-    assert filesystems.network_kind(tmp_path) == ""
+    assert disk.network_kind(tmp_path) == ""

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import memory_disk
 from stenolog.errors import SessionDeleted
 from stenolog.records import Message
 from stenolog.stores import following
 from stenolog.stores.base import Store
-from stenolog.stores.following import SessionChange, changed_between, follow_changes
+from stenolog.stores.following import SessionChange, changes_between, follow_changes
 from stenolog.stores.open_store import open_store
+from support import temporary_folders
 
 ENGINES = ("jsonl", "sqlite", "memory", "postgresql")
 
@@ -30,7 +30,7 @@ def test_messages_and_changes_come_in_their_order(
     engine: str, own_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
-    with memory_disk.folder() as folder, _open(engine, folder, own_url) as store:
+    with temporary_folders.folder() as folder, _open(engine, folder, own_url) as store:
         for number in range(4):
             store.add_message("s", "user", f"m{number}")
         found: list[Message | SessionChange] = []
@@ -87,7 +87,7 @@ def test_of_a_session_that_was_not_there_nothing_has_changed() -> None:
     with open_store("memory:") as store:
         store.add_message("s", "user", "x")
         info = store.info("s")
-        assert changed_between(None, info) == changed_between(info, None) == []
+        assert changes_between(None, info) == changes_between(info, None) == []
         store.delete("s")
         store.add_message("s", "user", "y")
-        assert changed_between(info, store.info("s")) == []
+        assert changes_between(info, store.info("s")) == []

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.errors import SessionDeleted
-from stenolog.gateway.shared_state import Following
+from stenolog.gateway.shared_state import SessionFollower
 from stenolog.records import Message, SessionInfo
 from stenolog.stores import async_store, following
 from stenolog.stores.async_store import AsyncStore
@@ -100,7 +99,7 @@ def test_two_sessions_of_a_key_are_never_mixed(
 ) -> None:
     """In rounds of 10 ms, so that a strike falls into each of the steps between two rounds."""
     monkeypatch.setattr(async_store, "LOOK_UP_SECONDS", 0.01)
-    monkeypatch.setattr(following, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(following, "CHECK_SECONDS", 0.01)
     first_session_seen = 0
     for number in range(1, 40):
         store = Striking(number, created_again=created_again)
@@ -135,7 +134,7 @@ def test_listeners_of_the_gateway_are_told_of_a_recreated_session() -> None:
         for text in NEW:
             store.add_message("a", "user", text)
 
-        following = Following(loop)
+        following = SessionFollower(loop)
         with pytest.raises(SessionDeleted):
             async with aclosing(following.messages(store, "a", after=2, uid=uid)) as messages:
                 await anext(messages)

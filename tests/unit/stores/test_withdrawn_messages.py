@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.stores import spans
-from stenolog.stores.withdrawn_messages import META, MOST, noted, withdrawn
+from stenolog.stores.withdrawn_messages import MAX_RANGES, META, updated_field, withdrawn_seqs
 from stenolog.testing.strategies import values
 
 SPANS = st.lists(
@@ -21,17 +21,17 @@ def seqs(found: list[tuple[int, int]]) -> set[int]:
 
 @given(values())
 def test_whatever_stands_in_the_field_is_read(value: Any) -> None:
-    found = withdrawn({META: value})
+    found = withdrawn_seqs({META: value})
     assert found == spans.union(found)
     assert all(1 <= first <= last for first, last in found)
 
 
 @pytest.mark.parametrize("other", [None, 5, "3-4", [3, 4], [[0, 4]], [[4, 3]], [[True, 2]], [{}]])
 def test_what_is_no_run_of_seqs_is_passed_over(other: Any) -> None:
-    assert withdrawn({META: other}) == []
-    assert withdrawn({}) == []
+    assert withdrawn_seqs({META: other}) == []
+    assert withdrawn_seqs({}) == []
     if isinstance(other, list):
-        assert withdrawn({META: [*other, [7, 8]]}) == [(7, 8)]
+        assert withdrawn_seqs({META: [*other, [7, 8]]}) == [(7, 8)]
 
 
 @given(SPANS, SPANS, SPANS)
@@ -39,13 +39,13 @@ def test_what_is_noted_is_what_was_known_and_is_not_in_sight_and_what_is_new(
     known: list[tuple[int, int]], taken: list[tuple[int, int]], shown: list[tuple[int, int]]
 ) -> None:
     meta = {META: [list(span) for span in known]}
-    value = noted(meta, taken, shown=spans.union(shown))
-    assert seqs(withdrawn({META: value})) == (seqs(known) - seqs(shown)) | seqs(taken)
-    assert value is None or value == [list(span) for span in withdrawn({META: value})]
+    value = updated_field(meta, taken, shown=spans.union(shown))
+    assert seqs(withdrawn_seqs({META: value})) == (seqs(known) - seqs(shown)) | seqs(taken)
+    assert value is None or value == [list(span) for span in withdrawn_seqs({META: value})]
 
 
 def test_it_stays_small_and_the_newest_are_kept() -> None:
-    value = noted({}, [(seq, seq) for seq in range(1, 1_000, 2)])
+    value = updated_field({}, [(seq, seq) for seq in range(1, 1_000, 2)])
     assert value is not None
-    assert len(value) == MOST
+    assert len(value) == MAX_RANGES
     assert value[-1] == [999, 999]

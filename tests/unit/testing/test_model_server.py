@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from stenolog.context.overflow import read_overflow
 from stenolog.errors import UsageError
 from stenolog.providers.openai_chat import OpenAIChat
+from stenolog.providers.request_errors import read_overflow
 from stenolog.testing.model_server import ModelServer
 from stenolog.testing.model_server_plays import Play, answer_by_rule
 from stenolog.testing.scripted_model import calls_in
-from unit.providers.answering import asked_once, messages, tool
+from support.model_requests import asked_once, messages, tool
 
 
 def post(server: ModelServer, body: Any, *, path: str = "/chat/completions") -> tuple[int, Any]:
@@ -34,7 +34,7 @@ def get(url: str, data: bytes | None = None) -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
-def test_it_answers_without_a_stream_too() -> None:
+def test_server_answers_without_streaming() -> None:
     with ModelServer() as server:
         status, answer = post(server, {"model": "m", "messages": messages("hello")})
         assert status == 200
@@ -44,7 +44,7 @@ def test_it_answers_without_a_stream_too() -> None:
         assert get(f"{server.url}/models")[1]["data"][0]["id"] == "scripted"
 
 
-def test_what_is_wrong_is_refused_counted_and_kept() -> None:
+def test_invalid_request_is_rejected_counted_and_recorded() -> None:
     with ModelServer(most_kept=3) as server:
         for body in (b"{", {"model": "m", "messages": [{"role": "bot"}]}):
             status, answer = post(server, body)
@@ -62,19 +62,19 @@ def test_what_is_wrong_is_refused_counted_and_kept() -> None:
         assert get(server.url.removesuffix("/v1") + "/requests")[1] == server.requests
 
 
-def test_a_fault_that_is_played_does_not_hide_what_was_wrong_with_the_request() -> None:
+def test_scripted_fault_does_not_hide_an_invalid_request() -> None:
     with ModelServer(plays=[Play(status=500)]) as server:
         assert post(server, {"messages": []})[0] == 400
         assert server.refused == 1
 
 
-def test_other_addresses_and_methods_are_refused() -> None:
+def test_unknown_paths_and_methods_are_rejected() -> None:
     with ModelServer() as server:
         assert post(server, {}, path="/embeddings")[0] == 404
         assert get(f"{server.url}/nothing")[0] == 404
 
 
-def test_a_conversation_with_tools_can_be_foreseen() -> None:
+def test_conversation_with_tools_is_predictable() -> None:
     with ModelServer() as server:
         model = OpenAIChat("scripted", base_url=server.url)
         asked = messages('call look {"at": "x"} and now')
@@ -108,17 +108,17 @@ def test_a_conversation_with_tools_can_be_foreseen() -> None:
         ("", []),
     ],
 )
-def test_calls_are_read_from_what_a_user_says(text: str, calls: list[tuple[str, str]]) -> None:
+def test_calls_are_parsed_from_user_text(text: str, calls: list[tuple[str, str]]) -> None:
     assert calls_in(text) == calls
 
 
-def test_whatever_is_asked_the_script_has_an_answer() -> None:
+def test_script_answers_every_request() -> None:
     assert answer_by_rule({}) == "You said: "
     parts = [{"type": "text", "text": "this"}, {"type": "image_url"}]
     assert answer_by_rule({"messages": [{"role": "user", "content": parts}]}) == "You said: this "
 
 
-def test_a_request_beyond_its_context_is_refused_as_an_overflow() -> None:
+def test_request_above_the_context_is_rejected_as_overflow() -> None:
     with ModelServer(context=100, dialect="llama.cpp") as server:
         model = OpenAIChat("scripted", base_url=server.url)
         assert asked_once(model, "short")[1] is None
@@ -130,11 +130,11 @@ def test_a_request_beyond_its_context_is_refused_as_an_overflow() -> None:
         # Tools are counted too.
         assert asked_once(model, "short", tools=[tool(f"tool_{n}") for n in range(10)])[1]
         assert server.refused == 0
-    with pytest.raises(UsageError, match="no dialect"):
+    with pytest.raises(UsageError, match="unknown dialect"):
         ModelServer(dialect="klingon")
 
 
-def test_closing_it_ends_answers_and_leaves_no_thread() -> None:
+def test_close_ends_answers_and_threads() -> None:
     before = threading.active_count()
     server = ModelServer(plays=[Play(stall_after=2), Play(first_byte=60)])
     errors = []
@@ -155,7 +155,7 @@ def test_closing_it_ends_answers_and_leaves_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_it_runs_as_a_child_process_until_it_is_told_to_end() -> None:
+def test_server_runs_as_a_child_process_until_sigterm() -> None:
     play = '{"answer": "as played"}'
     command = [sys.executable, "-m", "stenolog.testing.model_server", "--play", play]
     with subprocess.Popen(
@@ -171,13 +171,13 @@ def test_it_runs_as_a_child_process_until_it_is_told_to_end() -> None:
         assert child.wait(10) == 0
 
 
-def test_it_needs_nothing_that_only_tests_have() -> None:
+def test_model_server_does_not_import_pytest() -> None:
     code = "import sys, stenolog.testing.model_server; print('pytest' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
 
 
-def test_a_play_that_is_none_is_told_in_one_line() -> None:
+def test_invalid_play_is_reported_in_one_line() -> None:
     command = [sys.executable, "-m", "stenolog.testing.model_server", "--play", "nonsense"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2

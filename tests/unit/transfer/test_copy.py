@@ -13,19 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import memory_disk
-from postgres_server import Databases, Server
 from stenolog import (
     JSONLStore,
     Message,
     NotStored,
     OnceConflict,
-    ReadOnly,
     SQLiteStore,
     StenologError,
     StoreBusy,
     StoreUnavailable,
 )
+from stenolog.errors import ReadOnly
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -39,7 +37,8 @@ from stenolog.stores.snapshots import (
 from stenolog.testing.strategies import operations
 from stenolog.transfer import copy
 from stenolog.transfer.copy import CopyProblem, CopyStep, CopyTotals, copy_snapshots, preview_copy
-from unit.transfer.copied import (
+from support import temporary_folders
+from support.copied_stores import (
     LONG_KEY,
     digests,
     everything,
@@ -51,6 +50,7 @@ from unit.transfer.copied import (
     undone,
     whole,
 )
+from support.postgres_server import Databases, Server
 
 ENGINES = ("jsonl", "sqlite", "memory")
 PAIRS = [*product(ENGINES, repeat=2), ("jsonl", "postgresql"), ("postgresql", "sqlite")]
@@ -61,7 +61,7 @@ Open = Callable[[str, str], Store]
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 
@@ -253,7 +253,7 @@ def test_any_session_is_copied_and_updated(
     engine: str, first: list[object], then: list[object], other: str
 ) -> None:
     with (
-        memory_disk.folder() as place,
+        temporary_folders.folder() as place,
         opened(engine, place, name="source") as source,
         opened(other, place, name="target") as target,
         InMemoryStore() as back,

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-import memory_disk
 import stenolog
-from stenolog.errors import DamagedStore, NoSuchSession, StoreUnavailable
+from stenolog.errors import DamagedStore, NoSuchSession, ReadOnly, StoreUnavailable
 from stenolog.records import SessionInfo
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore
@@ -24,6 +23,7 @@ from stenolog.transfer import open_sessions as opening
 from stenolog.transfer.fallback import FallbackStore
 from stenolog.transfer.migration import migrate_from_json
 from stenolog.transfer.open_sessions import open_sessions
+from support import temporary_folders
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 VERSION_0_1: Final = SAMPLES / "fallback-0.1"
@@ -38,7 +38,7 @@ BATCH: Final = [{"role": "user", "content": 1}, {"role": "assistant", "content":
 
 @pytest.fixture
 def workspace() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path / "w"
 
 
@@ -559,7 +559,7 @@ def test_a_session_that_was_deleted_in_the_fallback_is_deleted_at_the_merge(
             assert {one.key for one in good.store.list_trash()} == {KEY, "mine"}
 
 
-@pytest.mark.parametrize("error", [stenolog.StoreBusy, stenolog.ReadOnly])
+@pytest.mark.parametrize("error", [stenolog.StoreBusy, ReadOnly])
 @pytest.mark.parametrize("before", [None, 2])
 def test_p7_a_purge_that_was_refused_in_the_fallback_is_not_repeated(
     where: str,

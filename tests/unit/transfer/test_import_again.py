@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import pytest
 
-import memory_disk
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -18,14 +17,15 @@ from stenolog.transfer import session_import
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.merge import IMPORT_TIME
 from stenolog.transfer.migration import ImportReport, import_folder
-from unit.transfer.old_sources import LAYOUTS, adk, events, nanobot, role, said, strands, words
+from support import temporary_folders
+from support.import_sources import LAYOUTS, adk, events, nanobot, role, said, strands, words
 
 STEPS: Final = ("set_meta", "add_messages", "checkpoint", "hide", "set_summary")
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 

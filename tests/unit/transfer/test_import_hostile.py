@@ -15,15 +15,14 @@ from click.testing import CliRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import memory_disk
-from limits import MB, run_limited
 from stenolog.cli import main
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_rows
 from stenolog.transfer.migration import ImportReport, import_folder
-from unit.transfer.old_sources import (
+from support import temporary_folders
+from support.import_sources import (
     AGENT_TABLES,
     EPOCH,
     INSERT_ITEM,
@@ -35,6 +34,7 @@ from unit.transfer.old_sources import (
     strands,
     words,
 )
+from support.resource_limits import MB, run_limited
 
 DEEP: Final = "[" * 100_000 + "]" * 100_000
 NESTED: Final = (
@@ -59,7 +59,7 @@ BAD_TEXTS: Final = {
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 
@@ -197,7 +197,7 @@ def test_p10_truncated_file_gives_prefix_or_reason(place: Path, layout: str) -> 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_damaged_database_is_reported_without_traceback(data: st.DataObject) -> None:
-    with memory_disk.folder() as place:
+    with temporary_folders.folder() as place:
         source = items(place / "old", [{"role": "user", "content": "x" * 900}] * 20)
         text = bytearray(source.read_bytes())
         for _ in range(data.draw(st.integers(1, 30))):
@@ -258,7 +258,7 @@ _shaped = st.fixed_dictionaries(
 @given(found=st.lists(_shaped | _json, min_size=1, max_size=4))
 @example(found=[2**63, -(2**63) - 1])
 def test_any_content_is_imported_or_reported(found: list[Any]) -> None:
-    with memory_disk.folder() as place, InMemoryStore() as store:
+    with temporary_folders.folder() as place, InMemoryStore() as store:
         sources = [items(place / "a", found), events(place / "b", [_text(one) for one in found])]
         (place / "c.json").write_text(_text(found))
         (place / "d.jsonl").write_text("".join(_text(one) + "\n" for one in found))

@@ -11,10 +11,8 @@ from typing import Any, Final, get_args
 
 import pytest
 
-import memory_disk
-from stenolog.agent.instance import AgentInstance
+from stenolog.agent.instance import AgentInstance, AgentRegistry
 from stenolog.agent.loop import AgentLoop
-from stenolog.agent.registry import AgentRegistry
 from stenolog.agent.spec import AgentSpec
 from stenolog.catalog import open_catalog
 from stenolog.catalog.message_metadata import FIELD, mark_received, origin_of
@@ -24,7 +22,8 @@ from stenolog.testing.scripted_model import ScriptedModel
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, Layout
 from stenolog.transfer.migration import ImportReport, import_folder
 from stenolog.transfer.open_sessions import open_sessions
-from unit.transfer.old_sources import LAYOUTS
+from support import temporary_folders
+from support.import_sources import LAYOUTS
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 ORIGIN: Final = {"channel": "telegram", "chat": 666}
@@ -33,7 +32,7 @@ MARK: Final = {"received": {"sender": "telegram:123"}, "origin": ORIGIN, "seen":
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import pytest
 
-import memory_disk
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import ImportReport, import_folder
+from support import temporary_folders
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 THE_DAY: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ THE_DAY: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         for sample in SAMPLES.iterdir():
             if sample.is_dir():
                 shutil.copytree(sample, path / sample.name)

@@ -151,11 +151,10 @@ def test_all_samples_are_copied_and_twice_adds_nothing(
         second = steno("import", layout, "-w", where)
         # What could not be carried then is not here now either, and that is told again.
         assert second.exit_code == 3
-        assert "0 sessions taken in, 0 messages" in second.stderr
-        assert f"{sessions} had been taken in before" in second.stderr
+        assert "Imported 0 sessions, 0 messages" in second.stderr
+        assert f"{sessions} session{'' if sessions == 1 else 's'} already imported" in second.stderr
         if layout != "picoclaw-legacy":
-            of = "it" if sessions == 1 else "them"
-            words = f"taken in before, and 1 message of {of} was never carried."
+            words = "already imported, except 1 message that could not be imported."
             assert words in second.stderr
             assert "is not JSON" in second.stderr
     with open_store(where) as store:
@@ -169,11 +168,11 @@ def test_skipped_content_is_printed_with_reason(steno: Steno, tmp_path: Path) ->
     result = steno("import", "old")
     assert result.exit_code == 3
     words = result.stderr.splitlines()
-    assert any("broken.json is left out: it is not JSON" in line for line in words)
+    assert any("broken.json was skipped: it is not JSON" in line for line in words)
     assert any("telegram_1001_alice.jsonl: line 5 is not JSON" in line for line in words)
     assert any("cli_torn-1001.jsonl: line 2 is not JSON" in line for line in words)
-    counted = "1 file left out; 2 messages could not be carried."
-    assert words[-1] == f"6 sessions taken in, 52 messages; {counted}"
+    counted = "1 file skipped; 2 messages could not be imported."
+    assert words[-1] == f"Imported 6 sessions, 52 messages; {counted}"
     assert len(result.stdout.splitlines()) == 6
 
 
@@ -183,7 +182,7 @@ def test_dry_run_prints_same_report_and_writes_nothing(steno: Steno, tmp_path: P
     dry = steno("import", "old", "--dry-run")
     assert bytes_of(tmp_path) == before
     assert not (tmp_path / "workspace").exists()
-    carried = "3 sessions would be taken in, 36 messages; 1 message could not be carried."
+    carried = "Would import 3 sessions, 36 messages; 1 message could not be imported."
     assert carried in dry.stderr
     wet = steno("import", "old")
     assert wet.stdout == dry.stdout
@@ -200,7 +199,7 @@ def test_one_file_and_the_workspace_of_the_other_program(steno: Steno, tmp_path:
     assert one.exit_code == 0
     assert one.stdout.split("\t")[:3] == ["telegram:1001", "5", "5"]
     whole = steno("import", "other")
-    assert "2 sessions taken in, 31 messages; 1 had been taken in before" in whole.stderr
+    assert "Imported 2 sessions, 31 messages; 1 session already imported" in whole.stderr
     assert "config.json" not in whole.stderr
 
 
@@ -218,14 +217,14 @@ def test_import_in_place_renames_files(steno: Steno, tmp_path: Path) -> None:
     assert steno("show", "telegram_1001_alice").exit_code == 0
     assert {path.stat().st_mode & 0o777 for path in place.glob("*.migrated")} == {0o600}
     again = steno("import", "workspace")
-    assert "Already taken in: 9 files *.migrated.\n" in again.stderr
-    assert "0 sessions taken in, 0 messages; 1 file left out." in again.stderr
+    assert "Already imported: 9 files *.migrated.\n" in again.stderr
+    assert "Imported 0 sessions, 0 messages; 1 file skipped." in again.stderr
     assert again.exit_code == 3
     (place / "broken.json").unlink()
     again = steno("import", "workspace")
-    assert (again.exit_code, again.stderr) == (0, "Already taken in: 9 files *.migrated.\n")
+    assert (again.exit_code, again.stderr) == (0, "Already imported: 9 files *.migrated.\n")
     one = steno("import", "workspace/sessions/telegram_1001.jsonl.migrated")
-    assert (one.exit_code, one.stderr) == (0, "Already taken in: 1 file *.migrated.\n")
+    assert (one.exit_code, one.stderr) == (0, "Already imported: 1 file *.migrated.\n")
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:steno.db"])
@@ -269,11 +268,8 @@ def test_folder_without_sessions_is_reported(
         (tmp_path / "old" / "x.json").write_text(content)
     result = steno("import", "old")
     assert result.exit_code == 1
-    none = (
-        "There is no session of a program that is known here in old; `steno import --help` lists "
-        "the programs."
-    )
-    assert "left out" in result.stderr if content else result.stderr == f"{none}\n"
+    none = "No session files of a known program in old. `steno import --help` lists the programs."
+    assert "skipped" in result.stderr if content else result.stderr == f"{none}\n"
     for where in ("workspace", "sqlite:new/steno.db"):
         assert steno("import", "old", "-w", where).exit_code == 1
     assert [path.name for path in tmp_path.iterdir()] == ["old"]  # no workspace for nothing
@@ -286,7 +282,7 @@ def test_subfolders_are_not_searched_and_reported(steno: Steno, tmp_path: Path) 
     result = steno("import", "old")
     assert result.exit_code == 1
     folders = len([path for path in (tmp_path / "old").iterdir() if path.is_dir()])
-    told = f"The {folders} folders in it were not looked into; name one of them.\n"
+    told = f"{folders} subfolders not searched. To import one, name it as SOURCE.\n"
     assert result.stderr.endswith(told)
 
 

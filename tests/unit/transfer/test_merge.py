@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-import memory_disk
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.migration import migrate_from_json
+from support import temporary_folders
 
 
 @pytest.fixture
 def workspace() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memory_disk
 from stenolog.catalog import open_catalog
 from stenolog.errors import NotStored, StoreUnavailable, UsageError
 from stenolog.records import Message
@@ -29,6 +28,7 @@ from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.merge import IMPORT_TIME
 from stenolog.transfer.migration import ImportReport, import_folder, migrate_from_json
 from stenolog.transfer.session_import import BATCH_MESSAGES
+from support import temporary_folders
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
 LAYOUTS: Final = ("picoclaw", "picoclaw-legacy", "zeroclaw")
@@ -49,7 +49,7 @@ OPENED: Final[dict[str, Callable[[Path], Store]]] = {
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """In memory: what is asked here is what is stored, not how safely."""
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         yield path
 
 
@@ -985,7 +985,8 @@ def test_a_long_session_goes_in_batches(store: Store, place: Path) -> None:
 
 _MIGRATE = """
 import sys
-from stenolog import migrate_from_json, open_store
+from stenolog import open_store
+from stenolog.transfer import migrate_from_json
 
 sys.stdin.readline()
 with open_store(sys.argv[1]) as store:
@@ -1047,7 +1048,7 @@ def test_p4_any_merge_keeps_all_messages_of_both_sides(
     said: list[tuple[str, str | None]],
 ) -> None:
     """`there`: as the reference wrote them; `said`: what a SessionManager added, with tokens."""
-    with memory_disk.folder() as place:
+    with temporary_folders.folder() as place:
         _merge_and_compare(place, here, there, said)
 
 
@@ -1231,5 +1232,5 @@ def test_p8_a_busy_store_is_a_failure_and_not_a_session_less(place: Path) -> Non
 
 
 def test_session_store_facade_is_rejected_with_hint_to_its_store(place: Path) -> None:
-    with pytest.raises(UsageError, match=r"migrate_from_json takes a Store.*\.store"):
+    with pytest.raises(UsageError, match=r"migrate_from_json needs a Store.*\.store"):
         migrate_from_json(place, JSONLBackend(InMemoryStore()))  # type: ignore[arg-type]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from bouncer import Bouncer
-from postgres_server import Databases, Server
 from stenolog import UsageError
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.backup import back_up
 from stenolog.transfer.copy_all import check_different_places, copy_place
+from support.pgbouncer import Bouncer
+from support.postgres_server import Databases, Server
 
 
 def _fill(where: str) -> str:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-import memory_disk
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.backup import back_up, verify
 from stenolog.transfer.copy_all import CopyReport, copy_place
-from unit.transfer.copied import digests
-from unit.unreadable import obey_modes
+from support import temporary_folders
+from support.copied_stores import digests
+from support.file_modes import obey_modes
 
 pytestmark = pytest.mark.usefixtures("obey_modes")
 __all__ = ["obey_modes"]
@@ -21,7 +21,7 @@ LOG = "sessions/telegram%3A123.jsonl"
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as path:
+    with temporary_folders.folder() as path:
         with open_store(str(path / "ws")) as store:
             for key in ("a", KEY, "z"):
                 store.add_message(key, "user", f"to {key}")

@@ -23,15 +23,15 @@ from stenolog.catalog.catalog_database import (
     DatabaseUnreachable,
     Row,
     Transaction,
-    in_order,
-    named,
+    parse_named,
+    split_statements,
 )
 from stenolog.errors import DamagedStore, ReadOnly, StoreBusy, StoreUnavailable
-from stenolog.stores.postgres.postgres_errors import is_lost, is_passing
-from stenolog.stores.postgres.queries import quoted
+from stenolog.stores.postgres.postgres_errors import is_conflict, is_connection_lost
+from stenolog.stores.postgres.schema import quoted
 
 if TYPE_CHECKING:
-    from stenolog.catalog.fulltext import Language
+    from stenolog.catalog.query import FullTextDialect
     from stenolog.stores.postgres.database import Database as StoreDatabase
 
 
@@ -41,12 +41,12 @@ _LAYOUT: Final = 2
 """Change it if only the tables or triggers of PostgreSQL change."""
 
 
-def version_of(schema: str) -> str:
+def catalog_version(schema: str) -> str:
     """Return the version of a catalog in this schema. Its triggers contain the schema's name."""
     return f"{VERSION}/{_LAYOUT}/{schema}"
 
 
-def prefix_of(namespace: str) -> str:
+def table_prefix(namespace: str) -> str:
     """Return the prefix of the table names; short, because PostgreSQL truncates long names."""
     return f"{PREFIX}{blake2b(namespace.encode(), digest_size=8).hexdigest()}_"
 
@@ -54,20 +54,20 @@ def prefix_of(namespace: str) -> str:
 @cache
 def statements(schema: str, prefix: str = PREFIX) -> Mapping[str, str]:
     """Return the statements of queries.sql by name."""
-    return named(_read("queries.sql", schema, prefix))
+    return parse_named(_read("queries.sql", schema, prefix))
 
 
 @cache
 def triggers(schema: str, namespace: str) -> Mapping[str, str]:
     """Return the function that empties the catalog after a purge, and its triggers."""
-    text = _read("triggers.sql", schema, prefix_of(namespace))
-    return named(text.replace("{namespace}", namespace.encode().hex()))
+    text = _read("triggers.sql", schema, table_prefix(namespace))
+    return parse_named(text.replace("{namespace}", namespace.encode().hex()))
 
 
 @cache
 def tables(schema: str, prefix: str) -> tuple[str, ...]:
     """Return the statements that create the tables. The last one takes the version."""
-    return in_order(_read("schema.sql", schema, prefix))
+    return split_statements(_read("schema.sql", schema, prefix))
 
 
 def _read(name: str, schema: str, prefix: str) -> str:
@@ -80,17 +80,17 @@ class SchemaDatabase:
 
     def __init__(self, database: "StoreDatabase", namespace: str, *, writable: bool = True) -> None:
         self.schema = schema = database.settings.schema
-        self.prefix = prefix_of(namespace)
+        self.prefix = table_prefix(namespace)
         self.sql = statements(schema, self.prefix)
         self._about = f"{quoted(schema)}.{self.prefix}about"
-        self._version = version_of(schema)
+        self._version = catalog_version(schema)
         self._database = database
         self._namespace = namespace
         self._writable = writable
         self._damaged = False
 
     @property
-    def language(self) -> "Language":
+    def fulltext(self) -> "FullTextDialect":
         """The query language of tsquery."""
         # Imported on demand: a list does not need it.
         from stenolog.catalog.postgres.fulltext_query import TSQuery
@@ -100,8 +100,8 @@ class SchemaDatabase:
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """Start a read transaction, which sees a consistent state of the tables."""
-        with self._sorted(), self._database.read() as plain:
-            transaction = _Texts(plain)
+        with self._converted_errors(), self._database.read() as inner:
+            transaction = _BytesTransaction(inner)
             transaction.execute(self.sql["hold"])
             self._check(transaction.execute(self.sql["look"]))
             yield transaction
@@ -110,54 +110,54 @@ class SchemaDatabase:
     def write(self) -> Iterator[Transaction]:
         """Start a write transaction. It does not block readers."""
         self._check_writable()
-        with self._sorted(), self._database.write() as plain:
-            transaction = _Texts(plain)
+        with self._converted_errors(), self._database.write() as inner:
+            transaction = _BytesTransaction(inner)
             self._check(transaction.execute(self.sql["turn"]))
             yield transaction
 
-    def renew(self) -> None:
+    def rebuild(self) -> None:
         """Create the tables again, unless another process has just done so."""
         self._check_writable()
         damaged, self._damaged = self._damaged, False
         # One at a time: appends and purges lock both tables in another order.
         for table in ("message", "session"):
-            self._watch(table)
-        with self._alone() as transaction:
+            self._create_trigger(table)
+        with self._locked() as transaction:
             if damaged or not self._is_current(transaction):
-                self._make_anew(transaction)
+                self._recreate_tables(transaction)
 
     def close(self) -> None:
         """Do nothing: the database belongs to the store."""
 
     def _check_writable(self) -> None:
         if not self._writable:
-            raise CatalogUnusable("the catalog in this database is only read")
+            raise CatalogUnusable("the catalog in this database was opened read-only")
 
     @contextmanager
-    def _alone(self) -> Iterator[Transaction]:
-        with self._sorted(), self._database.write() as plain:
-            transaction = _Texts(plain)
+    def _locked(self) -> Iterator[Transaction]:
+        with self._converted_errors(), self._database.write() as inner:
+            transaction = _BytesTransaction(inner)
             transaction.execute(self.sql["serialize"], (self._about,))
             yield transaction
 
-    def _watch(self, table: str) -> None:
-        with self._alone() as transaction:
+    def _create_trigger(self, table: str) -> None:
+        with self._locked() as transaction:
             watched = f"{quoted(self.schema)}.{table}"
             if list(transaction.execute(self.sql["has_trigger"], (watched,))) != [(1,)]:
-                self._make_function(transaction)
+                self._create_function(transaction)
                 transaction.execute(triggers(self.schema, self._namespace)[f"on_{table}"])
 
-    def _make_function(self, transaction: Transaction) -> None:
+    def _create_function(self, transaction: Transaction) -> None:
         for name in ("purged", "not_for_others"):
             transaction.execute(triggers(self.schema, self._namespace)[name])
 
-    def _make_anew(self, transaction: Transaction) -> None:
+    def _recreate_tables(self, transaction: Transaction) -> None:
         if self._has_tables(transaction):
             transaction.execute(self.sql["hold_all"])
         *made, about = tables(self.schema, self.prefix)
         for statement in (self.sql["drop_tables"], *made):
             transaction.execute(statement)
-        self._make_function(transaction)
+        self._create_function(transaction)
         transaction.execute(about, (self._version,))
 
     def _is_current(self, transaction: Transaction) -> bool:
@@ -171,10 +171,10 @@ class SchemaDatabase:
 
     def _check(self, found: Iterable[Row]) -> None:
         if [row[0] for row in found] != [self._version]:
-            raise CatalogDamaged("the index is missing, or of another version")
+            raise CatalogDamaged("the catalog is missing or has another version")
 
     @contextmanager
-    def _sorted(self) -> Iterator[None]:
+    def _converted_errors(self) -> Iterator[None]:
         try:
             yield
         except DamagedStore as error:
@@ -183,47 +183,47 @@ class SchemaDatabase:
         except (ValueError, msgspec.MsgspecError) as error:
             # All data here was written by this class: unreadable data is damaged.
             self._damaged = True
-            raise CatalogDamaged(f"the index holds what nobody wrote: {error}") from error
+            raise CatalogDamaged(f"the catalog contains invalid data: {error}") from error
         except StoreBusy as error:
             raise CatalogBusy(str(error)) from error
         except (StoreUnavailable, ReadOnly) as error:
-            raise self._meaning(error) from error
+            raise self._convert_error(error) from error
 
-    def _meaning(self, error: Exception) -> CatalogDamaged | CatalogUnusable:
+    def _convert_error(self, error: Exception) -> CatalogDamaged | CatalogUnusable:
         cause = error.__cause__ or error
-        if is_lost(cause):
+        if is_connection_lost(cause):
             return DatabaseUnreachable(str(error))
         if isinstance(cause, psycopg.IntegrityError):
             # Rows refer to missing rows.
             self._damaged = True
             return CatalogDamaged(str(error))
-        return CatalogBusy(str(error)) if is_passing(cause) else CatalogUnusable(str(error))
+        return CatalogBusy(str(error)) if is_conflict(cause) else CatalogUnusable(str(error))
 
 
-class _Texts:
+class _BytesTransaction:
     """A transaction that sends and receives texts as bytes."""
 
-    def __init__(self, plain: Transaction) -> None:
-        self._plain = plain
+    def __init__(self, inner: Transaction) -> None:
+        self._transaction = inner
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> list[Row]:
         """Execute a statement and return its rows."""
-        rows = self._plain.execute(sql, [_sent(value) for value in values])
-        return [tuple(map(_taken, row)) for row in rows]
+        rows = self._transaction.execute(sql, [_encode_value(value) for value in values])
+        return [tuple(map(_decode_value, row)) for row in rows]
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> None:
         """Execute a statement once per row of values."""
-        sent = [[_sent(value) for value in row] for row in rows]
+        sent = [[_encode_value(value) for value in row] for row in rows]
         if sent:
-            self._plain.executemany(sql, sent)
+            self._transaction.executemany(sql, sent)
 
 
-def _sent(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode()
     return int(value) if isinstance(value, bool) else value
 
 
-def _taken(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
     """Decode text without a truncated last character. Raises UnicodeDecodeError."""
     return codecs.utf_8_decode(value)[0] if isinstance(value, bytes) else value

@@ -17,15 +17,14 @@ from stenolog.agent.commands import sibling_key
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
-from stenolog.context.message_parts import results_of
 from stenolog.errors import StenologError, UsageError
-from stenolog.gateway.api_types import HIGHEST, OfAgent
-from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.api_types import MAX_SEQ, AgentQuery
+from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import damage
-from stenolog.gateway.viewer.hidden_messages import Gap, Sight, look
-from stenolog.gateway.viewer.message_views import Shown, shown
-from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.gateway.viewer.hidden_messages import Gap, Visibility, read_visibility
+from stenolog.gateway.viewer.message_views import MessageView, message_views
+from stenolog.gateway.viewer.pages import entry_of, page, title_of
+from stenolog.messages import results_of
 from stenolog.records import Message, SessionInfo, Span
 from stenolog.settings.secrets import without_password
 from stenolog.stores import spans
@@ -34,20 +33,20 @@ from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
 SIZE: Final = 50
 """Number of messages on a new page, and of each further part."""
-_MOST: Final = 400
+_MAX_PART: Final = 400
 """Maximum number of messages in one part, when a whole range is requested."""
-_RESULTS: Final = 50
+_RESULT_MARGIN: Final = 50
 """Number of additional messages read to find the results of the last calls."""
-_IN_VAIN: Final = 2_000
+_MAX_DISCARDED: Final = 2_000
 """Maximum number of messages that are read and discarded.
 
 If more would be discarded, the session is opened separately, so that reading stops early.
 """
 
-Seq = Annotated[int, Meta(ge=0, le=HIGHEST)]
+Seq = Annotated[int, Meta(ge=0, le=MAX_SEQ)]
 
 
-class TalkQuery(OfAgent, frozen=True, kw_only=True):
+class ConversationQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of the conversation page."""
 
     at: Seq = 0
@@ -56,7 +55,7 @@ class TalkQuery(OfAgent, frozen=True, kw_only=True):
     """Include hidden messages."""
 
 
-class PartQuery(OfAgent, frozen=True, kw_only=True):
+class PartQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of a part for a page that is already open."""
 
     before: Seq = 0
@@ -67,37 +66,37 @@ class PartQuery(OfAgent, frozen=True, kw_only=True):
     full: bool = False
 
 
-class Item(Struct, frozen=True, kw_only=True):
+class PageItem(Struct, frozen=True, kw_only=True):
     """One row of the page: a message, a gap of hidden messages, or a range of damaged ones."""
 
-    message: Shown | None = None
+    message: MessageView | None = None
     gap: Gap | None = None
     lost: Span | None = None
     """First and last seq of damaged messages."""
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class PagePart(Struct, frozen=True, kw_only=True):
     """Consecutive rows of a conversation."""
 
-    items: Sequence[Item]
+    items: Sequence[PageItem]
     first: int
     """Seq of the first message, or 0 if the part has none."""
     last: int
     older: bool
     """Whether there are messages before this part."""
     newer: bool
-    sight: str
+    digest: str
     """Digest of the hidden and damaged messages. If it changes, an open page is out of date."""
 
 
-class Talk(Struct, frozen=True, kw_only=True):
+class ConversationPage(Struct, frozen=True, kw_only=True):
     """A session and a part of its messages."""
 
     info: SessionInfo
     title: str
     tags: tuple[str, ...]
     entry: Entry | None
-    part: Part
+    part: PagePart
     fork_key: str
     damage: str
     """Description of the damage; empty if the session is intact."""
@@ -105,41 +104,39 @@ class Talk(Struct, frozen=True, kw_only=True):
 
 async def conversation(request: Request) -> Response:
     """Serve the page of a session."""
-    gateway = gateway_of(request)
-    query = query_of(request, TalkQuery)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
-    entry = await entry_of(gateway, agent, key)
-    talk = await gateway.loop.run(_talk, agent, key, query, entry)
-    return page("conversation.html", talk=talk, part=talk.part, agent=query.agent, query=query)
+    call = parse_query(request, ConversationQuery)
+    entry = await entry_of(call)
+    query = call.query
+    found = await call.gateway.loop.run(_load_page, call.agent, call.key, query, entry)
+    return page("conversation.html", found=found, part=found.part, agent=query.agent, query=query)
 
 
 async def fragment(request: Request) -> Response:
     """Serve more messages for a page that is already open."""
-    gateway = gateway_of(request)
-    query = query_of(request, PartQuery)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
+    call = parse_query(request, PartQuery)
     # A page that shows the end also displays the current state of the session.
-    entry = await entry_of(gateway, agent, key) if query.after is not None else None
-    info, part = await gateway.loop.run(_more, agent, key, query)
+    query = call.query
+    entry = await entry_of(call) if query.after is not None else None
+    info, part = await call.gateway.loop.run(_load_part, call.agent, call.key, query)
     return page("part.html", info=info, entry=entry, part=part, agent=query.agent, query=query)
 
 
 # --- reading ---------------------------------------------------------------------------------
 
 
-def _talk(agent: AgentInstance, key: str, query: TalkQuery, entry: Entry | None) -> Talk:
+def _load_page(
+    agent: AgentInstance, key: str, query: ConversationQuery, entry: Entry | None
+) -> ConversationPage:
     store = agent.store
     own = agent.own_key(key)
 
-    def read(info: SessionInfo) -> Part:
+    def read(info: SessionInfo) -> PagePart:
         if query.at:
             return around(store, info, query.at, full=query.full)
         return newest(store, info, full=query.full)
 
-    info, part = as_met(store, own, read)
-    return Talk(
+    info, part = read_again_if_damaged(store, own, read)
+    return ConversationPage(
         info=info,
         title=title_of(entry, info),
         tags=tags_from(info.meta),
@@ -150,7 +147,9 @@ def _talk(agent: AgentInstance, key: str, query: TalkQuery, entry: Entry | None)
     )
 
 
-def as_met(store: Store, key: str, read: Callable[[SessionInfo], Part]) -> tuple[SessionInfo, Part]:
+def read_again_if_damaged(
+    store: Store, key: str, read: Callable[[SessionInfo], PagePart]
+) -> tuple[SessionInfo, PagePart]:
     """Read a session, and read it again if the first read discovered damage."""
     before = store.info(key)
     part = read(before)
@@ -167,56 +166,58 @@ def _fork_key(key: str) -> str:
         return f"{key}-fork"
 
 
-def _more(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, Part]:
+def _load_part(agent: AgentInstance, key: str, query: PartQuery) -> tuple[SessionInfo, PagePart]:
     store = agent.store
-    return as_met(store, agent.own_key(key), lambda info: _wanted(store, info, query))
+    return read_again_if_damaged(
+        store, agent.own_key(key), lambda info: _requested_part(store, info, query)
+    )
 
 
-def _wanted(store: Store, info: SessionInfo, query: PartQuery) -> Part:
-    sight = look(store, info)
+def _requested_part(store: Store, info: SessionInfo, query: PartQuery) -> PagePart:
+    visibility = read_visibility(store, info)
     if query.last:
-        first = max(query.first, query.last - _MOST + 1)
-        return _between(store, info, sight, first, query.last, full=True)
-    runs = sight.present if query.full else info.in_sight
+        first = max(query.first, query.last - _MAX_PART + 1)
+        return _between(store, info, visibility, first, query.last, full=True)
+    runs = visibility.present if query.full else info.in_sight
     if query.before:
         start = _back(runs, query.before, SIZE)
-        return _between(store, info, sight, start, query.before - 1, full=query.full)
+        return _between(store, info, visibility, start, query.before - 1, full=query.full)
     after = query.after or 0
-    end = _forward(runs, after, _MOST)
-    return _between(store, info, sight, after + 1, end, full=query.full)
+    end = _forward(runs, after, _MAX_PART)
+    return _between(store, info, visibility, after + 1, end, full=query.full)
 
 
-def newest(store: Store, info: SessionInfo, *, full: bool) -> Part:
+def newest(store: Store, info: SessionInfo, *, full: bool) -> PagePart:
     """Return the end of a session."""
-    history = store.get_history(info.key, last=SIZE + _RESULTS, full=full)
+    history = store.get_history(info.key, last=SIZE + _RESULT_MARGIN, full=full)
     start = max(0, len(history) - SIZE)
     while start > 0 and results_of(history[start].to_dict()):
         start -= 1
-    sight = look(store, info)
-    return _part(info, sight, history[start:], full=full, older=start > 0, newer=False)
+    visibility = read_visibility(store, info)
+    return _part(info, visibility, history[start:], full=full, older=start > 0, newer=False)
 
 
-def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> Part:
+def around(store: Store, info: SessionInfo, at: int, *, full: bool) -> PagePart:
     """Return the messages around `at`. If that one is hidden, include all hidden messages."""
     at = min(at, info.last_seq)
     full = full or not spans.contains(info.in_sight, at)
-    sight = look(store, info)
-    runs = sight.present if full else info.in_sight
+    visibility = read_visibility(store, info)
+    runs = visibility.present if full else info.in_sight
     start = _back(runs, at, SIZE // 2)
     end = _forward(runs, at, SIZE // 2)
-    return _between(store, info, sight, start, end, full=full)
+    return _between(store, info, visibility, start, end, full=full)
 
 
 def _between(
-    store: Store, info: SessionInfo, sight: Sight, first: int, last: int, *, full: bool
-) -> Part:
-    runs = sight.present if full else info.in_sight
-    end = _forward(runs, last, _RESULTS)
+    store: Store, info: SessionInfo, visibility: Visibility, first: int, last: int, *, full: bool
+) -> PagePart:
+    runs = visibility.present if full else info.in_sight
+    end = _forward(runs, last, _RESULT_MARGIN)
     history = _read(store, info, runs, max(1, first), end)
     found = [one for one in history if one.seq <= last]
     later = history[len(found) :]
     older = _back(runs, first, 1) < first
-    return _part(info, sight, found, later, full=full, older=older, newer=bool(later))
+    return _part(info, visibility, found, later, full=full, older=older, newer=bool(later))
 
 
 def _read(
@@ -224,7 +225,7 @@ def _read(
 ) -> list[Message]:
     """Return the messages of `runs` with seqs from `first` to `last`."""
     behind = spans.size(spans.clipped(runs, last + 1, info.last_seq))
-    if isinstance(store, SnapshotStore) and behind > max(_IN_VAIN, last - first):
+    if isinstance(store, SnapshotStore) and behind > max(_MAX_DISCARDED, last - first):
         try:
             history = _read_up_to(store, info, first, last)
         except StenologError:
@@ -250,61 +251,63 @@ def _read_up_to(store: SnapshotStore, info: SessionInfo, first: int, last: int) 
 
 def _part(
     info: SessionInfo,
-    sight: Sight,
+    visibility: Visibility,
     history: Sequence[Message],
     later: Sequence[Message] = (),
     *,
     full: bool,
     older: bool,
     newer: bool,
-) -> Part:
-    runs = sight.gaps
+) -> PagePart:
+    runs = visibility.gaps
     first = history[0].seq if history else 0
     # A gap is placed before the next message. Gaps before the first message of all count too.
-    told = _seen_before(info.in_sight, first) if first else 0
-    above = _seen_before(sight.present, first) if full and first else told
-    items: list[Item] = []
-    for message in shown(history, later):
+    shown_upto = _last_before(info.in_sight, first) if first else 0
+    above = _last_before(visibility.present, first) if full and first else shown_upto
+    items: list[PageItem] = []
+    for message in message_views(history, later):
         if full:
             # All messages are shown; mark only the point from which the model sees them.
-            here = [run for run in runs if run.told and told <= run.last < message.seq]
+            here = [run for run in runs if run.has_summary and shown_upto <= run.last < message.seq]
         else:
-            here = [run for run in runs if told < run.first and run.last < message.seq]
-        items += [Item(gap=run) for run in here]
-        items += _lost_items(sight, above, message.seq)
-        items.append(Item(message=message))
-        told = above = message.seq
+            here = [run for run in runs if shown_upto < run.first and run.last < message.seq]
+        items += [PageItem(gap=run) for run in here]
+        items += _lost_items(visibility, above, message.seq)
+        items.append(PageItem(message=message))
+        shown_upto = above = message.seq
     if not newer and not full:
-        items += [Item(gap=run) for run in runs if run.first > told]
+        items += [PageItem(gap=run) for run in runs if run.first > shown_upto]
     elif not newer:
-        items += [Item(gap=run) for run in runs if run.told and run.last >= told > 0]
+        items += [
+            PageItem(gap=run) for run in runs if run.has_summary and run.last >= shown_upto > 0
+        ]
     if not newer:
-        items += _lost_items(sight, above, info.last_seq + 1)
-    return Part(
+        items += _lost_items(visibility, above, info.last_seq + 1)
+    return PagePart(
         items=items,
         first=first,
         last=history[-1].seq if history else 0,
         older=older,
         newer=newer,
-        sight=_mark(info, sight),
+        digest=_digest(info, visibility),
     )
 
 
-def _lost_items(sight: Sight, after: int, before: int) -> list[Item]:
-    return [Item(lost=run) for run in spans.clipped(sight.lost, after + 1, before - 1)]
+def _lost_items(visibility: Visibility, after: int, before: int) -> list[PageItem]:
+    return [PageItem(lost=run) for run in spans.clipped(visibility.lost, after + 1, before - 1)]
 
 
-def _mark(info: SessionInfo, sight: Sight) -> str:
+def _digest(info: SessionInfo, visibility: Visibility) -> str:
     """Return a digest of summary, gaps and damage. Appending messages does not change it."""
-    told = ascii((info.uid, info.summary, list(sight.gaps)))
-    told += ascii((list(sight.lost), info.damaged))
-    return blake2b(told.encode(), digest_size=8).hexdigest()
+    state = ascii((info.uid, info.summary, list(visibility.gaps)))
+    state += ascii((list(visibility.lost), info.damaged))
+    return blake2b(state.encode(), digest_size=8).hexdigest()
 
 
 # --- seq arithmetic --------------------------------------------------------------------------
 
 
-def _seen_before(in_sight: Sequence[Span], seq: int) -> int:
+def _last_before(in_sight: Sequence[Span], seq: int) -> int:
     """Return the last seq of these ranges before `seq`, or 0."""
     before = [min(end, seq - 1) for first, end in in_sight if first < seq]
     return before[-1] if before else 0

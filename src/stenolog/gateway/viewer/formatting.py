@@ -5,7 +5,23 @@ from typing import Final
 from urllib.parse import quote
 
 _STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (7, "d"))
-_NO_LOSS: Final = "The log is damaged, but no message is lost as far as was read"
+_NO_LOSS: Final = "The log is damaged, but all messages that were read are intact"
+
+
+HIDDEN_BY: Final = {
+    "summarized": "replaced by a summary",
+    "cleared": "cleared",
+    "replaced": "replaced by an edit or retry",
+    "truncated": "truncated",
+    "hidden": "hidden from the model",
+}
+"""Texts for the reasons why messages are hidden."""
+_INTERRUPTIONS: Final = {
+    "stopped": "You stopped this answer.",
+    "given up": "The agent gave up before it finished.",
+    "too old to be answered": "Not answered: the message was more than a day old.",
+}
+"""Sentences for the reasons that agents store with an incomplete answer."""
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
@@ -22,7 +38,7 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
     return f"{moment:%Y-%m-%d}"
 
 
-def moment_of(at: datetime) -> str:
+def utc_time(at: datetime) -> str:
     """Return the time in UTC with seconds."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
@@ -65,10 +81,15 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def in_sight(visible: int, count: int) -> str:
+def message_count(visible: int, count: int) -> str:
     """Return the number of messages, and the number of visible ones if it differs."""
-    shown = plural(count, "message")
-    return shown if visible == count else f"{visible:,} of {shown}"
+    total = plural(count, "message")
+    return total if visible == count else f"{total} · model sees {visible:,}"
+
+
+def interruption_text(reason: str) -> str:
+    """Return a sentence for the stored reason of an interruption; empty if there is none."""
+    return _INTERRUPTIONS.get(reason, f"Interrupted: {reason}.") if reason else ""
 
 
 def damage(lost: int, lines: int, workspace: str) -> str:
@@ -77,14 +98,14 @@ def damage(lost: int, lines: int, workspace: str) -> str:
         return ""
     cost = "is damaged and" if lost == 1 else "are damaged and"
     what = f"{plural(lost, 'message')} {cost} cannot be read" if lost else _NO_LOSS
-    return f"{what}; `steno doctor {workspace}` says more."
+    return f"{what}. For details, run: steno doctor {workspace}"
 
 
 def unreadable(first: int, last: int) -> str:
     """Return the text that is shown in place of damaged messages."""
     if first == last:
-        return f"message {first} cannot be read"
-    return f"messages {first} to {last} cannot be read"
+        return f"Message {first} is damaged and cannot be read"
+    return f"Messages {first} to {last} are damaged and cannot be read"
 
 
 def segment(key: str) -> str:

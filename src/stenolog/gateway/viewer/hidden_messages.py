@@ -19,9 +19,9 @@ from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore
 
 HIDDEN: Final = "hidden"
 """Reason of a hidden message if the operation that hid it is unknown."""
-COMPACTED: Final = "compacted"
-_WORDS: Final = {
-    "checkpoint": COMPACTED,
+SUMMARIZED: Final = "summarized"
+_REASONS: Final = {
+    "checkpoint": SUMMARIZED,
     "clear": "cleared",
     "replace": "replaced",
     "truncate": "truncated",
@@ -36,14 +36,14 @@ class Gap(Struct, frozen=True, kw_only=True):
     count: int
     """Number of messages. 0 if the session has only their summary, as in a fork."""
     why: str
-    """Reason: compacted, cleared, replaced, truncated, or hidden."""
-    told: bool = False
+    """Reason: summarized, cleared, replaced, truncated, or hidden."""
+    has_summary: bool = False
     """Whether the summary is shown at this gap."""
     undo: bool = False
     """Whether undoing the last operation makes any of them visible again."""
 
 
-class Sight(Struct, frozen=True, kw_only=True):
+class Visibility(Struct, frozen=True, kw_only=True):
     """The messages that a session contains, and the hidden ones among them."""
 
     present: Sequence[Span]
@@ -58,21 +58,23 @@ class Sight(Struct, frozen=True, kw_only=True):
         return next(found, HIDDEN)
 
 
-def look(store: Store, info: SessionInfo) -> Sight:
+def read_visibility(store: Store, info: SessionInfo) -> Visibility:
     """Return the visibility of a session's messages. Reads only `info` if all are visible."""
     if info.visible == info.last_seq:
-        return Sight(present=info.in_sight)
+        return Visibility(present=info.in_sight)
     snapshot = _snapshot(store, info)
     missing = [] if snapshot is None else spans.union(snapshot.lost, snapshot.void, snapshot.purged)
     lost = [] if snapshot is None else snapshot.lost
     if spans.size(lost) < info.lost:
-        lost = spans.union(lost, _unread(store, info, missing))
+        lost = spans.union(lost, _unreadable(store, info, missing))
         missing = spans.union(missing, lost)
-    sight = sight_of(info, missing=missing, steps=[] if snapshot is None else snapshot.undo)
-    return replace(sight, lost=lost)
+    visibility = compute_visibility(
+        info, missing=missing, steps=[] if snapshot is None else snapshot.undo
+    )
+    return replace(visibility, lost=lost)
 
 
-def _unread(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
+def _unreadable(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Span]:
     """Return the seqs of hidden messages that cannot be read. A database does not report them."""
     sought = spans.minus([(1, info.last_seq)], spans.union(info.in_sight, missing))
     if not sought:
@@ -81,15 +83,17 @@ def _unread(store: Store, info: SessionInfo, missing: Sequence[Span]) -> list[Sp
     return spans.minus(sought, [(one.seq, one.seq) for one in read])
 
 
-def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]) -> Sight:
+def compute_visibility(
+    info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo]
+) -> Visibility:
     """Compute the visibility from the seqs without a message and the undo steps, without I/O."""
     everything = [(1, info.last_seq)] if info.last_seq else []
     present = spans.minus(everything, spans.minus(missing, info.in_sight))
     hidden = spans.minus(present, info.in_sight)
-    pieces = [(span, COMPACTED if info.summary else HIDDEN) for span in _below(hidden, info.floor)]
+    pieces = [(span, SUMMARIZED if info.summary else HIDDEN) for span in _below(hidden, info.floor)]
     pieces += [(span, HIDDEN) for span in _above(hidden, info.floor)]
     for step in steps:
-        pieces = _named(pieces, step.newly, _WORDS.get(step.op, HIDDEN))
+        pieces = _with_reason(pieces, step.newly, _REASONS.get(step.op, HIDDEN))
     newly = steps[-1].newly if steps else []
     gaps = [
         Gap(
@@ -103,7 +107,7 @@ def sight_of(info: SessionInfo, *, missing: Iterable[Span], steps: Sequence[Undo
     ]
     if info.summary and info.floor:
         gaps = _with_summary(gaps, info.floor, undo=bool(steps) and steps[-1].op == "summary")
-    return Sight(present=present, gaps=gaps)
+    return Visibility(present=present, gaps=gaps)
 
 
 def _snapshot(store: Store, info: SessionInfo) -> Snapshot | None:
@@ -126,7 +130,7 @@ def _above(hidden: Sequence[Span], floor: int) -> list[Span]:
     return spans.clipped(hidden, floor + 1, hidden[-1][1]) if hidden else []
 
 
-def _named(
+def _with_reason(
     pieces: Iterable[tuple[Span, str]], newly: Sequence[Span], why: str
 ) -> list[tuple[Span, str]]:
     """Return the pieces, with `why` as the reason of those that this step hid."""
@@ -158,11 +162,11 @@ def _runs(
 def _with_summary(gaps: Sequence[Gap], floor: int, *, undo: bool) -> list[Gap]:
     """Mark the last gap that the summary can describe as the one that shows it."""
     below = [one for one in gaps if one.last <= floor]
-    told = [one for one in below if one.why == COMPACTED] or below
-    if told:
-        last = told[-1]
-        telling = replace(last, told=True, undo=last.undo or undo)
-        return [telling if one is last else one for one in gaps]
+    candidates = [one for one in below if one.why == SUMMARIZED] or below
+    if candidates:
+        last = candidates[-1]
+        marked = replace(last, has_summary=True, undo=last.undo or undo)
+        return [marked if one is last else one for one in gaps]
     # A fork has the summary, but not the messages it covers.
-    only = Gap(first=floor, last=floor, count=0, why=COMPACTED, told=True, undo=undo)
+    only = Gap(first=floor, last=floor, count=0, why=SUMMARIZED, has_summary=True, undo=undo)
     return [only, *gaps]

@@ -11,14 +11,13 @@ from starlette.responses import Response
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import tags_from
-from stenolog.context.message_parts import has_text, role_of, text_parts_of
 from stenolog.errors import ContextTooSmall
-from stenolog.gateway.api_types import OfAgent
-from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.api_types import AgentQuery
+from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.markdown_html import MAX_COLOURED_ON_PAGE
 from stenolog.gateway.viewer.message_views import one_line, pretty
-from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.gateway.viewer.pages import entry_of, page, title_of
+from stenolog.messages import has_text, role_of, text_parts_of
 from stenolog.records import SessionInfo
 from stenolog.transfer.export.code_blocks import ColourBudget
 
@@ -26,7 +25,7 @@ WIDTH: Final = 1_000.0
 """Width of the bar, in the units of its SVG drawing."""
 
 
-class Share(Struct, frozen=True, kw_only=True):
+class BarSegment(Struct, frozen=True, kw_only=True):
     """One segment of the bar that shows how the model's context is used."""
 
     name: str
@@ -36,7 +35,7 @@ class Share(Struct, frozen=True, kw_only=True):
     width: float
 
 
-class Sent(Struct, frozen=True, kw_only=True):
+class RequestMessage(Struct, frozen=True, kw_only=True):
     """One message of the request to the model."""
 
     role: str
@@ -45,7 +44,7 @@ class Sent(Struct, frozen=True, kw_only=True):
     exact: Markup
 
 
-class Inspected(Struct, frozen=True, kw_only=True):
+class InspectorPage(Struct, frozen=True, kw_only=True):
     """The data of the inspector page: the next request to the model, and its parts in tokens."""
 
     info: SessionInfo
@@ -60,11 +59,11 @@ class Inspected(Struct, frozen=True, kw_only=True):
     tokens: int = 0
     left_out: int = 0
     elided: int = 0
-    sent: Sequence[Share] = ()
+    sent: Sequence[BarSegment] = ()
     """Segments of the request alone."""
-    shares: Sequence[Share] = ()
+    shares: Sequence[BarSegment] = ()
     """Segments of the whole context: request, free tokens, and tokens reserved for the answer."""
-    messages: Sequence[Sent] = ()
+    messages: Sequence[RequestMessage] = ()
     tools: Markup | None = None
     tools_tokens: int = 0
     recalled: Sequence[str] = ()
@@ -73,16 +72,13 @@ class Inspected(Struct, frozen=True, kw_only=True):
 
 async def context(request: Request) -> Response:
     """Serve the inspector page."""
-    gateway = gateway_of(request)
-    query = query_of(request, OfAgent)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
-    entry = await entry_of(gateway, agent, key)
-    found = await gateway.loop.run(inspect, agent, key, entry)
-    return page("context.html", found=found, agent=query.agent)
+    call = parse_query(request, AgentQuery)
+    entry = await entry_of(call)
+    found = await call.gateway.loop.run(inspect, call.agent, call.key, entry)
+    return page("context.html", found=found, agent=call.query.agent)
 
 
-def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspected:
+def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> InspectorPage:
     """Return the request that the session's model would receive now. Raises NoSuchSession."""
     own = agent.own_key(key)
     info = agent.store.info(own)
@@ -106,11 +102,11 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
     try:
         window = context.window(own, memory=recalled.block)
     except ContextTooSmall as error:
-        return Inspected(**plain, problem=str(error))
+        return InspectorPage(**plain, problem=str(error))
     counts = [tokens.message(body) for body in window.messages]
     has_head = bool(window.messages) and role_of(window.messages[0]) == "system"
     head = counts[0] if has_head else 0
-    parts = divided(
+    parts = divide_system_tokens(
         head,
         memory=0 if window.memory_left_out else tokens.text(recalled.block),
         system=tokens.text(agent.spec.system),
@@ -118,19 +114,19 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
     )
     parts["tools"] = window.tokens - sum(counts)
     parts["history"] = sum(counts) - head
-    sent = shares(parts)
+    sent = bar_segments(parts)
     parts["free"] = limits.room - window.tokens
     parts["reserve"] = limits.answer
     budget = ColourBudget(MAX_COLOURED_ON_PAGE)
-    return Inspected(
+    return InspectorPage(
         **plain,
         tokens=window.tokens,
         left_out=window.left_out,
         elided=window.elided,
         sent=sent,
-        shares=shares(parts),
+        shares=bar_segments(parts),
         messages=[
-            Sent(
+            RequestMessage(
                 role=role_of(body) or "?",
                 line=one_line(text_parts_of(body)),
                 tokens=count,
@@ -138,13 +134,13 @@ def inspect(agent: AgentInstance, key: str, entry: Entry | None = None) -> Inspe
             )
             for body, count in zip(window.messages, counts, strict=True)
         ],
-        tools=pretty(agent.definitions, budget) if agent.definitions else None,
+        tools=pretty(agent.tool_definitions, budget) if agent.tool_definitions else None,
         tools_tokens=parts["tools"],
         recalled=[one.text for one in recalled.found],
     )
 
 
-def divided(head: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
+def divide_system_tokens(head: int, *, system: int, memory: int, summary: bool) -> dict[str, int]:
     """Divide the tokens of the system message by source; the parts add up to `head`.
 
     Joined texts take more or fewer tokens than separate ones, and a long summary is cut. Therefore
@@ -169,17 +165,17 @@ _NAMES: Final = {
     "summary": "summary",
     "history": "messages",
     "free": "free",
-    "reserve": "kept for the answer",
+    "reserve": "reserved for the answer",
 }
 
 
-def shares(parts: dict[str, int]) -> list[Share]:
+def bar_segments(parts: dict[str, int]) -> list[BarSegment]:
     """Return the segments of the bar, side by side; together they have the width WIDTH."""
     whole = sum(parts.values()) or 1
-    made: list[Share] = []
+    made: list[BarSegment] = []
     x = 0.0
     for kind, tokens in parts.items():
         width = tokens / whole * WIDTH
-        made.append(Share(name=_NAMES[kind], kind=kind, tokens=tokens, x=x, width=width))
+        made.append(BarSegment(name=_NAMES[kind], kind=kind, tokens=tokens, x=x, width=width))
         x += width
     return made

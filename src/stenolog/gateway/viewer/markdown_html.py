@@ -26,9 +26,9 @@ from stenolog.transfer.export.code_blocks import (
     colour_language,
 )
 
-LONGEST: Final = 100_000
+MAX_RENDERED: Final = 100_000
 """Maximum number of characters that are rendered. Longer text is shown as plain text and cut."""
-_LONGEST_KEPT: Final = 20_000
+_MAX_CACHED: Final = 20_000
 MAX_COLOURED_ON_PAGE: Final = 50_000
 """Maximum number of characters of code that are coloured on one page."""
 
@@ -66,11 +66,11 @@ def to_html(text: str, page: ColourBudget | None = None) -> Markup:
     """
     # Lone surrogates cannot be encoded as UTF-8.
     text = text.encode(errors="replace").decode()
-    if len(text) > LONGEST:
+    if len(text) > MAX_RENDERED:
         return _plain(text)
     page = page or ColourBudget()
     most = min(page.left, MAX_COLOURED_IN_MESSAGE)  # guard: colour-page
-    made, used = (_kept if len(text) <= _LONGEST_KEPT else _made)(text, most)
+    made, used = (_render_cached if len(text) <= _MAX_CACHED else _render)(text, most)
     page.left -= used
     return made
 
@@ -83,11 +83,11 @@ def coloured(code: str, language: str, page: ColourBudget | None = None) -> Mark
 
 
 @lru_cache(maxsize=2_048)
-def _kept(text: str, most: int) -> tuple[Markup, int]:
-    return _made(text, most)
+def _render_cached(text: str, most: int) -> tuple[Markup, int]:
+    return _render(text, most)
 
 
-def _made(text: str, most: int) -> tuple[Markup, int]:
+def _render(text: str, most: int) -> tuple[Markup, int]:
     """Return the HTML and the number of coloured characters of code, at most `most`."""
     try:
         tokens = _PARSER.parse(text)
@@ -102,7 +102,7 @@ def _made(text: str, most: int) -> tuple[Markup, int]:
         made,
         tags=_TAGS,
         attributes=_ATTRIBUTES,
-        attribute_filter=_checked,
+        attribute_filter=_filter_attribute,
         url_schemes={"http", "https", "mailto", "data"},
         link_rel="noopener noreferrer nofollow",
     )
@@ -110,13 +110,13 @@ def _made(text: str, most: int) -> tuple[Markup, int]:
 
 
 def _plain(text: str) -> Markup:
-    cut = text[:LONGEST]
+    cut = text[:MAX_RENDERED]
     left = len(text) - len(cut)
-    more = Markup('<p class="cut">{:,} more characters are not shown here.</p>').format(left)
+    more = Markup('<p class="cut">{:,} more characters are not shown.</p>').format(left)
     return Markup('<pre class="plain">{}</pre>').format(cut) + (more if left else "")
 
 
-def _checked(tag: str, attribute: str, value: str) -> str | None:
+def _filter_attribute(tag: str, attribute: str, value: str) -> str | None:
     """Return the value of an attribute, or None if the attribute must be removed."""
     match tag, attribute:
         case "a", "href":

@@ -18,29 +18,33 @@ from stenolog.catalog.message_metadata import (
     seconds_of,
     usage_of,
 )
-from stenolog.context.message_parts import (
-    REASONING,
-    THINKING_PARTS,
-    Result,
-    as_json,
-    calls_of,
-    results_of,
-    text_of,
-    text_parts_of,
-)
 from stenolog.gateway.viewer.markdown_html import (
-    LONGEST,
     MAX_COLOURED_ON_PAGE,
+    MAX_RENDERED,
     coloured,
     is_address,
     is_picture,
     to_html,
 )
+from stenolog.messages import (
+    FilePart,
+    ImagePart,
+    Part,
+    TextPart,
+    ThinkingPart,
+    ToolResult,
+    UnknownPart,
+    as_json,
+    read_content,
+    read_message,
+    text_of,
+    type_of,
+)
+from stenolog.messages import ToolCall as Call
 from stenolog.records import Message
 from stenolog.transfer.export.code_blocks import ColourBudget
 
 _ROLES: Final = {"user", "assistant", "tool", "system", "developer"}
-_PICTURE_PARTS: Final = {"image_url", "image", "input_image"}
 _LINE: Final = 120
 _LAYOUT: Final = JSONEncoder(indent=2, ensure_ascii=False)
 
@@ -65,7 +69,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     failed: bool
 
 
-class Shown(Struct, frozen=True, kw_only=True):
+class MessageView(Struct, frozen=True, kw_only=True):
     """One message as the page shows it."""
 
     seq: int
@@ -87,34 +91,40 @@ class Shown(Struct, frozen=True, kw_only=True):
 
 
 class _Answered(Struct, frozen=True):
-    result: Result
+    result: ToolResult
     message: Message
 
 
-def shown(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[Shown]:
+def message_views(messages: Sequence[Message], later: Sequence[Message] = ()) -> list[MessageView]:
     """Return the messages for the page; a result is shown at its call if the call is among them.
 
     `later` are messages after these, which may contain the results of the last calls.
     """
     bodies = {one.seq: one.to_dict() for one in messages}
-    after = {one.seq: one.to_dict() for one in later}
-    answers = _answers(messages, bodies, later, after)
-    told = {found.message.seq for found in answers.values()}
+    parts = {seq: list(read_message(body)) for seq, body in bodies.items()}
+    after = {one.seq: list(read_message(one.to_dict())) for one in later}
+    answers = _answers([*messages, *later], bodies, {**after, **parts})
+    at_calls = {id(found.result) for found in answers.values()}
     page = ColourBudget(MAX_COLOURED_ON_PAGE)
     made = []
     # Colour the newest messages first: a page opens at its end.
     for message in reversed(messages):
-        body = bodies[message.seq]
-        if message.seq in told and _only_results(body):
+        own = parts[message.seq]
+        left = [part for part in own if id(part) not in at_calls]
+        if own and not left:
             continue
-        calls = tuple(_calls(message.seq, body, answers, page))
-        made.append(_shown(message, body, calls, page))
+        calls = tuple(_calls(message.seq, own, answers, page))
+        pictures = tuple(_pictures(own))
+        made.append(_shown(message, bodies[message.seq], left, pictures, calls, page))
     return made[::-1]
 
 
 def prompt_line(body: Mapping[str, Any]) -> str:
     """Return the user's prompt in one line, without pictures."""
-    return one_line(text_parts_of({**body, "content": _without_pictures(body.get("content"))}))
+    content = body.get("content")
+    if content is not None and not isinstance(content, str | list):
+        return one_line(as_json(content))
+    return one_line(_text(body, read_message(body)))
 
 
 def one_line(text: str) -> str:
@@ -126,7 +136,7 @@ def one_line(text: str) -> str:
 def pretty(value: Any, page: ColourBudget | None = None) -> Markup:
     """Return a value as indented JSON, and text that is not JSON unchanged; cut at LONGEST."""
     if isinstance(value, str):
-        if len(value) > LONGEST:
+        if len(value) > MAX_RENDERED:
             # Not decoded: the layout of nested lists is many times longer than their text.
             return Markup("{}").format(_cut(value))
         try:
@@ -148,31 +158,36 @@ def _laid_out(value: Any) -> str:
     for piece in _LAYOUT.iterencode(value):
         pieces.append(piece)
         size += len(piece)
-        if size > LONGEST:  # guard: layout-bounded
+        if size > MAX_RENDERED:  # guard: layout-bounded
             break
     return "".join(pieces)
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else text[:LONGEST] + "\n… cut"
+    return text if len(text) <= MAX_RENDERED else text[:MAX_RENDERED] + "\n… cut"
 
 
 def _shown(
-    message: Message, body: Mapping[str, Any], calls: tuple[ToolCall, ...], page: ColourBudget
-) -> Shown:
+    message: Message,
+    body: Mapping[str, Any],
+    parts: Sequence[Part],
+    pictures: tuple[Picture, ...],
+    calls: tuple[ToolCall, ...],
+    page: ColourBudget,
+) -> MessageView:
     role = body.get("role")
     named = role if isinstance(role, str) else "?"
     origin = origin_of(body)
     channel = None if origin is None else origin.get("channel")
-    return Shown(
+    return MessageView(
         seq=message.seq,
         at=message.at,
         hidden=message.hidden,
         role=named,
         kind=named if named in _ROLES else "other",
-        words=_words(body, named, page),
-        thoughts=tuple(to_html(text, page) for text in _thoughts(body) if text.strip()),
-        pictures=tuple(_pictures(body)),
+        words=_words(body, parts, page),
+        thoughts=tuple(to_html(text, page) for text in _thoughts(parts) if text.strip()),
+        pictures=pictures,
         calls=calls,
         model=model_of(body),
         seconds=seconds_of(body),
@@ -182,70 +197,53 @@ def _shown(
     )
 
 
-def _words(body: Mapping[str, Any], role: str, page: ColourBudget) -> Markup:
-    if role == "tool":
-        return Markup("<pre>{}</pre>").format(pretty(text_of(body.get("content")), page))
-    content = _without_pictures(body.get("content"))
+def _words(body: Mapping[str, Any], parts: Sequence[Part], page: ColourBudget) -> Markup:
+    """Return the text of a message, and results whose call is not on the page."""
+    results = [_result_text(part) for part in parts if isinstance(part, ToolResult)]
+    content = body.get("content")
+    if not results and content is not None and not isinstance(content, str | list):
+        return Markup("<pre>{}</pre>").format(pretty(content, page))
+    text = _text(body, parts)
     if isinstance(content, str) and interruption(body):
         # The page shows the interruption and its reason itself.
-        content = content.removesuffix(INTERRUPTED).rstrip()
-    if content is not None and not isinstance(content, str | list):
-        return Markup("<pre>{}</pre>").format(pretty(content, page))
-    return to_html(text_parts_of({**body, "content": content}), page)
+        text = text.removesuffix(INTERRUPTED).rstrip()
+    shown = [Markup("<pre>{}</pre>").format(pretty(result, page)) for result in results]
+    return Markup().join([*shown, to_html(text, page)] if text or not shown else shown)
 
 
-def _without_pictures(content: Any) -> Any:
-    if not isinstance(content, list):
-        return content
-    return [part for part in content if _kind(part) not in _PICTURE_PARTS]
+def _text(body: Mapping[str, Any], parts: Iterable[Part]) -> str:
+    return "\n".join(filter(None, (_part_text(part, body) for part in parts)))
 
 
-def _thoughts(body: Mapping[str, Any]) -> Iterator[str]:
-    content = body.get("content")
-    for part in content if isinstance(content, list) else ():
-        if _kind(part) in THINKING_PARTS:
-            yield _first_text(part)
-    # Providers send the same text in two fields: show only the first one.
-    for field in REASONING:
-        value = body.get(field)
-        if isinstance(value, str) and value:
-            yield value
-            return
-        if isinstance(value, list) and value:
-            yield "\n\n".join(_first_text(part) for part in value if isinstance(part, Mapping))
-            return
-
-
-def _first_text(part: Mapping[str, Any]) -> str:
-    for field in ("thinking", "text", "reasoning", "summary", "content"):
-        value = part.get(field)
-        if isinstance(value, str):
-            return value
+def _part_text(part: Part, body: Mapping[str, Any]) -> str:
+    match part:
+        case TextPart():
+            return part.text
+        case FilePart() if part.value is body.get("audio"):
+            return part.content if isinstance(part.content, str) else "[audio]"
+        case UnknownPart() if part.field != "content":
+            return as_json({part.field: part.value})
+        case FilePart() | UnknownPart():
+            return text_of([part.value])
     return ""
 
 
-def _pictures(body: Mapping[str, Any]) -> Iterator[Picture]:
-    content = body.get("content")
-    for part in content if isinstance(content, list) else ():
-        if _kind(part) in _PICTURE_PARTS:
-            address = _address(part)
-            yield Picture(address=address, shown=is_picture(address), link=is_address(address))
+def _thoughts(parts: Iterable[Part]) -> Iterator[str]:
+    thoughts = [part for part in parts if isinstance(part, ThinkingPart)]
+    for part in thoughts:
+        if part.in_content:
+            yield part.text or f"[{type_of(part.value)}]"
+    # Providers send the same text in two fields: show only the first one.
+    yield from [part.text for part in thoughts if not part.in_content and part.text][:1]
 
 
-def _address(part: Mapping[str, Any]) -> str:
-    given = part.get("image_url")
-    if isinstance(given, Mapping):
-        given = given.get("url")
-    source = part.get("source")
-    if given is None and isinstance(source, Mapping):
-        kind, data = source.get("media_type"), source.get("data")
-        given = f"data:{kind};base64,{data}" if data is not None else source.get("url")
-    return given if isinstance(given, str) else ""
-
-
-def _kind(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return kind if isinstance(kind, str) else ""
+def _pictures(parts: Iterable[Part]) -> Iterator[Picture]:
+    for part in parts:
+        if isinstance(part, ImagePart):
+            url = part.url
+            yield Picture(address=url, shown=is_picture(url), link=is_address(url))
+        elif isinstance(part, ToolResult) and isinstance(part.content, Mapping):
+            yield from _pictures(read_content(part.content))
 
 
 # --- calls and results -----------------------------------------------------------------------
@@ -254,34 +252,38 @@ def _kind(part: Any) -> str:
 def _answers(
     messages: Iterable[Message],
     bodies: Mapping[int, Mapping[str, Any]],
-    later: Iterable[Message],
-    after: Mapping[int, Mapping[str, Any]],
+    parts: Mapping[int, Sequence[Part]],
 ) -> dict[tuple[int, int], _Answered]:
     """Return the result of each call, by seq of the message and position of the call in it."""
     found: dict[tuple[int, int], _Answered] = {}
     waiting: dict[str | None, list[tuple[int, int]]] = {}
-    for message, body in [
-        *((one, bodies[one.seq]) for one in messages),
-        *((one, after[one.seq]) for one in later),
-    ]:
-        if message.seq in bodies and (calls := calls_of(body)):
-            waiting = {}
+    for message in messages:
+        own = parts[message.seq]
+        if message.seq in bodies and (calls := _calls_in(own)):
+            if "role" in bodies[message.seq]:  # Responses items of one answer are several messages
+                waiting = {}
             for place, call in enumerate(calls):
                 waiting.setdefault(call.id, []).append((message.seq, place))
-        for result in results_of(body):
-            spots = waiting.get(result.id)
-            if spots:
-                found[spots.pop(0)] = _Answered(result, message)
+        for part in own:
+            if isinstance(part, ToolResult) and (spots := waiting.get(part.id)):
+                found[spots.pop(0)] = _Answered(part, message)
     return found
+
+
+def _calls_in(parts: Iterable[Part]) -> list[Call]:
+    """Return the calls of a message. The same call may be in `tool_calls` and in the content."""
+    calls = [part for part in parts if isinstance(part, Call)]
+    listed = {call.id for call in calls if not call.in_content}
+    return [call for call in calls if not call.in_content or call.id not in listed]
 
 
 def _calls(
     seq: int,
-    body: Mapping[str, Any],
+    parts: Iterable[Part],
     answers: Mapping[tuple[int, int], _Answered],
     page: ColourBudget,
 ) -> Iterator[ToolCall]:
-    for place, call in enumerate(calls_of(body)):
+    for place, call in enumerate(_calls_in(parts)):
         answer = answers.get((seq, place))
         told = None if answer is None else answer.message.to_dict()
         yield ToolCall(
@@ -290,19 +292,13 @@ def _calls(
                 call.arguments if isinstance(call.arguments, str) else as_json(call.arguments)
             ),
             arguments=pretty(call.arguments, page),
-            result=None if answer is None else pretty(text_of(answer.result.content), page),
+            result=None if answer is None else pretty(_result_text(answer.result), page),
             seconds=None if told is None else seconds_of(told),
             failed=told is not None
-            and (has_failed(told) or (answer is not None and _is_error(answer.result))),
+            and (has_failed(told) or (answer is not None and answer.result.is_error)),
         )
 
 
-def _is_error(result: Result) -> bool:
-    return result.part.get("is_error") is True
-
-
-def _only_results(body: Mapping[str, Any]) -> bool:
-    if body.get("role") == "tool":
-        return True
-    content = body.get("content")
-    return isinstance(content, list) and all(_kind(part) == "tool_result" for part in content)
+def _result_text(result: ToolResult) -> str:
+    is_part = isinstance(result.content, Mapping) and type_of(result.content)
+    return text_of([result.content] if is_part else result.content)

@@ -19,11 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.searchable_text import title_from
-from stenolog.errors import StenologError, UsageError
+from stenolog.errors import StenologError
+from stenolog.gateway.api_types import ErrorResponse
 from stenolog.gateway.error_responses import status_of, without_secrets
 from stenolog.gateway.login import LOGIN
 from stenolog.gateway.openapi import VERSION
-from stenolog.gateway.shared_state import Gateway, gateway_of
+from stenolog.gateway.requests import ApiCall
+from stenolog.gateway.shared_state import gateway_of
 from stenolog.gateway.viewer import formatting as words
 from stenolog.gateway.viewer.markdown_html import to_html
 from stenolog.records import SessionInfo
@@ -48,16 +50,16 @@ _TYPES: Final = {
 
 _HEADLINES: Final = {
     401: "Sign in",
-    403: "This is not allowed",
-    404: "There is nothing here",
-    421: "This is another host",
-    503: "Not just now",
+    403: "Not allowed",
+    404: "Not found",
+    421: "Unknown host name",
+    503: "Temporarily unavailable",
 }
 
-Answering = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-def rendered(template: str, **values: Any) -> bytes:
+def render(template: str, **values: Any) -> bytes:
     """Render a template. Values are escaped where the template inserts them."""
     text = _environment().get_template(template).render(**values)
     # Lone surrogates cannot be encoded as UTF-8.
@@ -67,7 +69,7 @@ def rendered(template: str, **values: Any) -> bytes:
 def page(template: str, *, status: int = 200, **values: Any) -> Response:
     """Return a rendered template, a full page or a part of one, as a response."""
     return Response(
-        rendered(template, **values),
+        render(template, **values),
         status_code=status,
         media_type="text/html; charset=utf-8",
         headers={"Content-Security-Policy": POLICY},
@@ -81,24 +83,24 @@ def compile_templates() -> None:
         environment.get_template(name)
 
 
-def told_as_page(answer: Answering) -> Answering:
+def with_error_pages(answer: Handler) -> Handler:
     """Wrap a handler so that its errors are returned as HTML pages."""
 
     async def answered(request: Request) -> Response:
         try:
             return await answer(request)
         except HTTPException as error:
-            return _failed(request, error.status_code, error.detail)
+            return _error_page(request, error.status_code, error.detail)
         except StenologError as error:
             status = status_of(error)
             if status is None or status == 500:
                 raise  # so that the error is logged
-            return _failed(request, status, str(error))
+            return _error_page(request, status, str(error))
 
     return answered
 
 
-def _failed(request: Request, status: int, detail: str) -> Response:
+def _error_page(request: Request, status: int, detail: str) -> Response:
     told = without_secrets(detail, gateway_of(request).settings)
     return page(
         "failed.html",
@@ -108,20 +110,13 @@ def _failed(request: Request, status: int, detail: str) -> Response:
         headline=headline(status),
         told=told[:1].upper() + told[1:],
         sign_in=False,
+        command="",
     )
 
 
 def headline(status: int) -> str:
     """Return the headline of an error page."""
-    return _HEADLINES.get(status, "That did not work" if status < 500 else "Something went wrong")
-
-
-def agent_of(gateway: Gateway, name: str) -> AgentInstance:
-    """Return the agent with this name. Raises HTTPException 404 if it does not exist."""
-    try:
-        return gateway.agent(name)
-    except UsageError as error:
-        raise HTTPException(404, str(error)) from None
+    return _HEADLINES.get(status, "Request failed" if status < 500 else "Something went wrong")
 
 
 async def static(request: Request) -> Response:
@@ -131,18 +126,18 @@ async def static(request: Request) -> Response:
     """
     name = request.path_params["name"]
     if name not in _TYPES:  # guard: static-files-listed
-        raise HTTPException(404, "there is no such file")
+        raise HTTPException(404, f"there is no static file {name!r}")
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-    return Response(file(name), media_type=_TYPES[name], headers=headers)
+    return Response(static_file(name), media_type=_TYPES[name], headers=headers)
 
 
-def address(name: str) -> str:
+def static_address(name: str) -> str:
     """Return the address of a static file. It changes with the content of the file."""
-    return f"/static/{name}?v={hashlib.sha256(file(name)).hexdigest()[:12]}"
+    return f"/static/{name}?v={hashlib.sha256(static_file(name)).hexdigest()[:12]}"
 
 
 @cache
-def file(name: str) -> bytes:
+def static_file(name: str) -> bytes:
     """Return the content of a static file."""
     return (_HERE / "static" / name).read_bytes()
 
@@ -160,7 +155,7 @@ def _environment() -> Environment:
         age=words.age,
         clock=words.clock,
         dollars=words.dollars,
-        moment=words.moment_of,
+        moment=words.utc_time,
         short=words.short,
         seconds=words.seconds,
         segment=words.segment,
@@ -168,9 +163,11 @@ def _environment() -> Environment:
     made.globals.update(
         to_html=to_html,
         plural=words.plural,
-        in_sight=words.in_sight,
+        message_count=words.message_count,
+        interruption_text=words.interruption_text,
+        hidden_by=words.HIDDEN_BY,
         unreadable=words.unreadable,
-        static={name: address(name) for name in _TYPES},
+        static={name: static_address(name) for name in _TYPES},
         version=VERSION,
     )
     return made
@@ -180,17 +177,18 @@ def _environment() -> Environment:
 # The catalog entry of a session, for the header of its pages.
 
 
-PATIENCE: Final = 0.25
+CATALOG_WAIT: Final = 0.25
 """Seconds a page waits for a catalog that is being built.
 
 Indexing a long session takes longer, and the page is readable without the entry.
 """
 
 
-async def entry_of(gateway: Gateway, agent: AgentInstance, key: str) -> Entry | None:
+async def entry_of(call: ApiCall[Any, Any]) -> Entry | None:
     """Return the catalog entry of a session; None if the catalog does not answer in time."""
-    asked = gateway.keep(asyncio.create_task(gateway.loop.run(_listed, agent, key)))
-    await asyncio.wait({asked}, timeout=PATIENCE)
+    read = call.gateway.loop.run(_catalog_entry, call.agent, call.key)
+    asked = call.gateway.keep_task(asyncio.create_task(read))
+    await asyncio.wait({asked}, timeout=CATALOG_WAIT)
     if asked.done():
         return asked.result()
     # Nothing waits for it any more; the next request reports the error.
@@ -203,7 +201,7 @@ def title_of(entry: Entry | None, info: SessionInfo) -> str:
     return (entry.title if entry is not None else title_from(info.meta, "")) or info.key
 
 
-def _listed(agent: AgentInstance, key: str) -> Entry | None:
+def _catalog_entry(agent: AgentInstance, key: str) -> Entry | None:
     return agent.catalog.entry(agent.own_key(key))
 
 
@@ -214,8 +212,8 @@ def _listed(agent: AgentInstance, key: str) -> Entry | None:
 # contains the style sheet, and the page's policy allows it by its hash.
 
 
-_USED: Final = "A link works once, and for a minute."
-_UNKNOWN: Final = "This gateway does not know this browser, or no longer does."
+_LINK_HINT: Final = "Links work once and expire after a minute."
+_NOT_SIGNED_IN: Final = "This browser isn't signed in."
 
 
 class SignInPage:
@@ -234,15 +232,15 @@ class SignInPage:
 
         async def told(message: Message) -> None:
             nonlocal begun, body
-            if message["type"] == "http.response.start" and _is_bare(message):
+            if message["type"] == "http.response.start" and _is_plain_error(message):
                 begun = message
             elif begun is None or message["type"] != "http.response.body":
                 await send(message)
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
-                    made = _page(begun["status"], scope["path"], body)
-                    _head(begun, made)
+                    made = _outside_page(begun["status"], scope, body)
+                    _set_headers(begun, made)
                     await send(begun)
                     # The page replaces the body, once.
                     await send({**message, "body": b"" if scope["method"] == "HEAD" else made})
@@ -255,13 +253,13 @@ def _wants_a_page(scope: Scope) -> bool:
     return "text/html" in headers.get("accept", "") and "authorization" not in headers
 
 
-def _is_bare(start: Message) -> bool:
+def _is_plain_error(start: Message) -> bool:
     """Return whether this starts an error response that is not a page."""
     told = Headers(raw=start["headers"]).get("content-type", "")
     return bool(start["status"] >= 400 and not told.startswith("text/html"))
 
 
-def _head(start: Message, made: bytes) -> None:
+def _set_headers(start: Message, made: bytes) -> None:
     headers = MutableHeaders(scope=start)
     headers["Content-Type"] = "text/html; charset=utf-8"
     headers["Content-Length"] = str(len(made))
@@ -271,39 +269,38 @@ def _head(start: Message, made: bytes) -> None:
     )
 
 
-def _page(status: int, path: str, body: bytes) -> bytes:
-    is_link = status == 403 and path == LOGIN
-    words = _USED if is_link else _UNKNOWN if status == 401 else _words(body)
-    return rendered(
+def _outside_page(status: int, scope: Scope, body: bytes) -> bytes:
+    is_link = status == 403 and scope["path"] == LOGIN
+    words = _LINK_HINT if is_link else _NOT_SIGNED_IN if status == 401 else _error_message(body)
+    return render(
         "outside.html",
-        headline="This link does not work any more" if is_link else headline(status),
+        headline="This link is no longer valid" if is_link else headline(status),
         told=words,
         code=status,
         sign_in=is_link or status == 401,
+        command=_open_command(scope),
         style=_style(),
-        picture="data:image/svg+xml;base64," + b64encode(file("icon.svg")).decode(),
+        picture="data:image/svg+xml;base64," + b64encode(static_file("icon.svg")).decode(),
     )
 
 
-def _words(body: bytes) -> str:
+def _open_command(scope: Scope) -> str:
+    """Return the command that signs a browser in at this gateway, whatever its port."""
+    server = scope.get("server")
+    return f"steno open --port {server[1]}" if server else "steno open"
+
+
+def _error_message(body: bytes) -> str:
     """Return the message of an error response, in JSON or plain text."""
     try:
-        said = msgspec.json.decode(body, type=_Failure).error.message
+        said = msgspec.json.decode(body, type=ErrorResponse).error.message
     except msgspec.MsgspecError:
         said = body.decode(errors="replace")
     return said[:1].upper() + said[1:]
 
 
-class _Error(msgspec.Struct, frozen=True):
-    message: str
-
-
-class _Failure(msgspec.Struct, frozen=True):
-    error: _Error
-
-
 def _style() -> str:
-    return file("viewer.css").decode()
+    return static_file("viewer.css").decode()
 
 
 @cache

@@ -13,14 +13,18 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from stenolog.errors import NothingToUndo, UsageError
-from stenolog.gateway.api_types import Nothing, OfAgent, answered
-from stenolog.gateway.requests import body_of, key_of, query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.gateway.api_types import AgentQuery, EmptyBody, json_response
+from stenolog.gateway.requests import body_of, parse_query
 from stenolog.gateway.viewer.conversation_page import conversation, fragment
 from stenolog.gateway.viewer.inspector_page import context
 from stenolog.gateway.viewer.list_page import home
-from stenolog.gateway.viewer.markdown_html import LONGEST, to_html
-from stenolog.gateway.viewer.pages import agent_of, compile_templates, page, static, told_as_page
+from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
+from stenolog.gateway.viewer.pages import (
+    compile_templates,
+    page,
+    static,
+    with_error_pages,
+)
 from stenolog.gateway.viewer.turns_page import turns
 from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Draft, Note
@@ -33,11 +37,11 @@ from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, exp
 # Page of the notes: who they are about, their sources, and actions to edit or forget them.
 
 
-_MOST: Final = 500
-_SCOPES: Final = 200
+_MAX_NOTES: Final = 500
+_MAX_SCOPES: Final = 200
 
 
-class NotesQuery(OfAgent, frozen=True, kw_only=True):
+class NotesQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of the notes page."""
 
     who: Annotated[str, Meta(max_length=2_000)] = ""
@@ -46,7 +50,7 @@ class NotesQuery(OfAgent, frozen=True, kw_only=True):
     """Include superseded and forgotten notes."""
 
 
-class NoteAct(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NoteChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Change of a note."""
 
     act: Literal["edit", "forget", "undo"]
@@ -55,7 +59,7 @@ class NoteAct(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: Annotated[str, Meta(max_length=10_000)] = ""
 
 
-class Notebook(Struct, frozen=True, kw_only=True):
+class NotesPage(Struct, frozen=True, kw_only=True):
     """The data of the notes page."""
 
     scopes: list[str]
@@ -66,29 +70,25 @@ class Notebook(Struct, frozen=True, kw_only=True):
 
 async def notes(request: Request) -> Response:
     """Serve the notes page."""
-    gateway = gateway_of(request)
-    query = query_of(request, NotesQuery)
-    agent = agent_of(gateway, query.agent)
+    call = parse_query(request, NotesQuery)
     found = None
-    if agent.memory is not None:
-        found = await gateway.loop.run(_read, agent.memory, query)
-    return page("notes.html", found=found, query=query, agent=query.agent)
+    if call.agent.memory is not None:
+        found = await call.gateway.loop.run(_load_notes, call.agent.memory, call.query)
+    return page("notes.html", found=found, query=call.query, agent=call.query.agent)
 
 
 async def change_notes(request: Request) -> Response:
     """Edit a note, forget one, or undo the last forgetting."""
-    gateway = gateway_of(request)
-    query = query_of(request, OfAgent)
-    agent = agent_of(gateway, query.agent)
-    wanted = await body_of(request, NoteAct)
-    if agent.memory is None:
-        raise UsageError("there is no memory in this run")
-    await gateway.loop.run(_change, agent.memory, wanted)
-    return answered(Nothing())
+    call = parse_query(request, AgentQuery)
+    wanted = await body_of(request, NoteChange)
+    if call.agent.memory is None:
+        raise UsageError("memory is off, so there are no notes to change")
+    await call.gateway.loop.run(_change_note, call.agent.memory, wanted)
+    return json_response(EmptyBody())
 
 
-def _read(memory: Memory, query: NotesQuery) -> Notebook:
-    scopes = [one.name for one in memory.notes.scopes(agent=memory.agent)][:_SCOPES]
+def _load_notes(memory: Memory, query: NotesQuery) -> NotesPage:
+    scopes = [one.name for one in memory.notes.scopes(agent=memory.agent)][:_MAX_SCOPES]
     who = query.who or (scopes[0] if scopes else "")
     found: list[Note] = []
     if who:
@@ -97,10 +97,10 @@ def _read(memory: Memory, query: NotesQuery) -> Notebook:
             found = memory.notes.search(query.q, scope=scope)
         else:
             found = memory.notes.list(scope, full=query.full)[::-1]
-    return Notebook(scopes=scopes, who=who, notes=found[:_MOST], count=len(found))
+    return NotesPage(scopes=scopes, who=who, notes=found[:_MAX_NOTES], count=len(found))
 
 
-def _change(memory: Memory, wanted: NoteAct) -> None:
+def _change_note(memory: Memory, wanted: NoteChange) -> None:
     scope = parse_scope_name(wanted.who, agent=memory.agent)
     match wanted.act:
         case "forget":
@@ -109,7 +109,7 @@ def _change(memory: Memory, wanted: NoteAct) -> None:
             try:
                 memory.notes.undo(scope)
             except NothingToUndo:
-                raise UsageError("no note was forgotten that could come back") from None
+                raise UsageError("no deleted note can be restored") from None
         case "edit":
             before = memory.notes.get(scope, wanted.id)
             # The old note stays in the log, marked as superseded.
@@ -130,7 +130,7 @@ def _change(memory: Memory, wanted: NoteAct) -> None:
 # Download of a session: as stored, or as a document to share.
 
 
-FORMS: Final[dict[str, tuple[ExportFormat, str]]] = {
+EXPORT_FORMATS: Final[dict[str, tuple[ExportFormat, str]]] = {
     "jsonl": ("jsonl", "application/x-ndjson"),
     "md": ("markdown", "text/markdown"),
     "html": ("html", "text/html"),
@@ -142,7 +142,7 @@ _CHUNK: Final = 256 * 1024
 """Size in bytes of a chunk of an export; each chunk is one call in a thread."""
 
 
-class ExportQuery(OfAgent, frozen=True, kw_only=True):
+class ExportQuery(AgentQuery, frozen=True, kw_only=True):
     """Query of an export."""
 
     full: bool = False
@@ -151,24 +151,21 @@ class ExportQuery(OfAgent, frozen=True, kw_only=True):
 
 async def export(request: Request) -> Response:
     """Return the messages as a file. Secrets are redacted in all formats but jsonl."""
-    gateway = gateway_of(request)
-    query = query_of(request, ExportQuery)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
+    call = parse_query(request, ExportQuery)
     suffix = request.path_params["form"]
-    if suffix not in FORMS:
+    if suffix not in EXPORT_FORMATS:
         raise HTTPException(404)
-    form, kind = FORMS[suffix]
+    form, kind = EXPORT_FORMATS[suffix]
 
     def read() -> tuple[SessionInfo, Sequence[Message]]:
-        store = agent.store
-        own = agent.own_key(key)
-        return store.info(own), store.get_history(own, full=query.full)
+        store = call.agent.store
+        own = call.agent.own_key(call.key)
+        return store.info(own), store.get_history(own, full=call.query.full)
 
-    info, history = await gateway.loop.run(read)
-    name = "".join(char if char.isascii() and char.isalnum() else "-" for char in key)[:80]
+    info, history = await call.gateway.loop.run(read)
+    name = "".join(char if char.isascii() and char.isalnum() else "-" for char in call.key)[:80]
     return StreamingResponse(  # guard: viewer-export-redacted
-        _gathered(
+        _chunks(
             export_pieces(form, info, history, SharingRedactor(enabled=form in DOCUMENT_FORMATS))
         ),
         media_type=kind,
@@ -176,7 +173,7 @@ async def export(request: Request) -> Response:
     )
 
 
-def _gathered(parts: Iterable[bytes]) -> Iterator[bytes]:
+def _chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
     chunk = bytearray()
     for part in parts:
         chunk += part
@@ -193,7 +190,7 @@ def _gathered(parts: Iterable[bytes]) -> Iterator[bytes]:
 # the lexers takes as long again, so it happens later, when no request waits.
 
 
-_LATER: Final = 5.0
+_LEXER_DELAY: Final = 5.0
 """Seconds before the lexers are loaded, so that the first request has the processor."""
 _LANGUAGES: Final = ("python", "json", "bash", "javascript", "html", "sql", "yaml", "diff")
 
@@ -201,36 +198,36 @@ _logger = logging.getLogger("stenolog")
 
 
 @cache
-def warm() -> None:
+def warm_up() -> None:
     """Compile the templates now and load the lexers later in a thread, once per process."""
     compile_templates()
-    later = Timer(_LATER, _learn)
+    later = Timer(_LEXER_DELAY, _load_lexers)
     later.name, later.daemon = "viewer-languages", True
     later.start()
 
 
-def _learn() -> None:
+def _load_lexers() -> None:
     try:
         for language in _LANGUAGES:
             to_html(f"```{language}\nx\n```")
     except Exception:
         # A page that shows such code reports the error.
-        _logger.exception("the viewer could not be prepared")
+        _logger.exception("loading the viewer's code highlighting failed")
 
 
 # --- rendering ------------------------------------------------------------------------------------
 # Rendering of text that is not stored, such as the answers of commands, for an open page.
 
 
-class Words(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RenderRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Markdown to render."""
 
-    text: Annotated[str, Meta(max_length=2 * LONGEST)]
+    text: Annotated[str, Meta(max_length=2 * MAX_RENDERED)]
 
 
-async def rendered(request: Request) -> Response:
+async def render_markdown(request: Request) -> Response:
     """Return Markdown as safe HTML. Pages render the answers of commands with it."""
-    wanted = await body_of(request, Words)
+    wanted = await body_of(request, RenderRequest)
     return page("words.html", text=wanted.text)
 
 
@@ -239,7 +236,7 @@ async def rendered(request: Request) -> Response:
 
 def viewer_routes() -> list[BaseRoute]:
     """Return the routes. They only read sessions; changes go through /v1/."""
-    warm()
+    warm_up()
     pages = {
         "/": home,
         "/notes": notes,
@@ -252,6 +249,6 @@ def viewer_routes() -> list[BaseRoute]:
     return [
         Route("/static/{name}", static),
         Route("/notes", change_notes, methods=["POST"]),
-        Route("/rendered", rendered, methods=["POST"]),
-        *(Route(path, told_as_page(answer), name=path) for path, answer in pages.items()),
+        Route("/rendered", render_markdown, methods=["POST"]),
+        *(Route(path, with_error_pages(answer), name=path) for path, answer in pages.items()),
     ]

@@ -12,19 +12,19 @@ from stenolog.agent.instance import AgentInstance
 from stenolog.catalog.entries import Entry
 from stenolog.catalog.message_metadata import model_of, seconds_of, usage_of
 from stenolog.catalog.searchable_text import tags_from
-from stenolog.context.message_parts import calls_of, has_text
-from stenolog.gateway.api_types import OfAgent
-from stenolog.gateway.requests import key_of, query_of
-from stenolog.gateway.shared_state import gateway_of
+from stenolog.errors import install_command
+from stenolog.gateway.api_types import AgentQuery
+from stenolog.gateway.requests import parse_query
 from stenolog.gateway.viewer.formatting import dollars, segment
 from stenolog.gateway.viewer.message_views import prompt_line
-from stenolog.gateway.viewer.pages import agent_of, entry_of, page, title_of
+from stenolog.gateway.viewer.pages import entry_of, page, title_of
+from stenolog.messages import calls_of, has_text
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.usage import INSTALL_COMMAND, Counts, Price, cost_of, prices
+from stenolog.sessions.usage import Counts, Price, cost_of, prices
 
-MOST: Final = 200
+MAX_TURNS: Final = 200
 """Maximum number of turns that are drawn and listed, counted from the end."""
-_READ: Final = 4_000
+_MAX_READ: Final = 4_000
 """Maximum number of messages that are read for them."""
 
 
@@ -47,13 +47,13 @@ class Turn(Struct, kw_only=True):
         return bool(self.models)
 
     @property
-    def sent(self) -> int:
-        """Return the number of tokens sent to the model in all requests of the turn."""
+    def input_tokens(self) -> int:
+        """Input tokens of all requests of the turn."""
         return sum(one.prompt for one in self.models.values())
 
     @property
-    def answered(self) -> int:
-        """Return the number of tokens of the answers."""
+    def output_tokens(self) -> int:
+        """Output tokens of all answers of the turn."""
         return sum(one.answer for one in self.models.values())
 
 
@@ -76,7 +76,7 @@ class Costs(Struct, frozen=True, kw_only=True):
         return sum(one for one in self.turns if one is not None)
 
 
-class ByTurns(Struct, frozen=True, kw_only=True):
+class TurnsPage(Struct, frozen=True, kw_only=True):
     """The data of the turns page."""
 
     info: SessionInfo
@@ -86,23 +86,23 @@ class ByTurns(Struct, frozen=True, kw_only=True):
     turns: Sequence[Turn]
     costs: Costs | None
     """None if no price list is installed."""
-    whole: bool
+    complete: bool
     """Whether these are all turns of the session."""
 
     @property
-    def sent(self) -> int:
-        """Return the number of tokens sent in all these turns."""
-        return sum(one.sent for one in self.turns)
+    def input_tokens(self) -> int:
+        """Input tokens of all these turns."""
+        return sum(one.input_tokens for one in self.turns)
 
     @property
-    def answered(self) -> int:
-        """Return the number of tokens of all answers."""
-        return sum(one.answered for one in self.turns)
+    def output_tokens(self) -> int:
+        """Output tokens of all these turns."""
+        return sum(one.output_tokens for one in self.turns)
 
     @property
     def counted(self) -> bool:
         """Whether there are token counts to draw."""
-        return any(one.sent or one.answered for one in self.turns)
+        return any(one.input_tokens or one.output_tokens for one in self.turns)
 
     @property
     def rows(self) -> list[tuple[Turn, float | None]]:
@@ -113,37 +113,34 @@ class ByTurns(Struct, frozen=True, kw_only=True):
 
 async def turns(request: Request) -> Response:
     """Serve the page of the turns."""
-    gateway = gateway_of(request)
-    query = query_of(request, OfAgent)
-    agent = agent_of(gateway, query.agent)
-    key = key_of(request)
-    entry = await entry_of(gateway, agent, key)
-    found = await gateway.loop.run(_by_turns, agent, key, entry)
+    call = parse_query(request, AgentQuery)
+    entry = await entry_of(call)
+    found = await call.gateway.loop.run(_load_turns, call.agent, call.key, entry)
     return page(
         "turns.html",
         found=found,
-        agent=query.agent,
-        drawn=drawn(found, query.agent) if found.counted else [],
-        how_to_get=INSTALL_COMMAND,
+        agent=call.query.agent,
+        drawn=chart_data(found, call.query.agent) if found.counted else [],
+        how_to_get=install_command("prices"),
     )
 
 
-def _by_turns(agent: AgentInstance, key: str, entry: Entry | None) -> ByTurns:
+def _load_turns(agent: AgentInstance, key: str, entry: Entry | None) -> TurnsPage:
     store = agent.store
     own = agent.own_key(key)
     info = store.info(own)
-    history = store.get_history(own, last=_READ, full=True)
+    history = store.get_history(own, last=_MAX_READ, full=True)
     price = prices()
     made = turns_of(history, price)
-    shown = made[-MOST:]
-    return ByTurns(
+    shown = made[-MAX_TURNS:]
+    return TurnsPage(
         info=info,
         title=title_of(entry, info),
         tags=tags_from(info.meta),
         entry=entry,
         turns=shown,
         costs=None if price is None else costs_of(shown),
-        whole=len(shown) == len(made) and len(history) == info.count,
+        complete=len(shown) == len(made) and len(history) == info.count,
     )
 
 
@@ -180,19 +177,19 @@ def costs_of(turns: Iterable[Turn]) -> Costs:
     return Costs(turns=told, unknown=list(unknown))
 
 
-def drawn(found: ByTurns, agent: str) -> list[dict[str, Any]]:
+def chart_data(found: TurnsPage, agent: str) -> list[dict[str, Any]]:
     """Return the data of the chart, oldest turn first: numbers, label and address of each turn."""
     extra = "" if agent == "main" else f"&agent={segment(agent)}"
     made = []
     for turn, cost in reversed(found.rows):
-        words = [f"{turn.sent:,} sent", f"{turn.answered:,} answered"]
+        words = [f"{turn.input_tokens:,} input tokens", f"{turn.output_tokens:,} output tokens"]
         words += [] if cost is None else [dollars(cost)]
         made.append(
             {
-                "sent": turn.sent,
-                "answered": turn.answered,
+                "input_tokens": turn.input_tokens,
+                "output_tokens": turn.output_tokens,
                 "cost": cost,
-                "words": f"{', '.join(words)} — {turn.prompt or '(no words)'}",
+                "label": f"{' · '.join(words)} — {turn.prompt or '(no text)'}",
                 "address": f"/s/{segment(found.info.key)}?at={turn.seq}{extra}#m{turn.seq}",
             }
         )

@@ -9,16 +9,23 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
 
 from stenolog.errors import DamagedStore
 from stenolog.records import Archive, Change, ChangeRecord, Message, State, StateRecord
-from stenolog.stores.disk import open_descriptor, read_all, sync_file, sync_folder, write_all
-from stenolog.stores.jsonl.directory import Directory, create_anew, explained
-from stenolog.stores.jsonl.scan import Bad, gather
+from stenolog.stores.disk import (
+    lock_until,
+    open_descriptor,
+    read_all,
+    sync_file,
+    sync_folder,
+    write_all,
+)
+from stenolog.stores.jsonl.directory import Directory, create_private_file, store_error
+from stenolog.stores.jsonl.scan import DamagedBytes, read_records
 
 FOLDER: Final = "archive"
 
@@ -26,7 +33,7 @@ _GZIP: Final = 31  # zlib's window bits for a gzip header and trailer
 _BLOCK: Final = 1024 * 1024
 
 
-class Opened(Struct, frozen=True):
+class ArchiveContent(Struct, frozen=True):
     """Content of one archive."""
 
     path: str
@@ -34,10 +41,10 @@ class Opened(Struct, frozen=True):
     changes: list[Change] = []
     before: Archive | None = None
     """Name of the previous archive. None: this is the first one."""
-    bad: list[Bad] = []
+    bad: list[DamagedBytes] = []
 
 
-def chain(directory: Directory, state: State, low: int) -> Iterator[Opened]:
+def chain(directory: Directory, state: State, low: int) -> Iterator[ArchiveContent]:
     """Yield the archives from the newest down to the one that contains the seq `low`."""
     named = state.archive
     while named is not None and named.last >= low:
@@ -51,21 +58,21 @@ def is_before(named: Archive | None, other: Archive) -> bool:
     return named is not None and named.last < other.first
 
 
-def read(directory: Directory, uid: str, named: Archive) -> Opened:
+def read(directory: Directory, uid: str, named: Archive) -> ArchiveContent:
     """Return the content of one archive; `bad` lists the unreadable parts."""
     path = f"{FOLDER}/{uid}/{named.name}"
     try:
         packed = _load(directory, uid, named.name)
     except OSError as error:
-        raise explained(error, f"reading {directory.path / path}") from error
+        raise store_error(error, f"reading {directory.path / path}") from error
     if packed is None:
-        return Opened(path, bad=[Bad(0, 0, False, b"")])
-    text, whole = unpack(packed)
-    records, bad = gather(text, offset=0)
-    if not whole and not bad:
-        bad = [Bad(len(text), 0, False, b"")]
+        return ArchiveContent(path, bad=[DamagedBytes(0, 0, False, b"")])
+    text, complete = decompress(packed)
+    records, bad = read_records(text, offset=0)
+    if not complete and not bad:
+        bad = [DamagedBytes(len(text), 0, False, b"")]
     states = [record.body for record in records if isinstance(record, StateRecord)]
-    return Opened(
+    return ArchiveContent(
         path,
         messages=[record for record in records if isinstance(record, Message)],
         changes=[record.body for record in records if isinstance(record, ChangeRecord)],
@@ -74,16 +81,16 @@ def read(directory: Directory, uid: str, named: Archive) -> Opened:
     )
 
 
-def text_of(directory: Directory, uid: str, named: Archive) -> bytes:
+def read_text(directory: Directory, uid: str, named: Archive) -> bytes:
     """Return all lines of one archive, decompressed. Raises DamagedStore if any are missing."""
     path = directory.path / FOLDER / uid / named.name
     try:
         packed = _load(directory, uid, named.name)
     except OSError as error:
-        raise explained(error, f"reading {path}") from error
-    text, whole = unpack(packed) if packed is not None else (b"", False)
-    if not whole:
-        raise DamagedStore(f"{path} is missing or damaged; put it back from a backup")
+        raise store_error(error, f"reading {path}") from error
+    text, complete = decompress(packed) if packed is not None else (b"", False)
+    if not complete:
+        raise DamagedStore(f"{path} is missing or damaged; restore it from a backup")
     return text
 
 
@@ -107,8 +114,8 @@ def _load(directory: Directory, uid: str, name: str) -> bytes | None:
         descriptor.close()
 
 
-def unpack(packed: bytes) -> tuple[bytes, bool]:
-    """Return the readable part of a gzip file, and whether that is the whole file."""
+def decompress(packed: bytes) -> tuple[bytes, bool]:
+    """Return the readable part of a gzip file, and whether that is the complete file."""
     stream = zlib.decompressobj(_GZIP)
     parts = []
     try:
@@ -124,7 +131,7 @@ def write(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) ->
     """Write these lines to a new archive, durably. Raises OSError, and as `blocks` does."""
     packer = zlib.compressobj(level, wbits=_GZIP)
     temporary = f".{name}.new"
-    descriptor = create_anew(folder, temporary)
+    descriptor = create_private_file(folder, temporary)
     try:
         for block in blocks:
             for start in range(0, len(block), _BLOCK):
@@ -139,3 +146,48 @@ def write(folder: int, name: str, blocks: Iterable[bytes], *, level: int = 6) ->
     finally:
         descriptor.close()
     sync_folder(folder)
+
+
+@contextmanager
+def locked_folder(
+    directory: Directory, uid: str, deadline: float, *, create: bool
+) -> Iterator[int | None]:
+    """Lock the folder of a session's archives, so that no other process changes it.
+
+    Yields None if it does not exist. A purge removes the folder while it holds this lock, so it may
+    be removed when it is locked. Raises OSError, StoreBusy.
+    """
+    folder = directory.subfolder(FOLDER, uid, create=create)
+    if folder is None:
+        yield None
+        return
+    try:
+        lock_until(folder, deadline, f"the archive folder of the session {uid}")
+        yield folder
+    finally:
+        folder.release()
+
+
+def delete_others(folder: int, keep: frozenset[str]) -> None:
+    """Delete all files except `keep` in a folder of archives.
+
+    The caller holds the lock of the folder. Raises OSError.
+    """
+    with os.scandir(folder) as found:
+        others = [entry.name for entry in found if entry.name not in keep]
+    for name in others:
+        os.unlink(name, dir_fd=folder)
+    if others:
+        sync_folder(folder)
+
+
+def delete_all(directory: Directory, folder: int, uid: str) -> None:
+    """Delete the archives of a purged session, and their folder. Raises OSError."""
+    delete_others(folder, frozenset())
+    above = directory.subfolder(FOLDER, create=False)
+    if above is not None:
+        try:
+            os.rmdir(uid, dir_fd=above)
+            sync_folder(above)
+        finally:
+            above.close()

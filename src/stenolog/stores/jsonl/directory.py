@@ -20,11 +20,11 @@ from stenolog.stores.disk import (
     Descriptor,
     duplicate,
     make_private,
+    network_kind,
     open_descriptor,
     sync_entries,
     sync_folder,
 )
-from stenolog.stores.filesystems import network_kind
 
 TRASH: Final = "trash"
 """Folder of deleted logs, next to the live logs."""
@@ -35,14 +35,14 @@ LOW_DISK: Final = 64 * 1024 * 1024
 _BASE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # guard: no-symlinks
 
 
-def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
+def store_error(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
     """Return the error of this package for a failed system call, with advice for the user."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.ELOOP | errno.EMLINK:
-            return DamagedStore(f"{doing}: it is a symbolic link, and none is followed here")
+            return DamagedStore(f"{doing}: it is a symbolic link, which is not followed here")
         case errno.EISDIR | errno.ENOTDIR | errno.ENXIO:
-            return DamagedStore(f"{doing}: {reason}; something else stands in its place")
+            return DamagedStore(f"{doing}: {reason}; something else is at this path")
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             advice = "free some space, then try again"
         case errno.EROFS:
@@ -52,9 +52,9 @@ def explained(error: OSError, doing: str) -> StoreUnavailable | DamagedStore:
         case errno.EMFILE | errno.ENFILE:
             advice = "raise the limit of open files (ulimit -n)"
         case errno.ENOENT | errno.ESTALE:
-            advice = "the folder is gone; put it back or open the store anew"
+            advice = "the folder is gone; restore it, or open the store again"
         case _:
-            advice = "look at the disk and the system's log"
+            advice = "check the disk and the system log"
     return StoreUnavailable(f"{doing}: {reason}; {advice}")
 
 
@@ -63,10 +63,12 @@ class Directory:
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         if sys.platform == "win32":
-            raise UsageError("JSONL stores need flock and fsync of folders; Windows has neither")
+            raise UsageError(
+                "JSONL stores need flock and fsync of folders, which Windows lacks; use sqlite:FILE"
+            )
         self.path = path
         self.read_only = read_only
-        self._settled = False
+        self._parents_synced = False
         self.problems: tuple[str, ...] = ()
         folder = os.O_RDONLY | os.O_DIRECTORY | _BASE
         try:
@@ -78,16 +80,16 @@ class Directory:
                 make_private(path)
                 self.descriptor = open_descriptor(path, folder)
         except FileNotFoundError as error:
-            raise StoreUnavailable(f"opening {path}: there is no such folder") from error
+            raise StoreUnavailable(f"opening {path}: the folder does not exist") from error
         except OSError as error:
-            raise explained(error, f"opening {path}") from error
+            raise store_error(error, f"opening {path}") from error
         except ValueError as error:  # a lone surrogate, or NUL
-            raise UsageError(f"{str(path)!r} is not the name of a folder") from error
-        self.problems = tuple(self._look())
+            raise UsageError(f"{str(path)!r} is not a valid folder name") from error
+        self.problems = tuple(self._permission_problems())
         for problem in self.problems:
             log_reports.warning("%s", problem)
 
-    def _look(self) -> list[str]:
+    def _permission_problems(self) -> list[str]:
         found = []
         above = self.path.parent
         for folder, status in (above, above.stat()), (self.path, os.fstat(self.descriptor)):
@@ -116,15 +118,15 @@ class Directory:
             descriptor = self._open(name, flags | (os.O_CREAT if create else 0))
         except FileNotFoundError as error:
             if create:
-                raise explained(error, f"opening {self.path / name}") from error
+                raise store_error(error, f"opening {self.path / name}") from error
             return None
         except OSError as error:
-            raise explained(error, f"opening {self.path / name}") from error
+            raise store_error(error, f"opening {self.path / name}") from error
         try:
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
         except OSError as error:
             descriptor.close()
-            raise explained(error, f"opening {self.path / name}") from error
+            raise store_error(error, f"opening {self.path / name}") from error
         if not regular:
             descriptor.close()
             raise DamagedStore(f"opening {self.path / name}: it is not a regular file")
@@ -148,7 +150,7 @@ class Directory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise explained(error, f"looking at {self.path / name}") from error
+            raise store_error(error, f"looking at {self.path / name}") from error
 
     def how_to_import(self, name: str = "") -> str:
         """Return advice on the command that imports this log, or all logs, of another program."""
@@ -157,11 +159,9 @@ class Directory:
         log, workspace = (shlex.quote(str(p)) for p in (self.path / name, self.path.parent))
         it = "it" if name else "them"
         command = f"steno import {log} -w {workspace}"
-        return (
-            f"if another program wrote {it}, `{command}` takes {it} in, where it knows the layout"
-        )
+        return f"if another program wrote {it}, `{command}` imports {it} if it knows the format"
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Return the names of all entries, unsorted."""
         try:
             # A separate descriptor: threads that share one would each get part of the entries.
@@ -173,20 +173,20 @@ class Directory:
             finally:
                 folder.close()
         except OSError as error:
-            raise explained(error, f"listing {self.path}") from error
+            raise store_error(error, f"listing {self.path}") from error
 
     def sync(self) -> None:
         """Wait until the entries of this folder are on the disk. Raises OSError."""
-        if not self._settled:
+        if not self._parents_synced:
             # The creator of this folder or its parent may have died before syncing the entry.
             for above in (self.path.parent, self.path.parent.parent):
                 sync_entries(above)
             for problem in self.network():
                 log_reports.warning("%s", problem)
-            self._settled = True
+            self._parents_synced = True
         sync_folder(self.descriptor)
 
-    def settle(self) -> None:
+    def sync_renames(self) -> None:
         """Sync renames into and out of the trash. Raises OSError.
 
         The process that renamed a log may have been killed before its sync. A name that such a
@@ -243,7 +243,7 @@ class Directory:
         descriptor.close()
 
 
-def create_anew(folder: int, name: str) -> Descriptor:
+def create_private_file(folder: int, name: str) -> Descriptor:
     """Create a file that only its owner may read, replacing an existing one."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)

@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from stenolog.errors import DamagedStore, LeaseLost, StoreBusy
 from stenolog.records import timestamp
+from stenolog.stores import file_names
 from stenolog.stores.disk import (
     CLOSED,
     Descriptor,
@@ -35,23 +36,22 @@ from stenolog.stores.disk import (
     sync_folder,
     wait_for_lock,
 )
-from stenolog.stores.jsonl import log_names
-from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.jsonl.directory import Directory, store_error
 
 if TYPE_CHECKING:
     from stenolog.stores.jsonl.store import JSONLStore
 
 FOLDER: Final = "locks"
 SUFFIX: Final = ".lock"
-HIGHEST: Final = "highest-epoch"
+HIGHEST_EPOCH_FILE: Final = "highest-epoch"
 """File with the highest epoch of all lock files that were deleted."""
 
 _POLL: Final = 0.005
-_GLANCE: Final = 0.25
+_CHECK_WAIT: Final = 0.25
 """Seconds to wait for another process that only checks whether a lease is held."""
 _LINE: Final = 512
 """Length of the line in bytes, padded with spaces: it is replaced in place, within one sector."""
-_RECORD: Final = 5.0
+_RECORD_WAIT: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -67,7 +67,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     until: str
     """Time after which a holder of the lock is reported as stalled."""
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Describe the holder in an error message."""
         return f"process {self.pid} on {self.host}, since {self.since}"
 
@@ -82,7 +82,7 @@ def read_holder(descriptor: int) -> Holder | None:
 
 def lock_name(key: str) -> str:
     """Return the name of a session's lock file."""
-    return log_names.file_name(key) + SUFFIX
+    return file_names.log_name(key) + SUFFIX
 
 
 class JSONLLease:
@@ -120,7 +120,7 @@ class JSONLLease:
         """
         self._check_process()
         # Not cached: a cached store would keep the lease alive, which ends when it is collected.
-        return self._store.behind(self)
+        return self._store.fenced_by(self)
 
     def check(self) -> None:
         """Raise LeaseLost if the lease was released or ended by a purge. Raises StoreUnavailable.
@@ -132,15 +132,15 @@ class JSONLLease:
         try:
             held = self._is_held()
         except OSError as error:
-            raise explained(error, f"looking whose turn it is in {self.key!r}") from error
+            raise store_error(error, f"checking the lease of {self.key!r}") from error
         if not held:
             raise LeaseLost(self.key, self.epoch, reason="was released, or its session purged")
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
+            raise LeaseLost(self.key, self.epoch, reason="belongs to the process that took it")
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Set the epoch and write the holder to the lock file. Raises OSError."""
         before = read_holder(self._descriptor)
         if before is not None:
@@ -168,14 +168,14 @@ class JSONLLease:
                     raise LeaseLost(self.key, self.epoch)
                 self._write()
             except OSError as error:
-                raise explained(error, f"renewing the lease of {self.key!r}") from error
+                raise store_error(error, f"renewing the lease of {self.key!r}") from error
 
-    def give_back(self) -> None:
+    def release_and_delete(self) -> None:
         """Release the lease of a session that does not exist, and delete its lock file."""
         with suppress(OSError):
             # Delete while it is locked: a waiting process then notices the deletion.
             if self._is_held():
-                end(self._directory, self.key)
+                delete_lock_file(self._directory, self.key)
         self.release()
 
     def release(self) -> None:
@@ -188,7 +188,7 @@ class JSONLLease:
         if self._descriptor >= 0:
             self.release()
 
-    def forget(self) -> None:
+    def close_in_child(self) -> None:
         """Close the descriptor in a forked child without releasing the parent's lock."""
         self._mutex = threading.Lock()
         descriptor, self._descriptor = self._descriptor, CLOSED
@@ -196,7 +196,7 @@ class JSONLLease:
 
     def _is_held(self) -> bool:
         """Return whether it is not released and its file still has its name. Raises OSError."""
-        return self._descriptor >= 0 and _found(self._directory, self._path) == self._file
+        return self._descriptor >= 0 and _identity_at(self._directory, self._path) == self._file
 
     def _write(self) -> None:
         """Write the holder to the lock file; sync it before any caller relies on the epoch."""
@@ -254,7 +254,7 @@ def _is_locked(folder: int, name: str) -> bool:
         descriptor.close()
 
 
-def take(
+def acquire(
     directory: Directory,
     store: "JSONLStore",
     key: str,
@@ -271,18 +271,18 @@ def take(
         while True:
             descriptor = _open(directory, key)
             if _locked(directory, descriptor, key, deadline, pause):
-                lease = _begun(JSONLLease(directory, store, key, descriptor, ttl=ttl))
+                lease = _started(JSONLLease(directory, store, key, descriptor, ttl=ttl))
                 # A purge that deleted the file before this check may not have seen the epoch.
                 if not lease.lost:  # guard: lease-begun-in-a-deleted-file
                     return lease
                 lease.release()
     except OSError as error:
-        raise explained(error, f"taking the turn in {key!r}") from error
+        raise store_error(error, f"taking the lease of {key!r}") from error
 
 
-def _begun(lease: JSONLLease) -> JSONLLease:
+def _started(lease: JSONLLease) -> JSONLLease:
     try:
-        lease.begin()
+        lease.start()
     except BaseException:
         lease.release()
         raise
@@ -299,7 +299,9 @@ def _open(directory: Directory, key: str) -> Descriptor:
         descriptor = open_descriptor(lock_name(key), _FLAGS, dir_fd=folder)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise DamagedStore(f"{directory.path / FOLDER / lock_name(key)}: it is not a file")
+            raise DamagedStore(
+                f"{directory.path / FOLDER / lock_name(key)}: it is not a regular file"
+            )
         if not found.st_size:
             # Sync the new entry: the epochs must not restart after a power cut.
             sync_folder(folder)
@@ -316,22 +318,22 @@ def _locked(
     pause: Callable[[float], None],
 ) -> bool:
     """Lock the file; return False if it was deleted while waiting. Raises StoreBusy, OSError."""
-    patience = max(deadline, time.monotonic() + _GLANCE)
+    patience = max(deadline, time.monotonic() + _CHECK_WAIT)
     path, file = _path(key), _identity(os.fstat(descriptor))
-    while not _flocked(descriptor, fcntl.LOCK_EX):  # guard: lease-exclusive
-        if _found(directory, path) != file:
+    while not _try_flock(descriptor, fcntl.LOCK_EX):  # guard: lease-exclusive
+        if _identity_at(directory, path) != file:
             return False
         now = time.monotonic()
         # A process that only checks holds a shared lock; that is no reason to give up.
         if now >= patience or (now >= deadline and not _is_shared(descriptor)):
             holder = read_holder(descriptor)
-            who = "another process" if holder is None else holder.words()
-            raise StoreBusy(f"{key!r}: {who}, has the turn; try again")
+            who = "another process" if holder is None else holder.describe()
+            raise StoreBusy(f"{key!r}: the lease is held by {who}; try again")
         pause(min(patience - now, _POLL))
-    return _found(directory, path) == file
+    return _identity_at(directory, path) == file
 
 
-def _flocked(descriptor: int, how: int) -> bool:
+def _try_flock(descriptor: int, how: int) -> bool:
     """Try to lock without waiting; return whether that succeeded."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
@@ -345,7 +347,7 @@ def _is_shared(descriptor: int) -> bool:
 
     The shared lock is released at once: two waiting processes that kept it would block each other.
     """
-    shared = _flocked(descriptor, fcntl.LOCK_SH)
+    shared = _try_flock(descriptor, fcntl.LOCK_SH)
     if shared:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     return shared
@@ -356,7 +358,7 @@ def _highest_ended(directory: Directory) -> int:
 
     Raises OSError, StoreBusy.
     """
-    path = f"{FOLDER}/{HIGHEST}"
+    path = f"{FOLDER}/{HIGHEST_EPOCH_FILE}"
     try:
         descriptor = open_descriptor(path, _READ, dir_fd=directory.descriptor)
     except FileNotFoundError:
@@ -370,7 +372,7 @@ def _record_ended(folder: Descriptor, epoch: int) -> None:
 
     Raises OSError, StoreBusy.
     """
-    descriptor = open_descriptor(HIGHEST, _FLAGS, dir_fd=folder)
+    descriptor = open_descriptor(HIGHEST_EPOCH_FILE, _FLAGS, dir_fd=folder)
     with _locked_record(descriptor):
         if _read_number(descriptor) < epoch:
             # Written in place and within one sector, like the line of a lock file.
@@ -383,7 +385,9 @@ def _record_ended(folder: Descriptor, epoch: int) -> None:
 def _locked_record(descriptor: Descriptor) -> Iterator[None]:
     """Lock the file of the highest epoch, and close it at the end. Raises OSError, StoreBusy."""
     try:
-        wait_for_lock(descriptor, seconds=_RECORD, what=f"the file {FOLDER}/{HIGHEST}")
+        wait_for_lock(
+            descriptor, seconds=_RECORD_WAIT, what=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
+        )
         yield
     finally:
         descriptor.release()
@@ -400,7 +404,7 @@ def _path(key: str) -> str:
     return f"{FOLDER}/{lock_name(key)}"
 
 
-def _found(directory: Directory, path: str) -> tuple[int, int] | None:
+def _identity_at(directory: Directory, path: str) -> tuple[int, int] | None:
     """Return the identity of a session's lock file; None if there is none. Raises OSError."""
     try:
         return _identity(os.stat(path, dir_fd=directory.descriptor, follow_symlinks=False))
@@ -412,7 +416,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_ino, found.st_dev  # guard: lease-file-identity
 
 
-def end(directory: Directory, key: str) -> None:
+def delete_lock_file(directory: Directory, key: str) -> None:
     """Delete the lock file of a session that is being purged. The holder loses its lease.
 
     The highest epoch is recorded before the deletion, without the key, and again if another lease

@@ -21,15 +21,16 @@ from stenolog.errors import (
 )
 from stenolog.records import Message, Trashed
 from stenolog.stores import spans
+from stenolog.stores.disk import lock_until
 from stenolog.stores.jsonl import trash, writer
-from stenolog.stores.jsonl.directory import explained
+from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.jsonl.log import Log, LogLookup
-from stenolog.stores.jsonl.open_logs import OpenLogCache, flock
-from stenolog.stores.jsonl.rewrite import composed, swap
-from stenolog.stores.jsonl.scan import gather
-from stenolog.stores.jsonl.write_queue import WriteQueue, clear_away
+from stenolog.stores.jsonl.open_logs import OpenLogCache
+from stenolog.stores.jsonl.rewrite import compose_log, replace_log
+from stenolog.stores.jsonl.scan import read_records
+from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome
-from stenolog.stores.state import Fork, copy, decide_fork, left_out
+from stenolog.stores.state import Fork, copy, decide_fork, not_copied
 
 
 class _Replaced(Exception):
@@ -51,22 +52,22 @@ class Lifecycle:
         """As Store.fork."""
         deadline = self._deadline()
         while True:
-            seen, messages = self._seen(key, new_key, at)
+            seen, messages = self._read_source(key, new_key, at)
             try:
                 # A fork must not contain messages of another process that a power cut may remove.
                 writer.sync(seen.log)
             except OSError as error:
                 self._logs.discard(seen.log)
-                raise explained(error, f"syncing the log of {key!r}") from error
+                raise store_error(error, f"syncing the log of {key!r}") from error
             text = forked_log(seen.fork, messages, seen.fork.state.created)
             with suppress(_Replaced):
-                make = partial(self._put, text=text, seen=seen, deadline=deadline)
-                self.begin(new_key, make, f"forking {key!r} to {new_key!r}")
+                make = partial(self._write_fork, text=text, seen=seen, deadline=deadline)
+                self.create(new_key, make, f"forking {key!r} to {new_key!r}")
                 return
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+                raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
-    def _put(self, log: Log, *, text: bytes, seen: "_Source", deadline: float) -> None:
+    def _write_fork(self, log: Log, *, text: bytes, seen: "_ForkSource", deadline: float) -> None:
         """Create the fork while its source is locked. Raises _Replaced.
 
         A purge of the source either finds the fork and reports it, or is noticed here: purged
@@ -77,41 +78,43 @@ class Lifecycle:
         if descriptor is None:
             raise _Replaced
         try:
-            flock(descriptor, deadline, f"the log of {source.key!r}")
+            lock_until(descriptor, deadline, f"the log of {source.key!r}")
             if self._version(source.key) != (seen.uid, seen.generation):  # guard: fork-sees-purge
                 raise _Replaced
-            swap(log, text)
+            replace_log(log, text)
         finally:
             descriptor.release()
 
-    def _seen(self, key: str, new_key: str, at: int | None) -> tuple["_Source", list[Message]]:
+    def _read_source(
+        self, key: str, new_key: str, at: int | None
+    ) -> tuple["_ForkSource", list[Message]]:
         if self._logs.read(key, lambda _: True) is None:
-            trash.settle(self._directory)
+            trash.sync_renames(self._directory)
             raise NoSuchSession(key)
         self._check_free(new_key)
         uid, now = os.urandom(8).hex(), writer.now()
-        seen = self._logs.gathered(
-            key, lambda log: _source(log, new_key=new_key, at=at, uid=uid, now=now)
+        seen = self._logs.read_with_archives(
+            key, lambda log: _fork_source(log, new_key=new_key, at=at, uid=uid, now=now)
         )
         if seen is None:
             raise NoSuchSession(key)
         return seen
 
     def _version(self, key: str) -> tuple[str, int] | None:
-        def told(log: Log) -> tuple[str, int]:
+        def read(log: Log) -> tuple[str, int]:
             state = log.known_state()
             return state.uid, state.generation
 
-        return self._logs.read(key, told)
+        return self._logs.read(key, read)
 
     # --- creating a live log -----------------------------------------------------------------
 
     def _check_free(self, key: str) -> None:
         if self._logs.read(key, lambda _: True) is not None:
-            trash.settle(self._directory)
+            trash.sync_renames(self._directory)
             raise SessionExists(key)
 
-    def begin(self, key: str, make: Callable[[Log], None], doing: str) -> None:
+    def create(self, key: str, make: Callable[[Log], None], doing: str) -> None:
         """Create a session: `make` replaces a file without one. Raises SessionExists.
 
         That file is locked, so that no other writer starts a session in it. `make` may raise
@@ -123,15 +126,15 @@ class Lifecycle:
             if log is None:
                 raise NoSuchSession(key)
             try:
-                check_vacant(log)  # guard: fork-needs-free-key
+                check_no_session(log)  # guard: fork-needs-free-key
                 make(log)
             except OSError as error:
-                raise failure(error, log, doing) from error
+                raise rename_error(error, log, doing) from error
             finally:
-                clear_away(log)
+                delete_if_empty(log)
                 self._logs.discard(log)
 
-        self._queue.alone(key, work)
+        self._queue.run_exclusive(key, work)
 
     # --- trash -------------------------------------------------------------------------------
 
@@ -140,15 +143,15 @@ class Lifecycle:
         trashed: list[Trashed] = []
 
         def work() -> None:
-            log = locked(self._logs, key)
+            log = lock_session(self._logs, key)
             try:
-                trashed.append(trash.told(log, trash.put(log, writer.now())))
+                trashed.append(trash.describe(log, trash.move_in(log, writer.now())))
             except OSError as error:
-                raise failure(error, log, f"deleting {key!r}") from error
+                raise rename_error(error, log, f"deleting {key!r}") from error
             finally:
                 self._logs.discard(log)
 
-        self._queue.alone(key, work)
+        self._queue.run_exclusive(key, work)
         return trashed[0]
 
     def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
@@ -160,23 +163,23 @@ class Lifecycle:
         def make(live: Log) -> None:
             with trash.opened(self._directory, entry, until=self._deadline()) as log:
                 if log is None:
-                    raise NoSuchSession(key, "somebody else took it out of the trash")
-                trash.take_out(log, entry, target, live)
+                    raise NoSuchSession(key, "another process restored or purged it")
+                trash.move_out(log, entry, target, live)
 
-        self.begin(target, make, f"restoring {key!r}")
+        self.create(target, make, f"restoring {key!r}")
 
     def _find(self, key: str, uid: str | None) -> trash.Entry:
         for entry, found in trash.keys(self._directory):
             if found == key and uid in (None, entry.uid):
                 return entry
-        trash.settle(self._directory)
-        raise NoSuchSession(key, "the trash has no such session")
+        trash.sync_renames(self._directory)
+        raise NoSuchSession(key, "it is not in the trash")
 
     def _deadline(self) -> float:
         return time.monotonic() + self._busy_timeout
 
 
-class _Source(Struct, frozen=True):
+class _ForkSource(Struct, frozen=True):
     """A session at the time of its fork."""
 
     log: Log
@@ -185,25 +188,27 @@ class _Source(Struct, frozen=True):
     generation: int
 
 
-def _source(
+def _fork_source(
     log: Log, *, new_key: str, at: int | None, uid: str, now: str
-) -> tuple[_Source, LogLookup]:
+) -> tuple[_ForkSource, LogLookup]:
     """Return what a fork copies. Raises UsageError. The caller holds the log's mutex."""
-    state, end = log.settled()
+    state, end = log.settled_state()
     fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
-    return _Source(log, fork, state.uid, state.generation), log.in_sight(last=None, after=None)
+    return _ForkSource(log, fork, state.uid, state.generation), log.visible_messages(
+        last=None, after=None
+    )
 
 
 def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     """Return the log of a fork with these messages of the source."""
     taken = [message for message in messages if spans.contains(fork.taken, message.seq)]
     head = copy(fork.state)
-    head.purged = left_out([(m.seq, m.seq) for m in taken], fork.next_seq - 1)
+    head.purged = not_copied([(m.seq, m.seq) for m in taken], fork.next_seq - 1)
     # `composed` adds 1, and a new log has generation 1.
     head.generation = 0
     # Without idempotency keys and batches: the file appears in one step.
     lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in taken)
-    return composed(
+    return compose_log(
         head,
         head,
         lines,
@@ -214,24 +219,24 @@ def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     )
 
 
-def locked(logs: OpenLogCache, key: str) -> Log:
+def lock_session(logs: OpenLogCache, key: str) -> Log:
     """Return the log of a session and hold its lock. Raises NoSuchSession, ReadOnly, as `lock`."""
     log = logs.lock(key, create=False)
-    if log is None or not exists(log):
-        trash.settle(logs.directory)
+    if log is None or not has_session(log):
+        trash.sync_renames(logs.directory)
         raise NoSuchSession(key)
     with log.mutex:
         log.check_known()
     return log
 
 
-def exists(log: Log) -> bool:
+def has_session(log: Log) -> bool:
     """Return whether the log holds a session. Raises as `Log.load`."""
     with log.mutex:  # guard: log-fields-under-mutex
         return log.exists
 
 
-def check_vacant(log: Log) -> None:
+def check_no_session(log: Log) -> None:
     """Raise SessionExists if any content of the file may have been acknowledged."""
     with log.mutex:
         if log.exists:
@@ -239,15 +244,15 @@ def check_vacant(log: Log) -> None:
         tail = log.tail
     text = log.read(0, log.file_size())
     # A single line, or NULs, may be an interrupted first write; damaged lines were a session.
-    unread = not gather(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
+    unread = not read_records(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
     if unread or (tail is not None and tail.lost):
-        raise SessionExists(log.key, "there is a damaged session; `steno doctor` says more")
+        raise SessionExists(log.key, "the key has a damaged session; run `steno doctor`")
 
 
-def failure(error: OSError, log: Log, doing: str) -> StoreUnavailable:
+def rename_error(error: OSError, log: Log, doing: str) -> StoreUnavailable:
     """Return NotStored if the path still names the same file, otherwise MaybeStored."""
     try:
-        renamed = not log.is_at(log.directory.stat(log.name))
+        renamed = not log.is_same_file(log.directory.stat(log.name))
     except StenologError:
         renamed = True
     return Outcome(0, error, unknown=renamed).failure(doing)  # guard: unknown-rename

@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from datetime import datetime
 from enum import Enum, auto
@@ -50,25 +50,25 @@ from stenolog.stores.base import conversation_times
 from stenolog.stores.disk import CLOSED, Descriptor, read_all
 from stenolog.stores.jsonl import archive
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.jsonl.idempotency_keys import REMEMBERED, Tokens
 from stenolog.stores.jsonl.scan import (
-    Bad,
+    DamagedBytes,
     Scan,
     Tail,
-    begins_well,
-    examine,
+    can_start_at,
     find_state,
-    gather,
     looks_torn,
-    read_run,
+    part_of,
+    read_intact,
+    read_records,
+    scan_log,
 )
 from stenolog.stores.state import (
+    apply_record,
     apply_void,
     blank,
     copy,
-    entry_of,
-    fold,
     missing,
+    undo_step_of,
     visible,
 )
 
@@ -81,7 +81,7 @@ _UID: Final = re.compile(r"[0-9a-f]{1,64}")  # used as the name of a folder
 _seq_of = attrgetter("seq")
 
 
-class Phase(Enum):
+class LoadPhase(Enum):
     """Loading phase of a Log: whether its fields can be trusted."""
 
     NOT_LOADED = auto()
@@ -94,7 +94,7 @@ class Phase(Enum):
     """Completely loaded. The log has a state."""
 
 
-_LOADED: Final = (Phase.NEW, Phase.READY)
+_LOADED: Final = (LoadPhase.NEW, LoadPhase.READY)
 
 
 class LogLookup(Struct, frozen=True):
@@ -107,6 +107,94 @@ class LogLookup(Struct, frozen=True):
     """Spans of these seqs that are wanted; None: all, with the hidden messages marked."""
     state: State | None = None
     """State that names the archives. A copy: another thread may be loading the log again."""
+
+
+# --- idempotency keys (tokens), for at least the newest thousand messages (P12) ----------------
+#
+# The line of a message contains its token. States carry the tokens of archived messages, so that no
+# archive has to be opened to find one.
+
+TOKEN_WINDOW: Final = 1_000
+"""Minimum number of newest messages whose tokens are known."""
+_BYTES: Final = 400
+"""Approximate bytes per token in memory, with its digest and dictionary entry."""
+
+
+class Tokens:
+    """Tokens of one log, read when the first one is looked up."""
+
+    __slots__ = ("_from_states", "_known")
+
+    def __init__(self) -> None:
+        self._known: dict[str, Token] | None = None
+        self._from_states: dict[str, Token] = {}
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the tokens of the newest messages were read."""
+        return self._known is not None
+
+    @property
+    def weight(self) -> int:
+        """Approximate number of bytes of the tokens in memory."""
+        return _BYTES * len(self._known or ())
+
+    def clear(self) -> None:
+        """Forget the tokens, because the log is being read again."""
+        self._known = None
+
+    def add_from_state(self, tokens: Iterable[Token]) -> None:
+        """Add the tokens of a state; the caller passes the newest state first."""
+        for token in tokens:
+            self._from_states.setdefault(token.token, token)
+
+    def load(self, messages: Sequence[Message]) -> None:
+        """Set the known tokens to those of the states and of these messages."""
+        self._known = {**self._from_states, **_tokens_of(messages)}
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add the tokens of appended records, if the tokens were read before."""
+        if self._known is not None:
+            self._known.update(_tokens_of(records))
+
+    def find(self, once: str) -> Token | None:
+        """Return the messages of an idempotency key, or None."""
+        known = self._known or {}
+        if len(known) > 2 * TOKEN_WINDOW:
+            newest = sorted(known.values(), key=_first)[-TOKEN_WINDOW:]
+            self._known = known = {token.token: token for token in newest}
+        return known.get(once)
+
+    def upto(self, seq: int) -> list[Token]:
+        """Return the newest tokens of messages up to this seq, to keep in a state."""
+        known = [token for token in (self._known or {}).values() if token.first <= seq]
+        return sorted(known, key=_first)[-TOKEN_WINDOW:]
+
+
+def _first(token: Token) -> int:
+    return token.first
+
+
+def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
+    """Return the tokens in these records."""
+    found = {}
+    for index, record in enumerate(records):
+        if isinstance(record, Message) and record._once is not None:
+            count = (part_of(record) or (1, 1))[1]
+            members = [
+                member.to_json()
+                for place, member in enumerate(records[index : index + count], 1)
+                if isinstance(member, Message)
+                and (part_of(member) or (1, 1)) == (place, count)
+                and member.seq == record.seq + place - 1
+            ]
+            # Without the text of a damaged message there is no digest; only the count is compared.
+            content = digest(members) if len(members) == count else ""
+            found[record._once] = Token(record._once, record.seq, count, content)
+    return found
+
+
+# --- the log ---------------------------------------------------------------------------------
 
 
 class Log:
@@ -123,21 +211,21 @@ class Log:
         self.device = identity.st_dev
         self.writable = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR)
 
-        self.phase = Phase.NOT_LOADED
+        self.phase = LoadPhase.NOT_LOADED
         self.state: State | None = None
         """Valid only in the phase READY."""
         self.has_state_record = False
         """Whether an intact state was read or written; False if the state had to be rebuilt."""
         self.next_seq = 1
         self.updated = ""
-        self.unknown: str | None = None
+        self.unknown_kind: str | None = None
         """Kind of a required record that this version does not know."""
 
         self.size = 0
         """Size of the file at the last check."""
         self.end = 0
         """Offset up to which the bytes were consumed."""
-        self.terminated = True
+        self.ends_line = True
         self.tail: Tail | None = None
         self.suspect = False
         """A sync failed, so the content of the disk is unknown: renew the log before using it."""
@@ -148,19 +236,19 @@ class Log:
         self.bytes_since_state = 0
         self.state_bytes = 0
 
-        self.warm = False
-        self.weighed = 0
+        self.keeps_messages = False
+        self.last_weight = 0
         """Weight of the messages in memory at the last check."""
         self.start = 0
         """Offset from which on the messages are in memory."""
-        self.covers = 1
+        self.first_loaded = 1
         """First seq from that offset on."""
         self.messages: list[Message] = []
-        self._in_sight: list[Message] | None = None
-        self._away: list[Span] = []
+        self._visible: list[Message] | None = None
+        self._missing_archived: list[Span] = []
         """Seqs that were not found in the archives."""
         self._tokens = Tokens()
-        self._bad: dict[tuple[str, int], Bad] = {}
+        self._damaged: dict[tuple[str, int], DamagedBytes] = {}
 
     def close(self) -> None:
         """Close the file. Otherwise it is closed when the last reference to the log is gone."""
@@ -199,7 +287,7 @@ class Log:
     def refresh(self) -> bool:
         """Read new bytes. Return False if the path names another file, or none."""
         found = self.directory.stat(self.name)
-        if found is None or not self.is_at(found):
+        if found is None or not self.is_same_file(found):
             return False
         self.catch_up(found.st_size)
         return True
@@ -208,31 +296,31 @@ class Log:
         """Read the file up to this size, from the last position on. Raises as `load`."""
         if self.phase in _LOADED and size == self.size:
             return
-        if self.phase is not Phase.READY or size < self.size or self.tail is not None:
+        if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
             # Not loaded, truncated from outside, or with a tail that new bytes may complete.
             self.load(size)
             return
-        self.phase = Phase.UPDATING
+        self.phase = LoadPhase.UPDATING
         self._consume(self.read(self.end, size))
         self.size = size
-        self.phase = Phase.READY
+        self.phase = LoadPhase.READY
 
     def load(self, size: int) -> None:
         """Find the last state and read from there on. Raises ForeignLog, NewerFormat, OSError.
 
         If it raises, the log stays in the phase UPDATING, and the next user loads it again.
         """
-        self.phase = Phase.UPDATING  # guard: unfinished-load
+        self.phase = LoadPhase.UPDATING  # guard: unfinished-load
         self._load(size)
-        self.phase = Phase.NEW if self.state is None else Phase.READY
+        self.phase = LoadPhase.NEW if self.state is None else LoadPhase.READY
 
     def _load(self, size: int) -> None:
         self.state = None
         self.has_state_record = False
-        self.messages, self._in_sight = [], None
-        self._tokens.unlearn()
-        self.tail, self.terminated, self.unknown = None, True, None
-        self.next_seq, self.start, self.covers, self.end = 1, 0, 1, 0
+        self.messages, self._visible = [], None
+        self._tokens.clear()
+        self.tail, self.ends_line, self.unknown_kind = None, True, None
+        self.next_seq, self.start, self.first_loaded, self.end = 1, 0, 1, 0
         self.size = size
         if size == 0:
             return
@@ -242,18 +330,18 @@ class Log:
             self._load_without_state(buffer)
             return
         self.start = self.end = start
-        self.next_seq = self.covers = next_seq
+        self.next_seq = self.first_loaded = next_seq
         self._consume(buffer)
         self.state_bytes = buffer.find(b"\n") + 1
         self.bytes_since_state = len(buffer) - self.state_bytes
         state = self._known_state()
         if not _UID.fullmatch(state.uid):
             raise DamagedStore(
-                f"{self.directory.path / self.name}: the uid of the session is not one of ours"
+                f"{self.directory.path / self.name}: the uid of the session is malformed"
             )
         if state.key != self.key:
             raise DamagedStore(
-                f"{self.directory.path / self.name} holds another session ({state.key!r}), "
+                f"{self.directory.path / self.name} contains another session ({state.key!r}), "
                 f"not {self.key!r}; was it renamed by hand?"
             )
 
@@ -275,13 +363,13 @@ class Log:
 
     def _load_without_state(self, buffer: bytes) -> None:
         """Load a torn first write, a log without any intact state, or report a foreign log."""
-        scan = examine(buffer, offset=0, next_seq=1)
+        scan = scan_log(buffer, offset=0, next_seq=1)
         if not scan.records:
-            ours = bool(gather(buffer, offset=0)[0])
+            ours = bool(read_records(buffer, offset=0)[0])
             if not ours and not looks_torn(buffer):
                 raise ForeignLog(
-                    f"{self.directory.path / self.name} was not written by stenolog and is left "
-                    f"as it is; {self.directory.how_to_import(self.name)}"
+                    f"{self.directory.path / self.name} was not written by stenolog and is not "
+                    f"changed; {self.directory.how_to_import(self.name)}"
                 )
             # Intact lines of an unfinished first write must not count later.
             left = scan.tail if ours else None
@@ -299,35 +387,35 @@ class Log:
             return
         uid = digest([buffer[: scan.consumed]])
         self.state = blank(self.key, uid, 1, _time_of(scan.records[0]))
-        self._take_scan(scan, len(buffer))
+        self._apply_scan(scan, len(buffer))
         self.lines_since_state = STATE_EVERY_LINES  # the next writer writes a state
 
     def _consume(self, buffer: bytes) -> None:
         """Read bytes that begin where the consumed bytes end."""
-        records = read_run(buffer, self.next_seq)
+        records = read_intact(buffer, self.next_seq)
         if records is not None:
-            self._take(records, len(buffer))
+            self._apply(records, len(buffer))
             self.end += len(buffer)
             return
-        scan = examine(buffer, offset=self.end, next_seq=self.next_seq)
+        scan = scan_log(buffer, offset=self.end, next_seq=self.next_seq)
         if scan.tail is not None and (scan.tail.damaged or scan.tail.lost):
             # The bytes may have been read during a write: read them a second time.
             again = self.read(self.end, self.end + len(buffer))
-            scan = examine(again, offset=self.end, next_seq=self.next_seq)
-        self._take_scan(scan, len(buffer))
+            scan = scan_log(again, offset=self.end, next_seq=self.next_seq)
+        self._apply_scan(scan, len(buffer))
 
-    def _take_scan(self, scan: Scan, length: int) -> None:
-        self._take(scan.records, length)
+    def _apply_scan(self, scan: Scan, length: int) -> None:
+        self._apply(scan.records, length)
         self.next_seq = scan.next_seq
         self.end += scan.consumed
-        self.terminated = scan.terminated
+        self.ends_line = scan.ends_line
         self.tail = scan.tail
-        self._lose(scan.lost)
+        self._add_lost(scan.lost)
         if scan.tail is not None:
-            self._lose(scan.tail.lost)
-        self._note(scan.bad)
+            self._add_lost(scan.tail.lost)
+        self._report_damage(scan.bad)
 
-    def _take(self, records: list[Record], length: int) -> None:
+    def _apply(self, records: list[Record], length: int) -> None:
         """Apply records that count; `length` is their size in bytes."""
         self.bytes_since_state += length
         self.lines_since_state += len(records)
@@ -340,28 +428,28 @@ class Log:
         if len(messages) < len(records):
             for index, record in enumerate(records):
                 if type(record) is not Message:
-                    self._take_control(record, len(records) - index - 1, length)
-            self._in_sight = None
-        elif self._in_sight is not None:
-            self._in_sight.extend(messages)
+                    self._apply_control(record, len(records) - index - 1, length)
+            self._visible = None
+        elif self._visible is not None:
+            self._visible.extend(messages)
         self.messages.extend(messages)
         self._tokens.add(records)
 
-    def _take_control(self, record: Record, following: int, length: int) -> None:
+    def _apply_control(self, record: Record, following: int, length: int) -> None:
         match record:
             case StateRecord():
                 if record.body.format > FORMAT:  # guard: newer-format-refused
                     raise self._newer(f"format {record.body.format}")
-                self.state = fold(self.state or record.body, record)
+                self.state = apply_record(self.state or record.body, record)
                 self.has_state_record = True
                 self._carry(record)
                 self.lines_since_state, self.bytes_since_state = following, length
             case ChangeRecord() | VoidRecord():
-                self.state = fold(self._known_state(), record)
+                self.state = apply_record(self._known_state(), record)
             case UnknownRecord() if record.kind.startswith("state"):
                 raise self._newer(record.kind)
             case UnknownRecord() if not record.optional:
-                self.unknown = record.kind
+                self.unknown_kind = record.kind
             case _:
                 pass
 
@@ -370,7 +458,7 @@ class Log:
 
         The copy of the state that a writer extends must not contain them.
         """
-        self._tokens.carry(record.body.tokens)
+        self._tokens.add_from_state(record.body.tokens)
         if self.state is not None:
             self.state.tokens = []
 
@@ -382,7 +470,7 @@ class Log:
     def state_if_any(self) -> State | None:
         """Return a copy of the state, or None if the file is new. Raises as `load`."""
         self.ensure_loaded()
-        return copy(self._known_state()) if self.phase is Phase.READY else None
+        return copy(self._known_state()) if self.phase is LoadPhase.READY else None
 
     def _known_state(self) -> State:
         if self.state is None:
@@ -401,7 +489,7 @@ class Log:
             self.next_seq > 1 or state.number > 0 or state.generation > 1 or bool(state.lost)
         )
 
-    def grew(self, before: int, records: list[Record] | None, length: int) -> None:
+    def extend(self, before: int, records: list[Record] | None, length: int) -> None:
         """Record the bytes that this process appended and synced.
 
         The method reads them from the file if `records` is None, or if a reader in this process
@@ -417,45 +505,45 @@ class Log:
             else:
                 self.catch_up(max(self.size, self.synced))
             return
-        self.phase = Phase.UPDATING
-        self._take(records, length)
+        self.phase = LoadPhase.UPDATING
+        self._apply(records, length)
         self.end = self.size = self.synced
-        if not self.warm:
+        if not self.keeps_messages:
             self._drop_messages()
-        self.phase = Phase.READY
+        self.phase = LoadPhase.READY
 
-    def passed(self, seq: int, at: str, size: int, length: int) -> None:
+    def advance(self, seq: int, at: str, size: int, length: int) -> None:
         """Record one appended message that is not kept in memory.
 
         The log must be in the phase READY.
         """
-        self.phase = Phase.UPDATING
+        self.phase = LoadPhase.UPDATING
         self.end = self.size = self.synced = self.start = size
-        self.next_seq = self.covers = seq + 1
+        self.next_seq = self.first_loaded = seq + 1
         self.updated = at
         self.lines_since_state += 1
         self.bytes_since_state += length
         if self.messages:
             self.messages = []
-        self.phase = Phase.READY
+        self.phase = LoadPhase.READY
 
     def check_known(self) -> None:
         """Raise ReadOnly if the log holds a record that only a newer version understands."""
         self.ensure_loaded()
-        if self.unknown is not None:
+        if self.unknown_kind is not None:
             raise ReadOnly(
-                f"{self.key!r}: the log holds a record of the kind {self.unknown!r}, which this "
+                f"{self.key!r}: the log has a record of kind {self.unknown_kind!r}, which this "
                 "version does not know; upgrade stenolog to write to this session"
             )
 
-    def is_at(self, found: os.stat_result | None) -> bool:
+    def is_same_file(self, found: os.stat_result | None) -> bool:
         """Return whether `found` is the status of this log's file."""
         return found is not None and found.st_ino == self.inode and found.st_dev == self.device
 
     def _newer(self, what: str) -> NewerFormat:
         return NewerFormat(
             f"{self.directory.path / self.name} was written by a newer stenolog ({what}); "
-            "upgrade this one"
+            "upgrade stenolog"
         )
 
     def read(self, start: int, stop: int) -> bytes:
@@ -464,26 +552,26 @@ class Log:
 
     # --- damage ------------------------------------------------------------------------------
 
-    def _lose(self, gone: list[tuple[int, int]]) -> None:
+    def _add_lost(self, gone: list[tuple[int, int]]) -> None:
         if not gone or self.state is None:
             return
         new = spans.minus(spans.union(gone), missing(self.state))
         if new:
             self.state.lost = spans.union(self.state.lost, new)
-            self._in_sight = None
+            self._visible = None
             log_reports.warning(
-                "%s: the messages with seq %s are damaged and left out; `steno doctor` says more",
+                "%s: skipped damaged messages, seq %s; run `steno doctor` for details",
                 self.directory.path / self.name,
                 ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in new),
             )
 
-    def _note(self, bad: list[Bad], source: str = "") -> None:
+    def _report_damage(self, bad: list[DamagedBytes], source: str = "") -> None:
         for piece in bad:
-            if not piece.known and (source, piece.offset) not in self._bad:
-                self._bad[source, piece.offset] = piece
+            if not piece.known and (source, piece.offset) not in self._damaged:
+                self._damaged[source, piece.offset] = piece
                 log_reports.warning(
-                    "%s: %d bytes at offset %d are not a record and are left out; "
-                    "`steno doctor` says more",
+                    "%s: skipped %d bytes at offset %d that are not a record; "
+                    "run `steno doctor` for details",
                     self.directory.path / (source or self.name),
                     piece.length,
                     piece.offset,
@@ -493,36 +581,36 @@ class Log:
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
         """Return the visible messages after `after`, or the `last` of them, with archived ones."""
-        found = self.in_sight(last=last, after=after)
-        return self.complete(found, self.archives_of(found)) if found.low else found.messages
+        found = self.visible_messages(last=last, after=after)
+        return self.add_archived(found, self.read_archives(found)) if found.low else found.messages
 
-    def in_sight(self, *, last: int | None, after: int | None) -> "LogLookup":
+    def visible_messages(self, *, last: int | None, after: int | None) -> "LogLookup":
         """Return what `history` returns, as far as the messages are in the live log."""
         self.ensure_loaded()
-        self.warm = True
-        if last is None and after is None and self._in_sight is not None:
-            return LogLookup(self._in_sight.copy())
-        wanted = self._wanted(last, after)
-        while wanted and self._reach(wanted[0][0]):
-            wanted = self._wanted(last, after)
+        self.keeps_messages = True
+        if last is None and after is None and self._visible is not None:
+            return LogLookup(self._visible.copy())
+        wanted = self._select(last, after)
+        while wanted and self._load_from(wanted[0][0]):
+            wanted = self._select(last, after)
         found = [message for span in wanted for message in self._slice(*span)]
         if wanted and wanted[0][0] < self.first_live():
             return LogLookup(found, wanted[0][0], wanted, copy(self.known_state()))
         if last is None and after is None:
-            self._in_sight = found.copy()
+            self._visible = found.copy()
         return LogLookup(found)
 
-    def everything(self, *, after: int) -> "LogLookup":
+    def all_messages(self, *, after: int) -> "LogLookup":
         """Return every message after `after` in the live log, with the hidden ones marked."""
         self.ensure_loaded()
-        self.warm = True
-        self._reach(after + 1)
-        found = self._marked(self._slice(after + 1, self.next_seq))
+        self.keeps_messages = True
+        self._load_from(after + 1)
+        found = self._mark_hidden(self._slice(after + 1, self.next_seq))
         if after + 1 >= self.first_live():
             return LogLookup(found)
         return LogLookup(found, after + 1, state=copy(self.known_state()))
 
-    def archives_of(self, found: "LogLookup") -> list[archive.Opened]:
+    def read_archives(self, found: "LogLookup") -> list[archive.ArchiveContent]:
         """Return the archives that hold the rest of the messages, newest first.
 
         The caller need not hold the mutex: reading can take long, and archives do not change.
@@ -530,38 +618,40 @@ class Log:
         """
         return list(archive.chain(self.directory, found.state, found.low)) if found.state else []
 
-    def complete(self, found: "LogLookup", archives: list[archive.Opened]) -> list[Message]:
+    def add_archived(
+        self, found: "LogLookup", archives: list[archive.ArchiveContent]
+    ) -> list[Message]:
         """Return the messages found in the live log, preceded by those from the archives."""
         state = self.known_state()
         older: list[Message] = []
         for opened in archives:
-            self._note(opened.bad, opened.path)
+            self._report_damage(opened.bad, opened.path)
             older = opened.messages + older
         gone = missing(state)
         by_seq = {m.seq: m for m in older if m.seq >= found.low}
         older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(gone, seq)]
         held = spans.union(((m.seq, m.seq) for m in older), gone)
         # Not stored as lost: a missing archive may be restored from a backup.
-        self._away = spans.minus([(found.low, self.first_live() - 1)], held)
-        if self._away:
+        self._missing_archived = spans.minus([(found.low, self.first_live() - 1)], held)
+        if self._missing_archived:
             log_reports.warning(
-                "%s: %d messages lie in archives that are missing or damaged; `steno doctor` says "
-                "more",
+                "%s: %d messages are in missing or damaged archives; run `steno doctor` for "
+                "details",
                 self.directory.path / self.name,
-                spans.size(self._away),
+                spans.size(self._missing_archived),
             )
         if found.wanted is None:
-            return self._marked(older) + found.messages
+            return self._mark_hidden(older) + found.messages
         return [m for m in older if spans.contains(found.wanted, m.seq)] + found.messages
 
-    def _marked(self, messages: list[Message]) -> list[Message]:
-        sight = visible(self.known_state(), self.next_seq - 1)
+    def _mark_hidden(self, messages: list[Message]) -> list[Message]:
+        visible_spans = visible(self.known_state(), self.next_seq - 1)
         return [
-            m if spans.contains(sight, m.seq) else msgspec.structs.replace(m, hidden=True)
+            m if spans.contains(visible_spans, m.seq) else msgspec.structs.replace(m, hidden=True)
             for m in messages
         ]
 
-    def _wanted(self, last: int | None, after: int | None) -> list[tuple[int, int]]:
+    def _select(self, last: int | None, after: int | None) -> list[tuple[int, int]]:
         end = self.next_seq - 1
         wanted = visible(self.known_state(), end)
         if after is not None:
@@ -585,7 +675,7 @@ class Log:
             bisect_left(messages, first, key=_seq_of) : bisect_right(messages, last, key=_seq_of)
         ]
 
-    def _reach(self, seq: int) -> bool:
+    def _load_from(self, seq: int) -> bool:
         """Load the messages from this seq on into memory, as far as the live log has them.
 
         Return whether any bytes were read.
@@ -594,12 +684,12 @@ class Log:
             seq = 0  # the whole log, so that damage to its first lines is found as well
         length = _FIRST_CHUNK if seq else min(self.start, _LARGEST_CHUNK)
         read = False
-        while self.start > 0 and self.covers > seq:
+        while self.start > 0 and self.first_loaded > seq:
             start = max(0, self.start - length)
             buffer = self.read(start, self.start)
             if start > 0:
                 cut = buffer.find(b"\n") + 1
-                if cut in (0, len(buffer)) or not begins_well(buffer, cut):
+                if cut in (0, len(buffer)) or not can_start_at(buffer, cut):
                     length *= 4
                     continue
                 start += cut
@@ -612,30 +702,30 @@ class Log:
     def _prepend(self, buffer: bytes, start: int) -> None:
         """Read bytes that end where the messages in memory begin."""
         gone, first_live = missing(self.known_state()), self.first_live()
-        records, bad = gather(buffer, offset=start)
-        self.phase = Phase.UPDATING
-        self._note(bad)
+        records, bad = read_records(buffer, offset=start)
+        self.phase = LoadPhase.UPDATING
+        self._report_damage(bad)
         self.start = start
         messages = [record for record in records if type(record) is Message]
         if len(messages) < len(records):
             for record in records:
                 if type(record) is StateRecord:
                     self._carry(record)
-        first = self.covers
+        first = self.first_loaded
         if records:
             first = min(record.seq for record in records) if bad else records[0].seq
         if start == 0:
             first = min(first, first_live)
         # Without damage the seqs are consecutive: the first and the number imply the others.
-        regular = not bad and not gone and len(messages) == self.covers - first
+        regular = not bad and not gone and len(messages) == self.first_loaded - first
         if not regular or (messages and messages[0].seq != first):
-            kept = {m.seq: m for m in messages if m.seq < self.covers}
+            kept = {m.seq: m for m in messages if m.seq < self.first_loaded}
             messages = [kept[seq] for seq in sorted(kept) if not spans.contains(gone, seq)]
             held = spans.union(((m.seq, m.seq) for m in messages), gone)
-            self._lose(spans.minus([(first, self.covers - 1)], held))
-        self.covers = min(self.covers, first)
+            self._add_lost(spans.minus([(first, self.first_loaded - 1)], held))
+        self.first_loaded = min(self.first_loaded, first)
         self.messages = messages + self.messages
-        self.phase = Phase.READY
+        self.phase = LoadPhase.READY
 
     def first_live(self) -> int:
         """Return the first seq that is not in an archive."""
@@ -647,18 +737,18 @@ class Log:
         """Approximate number of bytes of the messages and idempotency keys in memory."""
         return (self.end - self.start if self.messages else 0) + self._tokens.weight
 
-    def forget(self) -> None:
+    def drop_cache(self) -> None:
         """Drop the messages and idempotency keys in memory; the file still has them."""
-        before, self.phase = self.phase, Phase.UPDATING
+        before, self.phase = self.phase, LoadPhase.UPDATING
         self._drop_messages()
-        self._tokens.unlearn()
-        self.warm = False
+        self._tokens.clear()
+        self.keeps_messages = False
         self.phase = before
 
     def _drop_messages(self) -> None:
         """Drop the messages in memory, but not the idempotency keys: reading them is expensive."""
-        self.messages, self._in_sight = [], None
-        self.start, self.covers = self.end, self.next_seq
+        self.messages, self._visible = [], None
+        self.start, self.first_loaded = self.end, self.next_seq
 
     # --- idempotency keys --------------------------------------------------------------------
 
@@ -674,13 +764,13 @@ class Log:
 
     def _learn_tokens(self) -> None:
         self.ensure_loaded()
-        if not self._tokens.learnt:
-            self._reach(max(self.first_live(), self.next_seq - REMEMBERED))
-            self._tokens.learn(self.messages)
-            if not self.warm:
-                self.phase = Phase.UPDATING
+        if not self._tokens.is_loaded:
+            self._load_from(max(self.first_live(), self.next_seq - TOKEN_WINDOW))
+            self._tokens.load(self.messages)
+            if not self.keeps_messages:
+                self.phase = LoadPhase.UPDATING
                 self._drop_messages()
-                self.phase = Phase.READY
+                self.phase = LoadPhase.READY
 
     # --- undo --------------------------------------------------------------------------------
 
@@ -699,20 +789,20 @@ class Log:
     def undo_steps(self, numbers: Collection[int]) -> dict[int, Undo]:
         """Return the undo steps of changes by number, as far as the log or an archive has them."""
         state = self.known_state()
-        records, _ = gather(self.read(0, self.end), offset=0)
+        records, _ = read_records(self.read(0, self.end), offset=0)
         changes = [record.body for record in records if isinstance(record, ChangeRecord)]
         # If several changes have the same number, the first one counts.
-        found = {c.number: entry_of(c) for c in reversed(changes) if c.number in numbers}
+        found = {c.number: undo_step_of(c) for c in reversed(changes) if c.number in numbers}
         archives = archive.chain(self.directory, state, 1)
         while len(found) < len(numbers) and (opened := next(archives, None)) is not None:
             for change in opened.changes:
                 if change.number in numbers:
-                    found.setdefault(change.number, entry_of(change))
+                    found.setdefault(change.number, undo_step_of(change))
         return found
 
     # --- state of the session ----------------------------------------------------------------
 
-    def settled(self) -> tuple[State, int]:
+    def settled_state(self) -> tuple[State, int]:
         """Return a copy of the state, and the last seq, as the next writer will see them."""
         state = copy(self.known_state())
         if self.tail is None:
@@ -722,14 +812,14 @@ class Log:
 
     def info(self) -> SessionInfo:
         """Return the session's metadata as of the last refresh."""
-        state, end = self.settled()
+        state, end = self.settled_state()
         created, updated = conversation_times(
             datetime.fromisoformat(state.created),
             datetime.fromisoformat(max(self.updated, state.created)),
             meta={} if state.forked_from is not None else state.meta,
             last_seq=end,
         )
-        sight = visible(state, end)
+        visible_spans = visible(state, end)
         return SessionInfo(
             key=self.key,
             uid=state.uid,
@@ -737,10 +827,10 @@ class Log:
             updated=updated,
             last_seq=end,
             floor=state.floor,
-            visible=spans.size(sight),
-            count=end - spans.size(spans.union(missing(state), self._away)),
-            lost=spans.size(spans.union(state.lost, self._away)),
-            damaged=len(self._bad),
+            visible=spans.size(visible_spans),
+            count=end - spans.size(spans.union(missing(state), self._missing_archived)),
+            lost=spans.size(spans.union(state.lost, self._missing_archived)),
+            damaged=len(self._damaged),
             void_bytes=self.known_state().void_bytes + (self.tail.bytes if self.tail else 0),
             archived=state.archive.last if state.archive is not None else 0,
             generation=state.generation,
@@ -749,7 +839,7 @@ class Log:
             summary=state.summary,
             meta=deepcopy(state.meta),
             forked_from=state.forked_from,
-            in_sight=tuple(sight),
+            in_sight=tuple(visible_spans),
             # Without the unfinished write at the end: its change does not count yet.
             change=self.known_state().number,  # guard: view-change-of-unfinished-write
         )

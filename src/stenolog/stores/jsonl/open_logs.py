@@ -17,21 +17,17 @@ from typing import Final, TypeVar
 
 from stenolog.errors import ForeignLog, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Message
-from stenolog.stores.disk import Descriptor
-from stenolog.stores.jsonl import log_names
-from stenolog.stores.jsonl.directory import Directory, explained
-from stenolog.stores.jsonl.log import Log, LogLookup, Phase
-from stenolog.stores.jsonl.rewrite import renew
+from stenolog.stores import file_names
+from stenolog.stores.disk import LOCK_POLL, Descriptor, lock_until
+from stenolog.stores.jsonl.directory import Directory, store_error
+from stenolog.stores.jsonl.log import LoadPhase, Log, LogLookup
+from stenolog.stores.jsonl.rewrite import rewrite_log
 from stenolog.stores.jsonl.writer import now
 
-AT_ONCE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB  # guard: append-lock
-"""Flags for flock: exclusive and non-blocking, because `flock` below limits the wait itself."""
-
-_LOCK_POLL: Final = 0.0002
-_PATIENCE: Final = 0.25
+_DESCRIPTOR_WAIT: Final = 0.25
 """Seconds to wait for another thread to release a descriptor when the limit is reached."""
-_MOST_OPEN: Final = 512
-_MOST_ENTRIES: Final = 8192
+_MAX_OPEN: Final = 512
+_MAX_ENTRIES: Final = 8192
 
 T = TypeVar("T")
 
@@ -46,8 +42,8 @@ class OpenLogCache:
         self._busy_timeout = busy_timeout
         self._cache_bytes = cache_bytes
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        share = _MOST_OPEN if soft == resource.RLIM_INFINITY else soft // 4
-        self._most_open = max(4, min(_MOST_OPEN, share))
+        share = _MAX_OPEN if soft == resource.RLIM_INFINITY else soft // 4
+        self._most_open = max(4, min(_MAX_OPEN, share))
         self._mutex = threading.Lock()
         self._open: OrderedDict[str, Log] = OrderedDict()
         self.opened = self._open.get
@@ -56,7 +52,7 @@ class OpenLogCache:
         self._locked: dict[str, Log] = {}
         self.entries: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Inode and device, by name, of files whose folder entry is known to be on the disk."""
-        self._held = 0
+        self._cached_bytes = 0
 
     # --- opening -----------------------------------------------------------------------------
 
@@ -66,10 +62,10 @@ class OpenLogCache:
             if log is not None:
                 self._open.move_to_end(key)
                 return log
-        name = log_names.file_name(key)
+        name = file_names.log_name(key)
         if create and self.directory.stat(name) is None:
-            self.refuse_beside_foreign(key)
-            self.directory.settle()  # guard: free-name-settled
+            self.check_no_foreign_log(key)
+            self.directory.sync_renames()  # guard: free-name-settled
         descriptor = self._descriptor(name, create=create)
         if descriptor is None:
             return None
@@ -83,7 +79,7 @@ class OpenLogCache:
         return log
 
     def _descriptor(self, name: str, *, create: bool) -> Descriptor | None:
-        deadline = time.monotonic() + min(self._busy_timeout, _PATIENCE)
+        deadline = time.monotonic() + min(self._busy_timeout, _DESCRIPTOR_WAIT)
         while True:
             try:
                 return self.directory.open(name, create=create)
@@ -100,11 +96,11 @@ class OpenLogCache:
                     if self._open:
                         self._open.popitem(last=False)
             if not idle:
-                time.sleep(_LOCK_POLL)
+                time.sleep(LOCK_POLL)
 
-    def refuse_beside_foreign(self, key: str) -> None:
+    def check_no_foreign_log(self, key: str) -> None:
         """Raise ForeignLog if another program has a log for the key, which ours would shadow."""
-        for name in log_names.reference_names(key):
+        for name in file_names.reference_names(key):
             try:
                 descriptor = self.directory.open(name) if len(os.fsencode(name)) < 256 else None
             except (StenologError, ValueError):
@@ -116,7 +112,7 @@ class OpenLogCache:
                 foreign = other.is_foreign()
             if foreign:
                 raise ForeignLog(
-                    f"{key!r}: another program has kept this session in "
+                    f"{key!r}: another program stores this session in "
                     f"{self.directory.path / name}; {self.directory.how_to_import(name)}"
                 )
 
@@ -145,7 +141,7 @@ class OpenLogCache:
             try:
                 log = self._get(key, create=False)
             except OSError as error:
-                raise explained(error, f"opening {key!r}") from error
+                raise store_error(error, f"opening {key!r}") from error
             if log is None:
                 return None
             try:
@@ -154,16 +150,16 @@ class OpenLogCache:
                         return look(log) if log.exists else None  # guard: reader-never-writes
             except OSError as error:
                 self.discard(log)
-                raise explained(error, f"reading {key!r}") from error
+                raise store_error(error, f"reading {key!r}") from error
             except BaseException:
                 self.discard(log)
                 raise
             self.discard(log)
             if self.directory.stat(log.name) is None:
                 return None
-            _check_time(deadline, key)
+            _check_deadline(deadline, key)
 
-    def gathered(
+    def read_with_archives(
         self, key: str, look: Callable[[Log], tuple[T, LogLookup]]
     ) -> tuple[T, list[Message]] | None:
         """Return what `look` returns, its messages completed from archives; None: no session.
@@ -176,14 +172,14 @@ class OpenLogCache:
             seen = self.read(key, lambda log: (log, *look(log)))
             if seen is None:
                 return None
-            log, told, found = seen
-            messages = self._completed(log, found)
+            log, result, found = seen
+            messages = self._add_archived(log, found)
             if messages is not None:
-                return told, messages
+                return result, messages
             self.discard(log)
-            _check_time(deadline, key)
+            _check_deadline(deadline, key)
 
-    def _completed(self, log: Log, found: LogLookup) -> list[Message] | None:
+    def _add_archived(self, log: Log, found: LogLookup) -> list[Message] | None:
         """Return the messages that were found, together with those from archives.
 
         None if the log must be read again: it was replaced, or is no longer loaded.
@@ -191,17 +187,18 @@ class OpenLogCache:
         messages = found.messages
         if found.low:
             try:
-                archives = log.archives_of(found)
+                archives = log.read_archives(found)
             except OSError as error:
-                raise explained(error, f"reading the archives of {log.key!r}") from error
+                raise store_error(error, f"reading the archives of {log.key!r}") from error
+            incomplete = any(one.bad for one in archives)
             # A purge replaces the log before it deletes the archives.
             # guard: missing-archive-reported
-            if any(one.bad for one in archives) and not log.is_at(self.directory.stat(log.name)):
+            if incomplete and not log.is_same_file(self.directory.stat(log.name)):
                 return None
             with log.mutex:
                 if not log.is_loaded:
                     return None  # another reader failed
-                messages = log.complete(found, archives)
+                messages = log.add_archived(found, archives)
         self.trim(log)
         return messages
 
@@ -224,30 +221,30 @@ class OpenLogCache:
                 why = errno.EROFS if disk.f_flag & os.ST_RDONLY else errno.EACCES
                 raise OSError(why, "may only be read", log.name)
             self._locked[key] = log
-            flock(log.descriptor, deadline, f"the log of {key!r}")
+            lock_until(log.descriptor, deadline, f"the log of {key!r}")
             found = self.directory.stat(log.name)
-            if found is None or not log.is_at(found):  # guard: inode-after-lock
+            if found is None or not log.is_same_file(found):  # guard: inode-after-lock
                 # Replaced while waiting: the locked file no longer has the name.
                 self.discard(log)
                 self.unlock(key)
-                _check_time(deadline, key)
+                _check_deadline(deadline, key)
                 continue
             try:
                 with log.mutex:
                     log.catch_up(found.st_size)  # guard: catch-up-before-append
-                    new, suspect = log.phase is Phase.NEW, log.suspect
+                    new, suspect = log.phase is LoadPhase.NEW, log.suspect
             except BaseException:
                 self.discard(log)
                 raise
             if suspect or log.name in self.suspects:
-                self._make_good(log)
+                self._rewrite_suspect(log)
                 self.unlock(key)
                 continue
             # An empty file may be a new one that reuses a known inode number.
             if new or self.entries.get(log.name) != (log.inode, log.device):
                 self.directory.sync()
                 self.entries[log.name] = (log.inode, log.device)
-                while len(self.entries) > _MOST_ENTRIES:  # guard: open-logs-bounded
+                while len(self.entries) > _MAX_ENTRIES:  # guard: open-logs-bounded
                     self.entries.popitem(last=False)
             return log
 
@@ -267,14 +264,16 @@ class OpenLogCache:
                 # The lock ends with the descriptor, which closes after the last use of the log.
                 self.discard(log)
 
-    def _make_good(self, log: Log) -> None:
+    def _rewrite_suspect(self, log: Log) -> None:
         """Copy a log whose sync failed to a new file, before any append."""
         with log.mutex:
             log.suspect = True
         try:
-            renew(log, log.file_size(), now())
+            rewrite_log(log, log.file_size(), now())
         except OSError as error:
-            raise explained(error, f"{log.key!r}: renewing the log after a failed sync") from error
+            raise store_error(
+                error, f"{log.key!r}: rewriting the log after a failed sync"
+            ) from error
         finally:
             self.discard(log)
         self.suspects.discard(log.name)
@@ -284,24 +283,24 @@ class OpenLogCache:
     def trim(self, log: Log) -> None:
         """Keep the messages in memory within the limit; drop the least recently used first."""
         with log.mutex:
-            weight, before = log.weight, log.weighed
-            log.weighed = weight
+            weight, before = log.weight, log.last_weight
+            log.last_weight = weight
         if weight == before:
             return
         # Inexact if threads race or a log was dropped; the sum below corrects it.
-        self._held += weight - before
-        if self._held <= self._cache_bytes:
+        self._cached_bytes += weight - before
+        if self._cached_bytes <= self._cache_bytes:
             return
         with self._mutex:
             logs = list(self._open.values())
-        self._held = sum(_weight(other) for other in logs)
+        self._cached_bytes = sum(_weight(other) for other in logs)
         for other in logs:
-            if self._held <= self._cache_bytes:
+            if self._cached_bytes <= self._cache_bytes:
                 break
             with other.mutex:
-                self._held -= other.weight
-                other.forget()
-                other.weighed = 0
+                self._cached_bytes -= other.weight
+                other.drop_cache()
+                other.last_weight = 0
 
     def close(self) -> None:
         """Close every file, also of logs that only an old traceback refers to.
@@ -319,23 +318,7 @@ def _weight(log: Log) -> int:
         return log.weight
 
 
-def _check_time(deadline: float, key: str) -> None:
+def _check_deadline(deadline: float, key: str) -> None:
     """Raise StoreBusy if the deadline has passed while other processes keep replacing the file."""
     if time.monotonic() > deadline:
-        raise StoreBusy(f"the log of {key!r} is replaced all the time; try again")
-
-
-def flock(descriptor: int, deadline: float, what: str) -> None:
-    """Wait for the lock of a file. Raises StoreBusy.
-
-    The interval stays short: with a back-off, this process would starve among faster ones.
-    """
-    while True:
-        try:
-            fcntl.flock(descriptor, AT_ONCE)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise StoreBusy(f"{what} is held by another process; try again") from None
-            time.sleep(_LOCK_POLL)
-        else:
-            return
+        raise StoreBusy(f"other processes keep replacing the log of {key!r}; try again")

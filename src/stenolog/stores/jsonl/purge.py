@@ -24,25 +24,25 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 from stenolog.records import Purged, Span, Trashed, Undo
-from stenolog.stores import catalog_file, spans
+from stenolog.stores import catalog_file, file_names, spans
 from stenolog.stores.base import Deleted
 from stenolog.stores.catalog_file import delete_catalog
 from stenolog.stores.disk import sync_folder
-from stenolog.stores.jsonl import archive, leases, log_names, purge_rewrite, trash, writer
-from stenolog.stores.jsonl.directory import explained
-from stenolog.stores.jsonl.lifecycle import exists, failure, locked
+from stenolog.stores.jsonl import archive, leases, rewrite, trash, writer
+from stenolog.stores.jsonl.directory import store_error
+from stenolog.stores.jsonl.lifecycle import has_session, lock_session, rename_error
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import OpenLogCache, flock
-from stenolog.stores.jsonl.write_queue import WriteQueue, clear_away
+from stenolog.stores.jsonl.open_logs import OpenLogCache
+from stenolog.stores.jsonl.write_queue import WriteQueue, delete_if_empty
 from stenolog.stores.state import copy, not_reached, present
 
-ASIDE: Final = "aside"
+ASIDE_FOLDER: Final = "aside"
 """Folder for files that `steno doctor` moves out of the way."""
 
 _ASIDE_STAMP: Final = r"(\.new)?\.\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z"
 
 
-class Purging:
+class Purger:
     """Purges of one store."""
 
     def __init__(self, logs: OpenLogCache, queue: WriteQueue, *, busy_timeout: float) -> None:
@@ -55,81 +55,85 @@ class Purging:
 
     def purge(self, key: str) -> Purged:
         """As Store.purge, for the whole session."""
-        self._queue.alone(key, lambda: self._hide(key))
-        with _under_way(key):
+        self._queue.run_exclusive(key, lambda: self._hide(key))
+        with _partly_done(key):
             hidden = trash.keys(self._directory, purged=True)
             purged = [entry for entry, found in hidden if found == key]
             # The process that hid them may have been killed before its sync. Nothing is deleted
             # of a session that a power cut could make visible again.
-            trash.settle(self._directory)  # guard: purge-settles-trash
+            trash.sync_renames(self._directory)  # guard: purge-settles-trash
         if not purged:
             raise NoSuchSession(key)
-        return self._destroyed(key, purged, alone=True)
+        return self._delete_hidden(key, purged, alone=True)
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """As PurgingStore.purge_trash."""
-        with _reading(key):
+        with _nothing_done(key):
             every = [entry for entry, found in trash.keys(self._directory) if found == key]
         meant = [entry for entry in every if (entry.uid, entry.deleted) in entries]
         if not meant or len(meant) != len(set(entries)):
-            raise NoSuchSession(key, "the trash has not what is to be purged")
-        with _under_way(key):
+            raise NoSuchSession(
+                key, "it is not in the trash; it may have been restored or deleted again"
+            )
+        with _partly_done(key):
             hidden = [self._hide_deleted(entry) for entry in meant]
-            trash.settle(self._directory)
+            trash.sync_renames(self._directory)
         # An entry that is None was restored before it could be hidden.
-        return self._destroyed(key, [entry for entry in hidden if entry is not None], alone=False)
+        return self._delete_hidden(
+            key, [entry for entry in hidden if entry is not None], alone=False
+        )
 
     def unfinished(self) -> list[Trashed]:
         """As PurgingStore.unfinished_purges."""
         left = []
         for entry, key in trash.keys(self._directory, purged=True):
-            told = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
+            trashed = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
             with suppress(DamagedStore), trash.opened(self._directory, entry) as log:
-                told = told if log is None else trash.told(log, entry)
-            left.append(told)
+                trashed = trashed if log is None else trash.describe(log, entry)
+            left.append(trashed)
         return left
 
     def finish(self, uid: str) -> Purged:
         """As PurgingStore.finish_purge."""
         for entry, key in trash.keys(self._directory, purged=True):
             if entry.uid == uid:
-                return self._destroyed(key, [entry], alone=False)
-        raise NoSuchSession(uid, "no purge of it was interrupted")
+                return self._delete_hidden(key, [entry], alone=False)
+        raise NoSuchSession(uid, "it has no interrupted purge")
 
-    def _destroyed(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
+    def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
         """Delete hidden sessions; with `alone`, also files that are only known by the key."""
-        with _under_way(key):
+        with _partly_done(key):
             alone = alone or self._is_vacant(key)
-            results = [self._destroy(key, entry, alone=alone) for entry in purged]
+            results = [self._delete_files(key, entry, alone=alone) for entry in purged]
             gone = [found for found in results if found is not None]
             forks, unread = self._forks(key)
-            told = (*not_reached(key, forks=forks), *unread, *self._nameless(key))
+            warnings = (*not_reached(key, forks=forks), *unread, *self._unknown_entries(key))
         return Purged(
             messages=sum(map(spans.size, gone)),
             first=min((found[0][0] for found in gone if found), default=0),
             last=max((found[-1][1] for found in gone if found), default=0),
-            not_reached=told,
+            not_reached=warnings,
         )
 
     def _hide(self, key: str) -> None:
         """Hide each session of the key in one step. After that, only deletions remain."""
-        with self._standing_still(key) as log, _reading(key):
-            live = log if log is not None and exists(log) else None
+        with self._locked_key(key) as log, _nothing_done(key):
+            live = log if log is not None and has_session(log) else None
             if live is not None:
                 with live.mutex:
                     live.check_known()
             every = trash.keys(self._directory)
             deleted = [entry for entry, found in every if found == key]
-            with _under_way(key) if deleted else _reading(key):
+            with _partly_done(key) if deleted else _nothing_done(key):
                 for entry in deleted:
                     self._hide_deleted(entry)
                 # After all steps that may fail: a turn continues if the purge fails early.
                 # And before the log is removed: a write of that turn would recreate the session.
                 if live is not None or log is None or log.file_size() == 0:
-                    leases.end(self._directory, key)
+                    leases.delete_lock_file(self._directory, key)
             if live is not None:
-                with _under_way(key):
-                    trash.put(live, writer.now(), purged=True)  # guard: purged-not-restorable
+                with _partly_done(key):
+                    trash.move_in(live, writer.now(), purged=True)  # guard: purged-not-restorable
                     _unlink(self._directory.descriptor, f".{live.name}.new")
 
     def _is_vacant(self, key: str) -> bool:
@@ -139,20 +143,20 @@ class Purging:
         vacant: list[bool] = []
 
         def work() -> None:
-            with self._standing_still(key) as log:
+            with self._locked_key(key) as log:
                 vacant.append(log is None or log.file_size() == 0)
                 if vacant[0]:
-                    leases.end(self._directory, key)
+                    leases.delete_lock_file(self._directory, key)
 
-        self._queue.alone(key, work)
+        self._queue.run_exclusive(key, work)
         return vacant[0]
 
     def _size(self, key: str) -> int:
-        found = self._directory.stat(log_names.file_name(key))
+        found = self._directory.stat(file_names.log_name(key))
         return 0 if found is None else found.st_size
 
     @contextmanager
-    def _standing_still(self, key: str) -> Iterator[Log | None]:
+    def _locked_key(self, key: str) -> Iterator[Log | None]:
         """Lock the live log, or an empty one: no session of the key can begin, end or be restored.
 
         Yields None if no session can be created, because another program's log has the name.
@@ -168,7 +172,7 @@ class Purging:
             yield log
         finally:
             if log is not None:
-                clear_away(log)
+                delete_if_empty(log)
                 self._logs.discard(log)
 
     def _hide_deleted(self, entry: trash.Entry) -> trash.Entry | None:
@@ -176,24 +180,26 @@ class Purging:
         with trash.opened(self._directory, entry, until=self._deadline()) as log:
             return None if log is None else trash.hide(self._directory, entry)
 
-    def _destroy(self, key: str, entry: trash.Entry, *, alone: bool) -> list[Span] | None:
+    def _delete_files(self, key: str, entry: trash.Entry, *, alone: bool) -> list[Span] | None:
         """Delete all files of a session, and last the log, which leads to the others.
 
         Return the seqs of its messages; None if another process has deleted it already.
         """
         with (
-            self._archives(entry.uid, create=False) as archives,
+            archive.locked_folder(
+                self._directory, entry.uid, self._deadline(), create=False
+            ) as archives,
             trash.opened(self._directory, entry, until=self._deadline()) as log,
         ):
             if log is None:
                 return None
-            found = _present(log)
+            found = _present_seqs(log)
             if archives is not None:
-                purge_rewrite.remove_archives(self._directory, archives, entry.uid)
-            name = re.escape(log_names.file_name(key))
+                archive.delete_all(self._directory, archives, entry.uid)
+            name = re.escape(file_names.log_name(key))
             of_key = rf"{name}{_ASIDE_STAMP}|" if alone else ""
             copies = re.compile(rf"{of_key}{entry.uid}[.-].*")
-            with trash.opened_folder(self._directory, ASIDE) as aside:
+            with trash.opened_folder(self._directory, ASIDE_FOLDER) as aside:
                 _unlink(aside, *filter(copies.fullmatch, trash.names_in(aside)))
             self._delete_catalog()
             with trash.opened_folder(self._directory, trash.FOLDER) as folder:
@@ -206,17 +212,17 @@ class Purging:
     def purge_before(self, key: str, before: int) -> Purged:
         """As Store.purge, for the messages below this seq."""
         gone, summary = self._purge_before(key, before)
-        with _under_way(key):
+        with _partly_done(key):
             self._delete_catalog()
             deleted = sum(found == key for _, found in trash.keys(self._directory))
             forks, unread = self._forks(key)
-            told = not_reached(key, forks=forks, summary=summary, trashed=deleted)
-            told = (*told, *unread, *self._copies(key), *self._nameless(key))
+            warnings = not_reached(key, forks=forks, summary=summary, trashed=deleted)
+            warnings = (*warnings, *unread, *self._copies(key), *self._unknown_entries(key))
         return Purged(
             messages=spans.size(gone),
             first=gone[0][0] if gone else 0,
             last=gone[-1][1] if gone else 0,
-            not_reached=told,
+            not_reached=warnings,
         )
 
     def _purge_before(self, key: str, before: int) -> tuple[list[Span], str]:
@@ -226,11 +232,15 @@ class Purging:
                 break
             if before <= 1:
                 return [], state.summary
-            with _reading(key), self._archives(state.uid, create=True) as folder:
+            deadline = self._deadline()
+            with (
+                _nothing_done(key),
+                archive.locked_folder(self._directory, state.uid, deadline, create=True) as folder,
+            ):
                 done = self._purge_before_once(key, state.uid, folder, before)
             if done is not None:
                 return done
-        trash.settle(self._directory)
+        trash.sync_renames(self._directory)
         raise NoSuchSession(key)
 
     def _purge_before_once(
@@ -240,35 +250,39 @@ class Purging:
         state = self._logs.read(key, lambda log: copy(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
-        prepared = purge_rewrite.prepare(self._directory, folder, state, before)
+        prepared = rewrite.prepare_purge(self._directory, folder, state, before)
         done: list[tuple[list[Span], str]] = []
 
         def work() -> None:
-            log = locked(self._logs, key)
+            log = lock_session(self._logs, key)
             with log.mutex:
                 state = copy(log.known_state())
             if state.uid != uid:
                 return
             try:
-                gone = purge_rewrite.finish(
-                    log, prepared, before, lambda entry: self._whole(log, entry), writer.now()
+                gone = rewrite.finish_purge(
+                    log,
+                    prepared,
+                    before,
+                    lambda entry: self._complete_step(log, entry),
+                    writer.now(),
                 )
                 if gone is not None:
                     done.append((gone, state.summary))
             except OSError as error:
-                raise failure(error, log, f"purging {key!r}") from error
+                raise rename_error(error, log, f"purging {key!r}") from error
             finally:
                 self._logs.discard(log)
 
-        self._queue.alone(key, work)
+        self._queue.run_exclusive(key, work)
         if not done:
             return None
         # Only after the log is replaced: until then it names the old archives.
-        with _under_way(key):
-            purge_rewrite.sweep(folder, prepared.names)  # guard: purge-sweeps-archives
+        with _partly_done(key):
+            archive.delete_others(folder, prepared.names)  # guard: purge-sweeps-archives
         return done[0]
 
-    def _whole(self, log: Log, entry: Undo) -> Undo:
+    def _complete_step(self, log: Log, entry: Undo) -> Undo:
         """Return a complete undo step; a damaged one becomes a step that the purge drops."""
         try:
             with log.mutex:
@@ -279,11 +293,12 @@ class Purging:
     # --- copies that a purge does not reach --------------------------------------------------
 
     def _copies(self, key: str) -> Iterator[str]:
-        name = re.escape(log_names.file_name(key))
-        with trash.opened_folder(self._directory, ASIDE) as folder:
+        name = re.escape(file_names.log_name(key))
+        with trash.opened_folder(self._directory, ASIDE_FOLDER) as folder:
             for found in trash.names_in(folder):
                 if re.fullmatch(rf"{name}{_ASIDE_STAMP}", found):
-                    yield f"{ASIDE}/{found} is a copy of {key!r} that doctor put there; remove it"
+                    path = f"{ASIDE_FOLDER}/{found}"
+                    yield f"{path} is a copy of {key!r} that `steno doctor` made; delete it"
 
     def _forks(self, key: str) -> tuple[list[str], list[str]]:
         """Return the keys of all forks of this session, including deleted ones.
@@ -293,11 +308,11 @@ class Purging:
         here, forks, unread = self._directory, list[str](), list[str]()
         with trash.opened_folder(here, trash.FOLDER) as folder:
             logs: list[tuple[int | None, str, str]] = [
-                *((here.descriptor, name, name) for name in here.names()),
+                *((here.descriptor, name, name) for name in here.list_names()),
                 *((folder, name, f"{trash.FOLDER}/{name}") for name in trash.names_in(folder)),
             ]
             for place, name, path in sorted(logs, key=lambda log: log[2]):
-                if not name.endswith(log_names.SUFFIX):
+                if not name.endswith(file_names.LOG_SUFFIX):
                     continue
                 try:
                     head = trash.head_at(here, place, name, path)
@@ -307,11 +322,11 @@ class Purging:
                     forks += [head.key] if head is not None and head.forked_from == key else []
         return forks, unread
 
-    def _nameless(self, key: str) -> Iterator[str]:
-        for entry in trash.nameless(self._directory):
+    def _unknown_entries(self, key: str) -> Iterator[str]:
+        for entry in trash.entries_without_key(self._directory):
             yield (
-                f"{trash.FOLDER}/{entry.name} may have been a session of {key!r}: it is too "
-                f"damaged to tell whose it is; look into it, and purge {entry.uid} or remove it"
+                f"{trash.FOLDER}/{entry.name} may be a session of {key!r}: its key cannot be "
+                f"read; inspect it, then purge {entry.uid} or delete the file"
             )
 
     # --- waiting -----------------------------------------------------------------------------
@@ -325,51 +340,38 @@ class Purging:
         while True:
             yield
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{key!r} is replaced all the time; try again")
+                raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
     def _delete_catalog(self) -> None:
         """Delete the catalog, which quotes purged messages. Raises OSError, StoreBusy."""
         path = self._directory.path / catalog_file.NAME
         delete_catalog(self._directory.descriptor, path, seconds=self._busy_timeout)
 
-    @contextmanager
-    def _archives(self, uid: str, *, create: bool) -> Iterator[int | None]:
-        """Lock the folder of a session's archives, so that no other process changes it."""
-        folder = self._directory.subfolder(archive.FOLDER, uid, create=create)
-        if folder is None:
-            yield None
-            return
-        try:
-            flock(folder, self._deadline(), f"the folder of the archives of {uid}")
-            yield folder
-        finally:
-            folder.release()
-
 
 @contextmanager
-def _reading(key: str) -> Iterator[None]:
+def _nothing_done(key: str) -> Iterator[None]:
     """Translate errors before the first effect. Raises StoreUnavailable, DamagedStore."""
     try:
         yield
     except OSError as error:
-        raise explained(error, f"purging {key!r}") from error
+        raise store_error(error, f"purging {key!r}") from error
 
 
 @contextmanager
-def _under_way(key: str) -> Iterator[None]:
+def _partly_done(key: str) -> Iterator[None]:
     """Translate errors after the first effect: part is done, and a repeated call does the rest."""
     try:
         yield
     except OSError as error:
-        reason = explained(error, f"purging {key!r}")
-        raise MaybeStored(f"{reason}. It is under way: make the call again") from error
+        reason = store_error(error, f"purging {key!r}")
+        raise MaybeStored(f"{reason}. The purge is incomplete: call it again") from error
     except StoreUnavailable as error:
-        raise MaybeStored(f"{error}. The purge is under way: make the call again") from error
+        raise MaybeStored(f"{error}. The purge is incomplete: call it again") from error
 
 
-def _present(log: Log) -> list[Span]:
+def _present_seqs(log: Log) -> list[Span]:
     with log.mutex:
-        return present(*log.settled())
+        return present(*log.settled_state())
 
 
 def _unlink(folder: int | None, *files: str) -> None:

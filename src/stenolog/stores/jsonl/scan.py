@@ -1,7 +1,7 @@
 """Parse the bytes of a log: the records that count, and a description of any damage.
 
-Nearly always every line is intact and in order; `read_run` verifies that in a few passes over the
-whole buffer. Otherwise `examine` inspects each line: it finds the records that damage has spared,
+Nearly always every line is intact and in order; `read_intact` verifies that in a few passes over
+the buffer. Otherwise `scan_log` inspects each line: it finds the records that damage has spared,
 decides about incomplete batches by the records after them, and returns the tail that the next
 writer has to void. docs/format.md, "Reading", lists the rules by number. This module does no I/O.
 """
@@ -37,11 +37,11 @@ from stenolog.stores import spans
 _seq_of = attrgetter("seq")
 _SHORTEST_LINE = 100
 _CRC_FIELD = b',"crc":"'
-_OURS = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
+_CONTROL_RECORD = re.compile(rb'\{"kind":"(?:state|change|void)"[^\0]*\Z')
 """Start of a damaged control record, which cannot have been a message."""
 
 
-class Bad(Struct, frozen=True):
+class DamagedBytes(Struct, frozen=True):
     """A part of the log that is not a record."""
 
     offset: int
@@ -89,24 +89,24 @@ class Scan(Struct, frozen=True):
     """The records that count, in order."""
     consumed: int
     """Number of bytes with a final verdict; the bytes after them may still become a record."""
-    terminated: bool
+    ends_line: bool
     """Whether the consumed bytes end with a newline."""
     next_seq: int
     lost: list[Span] = []
-    bad: list[Bad] = []
+    bad: list[DamagedBytes] = []
     tail: Tail | None = None
 
 
-def read_run(buffer: bytes, next_seq: int) -> list[Record] | None:
+def read_intact(buffer: bytes, next_seq: int) -> list[Record] | None:
     """Return the last records of a log; None if one is damaged or the last batch incomplete."""
-    records = _intact_run(buffer, next_seq)
+    records = _read_in_order(buffer, next_seq)
     if not records:
         return records
     part = part_of(records[-1])
     return records if part is None or part[0] == part[1] else None
 
 
-def _intact_run(buffer: bytes, next_seq: int | None) -> list[Record] | None:
+def _read_in_order(buffer: bytes, next_seq: int | None) -> list[Record] | None:
     """Return the records of complete lines; None if one is damaged, void or out of order."""
     lines = count_intact(buffer)
     if not lines:
@@ -127,24 +127,24 @@ def _intact_run(buffer: bytes, next_seq: int | None) -> list[Record] | None:
     return records
 
 
-def gather(buffer: bytes, *, offset: int) -> tuple[list[Record], list[Bad]]:
+def read_records(buffer: bytes, *, offset: int) -> tuple[list[Record], list[DamagedBytes]]:
     """Return every intact record of a part in the middle of a log, and the other bytes.
 
     The state after that part determines which of the records count.
     """
     # A batch may extend beyond either end of the part.
-    run = _intact_run(buffer, None)
+    run = _read_in_order(buffer, None)
     if run is not None:
         return run, []
-    pieces, rest = _pieces(buffer)
-    records = [record for piece in pieces for record in piece.records]
-    bad = _bad(pieces, pieces, offset)
+    lines, rest = _split_lines(buffer)
+    records = [record for line in lines for record in line.records]
+    bad = _damaged_bytes(lines, lines, offset)
     if rest < len(buffer):
-        bad.append(Bad(offset + rest, len(buffer) - rest, False, buffer[rest:]))
+        bad.append(DamagedBytes(offset + rest, len(buffer) - rest, False, buffer[rest:]))
     return records, bad
 
 
-def begins_well(buffer: bytes, start: int) -> bool:
+def can_start_at(buffer: bytes, start: int) -> bool:
     """Return whether a part to be parsed may begin with the line at `start`.
 
     Not with a void record or with bytes that it may cover: those are judged together.
@@ -164,7 +164,7 @@ def is_joined(record: Record) -> bool:
     return record._joined if isinstance(record, Message) else record.joined
 
 
-class _Piece(Struct):
+class _Line(Struct):
     """The bytes between two newlines: one record, several, or none."""
 
     start: int
@@ -174,36 +174,36 @@ class _Piece(Struct):
     """The text, if it is not exactly one intact record."""
 
 
-def examine(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> Scan:
+def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) -> Scan:
     """Parse a part that begins at a line and reaches the end of the log.
 
     `offset` is the position of the part, `next_seq` the next expected seq. `proven` means that
     the part is the start of a log with more records after it, so all of it was synced.
     """
-    pieces, _ = _pieces(buffer)
-    voids = [r.body for piece in pieces for r in piece.records if isinstance(r, VoidRecord)]
+    lines, _ = _split_lines(buffer)
+    voids = [r.body for line in lines for r in line.records if isinstance(r, VoidRecord)]
     void_seqs = spans.union(*(void.seqs + void.lost for void in voids)) if voids else []
     void_changes = {number for void in voids for number in void.changes}
-    last_good = max((i for i, piece in enumerate(pieces) if piece.records), default=-1)
+    last_good = max((i for i, line in enumerate(lines) if line.records), default=-1)
     proof = (
-        len(pieces)
+        len(lines)
         if proven
         else max(
             (
                 i
-                for i, piece in enumerate(pieces)
-                if any(not is_joined(record) for record in piece.records)
+                for i, line in enumerate(lines)
+                if any(not is_joined(record) for record in line.records)
             ),
             default=-1,
         )
     )
     batches = _Batches(void_seqs, void_changes)
-    for index, piece in enumerate(pieces[: last_good + 1]):
-        if piece.bad and not piece.records:
+    for index, line in enumerate(lines[: last_good + 1]):
+        if line.bad and not line.records:
             batches.hole()
-        for record in piece.records:
+        for record in line.records:
             batches.take(record, index, proven=index < proof)
-    batches.end(broken=last_good + 1 < len(pieces), proven=proven)
+    batches.end(broken=last_good + 1 < len(lines), proven=proven)
 
     kept, dropped, open_from = batches.kept, batches.dropped, batches.open_from
     if open_from is not None:
@@ -212,20 +212,20 @@ def examine(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) 
     again = {index for index, record in kept if id(record) in repeated}
     kept = [(index, record) for index, record in kept if id(record) not in repeated]
     kept.sort(key=lambda pair: pair[0])
-    consumed = pieces[last_good].stop if last_good >= 0 else 0
-    bad = _bad(pieces[: last_good + 1], pieces, offset)
+    consumed = lines[last_good].stop if last_good >= 0 else 0
+    bad = _damaged_bytes(lines[: last_good + 1], lines, offset)
     # A duplicated message counts once, and the second copy is reported.
     bad += [
-        Bad(offset + p.start, p.stop - p.start, False, buffer[p.start : p.stop])
-        for p in (pieces[index] for index in sorted(again))
+        DamagedBytes(offset + p.start, p.stop - p.start, False, buffer[p.start : p.stop])
+        for p in (lines[index] for index in sorted(again))
     ]
-    tail = _tail(buffer, pieces[last_good + 1 :], consumed, expected, batches)
+    tail = _tail(buffer, lines[last_good + 1 :], consumed, expected, batches)
     if tail is not None:
-        bad += _bad(pieces[last_good + 1 :], [], offset)
+        bad += _damaged_bytes(lines[last_good + 1 :], [], offset)
     return Scan(
         records=[record for _, record in kept],
         consumed=consumed,
-        terminated=consumed == 0 or buffer[consumed - 1 : consumed] == b"\n",
+        ends_line=consumed == 0 or buffer[consumed - 1 : consumed] == b"\n",
         next_seq=expected,
         lost=lost,
         bad=bad,
@@ -233,12 +233,12 @@ def examine(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False) 
     )
 
 
-def _pieces(buffer: bytes) -> tuple[list[_Piece], int]:
-    """Split the buffer at newlines; return the pieces and the start of the unterminated rest.
+def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
+    """Split the buffer at newlines; return the lines and the start of the unterminated rest.
 
-    A rest that holds an intact record is a normal piece: it lacks only its newline.
+    A rest that holds an intact record is a normal line: it lacks only its newline.
     """
-    pieces: list[_Piece] = []
+    lines: list[_Line] = []
     start = 0
     while start < len(buffer):
         newline = buffer.find(b"\n", start)
@@ -249,10 +249,10 @@ def _pieces(buffer: bytes) -> tuple[list[_Piece], int]:
             # guard: salvage-glued-records
             found = [record] if record is not None else salvage(text)
             if newline < 0 and not found:
-                return pieces, start
-            pieces.append(_Piece(start, stop, found, b"" if record is not None else text))
+                return lines, start
+            lines.append(_Line(start, stop, found, b"" if record is not None else text))
         start = stop
-    return pieces, len(buffer)
+    return lines, len(buffer)
 
 
 class _Batches:
@@ -264,7 +264,7 @@ class _Batches:
         self.unproven: list[Record] = []
         """Intact lines of incomplete batches that a void record has to name."""
         self.open_from: int | None = None
-        """Index of the piece where a batch begins that a writer may still be writing."""
+        """Index of the line where a batch begins that a writer may still be writing."""
         self._void_seqs = void_seqs
         self._void_changes = void_changes
         self._open: list[tuple[int, Record]] = []
@@ -276,7 +276,7 @@ class _Batches:
             self._holed = True
 
     def take(self, record: Record, index: int, *, proven: bool) -> None:
-        """Add the next intact record, from the piece with this index."""
+        """Add the next intact record, from the line with this index."""
         part = part_of(record)
         if self._open and not self._continues(record, part):
             self.end(broken=True, proven=proven or not is_joined(record))
@@ -342,16 +342,16 @@ def _missing(
     return expected, spans.minus(spans.union(gaps), void_seqs), repeated
 
 
-def _bad(wrong: list[_Piece], pieces: list[_Piece], offset: int) -> list[Bad]:
-    """Return the pieces that are not a record, and whether a void record covers each."""
+def _damaged_bytes(wrong: list[_Line], lines: list[_Line], offset: int) -> list[DamagedBytes]:
+    """Return the lines that are not a record, and whether a void record covers each."""
     covered = spans.union(
         (other.start - record.body.bytes, other.start - 1)
-        for other in pieces
+        for other in lines
         for record in other.records
         if isinstance(record, VoidRecord) and record.body.bytes
     )
     return [
-        Bad(offset + p.start, len(p.bad), spans.contains(covered, p.start), p.bad)
+        DamagedBytes(offset + p.start, len(p.bad), spans.contains(covered, p.start), p.bad)
         for p in wrong
         if p.bad
     ]
@@ -359,7 +359,7 @@ def _bad(wrong: list[_Piece], pieces: list[_Piece], offset: int) -> list[Bad]:
 
 def _tail(
     buffer: bytes,
-    pieces: list[_Piece],
+    lines: list[_Line],
     consumed: int,
     expected: int,
     batches: _Batches,
@@ -373,7 +373,7 @@ def _tail(
         named = [r.seq for r in batches.unproven if isinstance(r, Message)]
         lost = spans.union((seq, seq) for seq in named)
         changes = [r.body.number for r in batches.unproven if isinstance(r, ChangeRecord)]
-    opened = [record for piece in pieces for record in piece.records]
+    opened = [record for line in lines for record in line.records]
     if opened:
         # A batch without its last lines was never acknowledged.
         seqs = spans.union((r.seq, r.seq) for r in opened if isinstance(r, Message))
@@ -381,7 +381,7 @@ def _tail(
             lost = spans.union(lost, [(expected, opened[0].seq - 1)])
         changes += [r.body.number for r in opened if isinstance(r, ChangeRecord)]
         next_seq = max([next_seq, *(last + 1 for _, last in seqs)])  # guard: seq-never-reused
-    count = _messages_in([piece.bad for piece in pieces if not piece.records])
+    count = _messages_in([line.bad for line in lines if not line.records])
     if count:
         lost = spans.union(lost, [(next_seq, next_seq + count - 1)])
         next_seq += count
@@ -395,7 +395,7 @@ def _tail(
         seqs=seqs,
         lost=lost,
         changes=changes,
-        damaged=any(piece.bad and not piece.records for piece in pieces),
+        damaged=any(line.bad and not line.records for line in lines),
     )
 
 
@@ -405,7 +405,7 @@ def _messages_in(damaged: list[bytes]) -> int:
     One line may have become several because a byte turned into a newline, and several may have
     become one because a block reads as NUL.
     """
-    unsure = [text for text in damaged if not _OURS.match(text)]
+    unsure = [text for text in damaged if not _CONTROL_RECORD.match(text)]
     if not unsure:
         return 0
     text = b"\n".join(unsure)
@@ -415,8 +415,8 @@ def _messages_in(damaged: list[bytes]) -> int:
 def lines_of(text: bytes) -> list[bytes]:
     """Return the lines with their newlines; the last one may lack its newline."""
     *lines, rest = text.split(b"\n")
-    whole = [line + b"\n" for line in lines]
-    return [*whole, rest] if rest else whole
+    terminated = [line + b"\n" for line in lines]
+    return [*terminated, rest] if rest else terminated
 
 
 def looks_torn(buffer: bytes) -> bool:

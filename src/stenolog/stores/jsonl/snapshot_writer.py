@@ -28,24 +28,25 @@ from msgspec.structs import replace
 from stenolog.codec import control_line, digest, message_line, plain_line
 from stenolog.errors import DamagedStore, SessionExists, StoreBusy
 from stenolog.records import Archive, Change, Message, State, Token, Void
+from stenolog.stores import file_names
 from stenolog.stores import state as states
 from stenolog.stores.disk import (
+    EXCLUSIVE_NOWAIT,
     replace_file,
     sync_file,
     sync_folder,
     write_all,
 )
-from stenolog.stores.jsonl import archive, log_names, purge_rewrite, snapshots, trash
-from stenolog.stores.jsonl.directory import Directory, create_anew
-from stenolog.stores.jsonl.idempotency_keys import REMEMBERED
+from stenolog.stores.jsonl import archive, snapshots, trash
+from stenolog.stores.jsonl.directory import Directory, create_private_file
 from stenolog.stores.jsonl.lifecycle import Lifecycle
-from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import AT_ONCE, OpenLogCache, flock
+from stenolog.stores.jsonl.log import TOKEN_WINDOW, Log
+from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.snapshots import Snapshot, state_of, token_of
 
 _BLOCK: Final = 1024 * 1024
-_MOST_WAITING: Final = 64
+_MAX_WAITING: Final = 64
 """Maximum number of new files that are open at once."""
 _SYNCS: Final = 16
 """Number of files that are synced at the same time: disks combine such syncs."""
@@ -63,14 +64,14 @@ class JSONLSnapshotWriter:
         self,
         logs: OpenLogCache,
         lifecycle: Lifecycle,
-        memory: snapshots.Memory,
+        cache: snapshots.SnapshotCache,
         *,
         busy_timeout: float,
     ) -> None:
         self._logs = logs
         self._lifecycle = lifecycle
         self._directory = logs.directory
-        self._memory = memory
+        self._cache = cache
         self._busy_timeout = busy_timeout
         self._waiting: list[tuple[Snapshot, _NewFile]] = []
         """New sessions that are written, but not yet synced or renamed to their final path."""
@@ -80,7 +81,7 @@ class JSONLSnapshotWriter:
     def writing(self) -> Iterator["JSONLSnapshotWriter"]:
         """Write copies; all of them are durable at the end. Raises NotStored, MaybeStored."""
         try:
-            self._directory.settle()
+            self._directory.sync_renames()
             self._clean_up()
             self._deleted = {entry.uid for entry in trash.entries(self._directory)}
         except OSError as error:
@@ -102,7 +103,10 @@ class JSONLSnapshotWriter:
     ) -> None:
         """Write a session in one step. Raises as SnapshotWriter.write."""
         try:
-            with self._locked_archives(snapshot) as folder:
+            deadline = time.monotonic() + self._busy_timeout
+            with archive.locked_folder(
+                self._directory, snapshot.uid, deadline, create=snapshot.archived > 0
+            ) as folder:
                 self._write(snapshot, messages, instead_of, folder)
         except OSError as error:
             raise Outcome(0, error).failure(f"copying {snapshot.key!r}") from error
@@ -131,7 +135,7 @@ class JSONLSnapshotWriter:
         except BaseException:
             new.close()
             raise
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= _MAX_WAITING:
             self._place_waiting()
 
     def _place_waiting(self) -> None:
@@ -145,7 +149,7 @@ class JSONLSnapshotWriter:
             while self._waiting:
                 snapshot, new = self._waiting[-1]
                 self._place(snapshot, new)
-                self._memory.synced.add(new.stamp(log_names.file_name(snapshot.key)))
+                self._cache.synced.add(new.stamp(file_names.log_name(snapshot.key)))
                 self._waiting.pop()[1].close()
         except OSError as error:
             raise Outcome(0, error).failure(f"writing to {self._directory.path}") from error
@@ -156,10 +160,10 @@ class JSONLSnapshotWriter:
         """Raise SessionExists or StoreBusy, as far as a check without a lock can show."""
         if instead_of:
             if snapshots.stamp_of(self._directory, _path_in(instead_of)) != instead_of:
-                raise _changed(snapshot)
+                raise _changed_error(snapshot)
         elif snapshot.uid in self._deleted:
             raise SessionExists(
-                snapshot.key, f"the trash has a session with its uid, {snapshot.uid}"
+                snapshot.key, f"the trash has a session with the uid {snapshot.uid}"
             )
         elif any(waiting.key == snapshot.key for waiting, _ in self._waiting):
             raise SessionExists(snapshot.key)
@@ -181,7 +185,7 @@ class JSONLSnapshotWriter:
             self._directory, path, snapshot.uid, until=until, hold=hold
         ) as log:
             if log is None:
-                raise _changed(snapshot)
+                raise _changed_error(snapshot)
             yield log
 
     # --- final paths -------------------------------------------------------------------------
@@ -194,13 +198,13 @@ class JSONLSnapshotWriter:
                     new.rename(_deleted_name(snapshot), folder)
                 sync_folder(folder)
             return
-        name = log_names.file_name(snapshot.key)
+        name = file_names.log_name(snapshot.key)
         if self._directory.stat(name) is None:
-            self._logs.refuse_beside_foreign(snapshot.key)
+            self._logs.check_no_foreign_log(snapshot.key)
             if new.link(name, self._directory.descriptor):
                 return
         # An empty file may have the name.
-        self._lifecycle.begin(
+        self._lifecycle.create(
             snapshot.key,
             lambda log: new.rename(log.name, self._directory.descriptor),
             f"copying {snapshot.key!r}",
@@ -226,7 +230,7 @@ class JSONLSnapshotWriter:
         with self._opened(snapshot, note.old_path, hold=True) as log:
             stamp = snapshots.stamp_of(self._directory, note.old_path)
             if stamp != instead_of:  # guard: copy-replaces-what-was-compared
-                raise _changed(snapshot)
+                raise _changed_error(snapshot)
             if note.moves:
                 self._place(snapshot, new)
                 self._directory.sync()  # guard: new-copy-durable-before-old-is-removed
@@ -238,7 +242,7 @@ class JSONLSnapshotWriter:
                 new.rename(note.path, self._directory.descriptor)
                 self._sync_folder_of(note.path)
         if folder is not None:
-            purge_rewrite.sweep(folder, archives)
+            archive.delete_others(folder, archives)
         if noted:
             self._forget(snapshot.uid)
 
@@ -258,7 +262,7 @@ class JSONLSnapshotWriter:
 
     def _clean_up(self) -> None:
         """Remove the files of an interrupted copy. Raises OSError, StoreBusy."""
-        for name in self._directory.names():
+        for name in self._directory.list_names():
             if _TEMPORARY.fullmatch(name):
                 self._remove_unlocked(name)
             elif _NOTE.fullmatch(name):
@@ -269,7 +273,7 @@ class JSONLSnapshotWriter:
         descriptor = self._directory.open(name)
         if descriptor is not None:
             try:
-                fcntl.flock(descriptor, AT_ONCE)
+                fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=self._directory.descriptor)
             except BlockingIOError:
@@ -283,49 +287,29 @@ class JSONLSnapshotWriter:
             note = _note_in((self._directory.path / name).read_bytes())
         except msgspec.DecodeError as error:
             raise DamagedStore(
-                f"{self._directory.path / name} is damaged ({error}); remove it, and look for "
-                "archives that nothing leads to with `steno doctor`"
+                f"{self._directory.path / name} is damaged ({error}); delete it, and find "
+                "unreferenced archives with `steno doctor`"
             ) from error
         until = time.monotonic() + self._busy_timeout
-        folder = self._directory.subfolder(archive.FOLDER, note.uid, create=False)
-        try:
-            if folder is not None:
-                flock(folder, until, f"the archive folder of the session {note.uid}")
-            with ExitStack() as stack:
-                paths = [note.path, note.old_path] if note.moves else [note.path]
-                found = [
-                    snapshots.opened_at(self._directory, path, note.uid, until=until, hold=True)
-                    for path in paths
-                ]
-                standing = [log for one in found if (log := stack.enter_context(one))]
-                if len(standing) > 1 and snapshots.is_untouched(standing[1]):
-                    self._remove(note.old_path)
-                if folder is not None and standing:
-                    purge_rewrite.sweep(folder, frozenset(_archives_of(standing[0])))
-        finally:
-            if folder is not None:
-                folder.release()
+        with ExitStack() as stack:
+            folder = stack.enter_context(
+                archive.locked_folder(self._directory, note.uid, until, create=False)
+            )
+            paths = [note.path, note.old_path] if note.moves else [note.path]
+            found = [
+                snapshots.opened_at(self._directory, path, note.uid, until=until, hold=True)
+                for path in paths
+            ]
+            found_logs = [log for one in found if (log := stack.enter_context(one))]
+            if len(found_logs) > 1 and snapshots.is_untouched(found_logs[1]):
+                self._remove(note.old_path)
+            if folder is not None and found_logs:
+                archive.delete_others(folder, frozenset(_archives_of(found_logs[0])))
         self._forget(note.uid)
 
     def _forget(self, uid: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(_note_name(uid), dir_fd=self._directory.descriptor)
-
-    @contextmanager
-    def _locked_archives(self, snapshot: Snapshot) -> Iterator[int | None]:
-        """Lock the folder of the session's archives; None if none exists and none is needed."""
-        folder = self._directory.subfolder(
-            archive.FOLDER, snapshot.uid, create=snapshot.archived > 0
-        )
-        if folder is None:
-            yield None
-            return
-        try:
-            until = time.monotonic() + self._busy_timeout
-            flock(folder, until, f"the folder of the archives of {snapshot.key!r}")
-            yield folder
-        finally:
-            folder.release()
 
 
 class _NewFile:
@@ -336,9 +320,9 @@ class _NewFile:
         self._name = f".{uid}-{os.urandom(4).hex()}.copy"
         self.placed = False
         """Whether it has its final name, perhaps not durably."""
-        self.descriptor = create_anew(self._folder, self._name)
+        self.descriptor = create_private_file(self._folder, self._name)
         # Other copies do not remove it, and no writer appends before its name is on the disk.
-        fcntl.flock(self.descriptor, AT_ONCE)
+        fcntl.flock(self.descriptor, EXCLUSIVE_NOWAIT)
 
     def link(self, name: str, folder: int) -> bool:
         """Link it to a free name; return False if the name is taken or the disk has no links."""
@@ -388,7 +372,7 @@ def _note_in(text: bytes) -> _Note:
     note = msgspec.json.decode(text, type=_Note)
     if not note.path:
         # Earlier versions replaced a copy in place, and left only its archives.
-        path = log_names.file_name(note.key)
+        path = file_names.log_name(note.key)
         return replace(note, old_path=path, path=path)
     return note
 
@@ -468,7 +452,7 @@ def _write_archive(
     named = Archive(name=f"{first}-{upto}{mark}.jsonl.gz", first=first, last=upto)
     head = states.blank(state.key, state.uid, state.generation, state.created)
     head.purged = state.purged
-    tokens = _TokensSeen()
+    tokens = _TokenCollector()
     lines = _lines(tokens.watch(stream.upto(upto)))
     first_line = control_line("state", first, state.created, head)
     archive.write(folder, named.name, _blocks(chain([first_line], lines)), level=_LEVEL)
@@ -487,9 +471,9 @@ def _write_log(
     if snapshot.void:
         lines.append(control_line("void", first, at, Void(0, snapshot.void), joined=True))
     for change in changes:
-        told = replace(change, floor=state.floor, hidden=state.hidden)
-        lines.append(control_line("change", first, at, told, joined=True))
-    op = f"{snapshots.COPIED} {snapshots.place_of(snapshot.key, snapshot.deleted)}"
+        complete = replace(change, floor=state.floor, hidden=state.hidden)
+        lines.append(control_line("change", first, at, complete, joined=True))
+    op = f"{snapshots.COPIED} {snapshots.place_hash(snapshot.key, snapshot.deleted)}"
     copied = Change(op=op, number=0, floor=state.floor, hidden=state.hidden)
     last = [
         control_line("state", end, snapshot.updated, state),
@@ -528,11 +512,11 @@ def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
             yield message_line(seq, message._at, body, part=part, once=message._once)
 
 
-class _TokensSeen:
+class _TokenCollector:
     """Collector of the idempotency keys of messages, for a state."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[str, int, int, list[bytes]]] = deque(maxlen=REMEMBERED)
+        self._seen: deque[tuple[str, int, int, list[bytes]]] = deque(maxlen=TOKEN_WINDOW)
 
     def watch(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield these messages and record their idempotency keys."""
@@ -564,14 +548,14 @@ def _path_in(stamp: str) -> str:
 def _path_of(snapshot: Snapshot) -> str:
     """Return the path for a session, relative to the folder."""
     if snapshot.deleted is None:
-        return log_names.file_name(snapshot.key)
+        return file_names.log_name(snapshot.key)
     return f"{trash.FOLDER}/{_deleted_name(snapshot)}"
 
 
 def _deleted_name(snapshot: Snapshot) -> str:
     deleted = snapshot.deleted or ""  # guard: copy-keeps-time-of-deletion
     stamp = deleted.replace("-", "").replace(":", "")
-    return f"{snapshot.uid}.{stamp}{log_names.SUFFIX}"
+    return f"{snapshot.uid}.{stamp}{file_names.LOG_SUFFIX}"
 
 
 @contextmanager
@@ -585,5 +569,5 @@ def _trash_folder(directory: Directory) -> Iterator[int]:
         folder.close()
 
 
-def _changed(snapshot: Snapshot) -> StoreBusy:
-    return StoreBusy(f"{snapshot.key!r}: what it was to take the place of has changed; try again")
+def _changed_error(snapshot: Snapshot) -> StoreBusy:
+    return StoreBusy(f"{snapshot.key!r}: the copy to replace has changed; try again")

@@ -28,19 +28,18 @@ from stenolog.records import (
     Undo,
     timestamp,
 )
-from stenolog.stores import spans
+from stenolog.stores import file_names, spans
 from stenolog.stores import state as states
-from stenolog.stores.disk import sync_file
-from stenolog.stores.jsonl import archive, log_names, trash
-from stenolog.stores.jsonl.directory import Directory, explained
+from stenolog.stores.disk import lock_until, sync_file
+from stenolog.stores.jsonl import archive, trash
+from stenolog.stores.jsonl.directory import Directory, store_error
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import flock
-from stenolog.stores.jsonl.scan import gather, lines_of
+from stenolog.stores.jsonl.scan import lines_of, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
 """Operation of the change at the end of a copy, which has no effect. The place of the copy follows
-it (see `place_of`): if the log is in another place, the session was moved after the copy."""
+it (see `place_hash`): if the log is in another place, the session was moved after the copy."""
 
 _MOVES: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
@@ -51,7 +50,7 @@ _TAIL: Final = 64 * 1024
 # --- list of sessions ------------------------------------------------------------------------
 
 
-class Memory:
+class SnapshotCache:
     """Cache of facts about unchanged files."""
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class Memory:
         """Stamps of synced logs."""
 
 
-def list_snapshots(directory: Directory, memory: Memory) -> list[SnapshotMark]:
+def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:
     """Return every session in the folder: those in the trash, then the live ones, each by key.
 
     Files of other programs and unfinished first writes are skipped.
@@ -73,58 +72,58 @@ def list_snapshots(directory: Directory, memory: Memory) -> list[SnapshotMark]:
             key = trash.key_at(directory, entry)
         except StoreUnavailable as error:
             key, problem = path, str(error)  # only the file contains its key
-        if key is not None and (stood := stamp_of(directory, path)) is not None:
+        if key is not None and (stamped := stamp_of(directory, path)) is not None:
             at = timestamp(entry.deleted)
-            mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stood, problem=problem)
+            mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stamped, problem=problem)
             deleted.append(mark)
     found: dict[str, tuple[str, SnapshotMark | None]] = {}
-    for name in directory.names():
-        stood = stamp_of(directory, name) if name.endswith(log_names.SUFFIX) else None
-        if stood is not None:
-            before = memory.marks.get(name)
+    for name in directory.list_names():
+        stamped = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
+        if stamped is not None:
+            before = cache.marks.get(name)
             # The stamp does not cover the file mode, which may have become readable.
             unread = before is not None and before[1] is not None and before[1].problem
-            if before is None or before[0] != stood or unread:
-                before = stood, _living(directory, name)
+            if before is None or before[0] != stamped or unread:
+                before = stamped, _live_session(directory, name)
             found[name] = before
-    memory.marks = found
+    cache.marks = found
     living = [mark for _, mark in found.values() if mark is not None]
-    return sorted(deleted, key=_place_of) + sorted(living, key=_place_of)
+    return sorted(deleted, key=_sort_key) + sorted(living, key=_sort_key)
 
 
-def _place_of(mark: SnapshotMark) -> tuple[str, str]:
+def _sort_key(mark: SnapshotMark) -> tuple[str, str]:
     return mark.key, mark.uid
 
 
-def _living(directory: Directory, name: str) -> SnapshotMark | None:
+def _live_session(directory: Directory, name: str) -> SnapshotMark | None:
     """Return the session in a file of this name, or None."""
     with suppress(ForeignLog):
         try:
-            key = log_names.key_of(name) or _long_key(directory, name)
+            key = file_names.key_of_log(name) or _long_key(directory, name)
             descriptor = None if key is None else directory.open(name)
             if key is None or descriptor is None:
                 return None
             log = Log(directory, name, key, descriptor)
-            stood = stamp(name, os.fstat(descriptor))
+            stamped = stamp(name, os.fstat(descriptor))
             with log.mutex:
                 log.load(log.file_size())
                 if log.exists:
-                    return SnapshotMark(key=key, uid=log.known_state().uid, stamp=stood)
+                    return SnapshotMark(key=key, uid=log.known_state().uid, stamp=stamped)
         except ForeignLog:
             raise
         except (DamagedStore, OSError):
-            return SnapshotMark(key=log_names.key_of(name) or name, uid="", stamp="")
+            return SnapshotMark(key=file_names.key_of_log(name) or name, uid="", stamp="")
         except StoreUnavailable as error:
-            key = log_names.key_of(name) or name
+            key = file_names.key_of_log(name) or name
             return SnapshotMark(key=key, uid="", stamp="", problem=str(error))
     return None
 
 
 def _long_key(directory: Directory, name: str) -> str | None:
-    if not log_names.is_long(name):
+    if not file_names.has_long_key(name):
         return None
     head = trash.head_at(directory, directory.descriptor, name, name)
-    return head.key if head is not None and log_names.file_name(head.key) == name else None
+    return head.key if head is not None and file_names.log_name(head.key) == name else None
 
 
 def trash_path(entry: trash.Entry) -> str:
@@ -150,7 +149,7 @@ def stamp(path: str, found: os.stat_result) -> str:
 def read(
     directory: Directory,
     mark: SnapshotMark,
-    memory: Memory,
+    cache: SnapshotCache,
     *,
     after: int,
     until: float,
@@ -162,10 +161,10 @@ def read(
     """
     with opened(directory, mark, until=until, hold=hold) as log:
         try:
-            _sync(log, memory)
-            yield look(log, after=after, settled=hold or directory.read_only)
+            _sync(log, cache)
+            yield read_log(log, after=after, settled=hold or directory.read_only)
         except OSError as error:
-            raise explained(error, f"reading {mark.key!r}") from error
+            raise store_error(error, f"reading {mark.key!r}") from error
 
 
 @contextmanager
@@ -178,7 +177,7 @@ def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
         for _ in range(_MOVES):
             log = _open_live(directory, mark, until=until, hold=hold)
             if log is not None:
-                stack.callback(_let_go, log, held=hold)
+                stack.callback(_close_log, log, held=hold)
                 break
             entry = find_deleted(directory, mark.uid)
             if entry is not None:
@@ -201,15 +200,15 @@ def opened_at(
         if entry is not None:
             log = stack.enter_context(trash.opened(directory, entry, until=until if hold else None))
         else:
-            key = log_names.key_of(path) or _long_key(directory, path)
+            key = file_names.key_of_log(path) or _long_key(directory, path)
             mark = SnapshotMark(key=key or "", uid=uid, stamp="")
             log = _open_live(directory, mark, until=until, hold=hold) if key else None
             if log is not None:
-                stack.callback(_let_go, log, held=hold)
+                stack.callback(_close_log, log, held=hold)
         yield log
 
 
-def _let_go(log: Log, *, held: bool) -> None:
+def _close_log(log: Log, *, held: bool) -> None:
     if held:
         log.descriptor.release()
     log.close()
@@ -225,7 +224,7 @@ def find_deleted(directory: Directory, uid: str) -> trash.Entry | None:
 
 def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool) -> Log | None:
     """Return the live log of the key if it holds this session, otherwise None."""
-    name = log_names.file_name(mark.key)
+    name = file_names.log_name(mark.key)
     while True:
         descriptor = directory.open(name)
         if descriptor is None:
@@ -233,8 +232,8 @@ def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: 
         log = Log(directory, name, mark.key, descriptor)
         try:
             if hold:
-                flock(descriptor, until, f"the log of {mark.key!r}")
-            if log.is_at(directory.stat(name)):
+                lock_until(descriptor, until, f"the log of {mark.key!r}")
+            if log.is_same_file(directory.stat(name)):
                 with log.mutex:
                     log.load(log.file_size())
                     same = log.exists and log.known_state().uid == mark.uid
@@ -244,34 +243,34 @@ def _open_live(directory: Directory, mark: SnapshotMark, *, until: float, hold: 
                 return None
         except OSError as error:
             log.close()
-            raise explained(error, f"reading {mark.key!r}") from error
+            raise store_error(error, f"reading {mark.key!r}") from error
         except BaseException:
             log.close()
             raise
         log.close()
         if time.monotonic() > until:
-            raise StoreBusy(f"the log of {mark.key!r} is replaced all the time; try again")
+            raise StoreBusy(f"other processes keep replacing the log of {mark.key!r}; try again")
 
 
-def _sync(log: Log, memory: Memory) -> None:
+def _sync(log: Log, cache: SnapshotCache) -> None:
     """Sync the log: a power cut must not remove messages that were copied. Raises OSError."""
-    stood = stamp(log.name, os.fstat(log.descriptor))
-    if not log.directory.read_only and stood not in memory.synced:
+    stamped = stamp(log.name, os.fstat(log.descriptor))
+    if not log.directory.read_only and stamped not in cache.synced:
         sync_file(log.descriptor)
-        memory.synced.add(stood)
+        cache.synced.add(stamped)
 
 
-def look(log: Log, *, after: int, settled: bool) -> SnapshotReading:
+def read_log(log: Log, *, after: int, settled: bool) -> SnapshotReading:
     """Return the snapshot of an open log. Raises OSError, DamagedStore."""
     at = os.fstat(log.descriptor)
     with log.mutex:
         log.ensure_loaded()
         if settled:
-            state, end = log.settled()
+            state, end = log.settled_state()
         else:
             # An incomplete record may be a write in progress.
             state, end = states.copy(log.known_state()), log.next_seq - 1
-        whole = at.st_size == log.size and (settled or log.tail is None)
+        is_complete = at.st_size == log.size and (settled or log.tail is None)
         strays = [
             Token(token.token, token.first, token.count, "")
             for token in (log.tokens_upto(end) if state.lost else ())
@@ -291,12 +290,12 @@ def look(log: Log, *, after: int, settled: bool) -> SnapshotReading:
             tokens=strays,
         ),
         messages=messages(log, state, end, after),
-        stamp=stamp(log.name, at) if whole else "",
+        stamp=stamp(log.name, at) if is_complete else "",
         untouched=is_untouched(log),
     )
 
 
-def place_of(key: str, deleted: str | None) -> str:
+def place_hash(key: str, deleted: str | None) -> str:
     """Return a short name for the place of a session: a hash of its key and time of deletion."""
     # Imported here because only copies need it.
     from hashlib import sha256
@@ -308,7 +307,7 @@ def is_untouched(log: Log) -> bool:
     """Return whether the log is a copy that was not written to or moved since it was made."""
     entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
-    return place_of(log.key, deleted) in _copied_to(log)
+    return place_hash(log.key, deleted) in _copied_to(log)
 
 
 def _copied_to(log: Log) -> list[str]:
@@ -366,7 +365,7 @@ def _stored(log: Log, state: State, after: int) -> Iterator[Message]:
     if state.archive is not None and after < state.archive.last:
         yield from _archived(log, state, after)
     for start, block in _blocks(log, after):
-        records, _ = gather(block, offset=start)
+        records, _ = read_records(block, offset=start)
         for record in records:
             if type(record) is Message:
                 yield record
@@ -381,20 +380,20 @@ def _archived(log: Log, state: State, after: int) -> Iterator[Message]:
     for older in chain:
         others.append(named)
         named = older.before
-        _check_standing(log, older)
-    _check_standing(log, newest)
+        _check_not_replaced(log, older)
+    _check_not_replaced(log, newest)
     for other in reversed(others):
         if other is not None:
             yield from archive.read(log.directory, state.uid, other).messages
     yield from newest.messages
 
 
-def _check_standing(log: Log, opened: archive.Opened) -> None:
+def _check_not_replaced(log: Log, opened: archive.ArchiveContent) -> None:
     """Raise StoreBusy if an archive is missing because the log was replaced."""
     if not opened.bad or log.name.startswith(f"{trash.FOLDER}/"):
         return
     with suppress(StenologError):
-        if log.is_at(log.directory.stat(log.name)):
+        if log.is_same_file(log.directory.stat(log.name)):
             return
     raise StoreBusy(f"the log of {log.key!r} was replaced while it was read; try again")
 

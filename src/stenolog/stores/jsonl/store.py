@@ -25,7 +25,6 @@ from stenolog.errors import (
     StenologError,
     StoreBusy,
     StoreClosed,
-    UsageError,
 )
 from stenolog.records import (
     Compacted,
@@ -40,28 +39,34 @@ from stenolog.records import (
 )
 from stenolog.stores import catalog_file, operations
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_last, check_required, check_whole
+from stenolog.stores.arguments import (
+    Batch,
+    check_count,
+    check_int,
+    check_namespace,
+    check_optional_int,
+    make_batch,
+    make_group,
+)
 from stenolog.stores.base import Append, Deleted, SessionView
-from stenolog.stores.batches import Batch
-from stenolog.stores.batches import batch as batch_of
 from stenolog.stores.disk import (
     open_descriptor,
-    refusal,
     sync_file,
     sync_folder,
     write_all,
+    write_problem,
 )
-from stenolog.stores.following import News, arrivals
-from stenolog.stores.jsonl import compaction, leases, session_list, snapshots, trash, writer
-from stenolog.stores.jsonl.directory import LOW_DISK, Directory, explained
+from stenolog.stores.following import NewMessages, poll_messages
+from stenolog.stores.jsonl import archive, leases, rewrite, session_list, snapshots, trash, writer
+from stenolog.stores.jsonl.directory import LOW_DISK, Directory, store_error
 from stenolog.stores.jsonl.leases import JSONLLease
-from stenolog.stores.jsonl.lifecycle import Lifecycle, exists
+from stenolog.stores.jsonl.lifecycle import Lifecycle, has_session
 from stenolog.stores.jsonl.log import Log, LogLookup
 from stenolog.stores.jsonl.open_logs import OpenLogCache, T
-from stenolog.stores.jsonl.purge import Purging
-from stenolog.stores.jsonl.session_list import keys
+from stenolog.stores.jsonl.purge import Purger
+from stenolog.stores.jsonl.session_list import list_keys
 from stenolog.stores.jsonl.snapshot_writer import JSONLSnapshotWriter
-from stenolog.stores.jsonl.write_queue import Check, WriteQueue, clear_away
+from stenolog.stores.jsonl.write_queue import Check, WriteQueue, delete_if_empty
 from stenolog.stores.jsonl.writer import Outcome
 from stenolog.stores.locks import InUseCounter
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
@@ -82,7 +87,7 @@ class _OpenSession:
         self._log = log if log is not None and log.state_if_any() is not None else None
         self.state, self.last_seq = states.blank(key, "", 1, ""), 0
         if self._log is not None:
-            self.state, self.last_seq = self._log.settled()
+            self.state, self.last_seq = self._log.settled_state()
 
     def visible(self, *, last: int | None = None) -> list[Message]:
         """Return the visible messages, or the last ones of them."""
@@ -110,8 +115,7 @@ class JSONLStore:
         busy_timeout: float = BUSY_TIMEOUT,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        if namespace in ("", ".", "..") or "/" in namespace or "\0" in namespace:
-            raise UsageError(f"namespace {namespace!r} is not the name of a folder")
+        check_namespace(namespace)
         self._read_only = read_only
         self._busy_timeout = busy_timeout
         self._cache_bytes = cache_bytes
@@ -120,10 +124,10 @@ class JSONLStore:
         self._leases: weakref.WeakSet[JSONLLease] = weakref.WeakSet()
         self._fence: Check | None = None
         """Raises LeaseLost if the lease that this store belongs to has ended."""
-        self._begin()
+        self._start()
         _stores.add(self)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Create the locks and tables, at the start and in a forked child."""
         self._leasing = threading.Lock()
         self._in_use = InUseCounter(self._release)
@@ -132,14 +136,14 @@ class JSONLStore:
         )
         self._queue = WriteQueue(self._logs, busy_timeout=self._busy_timeout)
         self._lifecycle = Lifecycle(self._logs, self._queue, busy_timeout=self._busy_timeout)
-        self._memory = snapshots.Memory()
+        self._snapshot_cache = snapshots.SnapshotCache()
         self._snapshot_writer = JSONLSnapshotWriter(
             self._logs,
             self._lifecycle,
-            self._memory,
+            self._snapshot_cache,
             busy_timeout=self._busy_timeout,
         )
-        self._purging = Purging(self._logs, self._queue, busy_timeout=self._busy_timeout)
+        self._purger = Purger(self._logs, self._queue, busy_timeout=self._busy_timeout)
 
     def __repr__(self) -> str:
         return f"JSONLStore({str(self.folder.parent)!r}, namespace={self.folder.name!r})"
@@ -185,28 +189,19 @@ class JSONLStore:
         at: Sequence[datetime] | None = None,
     ) -> list[int]:
         """Append a batch completely or not at all; return its seqs."""
-        batch = batch_of(messages, once, at)
+        batch = make_batch(messages, once, at)
         if not batch.payloads:
             with self._in_use.entry:
-                self._check_turn(key)
+                self._check_write(key)
             return []
         first = self._append_batch(key, batch)
         return list(range(first, first + len(batch.payloads)))
 
     def add_group(self, key: str, appends: Sequence[Append]) -> list[list[int] | StenologError]:
         """Append messages of several callers in one write; return the seqs or error of each."""
-        results: list[list[int] | StenologError] = [[] for _ in appends]
-        group: list[tuple[int, Batch]] = []
-        for index, one in enumerate(appends):
-            try:
-                batch = batch_of(one.messages, one.once, one.at)
-            except StenologError as error:
-                results[index] = error
-            else:
-                if batch.payloads:
-                    group.append((index, batch))
+        group, results = make_group(appends)
         with self._in_use.entry:
-            self._check_turn(key)
+            self._check_write(key)
             found = self._queue.append_group(key, [batch for _, batch in group], self._fence)
         for (index, batch), first in zip(group, found, strict=True):
             if isinstance(first, StenologError):
@@ -219,7 +214,7 @@ class JSONLStore:
         """Append one message: by the fast path if no other writer is active, else as a batch."""
         if once is None and type(key) is str and not self._read_only:
             with self._in_use.entry:
-                seq = self._queue.append_at_once(key, payload, self._fence)
+                seq = self._queue.try_fast_append(key, payload, self._fence)
             if seq:
                 return seq
         return self._append_batch(key, Batch((payload,), once))
@@ -300,15 +295,15 @@ class JSONLStore:
             # nothing is complete only when the records that it relies on are durable.
             writer.sync(log)  # guard: change-syncs-ground
             if decision.change is not None:
-                stored, outcome = writer.change(log, decision.change, decision.payloads)
-                self._queue.settle(log, outcome)
+                stored, outcome = writer.append_change(log, decision.change, decision.payloads)
+                self._queue.drop_after_error(log, outcome)
                 if not stored:
                     raise outcome.failure(f"writing {key!r}")
             results.append(decision.result)
 
         with self._in_use.entry:
             self._check(key, None)
-            self._queue.alone(key, work)
+            self._queue.run_exclusive(key, work)
         return results[0]
 
     def _decide_without_log(self, key: str, decide: operations.Decide[T]) -> operations.Decision[T]:
@@ -319,7 +314,7 @@ class JSONLStore:
         finally:
             if decision is None or decision.change is None:
                 # The answer relies on the deletion of the session, which must be durable.
-                trash.settle(self._directory)
+                trash.sync_renames(self._directory)
         return decision
 
     # --- compaction --------------------------------------------------------------------------
@@ -327,7 +322,7 @@ class JSONLStore:
     def compact(self, key: str) -> Compacted:
         """Move the messages up to the floor into an archive."""
         with self._in_use.entry:
-            self._check_turn(key)
+            self._check_write(key)
             return self._compact(key)
 
     def _compact(self, key: str) -> Compacted:
@@ -338,40 +333,43 @@ class JSONLStore:
         try:
             while (found := self._read(key, look)) is not None:
                 uid = found[1]
-                with compaction.locked_archives(self._directory, uid, deadline) as folder:
+                with archive.locked_folder(self._directory, uid, deadline, create=True) as folder:
                     # The previous holder of the lock may have replaced or removed the log.
                     found = self._read(key, look)
                     if found is None or found[1] != uid:
                         break
-                    if folder is not None:
-                        prepared = compaction.prepare(found[0], folder)
+                    # A purge may have removed the folder.
+                    if folder is not None and os.fstat(folder).st_nlink:
+                        prepared = rewrite.prepare_archive(found[0], folder)
                         # Drop it: its descriptor keeps the lock if the release failed.
                         found = None
                         return (
-                            compaction.NOTHING if prepared is None else self._finish(key, prepared)
+                            rewrite.NOTHING_ARCHIVED
+                            if prepared is None
+                            else self._finish(key, prepared)
                         )
                 if time.monotonic() > deadline:
                     raise StoreBusy(
-                        f"{key!r}: its archive folder is removed all the time; try again"
+                        f"{key!r}: other processes keep removing its archive folder; try again"
                     )
         except OSError as error:
             raise Outcome(0, error).failure(f"archiving {key!r}") from error
-        return compaction.NOTHING
+        return rewrite.NOTHING_ARCHIVED
 
-    def _finish(self, key: str, prepared: compaction.Prepared) -> Compacted:
-        done = [compaction.NOTHING]
+    def _finish(self, key: str, prepared: rewrite.PreparedArchive) -> Compacted:
+        done = [rewrite.NOTHING_ARCHIVED]
 
         def work() -> None:
             log = self._logs.lock(key, create=False)
             if log is not None:
                 try:
-                    done[0] = compaction.finish(log, prepared, writer.now())
+                    done[0] = rewrite.finish_compaction(log, prepared, writer.now())
                 finally:
                     self._logs.discard(log)
 
         with self._in_use.entry:
-            self._check_turn(key)
-            self._queue.alone(key, work)
+            self._check_write(key)
+            self._queue.run_exclusive(key, work)
         return done[0]
 
     # --- lifecycle ---------------------------------------------------------------------------
@@ -379,15 +377,15 @@ class JSONLStore:
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Create a new session from the visible messages, up to the seq `at`."""
         check_key(new_key)
-        check_whole(at=at)
+        check_optional_int(at=at)
         with self._in_use.entry:
-            self._check_turn(key)
+            self._check_write(key)
             self._lifecycle.fork(key, new_key, at)
 
     def delete(self, key: str) -> Trashed:
         """Move the session to the trash."""
         with self._in_use.entry:
-            self._check_turn(key)
+            self._check_write(key)
             return self._lifecycle.delete(key)
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
@@ -395,42 +393,42 @@ class JSONLStore:
         if as_key is not None:
             check_key(as_key)
         with self._in_use.entry:
-            self._check_turn(key)
+            self._check_write(key)
             self._lifecycle.restore(key, uid, as_key)
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, last deleted first."""
         with self._in_use.entry:
-            return trash.listed(self._directory)
+            return trash.list_deleted(self._directory)
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Delete the session, or its messages below a seq, permanently."""
-        check_whole(before=before)
+        check_optional_int(before=before)
         with self._in_use.entry:
-            self._check_turn(key)
+            self._check_write(key)
             meta = self._meta(key)
             if before is None:
-                purged = self._purging.purge(key)
+                purged = self._purger.purge(key)
             else:
-                purged = self._purging.purge_before(key, before)
-        return replace(purged, not_reached=(*purged.not_reached, *states.taken_from(meta)))
+                purged = self._purger.purge_before(key, before)
+        return replace(purged, not_reached=(*purged.not_reached, *states.import_sources(meta)))
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Delete these sessions of a key from the trash permanently, and no others."""
         with self._in_use.entry:
-            self._check_turn(key)
-            return self._purging.purge_trash(key, entries)
+            self._check_write(key)
+            return self._purger.purge_trash(key, entries)
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the sessions whose purge was interrupted."""
         with self._in_use.entry:
-            return self._purging.unfinished()
+            return self._purger.unfinished()
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purge of the session with this uid."""
         with self._in_use.entry:
             self._check_writable()
-            return self._purging.finish(uid)
+            return self._purger.finish(uid)
 
     def _meta(self, key: str) -> Mapping[str, Any]:
         try:
@@ -444,19 +442,19 @@ class JSONLStore:
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> JSONLLease:
         """Take the lease of this session: one holder at a time, in all processes."""
-        states.check_lease(ttl, wait)
+        states.check_lease_times(ttl, wait)
         deadline = time.monotonic() + (self._busy_timeout if wait is None else wait)
         with self._in_use.entry:
-            self._check_turn(key)
+            self._check_write(key)
             if self._logs.read(key, lambda _: True) is None:
                 raise NoSuchSession(key)
-            lease = leases.take(
+            lease = leases.acquire(
                 self._directory, self, key, ttl=ttl, deadline=deadline, pause=self._pause
             )
             try:
-                self._queue.alone(key, lambda: self._check_there(key))
+                self._queue.run_exclusive(key, lambda: self._check_exists(key))
             except NoSuchSession:
-                lease.give_back()
+                lease.release_and_delete()
                 raise
             except BaseException:
                 lease.release()
@@ -468,17 +466,17 @@ class JSONLStore:
             raise StoreClosed("the store is closed")
         return lease
 
-    def _check_there(self, key: str) -> None:
+    def _check_exists(self, key: str) -> None:
         """Raise NoSuchSession if the session was purged while this call waited for the lease.
 
         The check holds the lock of the log, because a purge first ends the lease and then removes
         the log.
         """
         log = self._logs.lock(key, create=False)
-        if log is None or not exists(log):
+        if log is None or not has_session(log):
             raise NoSuchSession(key)
 
-    def behind(self, lease: JSONLLease) -> "JSONLStore":
+    def fenced_by(self, lease: JSONLLease) -> "JSONLStore":
         """Return this store with a check that rejects writes once the lease has ended."""
         fenced = copy.copy(self)
         fenced._fence = lease.check
@@ -492,7 +490,7 @@ class JSONLStore:
                 self._fence()
         except LeaseLost:
             if log is not None:
-                clear_away(log)
+                delete_if_empty(log)
             raise
 
     def _pause(self, seconds: float) -> None:
@@ -526,7 +524,7 @@ class JSONLStore:
                     descriptor.close()
                 sync_folder(folder)
             except OSError as error:
-                raise explained(error, f"writing {self.folder / f'.{name}'}") from error
+                raise store_error(error, f"writing {self.folder / f'.{name}'}") from error
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -539,17 +537,17 @@ class JSONLStore:
         full: bool = False,
     ) -> list[Message]:
         """Return the visible messages by seq, or with `full` all messages."""
-        check_last(last)
-        check_whole(after=after)
+        check_count(last=last)
+        check_optional_int(after=after)
 
         def look(log: Log) -> tuple[None, LogLookup]:
             if full:
-                return None, log.everything(after=max(0, after or 0))
-            return None, log.in_sight(last=last, after=after)
+                return None, log.all_messages(after=max(0, after or 0))
+            return None, log.visible_messages(last=last, after=after)
 
         with self._in_use.entry:
             check_key(key)
-            seen = self._logs.gathered(key, look)
+            seen = self._logs.read_with_archives(key, look)
         messages = seen[1] if seen is not None else []
         return messages if last is None or not full else messages[max(0, len(messages) - last) :]
 
@@ -573,19 +571,19 @@ class JSONLStore:
         return self._view(view.key, view.last, view)
 
     def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
-        check_last(last)
+        check_count(last=last)
 
         def look(log: Log) -> tuple[tuple[SessionInfo, int, int | None], LogLookup]:
             state = log.known_state()
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
-            found = log.in_sight(last=last, after=after)
+            found = log.visible_messages(last=last, after=after)
             # guard: view-reads-on-after-complete-writes
             return (log.info(), log.next_seq - 1, after), found
 
         with self._in_use.entry:
             check_key(key)
-            seen = self._logs.gathered(key, look)
+            seen = self._logs.read_with_archives(key, look)
         if seen is None:
             raise NoSuchSession(key)
         (info, upto, after), messages = seen
@@ -595,11 +593,9 @@ class JSONLStore:
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return the keys in byte order."""
-        check_whole(limit=limit)
-        if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+        check_count(limit=limit)
         with self._in_use.entry:
-            return keys(self._directory, prefix=prefix, limit=limit, after=after)
+            return list_keys(self._directory, prefix=prefix, limit=limit, after=after)
 
     def follow(
         self,
@@ -611,11 +607,11 @@ class JSONLStore:
     ) -> Iterator[Message]:
         """Yield each message after `after` once, by seq, as it arrives."""
         check_key(key)
-        check_required(after=after)
+        check_int(after=after)
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
-        return arrivals(
-            lambda seen: self._news(key, seen),
+        return poll_messages(
+            lambda seen: self._new_messages(key, seen),
             self._closed.wait,
             key,
             after=max(0, after),
@@ -624,7 +620,7 @@ class JSONLStore:
             poll=_FOLLOW_POLL,
         )
 
-    def _news(self, key: str, after: int) -> News | None:
+    def _new_messages(self, key: str, after: int) -> NewMessages | None:
         """Return the messages after a seq; None if the session does not exist.
 
         They are synced before a follower acts on them: otherwise a power cut could remove
@@ -632,11 +628,11 @@ class JSONLStore:
         """
 
         def look(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:
-            found = log.everything(after=after) if log.next_seq > after + 1 else LogLookup([])
+            found = log.all_messages(after=after) if log.next_seq > after + 1 else LogLookup([])
             return (log, log.known_state().uid, log.next_seq - 1), found
 
         with self._in_use.entry:
-            seen = self._logs.gathered(key, look)
+            seen = self._logs.read_with_archives(key, look)
             if seen is None:
                 return None
             (log, uid, end), messages = seen
@@ -645,7 +641,7 @@ class JSONLStore:
                     writer.sync(log)  # guard: follow-syncs-first
                 except OSError as error:
                     self._logs.discard(log)
-                    raise explained(error, f"syncing the log of {key!r}") from error
+                    raise store_error(error, f"syncing the log of {key!r}") from error
             return uid, end, messages
 
     # --- snapshots ---------------------------------------------------------------------------
@@ -653,7 +649,7 @@ class JSONLStore:
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return every session in this folder, the deleted ones first."""
         with self._in_use.entry:
-            return snapshots.list_snapshots(self._directory, self._memory)
+            return snapshots.list_snapshots(self._directory, self._snapshot_cache)
 
     @contextmanager
     def read_snapshot(self, mark: SnapshotMark, *, after: int = 0) -> Iterator[SnapshotReading]:
@@ -672,7 +668,7 @@ class JSONLStore:
     ) -> AbstractContextManager[SnapshotReading]:
         until = time.monotonic() + self._busy_timeout
         return snapshots.read(
-            self._directory, mark, self._memory, after=after, until=until, hold=hold
+            self._directory, mark, self._snapshot_cache, after=after, until=until, hold=hold
         )
 
     @contextmanager
@@ -692,19 +688,19 @@ class JSONLStore:
     def _health(self) -> Health:
         problems = list(self._directory.problems)
         wrong = [
-            f"{name}: a sync failed and the log could not be renewed yet; look at the disk"
+            f"{name}: a sync failed and the log could not be rewritten yet; check the disk"
             for name in sorted(self._logs.suspects)
         ]
         try:
             problems += self._directory.network()
-            cannot = None if self._read_only else refusal(self._directory.path)
+            cannot = None if self._read_only else write_problem(self._directory.path)
             wrong += [] if cannot is None else [cannot]  # guard: health-read-only-disk
             free: int | None = self._directory.free_bytes()
         except OSError as error:
             free = None
-            wrong.append(str(explained(error, f"looking at {self._directory.path}")))
+            wrong.append(str(store_error(error, f"looking at {self._directory.path}")))
         if free is not None and free < LOW_DISK:
-            wrong.append(f"only {free:,} bytes are free at {self._directory.path}; make room")
+            wrong.append(f"only {free:,} bytes are free at {self._directory.path}; free some space")
         return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
 
     def close(self) -> None:
@@ -743,32 +739,32 @@ class JSONLStore:
         """Check the arguments of a write that checks the lease later, under the log's lock."""
         check_key(key)
         check_once(once)
-        self._check_mode()
+        self._check_read_only()
 
-    def _check_turn(self, key: str) -> None:
+    def _check_write(self, key: str) -> None:
         """Check the key, and the lease for an operation that has no later check under a lock."""
         check_key(key)
         self._check_writable()
 
     def _check_writable(self) -> None:
-        self._check_mode()
+        self._check_read_only()
         if self._fence is not None:
             self._fence()
 
-    def _check_mode(self) -> None:
+    def _check_read_only(self) -> None:
         if self._read_only:
             raise ReadOnly("the store was opened with read_only=True")
 
     def _after_fork(self) -> None:
         self._logs.close()
         for lease in list(self._leases):
-            lease.forget()
+            lease.close_in_child()
         if self._closed.is_set():
             # Only the store of a lease gets here: a fork must not reopen a closed store.
             return
         # A thread of the parent may have held the lock inside the event.
         self._closed = threading.Event()
-        self._begin()
+        self._start()
 
 
 def _after_fork() -> None:

@@ -21,20 +21,21 @@ from msgspec import Struct
 
 from stenolog.errors import DamagedStore
 from stenolog.records import DeletedAs, State, Trashed
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores import file_names
 from stenolog.stores.disk import (
     CLOSED,
     Descriptor,
+    lock_until,
     open_descriptor,
     sync_file,
     sync_folder,
     write_all,
 )
-from stenolog.stores.jsonl import log_names, writer
-from stenolog.stores.jsonl.directory import TRASH, Directory, create_anew, explained
+from stenolog.stores.jsonl import writer
+from stenolog.stores.jsonl.directory import TRASH, Directory, create_private_file, store_error
 from stenolog.stores.jsonl.log import Log
-from stenolog.stores.jsonl.open_logs import flock
-from stenolog.stores.jsonl.rewrite import composed, replay, states_in, swap
+from stenolog.stores.jsonl.rewrite import compose_log, replace_log, replay, states_in
+from stenolog.stores.log_reports import DamageReports
 
 FOLDER: Final = TRASH
 
@@ -47,7 +48,7 @@ _HEAD: Final = 64 * 1024
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-_reported = Damage()
+_reported = DamageReports()
 """Damaged files that this process has reported."""
 
 
@@ -81,13 +82,13 @@ def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
         try:
             here = names_in(folder)
         except OSError as error:
-            raise explained(error, f"listing {directory.path / FOLDER}") from error
+            raise store_error(error, f"listing {directory.path / FOLDER}") from error
     every = [entry for name in here if (entry := entry_of(name)) is not None]
     found = [entry for entry in every if entry.purged == purged]
     return sorted(found, key=lambda entry: (entry.deleted, entry.uid), reverse=True)
 
 
-def put(log: Log, at: str, *, purged: bool = False) -> Entry:
+def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
     """Rename a log into the trash, durably. The caller holds its lock. Raises OSError, NotStored.
 
     The name of a file in the trash does not contain the key. So a log without an intact state
@@ -107,7 +108,7 @@ def put(log: Log, at: str, *, purged: bool = False) -> Entry:
         raise FileNotFoundError(os.fspath(directory.path / FOLDER))
     try:
         deleted = _deletion_time(folder, at)
-        name = f"{uid}.{deleted.strftime(_STAMP)}{log_names.SUFFIX}{PURGED if purged else ''}"
+        name = f"{uid}.{deleted.strftime(_STAMP)}{file_names.LOG_SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
         # The target folder first: so the log keeps a name even if the rename is not atomic.
         sync_folder(folder)
@@ -155,7 +156,7 @@ def opened(
         descriptor = _open(directory, folder, entry.name, f"{FOLDER}/{entry.name}")
         try:
             if descriptor is not None and until is not None:
-                flock(descriptor, until, f"the deleted session {entry.uid}")
+                lock_until(descriptor, until, f"the deleted session {entry.uid}")
             if descriptor is not None and _is_at(folder, entry.name, descriptor):
                 given, descriptor = descriptor, None
                 log = _loaded(directory, entry, given)
@@ -171,20 +172,20 @@ def opened(
             log.close()
 
 
-def listed(directory: Directory) -> list[Trashed]:
+def list_deleted(directory: Directory) -> list[Trashed]:
     """List the deleted sessions; report damaged files. Raises StoreUnavailable."""
     found = []
     for entry in entries(directory):
         try:
             with opened(directory, entry) as log:
                 if log is not None:
-                    found.append(told(log, entry))
+                    found.append(describe(log, entry))
         except DamagedStore:
-            _reported.tell(f"the deleted session {directory.path / FOLDER / entry.name}")
+            _reported.report_once(f"the deleted session {directory.path / FOLDER / entry.name}")
     return found
 
 
-def told(log: Log, entry: Entry) -> Trashed:
+def describe(log: Log, entry: Entry) -> Trashed:
     """Return the description of a deleted session."""
     with log.mutex:
         count = log.info().count
@@ -213,7 +214,7 @@ def key_at(directory: Directory, entry: Entry) -> str | None:
     return None
 
 
-def nameless(directory: Directory) -> Iterator[Entry]:
+def entries_without_key(directory: Directory) -> Iterator[Entry]:
     """Yield the files whose key is unknown, because they have no intact state.
 
     Raises StoreUnavailable.
@@ -235,13 +236,13 @@ def _plain(entry: Entry) -> str:
     return entry.name.removesuffix(PURGED)
 
 
-def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
+def move_out(log: Log, entry: Entry, key: str, live: Log) -> None:
     """Replace a live log by a log of the trash, under this key. Raises OSError.
 
     The caller holds the locks of both, and the live one contains no session.
     """
     was = None if key == log.key else DeletedAs(log.key, _plain(entry))
-    text = _renewed(log, key, was)
+    text = _restored_text(log, key, was)
     directory = log.directory
     folder = directory.subfolder(FOLDER, create=False)
     if folder is None:
@@ -249,7 +250,7 @@ def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
     temporary = f".{entry.name}.new"
     descriptor = CLOSED
     try:
-        descriptor = create_anew(folder, temporary)
+        descriptor = create_private_file(folder, temporary)
         write_all(descriptor, text)
         sync_file(descriptor)
         # Locked before the rename: no process appends to it before the rename is on the disk.
@@ -263,7 +264,7 @@ def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
         sync_folder(folder)
         if was is not None:
             # The lock is still held, so no append can be missing from this copy.
-            swap(live, _renewed(log, key, None, generations=2))
+            replace_log(live, _restored_text(log, key, None, generations=2))
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
@@ -273,7 +274,7 @@ def take_out(log: Log, entry: Entry, key: str, live: Log) -> None:
         folder.close()
 
 
-def _renewed(log: Log, key: str, was: DeletedAs | None, *, generations: int = 1) -> bytes:
+def _restored_text(log: Log, key: str, was: DeletedAs | None, *, generations: int = 1) -> bytes:
     """Return the content of the log in a later generation, under this key."""
     with log.mutex:
         known, updated = log.known_state(), log.updated
@@ -282,7 +283,7 @@ def _renewed(log: Log, key: str, was: DeletedAs | None, *, generations: int = 1)
     found.head.key = found.state.key = key
     found.head.deleted_as = found.state.deleted_as = was  # guard: cut-restore-keeps-key
     found.state.generation += generations - 1  # `composed` adds 1
-    return composed(
+    return compose_log(
         found.head,
         found.state,
         text,
@@ -314,20 +315,20 @@ def head_at(directory: Directory, folder: int | None, name: str, path: str) -> S
     try:
         return head_state(descriptor)
     except OSError as error:
-        raise explained(error, f"reading {directory.path / path}") from error
+        raise store_error(error, f"reading {directory.path / path}") from error
     finally:
         descriptor.close()
 
 
-def settle(directory: Directory) -> None:
+def sync_renames(directory: Directory) -> None:
     """Sync renames into and out of the trash before a caller relies on them.
 
     The process that renamed a log may have been killed before its sync. Raises StoreUnavailable.
     """
     try:
-        directory.settle()
+        directory.sync_renames()
     except OSError as error:
-        raise explained(error, f"syncing {directory.path}") from error
+        raise store_error(error, f"syncing {directory.path}") from error
 
 
 # --- folders ---------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def opened_folder(directory: Directory, *below: str) -> Iterator[int | None]:
         folder = directory.subfolder(*below, create=False)
     except OSError as error:
         path = directory.path.joinpath(*below)
-        raise explained(error, f"opening {path}") from error
+        raise store_error(error, f"opening {path}") from error
     try:
         yield folder
     finally:
@@ -365,7 +366,7 @@ def _open(directory: Directory, folder: int | None, name: str, path: str) -> Des
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise explained(error, doing) from error
+        raise store_error(error, doing) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         descriptor.close()
         raise DamagedStore(f"{doing}: it is not a regular file")
@@ -401,11 +402,11 @@ def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:
             log.key = _deleted_key(head, entry)
     except OSError as error:
         log.close()
-        raise explained(error, f"reading {directory.path / name}") from error
+        raise store_error(error, f"reading {directory.path / name}") from error
     except BaseException:
         log.close()
         raise
     if not same:
         log.close()
-        raise DamagedStore(f"{directory.path / name} holds another session than its name says")
+        raise DamagedStore(f"{directory.path / name} contains another session than its name says")
     return log

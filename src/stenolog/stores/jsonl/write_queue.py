@@ -32,21 +32,23 @@ from stenolog.errors import (
     StenologError,
     StoreBusy,
     StoreUnavailable,
+    copy_error,
 )
 from stenolog.records import Message
-from stenolog.stores.batches import Batch, twin
+from stenolog.stores.arguments import Batch
+from stenolog.stores.disk import EXCLUSIVE_NOWAIT
 from stenolog.stores.jsonl import writer
-from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log, Phase
-from stenolog.stores.jsonl.open_logs import AT_ONCE, OpenLogCache
-from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, put
+from stenolog.stores.jsonl.log import STATE_EVERY_LINES, LoadPhase, Log
+from stenolog.stores.jsonl.open_logs import OpenLogCache
+from stenolog.stores.jsonl.writer import STATE_EVERY_BYTES, STORED, Outcome, now, write_and_sync
 
 GATES: Final = 1024
 """Maximum number of gates, for any number of sessions; each is created at its first use."""
 
-_LOOK_AGAIN: Final = 0.02
-_UNDER_WAY: Final = 30.0
-_MOST_IN_A_GROUP: Final = 256
-_MOST_BYTES: Final = 8 * 1024 * 1024
+_RECHECK_SECONDS: Final = 0.02
+_MAX_WRITE_SECONDS: Final = 30.0
+_MAX_GROUP: Final = 256
+_MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
 _TOUCH_EVERY: Final = 63  # a mask
 
 Check = Callable[[], None]
@@ -56,7 +58,7 @@ Check = Callable[[], None]
 class Pending:
     """A caller that waits for a session: to append, perhaps in a group, or for other work."""
 
-    __slots__ = ("_bell", "batch", "begun", "check", "done", "error", "first", "key")
+    __slots__ = ("_wakeup", "batch", "begun", "check", "done", "error", "first", "key")
 
     def __init__(
         self, key: str, batch: Batch | None = None, check: Callable[[], None] | None = None
@@ -71,23 +73,23 @@ class Pending:
         self.first = 0
         """Seq of its first message."""
         self.error: BaseException | None = None
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
 
     def finish(self, *, first: int = 0, error: BaseException | None = None) -> None:
         """Set the result and wake the caller."""
         self.first, self.error = first, error
         self.done = True
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the caller."""
         with suppress(RuntimeError):  # already woken
-            self._bell.release()
+            self._wakeup.release()
 
     def wait(self) -> None:
         """Wait until woken, for at most a short time."""
-        self._bell.acquire(timeout=_LOOK_AGAIN)
+        self._wakeup.acquire(timeout=_RECHECK_SECONDS)
 
 
 class Gate:
@@ -106,9 +108,9 @@ class Gate:
         try:
             self.waiting.append(mine)
             while not mine.done:
-                if not (self._may_go(mine) and self._try_to_go(mine, lead)):
+                if not (self._may_lead(mine) and self._try_to_lead(mine, lead)):
                     mine.wait()
-                    self._check(mine, deadline)
+                    self._check_deadline(mine, deadline)
         finally:
             # Twice, because Ctrl-C may interrupt the first call.
             try:
@@ -116,31 +118,33 @@ class Gate:
             finally:
                 self._leave(mine)
 
-    def _may_go(self, mine: Pending) -> bool:
+    def _may_lead(self, mine: Pending) -> bool:
         if self.lock.locked():
             return False
         # In order of arrival: otherwise a thread that returns immediately would always be first.
         # guard: write-queue-interrupt
         return self.waiting[:1] == [mine] or mine not in self.waiting
 
-    def _try_to_go(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> bool:
+    def _try_to_lead(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> bool:
         """Lead and return True; return False if another thread took the lock first."""
         taken = False
         try:
             (taken,) = map(self.lock.acquire, (False,))
             if taken and not mine.done:
-                self._go(mine, lead)
+                self._lead_group(mine, lead)
         finally:
             if taken:
                 self.lock.release()
         return taken
 
-    def _go(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
+    def _lead_group(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
         """Lead, unless a leader was interrupted while it wrote `mine`. The lock is held."""
         if mine.begun:  # guard: begun-write-not-repeated
-            mine.finish(error=MaybeStored(f"{mine.key!r}: the write it went into was interrupted"))
+            mine.finish(
+                error=MaybeStored(f"{mine.key!r}: the write that includes it was interrupted")
+            )
             return
-        group = self._take(mine)
+        group = self._take_group(mine)
         for pending in group:
             pending.begun = True
         lead(group)
@@ -148,15 +152,15 @@ class Gate:
     def _leave(self, mine: Pending) -> None:
         if not mine.done:
             self._withdraw(mine)
-        self.call_next()
+        self.wake_next()
 
-    def call_next(self) -> None:
+    def wake_next(self) -> None:
         """Wake the caller that has waited longest."""
         if self.waiting:
             with suppress(IndexError):  # it stopped waiting
-                self.waiting[0].ring()
+                self.waiting[0].wake()
 
-    def _take(self, mine: Pending) -> list[Pending]:
+    def _take_group(self, mine: Pending) -> list[Pending]:
         """Remove and return `mine` and the appends that wait for the same session."""
         self._withdraw(mine)
         group = [mine]
@@ -166,7 +170,7 @@ class Gate:
         for pending in self.waiting.copy():
             if pending.key == mine.key and pending.batch is not None:
                 size += sum(map(len, pending.batch.payloads))
-                if len(group) >= _MOST_IN_A_GROUP or size > _MOST_BYTES:
+                if len(group) >= _MAX_GROUP or size > _MAX_GROUP_BYTES:
                     break
                 if self._withdraw(pending):
                     group.append(pending)
@@ -180,14 +184,14 @@ class Gate:
             return False
         return True
 
-    def _check(self, mine: Pending, deadline: float) -> None:
+    def _check_deadline(self, mine: Pending, deadline: float) -> None:
         late = time.monotonic() - deadline
         if mine.done or late < 0:
             return
         if self._withdraw(mine):
-            raise StoreBusy(f"{mine.key!r}: other writers of this process held it too long")
-        if late > _UNDER_WAY and not mine.done:
-            raise MaybeStored(f"{mine.key!r}: the write it went into is still under way")
+            raise StoreBusy(f"{mine.key!r}: other threads of this process were writing; try again")
+        if late > _MAX_WRITE_SECONDS and not mine.done:
+            raise MaybeStored(f"{mine.key!r}: the write that includes it has not finished")
 
 
 class WriteQueue:
@@ -198,7 +202,7 @@ class WriteQueue:
         self._busy_timeout = busy_timeout
         self._gates: dict[int, Gate] = {}
 
-    def append_at_once(self, key: str, payload: bytes, check: Check | None = None) -> int:
+    def try_fast_append(self, key: str, payload: bytes, check: Check | None = None) -> int:
         """Append one message to an open log if no other writer waits; return its seq.
 
         0 means that nothing was done and a full append is needed. Raises NotStored, MaybeStored,
@@ -214,7 +218,7 @@ class WriteQueue:
                 return 0
             seq, outcome, cached = fast_append(self._logs, log, payload, check)
             if outcome is not STORED and outcome is not None:
-                self.settle(log, outcome)
+                self.drop_after_error(log, outcome)
                 if not seq:
                     raise outcome.failure(f"writing {key!r}")
             elif cached:
@@ -225,7 +229,7 @@ class WriteQueue:
             if taken:
                 gate.lock.release()
         if gate.waiting:
-            gate.call_next()
+            gate.wake_next()
         return seq
 
     def append(self, key: str, batch: Batch, check: Check | None = None) -> int:
@@ -242,13 +246,13 @@ class WriteQueue:
         """Append messages of several callers; return for each the first seq, or the error."""
         group = [Pending(key, batch, check) for batch in batches]
         if group:
-            self.alone(key, lambda: self._lead(group))
+            self.run_exclusive(key, lambda: self._lead(group))
         return [
             pending.error if isinstance(pending.error, StenologError) else pending.first
             for pending in group
         ]
 
-    def alone(self, key: str, work: Callable[[], None]) -> None:
+    def run_exclusive(self, key: str, work: Callable[[], None]) -> None:
         """Call `work` while no other writer of this process uses the session."""
 
         def lead(group: list[Pending]) -> None:
@@ -288,7 +292,7 @@ class WriteQueue:
                 if allowed:
                     self._write(log, allowed)
                 else:
-                    clear_away(log)
+                    delete_if_empty(log)
         except StenologError as error:
             for pending in group:
                 if not pending.done:
@@ -324,7 +328,7 @@ class WriteQueue:
                     later.append(pending)
                     continue
                 tokens.add(batch.once)
-                if self._known(log, pending, batch, batch.once):
+                if self._finish_if_stored(log, pending, batch, batch.once):
                     continue
             chosen.append(pending)
             batches.append(batch)
@@ -335,7 +339,7 @@ class WriteQueue:
                     pending.finish(first=first)
                 else:
                     pending.finish(error=outcome.failure(f"writing {log.key!r}"))
-            self.settle(log, outcome)
+            self.drop_after_error(log, outcome)
             if outcome.error is not None:
                 for pending in later:
                     pending.finish(error=outcome.failure(f"writing {log.key!r}"))
@@ -343,7 +347,7 @@ class WriteQueue:
         if later:
             self._write(log, later)
 
-    def _known(self, log: Log, pending: Pending, batch: Batch, once: str) -> bool:
+    def _finish_if_stored(self, log: Log, pending: Pending, batch: Batch, once: str) -> bool:
         """Return whether the session has the idempotency key; if so, finish the append."""
         with log.mutex:
             token = log.token(once) if log.state_if_any() is not None else None
@@ -363,7 +367,7 @@ class WriteQueue:
         pending.finish(first=token.first)
         return True
 
-    def settle(self, log: Log, outcome: Outcome) -> None:
+    def drop_after_error(self, log: Log, outcome: Outcome) -> None:
         """After an error, drop the log so that the file is read again; raise an interruption."""
         if outcome.error is None:
             return
@@ -387,13 +391,13 @@ def fast_append(
     descriptor = log.descriptor
     cached = False
     try:
-        fcntl.flock(descriptor, AT_ONCE)
+        fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
         found = os.stat(log.name, dir_fd=logs.directory.descriptor, follow_symlinks=False)
         at = now()
         with log.mutex:
             before, seq, identity = log.size, log.next_seq, (log.inode, log.device)
             if (  # guard: fast-append-size, fast-append-inode
-                log.phase is not Phase.READY
+                log.phase is not LoadPhase.READY
                 or log.suspect
                 or found.st_size != before
                 or (found.st_ino, found.st_dev) != identity
@@ -402,8 +406,8 @@ def fast_append(
                 or log.synced != before
                 or log.end != before
                 or log.tail is not None
-                or not log.terminated
-                or log.unknown is not None
+                or not log.ends_line
+                or log.unknown_kind is not None
                 or log.lines_since_state >= STATE_EVERY_LINES
                 or log.bytes_since_state >= STATE_EVERY_BYTES
             ):
@@ -411,23 +415,23 @@ def fast_append(
         if check is not None:
             check()
         line = plain_line(seq, at, payload)
-        outcome = put(log, before, line)
+        outcome = write_and_sync(log, before, line)
         if outcome.error is not None:
-            return (seq if outcome.holds(len(line)) else 0), outcome, False
+            return (seq if outcome.covers(len(line)) else 0), outcome, False
         try:
             with log.mutex:
-                cached = log.warm
+                cached = log.keeps_messages
                 # guard: fast-append-tail
                 if (
                     cached
-                    or log.phase is not Phase.READY
+                    or log.phase is not LoadPhase.READY
                     or not before == log.end == log.size
                     or log.tail is not None
                 ):
                     # Keep it in memory; or a reader of this process has read or dropped the log.
-                    log.grew(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
+                    log.extend(before, [Message(seq=seq, _at=at, _body=Raw(payload))], len(line))
                 else:
-                    log.passed(seq, at, before + len(line), len(line))
+                    log.advance(seq, at, before + len(line), len(line))
         except BaseException as error:  # noqa: BLE001  it is stored; the caller raises the error
             return seq, Outcome(len(line), error), False
     except (BlockingIOError, FileNotFoundError):
@@ -454,15 +458,15 @@ def _is_refused(pending: Pending) -> bool:
     return pending.done
 
 
-def clear_away(log: Log) -> None:
+def delete_if_empty(log: Log) -> None:
     """Delete the file if it is empty and still has its name. The caller holds its lock."""
     with suppress(OSError, StenologError):
-        if log.file_size() == 0 and log.is_at(log.directory.stat(log.name)):
+        if log.file_size() == 0 and log.is_same_file(log.directory.stat(log.name)):
             os.unlink(log.name, dir_fd=log.directory.descriptor)
 
 
 def _not_stored(error: StenologError) -> StenologError:
     """Return a copy of an error for one more caller; NotStored if the store cannot be opened."""
-    own = NotStored(*error.args) if type(error) is StoreUnavailable else twin(error)
+    own = NotStored(*error.args) if type(error) is StoreUnavailable else copy_error(error)
     own.__cause__ = error
     return own

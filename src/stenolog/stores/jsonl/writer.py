@@ -23,11 +23,11 @@ from stenolog.records import (
     timestamp,
 )
 from stenolog.stores import log_reports
-from stenolog.stores.batches import Batch
+from stenolog.stores.arguments import Batch
 from stenolog.stores.disk import sync_file, write_all
-from stenolog.stores.jsonl.directory import explained
-from stenolog.stores.jsonl.log import STATE_EVERY_LINES, Log, Phase
-from stenolog.stores.jsonl.rewrite import renew
+from stenolog.stores.jsonl.directory import store_error
+from stenolog.stores.jsonl.log import STATE_EVERY_LINES, LoadPhase, Log
+from stenolog.stores.jsonl.rewrite import rewrite_log
 from stenolog.stores.jsonl.scan import Tail, void_line
 from stenolog.stores.state import apply_void, blank, copy
 
@@ -50,7 +50,7 @@ def now() -> str:
     return f"{text}{micros:06d}Z"
 
 
-class Opening(Struct, frozen=True, gc=False):
+class WritePrefix(Struct, frozen=True, gc=False):
     """Bytes that a write begins with, before the records of the caller.
 
     One is created per append, so the garbage collector does not track it.
@@ -70,41 +70,41 @@ class Opening(Struct, frozen=True, gc=False):
         return None if self.records is None else [*self.records, *records]
 
 
-def begin(log: Log, at: str) -> Opening:
+def prepare_write(log: Log, at: str) -> WritePrefix:
     """Return the bytes that must be written before the next record.
 
     The caller holds the lock of the log. Raises ReadOnly, OSError, and as `Log.load`.
     """
     with log.mutex:
         log.check_known()
-        new = log.phase is Phase.NEW
+        new = log.phase is LoadPhase.NEW
         offset, seq, tail = log.size, log.next_seq, log.tail
         joined = log.synced < log.end
-        terminated = log.terminated
+        ends_line = log.ends_line
         due = copy(log.known_state()) if not new and _state_is_due(log) else None
     if tail is not None:  # guard: torn-tail-set-aside
         # The void record proves that all bytes before it are on the disk, so sync them first.
         sync(log)
         log_reports.warning(
-            "%s: %d bytes of an interrupted write are set aside; they stay in the file and do not "
-            "count",
+            "%s: %d bytes of an interrupted write are marked as void; they stay in the file but "
+            "are ignored",
             log.directory.path / log.name,
             tail.bytes,
         )
         text = void_line(tail, at) + (_first_states(log.key, at, tail) if new else b"")
-        return Opening(offset, text, tail.next_seq, joined=True)
+        return WritePrefix(offset, text, tail.next_seq, joined=True)
     if new:
-        return Opening(offset, _first_states(log.key, at), 1, joined=True)
-    if not terminated:
-        return Opening(offset, b"\n", seq, joined=True)
+        return WritePrefix(offset, _first_states(log.key, at), 1, joined=True)
+    if not ends_line:
+        return WritePrefix(offset, b"\n", seq, joined=True)
     if due is None:
-        return Opening(offset, b"", seq, joined, ())
+        return WritePrefix(offset, b"", seq, joined, ())
     if joined:
         sync(log)
     text = control_line("state", seq, at, due)
     with log.mutex:
         log.state_bytes = len(text)
-    return Opening(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=due)])
+    return WritePrefix(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=due)])
 
 
 def sync(log: Log) -> None:
@@ -159,16 +159,17 @@ class Outcome(Struct, frozen=True):
     unknown: bool = False
     """Whether the other bytes may be in the log; otherwise they certainly are not."""
 
-    def holds(self, end: int) -> bool:
+    def covers(self, end: int) -> bool:
         """Return whether the lines up to this end are stored; the last newline is optional."""
         return self.stored >= end - 1
 
     def failure(self, doing: str) -> NotStored | MaybeStored:
         """Return a new error for a caller whose records are not stored."""
-        reason = str(explained(self.error, doing)) if isinstance(self.error, OSError) else doing
+        reason = str(store_error(self.error, doing)) if isinstance(self.error, OSError) else doing
         if self.unknown:
             failure: NotStored | MaybeStored = MaybeStored(
-                f"{reason}. Whether it was stored is unknown: retry with the same once token"
+                f"{reason}. Whether it was stored is unknown: retry with the same idempotency key "
+                "(once=)"
             )
         else:
             failure = NotStored(f"{reason}. Nothing of it was stored")
@@ -180,7 +181,7 @@ STORED: Final = Outcome(sys.maxsize)
 """Outcome of a write that succeeded completely."""
 
 
-def put(log: Log, before: int, text: bytes) -> Outcome:
+def write_and_sync(log: Log, before: int, text: bytes) -> Outcome:
     """Append these bytes at the offset `before`, and sync them.
 
     After an interruption (Ctrl-C) this function first determines how many bytes are stored,
@@ -217,7 +218,7 @@ def _rescue(log: Log, before: int, error: BaseException) -> Outcome:
     with log.mutex:
         log.suspect = True  # guard: failed-sync-marks-log
     try:
-        renew(log, before, now())
+        rewrite_log(log, before, now())
     except (OSError, StenologError):
         return Outcome(0, error, unknown=True)
     with log.mutex:
@@ -232,7 +233,7 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
     outcome of the write.
     """
     at = now()
-    opening = begin(log, at)
+    opening = prepare_write(log, at)
     joined = opening.joined
     lines = [opening.text]
     records: list[Record] = []
@@ -245,49 +246,56 @@ def append(log: Log, batches: Sequence[Batch]) -> tuple[list[int], Outcome]:
         for index, payload in enumerate(batch.payloads, 1):
             part = (index, count) if count > 1 else None
             once = batch.once if index == 1 else None
-            said = at if batch.times is None else batch.times[index - 1]
-            line = message_line(seq, said, payload, joined=joined, part=part, once=once)
+            message_at = at if batch.times is None else batch.times[index - 1]
+            line = message_line(seq, message_at, payload, joined=joined, part=part, once=once)
             lines.append(line)
             records.append(
                 Message(
-                    seq=seq, _at=said, _body=Raw(payload), _joined=joined, _part=part, _once=once
+                    seq=seq,
+                    _at=message_at,
+                    _body=Raw(payload),
+                    _joined=joined,
+                    _part=part,
+                    _once=once,
                 )
             )
             joined = True
             length += len(line)
             seq += 1
         ends.append(length)
-    outcome = put(log, opening.offset, b"".join(lines))
+    outcome = write_and_sync(log, opening.offset, b"".join(lines))
     if outcome.error is None:
-        return firsts, _taken_in(log, opening, records, length)
-    whole = [first if outcome.holds(end) else 0 for first, end in zip(firsts, ends, strict=True)]
-    return whole, outcome
+        return firsts, _add_to_log(log, opening, records, length)
+    stored = [first if outcome.covers(end) else 0 for first, end in zip(firsts, ends, strict=True)]
+    return stored, outcome
 
 
-def _taken_in(log: Log, opening: Opening, records: list[Record], length: int) -> Outcome:
+def _add_to_log(log: Log, opening: WritePrefix, records: list[Record], length: int) -> Outcome:
     """Add stored records to the log in memory. They are stored even if this fails."""
     try:
         with log.mutex:
-            log.grew(opening.offset, opening.followed_by(records), length)
+            log.extend(opening.offset, opening.followed_by(records), length)
     except BaseException as error:  # noqa: BLE001  raised by the caller after all have results
         return Outcome(length, error)
     return STORED
 
 
-def change(log: Log, decided: Change, payloads: Sequence[bytes] = ()) -> tuple[bool, Outcome]:
+def append_change(
+    log: Log, decided: Change, payloads: Sequence[bytes] = ()
+) -> tuple[bool, Outcome]:
     """Append one change, together with the messages that belong to it. Raises as append.
 
     Return whether it is durably stored, and the outcome of the write.
     """
     at = now()
-    opening = begin(log, at)
+    opening = prepare_write(log, at)
     seq = opening.next_seq
     count = 1 + len(payloads)
     part = (1, count) if count > 1 else None
     record = ChangeRecord(seq=seq, at=at, joined=opening.joined, part=part, body=decided)
     lines = [
         opening.text,
-        control_line("change", seq, at, decided, joined=opening.joined, part=part),
+        control_line("append_change", seq, at, decided, joined=opening.joined, part=part),
     ]
     records: list[Record] = [record]
     for index, payload in enumerate(payloads):
@@ -297,7 +305,7 @@ def change(log: Log, decided: Change, payloads: Sequence[bytes] = ()) -> tuple[b
             Message(seq=seq + index, _at=at, _body=Raw(payload), _joined=True, _part=place)
         )
     text = b"".join(lines)
-    outcome = put(log, opening.offset, text)
+    outcome = write_and_sync(log, opening.offset, text)
     if outcome.error is None:
-        return True, _taken_in(log, opening, records, len(text))
-    return outcome.holds(len(text)), outcome
+        return True, _add_to_log(log, opening, records, len(text))
+    return outcome.covers(len(text)), outcome

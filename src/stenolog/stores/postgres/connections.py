@@ -24,18 +24,18 @@ from psycopg.types.string import StrBinaryDumper
 
 from stenolog.errors import StoreBusy, StoreClosed, UsageError
 from stenolog.stores.postgres.postgres_errors import is_temporary
-from stenolog.stores.postgres.transactions import Peer, Slot, Transaction
+from stenolog.stores.postgres.transactions import PoolSlot, ServerProperties, Transaction
 from stenolog.stores.sql.dialect import Row
 
 T = TypeVar("T")
 
-_FRESH: Final = 0.2
+_CHECK_AFTER: Final = 0.2
 """Seconds after which an idle connection is checked before it is used again."""
 
-_RETRY: Final = 0.05
-_LOOK_AGAIN: Final = 0.05
+_RETRY_SECONDS: Final = 0.05
+_RECHECK_SECONDS: Final = 0.05
 """Seconds after which a waiting caller checks again, even without a wake-up."""
-_MAINTENANCE: Final = 10
+_MAINTENANCE_FACTOR: Final = 10
 """Factor by which the answer timeout is longer for vacuum and migration."""
 _DEFAULTS: Final = {
     "application_name": "stenolog",
@@ -46,14 +46,13 @@ _DEFAULTS: Final = {
     # In milliseconds: gives up an unreachable server that does not close the connection.
     "tcp_user_timeout": "15000",
 }
-_ABOUT: Final = (
+_SERVER_QUERY: Final = (
     "SELECT pg_backend_pid(), current_setting('synchronous_commit'), "
     "current_setting('server_encoding'), current_setting('server_version_num')::int8"
 )
-_OLDEST: Final = 140000
-_UNREADABLE: Final = (
-    "postgresql: the URL cannot be read; in user and password write %40 for @, %2F for / and "
-    "%25 for %"
+_MIN_VERSION: Final = 140000
+_INVALID_URL: Final = (
+    "postgresql: the URL is invalid; in user and password write %40 for @, %2F for / and %25 for %"
 )
 
 
@@ -82,7 +81,7 @@ class Connection(psycopg.Connection[Row]):
         """Run an exchange with the server. Raises NoAnswer."""
         try:
             # Without our own keyword: psycopg 3.2 has no `timeout` here.
-            return super().wait(_limited(gen, self.answer_timeout), *options, **named)
+            return super().wait(_with_timeout(gen, self.answer_timeout), *options, **named)
         except NoAnswer:
             # The answer may still arrive, and the next caller must not get it.
             self.pgconn.finish()
@@ -91,23 +90,23 @@ class Connection(psycopg.Connection[Row]):
     @contextmanager
     def maintenance(self) -> Iterator[None]:
         """Give the server more time, for statements that rewrite tables."""
-        usual = self.answer_timeout
-        self.answer_timeout = usual * _MAINTENANCE
+        normal = self.answer_timeout
+        self.answer_timeout = normal * _MAINTENANCE_FACTOR
         try:
             yield
         finally:
-            self.answer_timeout = usual
+            self.answer_timeout = normal
 
 
-def _limited(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+def _with_timeout(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
     """Run `gen`, and raise NoAnswer if no data was ready for `seconds`."""
     deadline = time.monotonic() + seconds
     try:
-        wanted = next(gen)
+        events = next(gen)
         while True:
-            ready = yield wanted
+            ready = yield events
             # Data that has arrived counts, even if this process was stopped in between.
-            wanted = gen.send(ready)
+            events = gen.send(ready)
             if ready != waiting.READY_NONE:
                 deadline = time.monotonic() + seconds
             elif time.monotonic() > deadline:
@@ -118,7 +117,7 @@ def _limited(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
         return found
 
 
-def adapters() -> AdaptersMap:
+def binary_adapters() -> AdaptersMap:
     """Return the adapters that send values in binary, and all integers as eight bytes."""
     found = AdaptersMap(psycopg.adapters)
     found.register_dumper(int, Int8BinaryDumper)
@@ -128,7 +127,7 @@ def adapters() -> AdaptersMap:
     return found
 
 
-class Connections:
+class ConnectionPool:
     """Pool of connections; `close` closes the idle ones, and the others when they are returned.
 
     An interrupt (Ctrl-C) may strike between any two steps here. Therefore it keeps no counter, and
@@ -138,20 +137,20 @@ class Connections:
     def __init__(self, settings: Settings, sql: Mapping[str, bytes]) -> None:
         self._settings = settings
         self._sql = sql
-        self._adapters = adapters()
-        self._defaults = defaults_for(settings.conninfo, read_only=settings.read_only)
+        self._adapters = binary_adapters()
+        self._defaults = default_parameters(settings.conninfo, read_only=settings.read_only)
         self._idle: deque[Transaction] = deque()
         self._mutex = threading.Lock()
-        self._slots: list[weakref.ref[Slot]] = []
+        self._slots: list[weakref.ref[PoolSlot]] = []
         self._waiting: deque[None] = deque()
         """One entry for each waiting caller; an interrupted one may leave its entry in the queue.
         """
         self._freed: SimpleQueue[None] = SimpleQueue()
         self._closed = False
-        self.peer = Peer(pooled=False, weak=False)
+        self.server = ServerProperties(has_pooler=False, asynchronous_commit=False)
         """Properties of the server, from the newest connection."""
 
-    def take(self, deadline: float) -> Transaction:
+    def acquire(self, deadline: float) -> Transaction:
         """Return a connection that no other caller uses.
 
         Raises StoreBusy, StoreClosed, psycopg.Error.
@@ -161,37 +160,37 @@ class Connections:
                 raise StoreClosed("the store is closed")
             try:
                 # Atomic on a deque, so no lock is needed.
-                kept = self._idle.pop()
+                idle = self._idle.pop()
             except IndexError:
                 slot = self._new_slot()
                 if slot is not None:
-                    return self._another(slot, deadline)
+                    return self._connect_in_slot(slot, deadline)
                 self._wait(deadline)
                 continue
-            if time.monotonic() - kept.since < _FRESH or not _has_news(kept.connection):
-                return kept
+            if time.monotonic() - idle.returned_at < _CHECK_AFTER or not _has_data(idle.connection):
+                return idle
             # An idle connection has data only if the server closes it.
-            self._drop(kept)
+            self._close_connection(idle)
 
-    def give_back(self, kept: Transaction) -> None:
+    def release(self, idle: Transaction) -> None:
         """Keep a connection for the next caller, unless it is broken."""
-        if not kept.is_usable:
-            self._drop(kept)
+        if not idle.is_usable:
+            self._close_connection(idle)
             return
-        kept.since = time.monotonic()
-        self._idle.append(kept)
+        idle.returned_at = time.monotonic()
+        self._idle.append(idle)
         self._wake()
         if self._closed:
-            self._let_go()
+            self.close_idle()
 
-    def _new_slot(self) -> Slot | None:
+    def _new_slot(self) -> PoolSlot | None:
         """Return a slot for one more connection; None if the maximum is reached."""
         with self._mutex:
-            used = [slot for slot in self._slots if (held := slot()) is not None and not held.free]
+            used = [ref for ref in self._slots if (slot := ref()) is not None and not slot.free]
             self._slots = used
             if len(used) >= self._settings.connections:
                 return None
-            slot = Slot()
+            slot = PoolSlot()
             used.append(weakref.ref(slot))
             return slot
 
@@ -201,11 +200,11 @@ class Connections:
         if left <= 0:
             raise StoreBusy(
                 f"all {self._settings.connections} connections were in use for too "
-                "long; ?connections=NUMBER allows for more"
+                "long; raise the limit with ?connections=NUMBER"
             )
         self._waiting.append(None)
         try:
-            self._freed.get(timeout=min(left, _LOOK_AGAIN))
+            self._freed.get(timeout=min(left, _RECHECK_SECONDS))
         except Empty:
             pass
         finally:
@@ -216,25 +215,25 @@ class Connections:
         if self._waiting and self._freed.qsize() < len(self._waiting):
             self._freed.put(None)
 
-    def _another(self, slot: Slot, deadline: float) -> Transaction:
+    def _connect_in_slot(self, slot: PoolSlot, deadline: float) -> Transaction:
         try:
-            made = self.connect(deadline)
+            transaction = self.connect(deadline)
         except BaseException:
             # Immediately: the exception may keep this frame alive.
             slot.free = True
             self._wake()
             raise
-        made.slot = slot
-        return made
+        transaction.slot = slot
+        return transaction
 
-    def _drop(self, kept: Transaction) -> None:
-        close(kept.connection)
-        if kept.slot is not None:
-            kept.slot.free = True
+    def _close_connection(self, idle: Transaction) -> None:
+        close(idle.connection)
+        if idle.slot is not None:
+            idle.slot.free = True
         self._wake()
 
     def connect(self, deadline: float) -> Transaction:
-        """Open a new connection. It is outside the pool unless `take` gives it a slot.
+        """Open a new connection. It is outside the pool unless `acquire` gives it a slot.
 
         Retries until the deadline if the server does not answer yet. Raises psycopg.Error,
         StoreClosed, UsageError.
@@ -245,9 +244,9 @@ class Connections:
             try:
                 return self._connect()
             except psycopg.OperationalError as error:
-                if not is_temporary(error) or time.monotonic() + _RETRY > deadline:
+                if not is_temporary(error) or time.monotonic() + _RETRY_SECONDS > deadline:
                     raise
-            time.sleep(_RETRY)
+            time.sleep(_RETRY_SECONDS)
 
     def _connect(self) -> Transaction:
         # The timeout applies to each host: the first of several may be unreachable.
@@ -264,75 +263,72 @@ class Connections:
         # A statement may wait for locks for busy_timeout before the server answers.
         connection.answer_timeout = self._settings.busy_timeout + self._settings.answer_timeout
         try:
-            self.peer = peer = self._prepare(connection)
+            self.server = server = self._prepare(connection)
         except BaseException:
             close(connection)
             raise
-        return Transaction(connection, self._sql, peer)
+        return Transaction(connection, self._sql, server)
 
-    def _prepare(self, connection: Connection) -> Peer:
-        [(process, commit, encoding, version)] = connection.execute(_ABOUT)
+    def _prepare(self, connection: Connection) -> ServerProperties:
+        [(process, commit, encoding, version)] = connection.execute(_SERVER_QUERY)
         if encoding != "UTF8":
             raise UsageError(
-                f"the database's encoding is {encoding}, and UTF8 is needed; make another one "
-                "with createdb --encoding=UTF8 --template=template0"
+                f"the database has the encoding {encoding}, but UTF8 is required; create another "
+                "one with createdb --encoding=UTF8 --template=template0"
             )
-        if version < _OLDEST:
-            raise UsageError(f"the server's version is {version // 10000}; 14 or newer is needed")
-        weak = commit == "off"  # guard: postgres-weak-commit-detected
-        pooled = process != connection.pgconn.backend_pid
-        peer = Peer(pooled=pooled, weak=weak)
-        if pooled:
-            return peer
+        if version < _MIN_VERSION:
+            raise UsageError(f"the server has version {version // 10000}; 14 or newer is required")
+        asynchronous_commit = commit == "off"  # guard: postgres-weak-commit-detected
+        has_pooler = process != connection.pgconn.backend_pid
+        server = ServerProperties(has_pooler=has_pooler, asynchronous_commit=asynchronous_commit)
+        if has_pooler:
+            return server
         connection.prepare_threshold = 1
         milliseconds = max(1, int(self._settings.busy_timeout * 1000))
         connection.execute(f"SET lock_timeout = {milliseconds}")
         connection.execute("SET default_transaction_isolation = 'read committed'")
-        if weak:
+        if asynchronous_commit:
             # guard: postgres-synchronous-commit-on
             connection.execute("SET synchronous_commit = on")
-        return peer
+        return server
 
     def close(self) -> None:
         """Close the idle connections; the others are closed when they are returned."""
         self._closed = True
-        self._let_go()
+        self.close_idle()
 
-    def _let_go(self) -> None:
+    def close_idle(self) -> None:
+        """Close the idle connections: another server may be the right one now."""
         with suppress(IndexError):
             while True:
-                self._drop(self._idle.pop())
-
-    def forget(self) -> None:
-        """Close the idle connections: another server may be the right one now."""
-        self._let_go()
+                self._close_connection(self._idle.pop())
 
     def abandon(self, others: Iterable[Transaction]) -> None:
         """In a forked child: keep the parent's connections open; closing one would end it there."""
-        _PARENTS.extend([*self._idle, *others])
+        _PARENT_CONNECTIONS.extend([*self._idle, *others])
 
 
-_PARENTS: Final[list[Transaction]] = []
+_PARENT_CONNECTIONS: Final[list[Transaction]] = []
 """Connections of the parent process."""
 
 
-def defaults_for(conninfo: str, *, read_only: bool) -> dict[str, str]:
+def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     """Return the connection parameters that the caller did not set. Raises UsageError."""
     try:
         given = psycopg.conninfo.conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError as error:
         # The driver's message contains parts of the URL, perhaps of the password.
-        words = " ".join(str(error).split())
-        if "query parameter" in words:
-            raise UsageError(f"postgresql: {words}") from None
-        raise UsageError(_UNREADABLE) from None
+        message = " ".join(str(error).split())
+        if "query parameter" in message:
+            raise UsageError(f"postgresql: {message}") from None
+        raise UsageError(_INVALID_URL) from None
     if "@" in str(given.get("host") or ""):
         raise UsageError("postgresql: there is an @ in the host; in the password write %40 for it")
     ports = str(given.get("port") or "").split(",")
     in_database = "@" in str(given.get("dbname") or "") and "%40" not in conninfo
     if in_database or not all(port.isdigit() for port in ports if port):
         # The driver ends the host at a / in the password, and would print the rest.
-        raise UsageError(_UNREADABLE)
+        raise UsageError(_INVALID_URL)
     found = {name: value for name, value in _DEFAULTS.items() if given.get(name) is None}
     hosts = str(given.get("host") or given.get("hostaddr") or "")
     if "," in hosts and not read_only and given.get("target_session_attrs") is None:
@@ -341,7 +337,7 @@ def defaults_for(conninfo: str, *, read_only: bool) -> dict[str, str]:
     return found
 
 
-def _has_news(connection: Connection) -> bool:
+def _has_data(connection: Connection) -> bool:
     if connection.closed:
         return True
     poll = select.poll()

@@ -16,32 +16,36 @@ from typing import Final, TypeVar
 import psycopg
 
 from stenolog.errors import (
+    DamagedStore,
+    NewerFormat,
     NotStored,
     StenologError,
     StoreClosed,
     StoreUnavailable,
 )
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.findings import Finding, RepairResult, Report
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.postgres import schema
-from stenolog.stores.postgres.connections import Connections, Settings, close
+from stenolog.stores.postgres.connections import ConnectionPool, Settings, close
 from stenolog.stores.postgres.notifications import Notifications
 from stenolog.stores.postgres.postgres_errors import (
-    Before,
+    FailedBeforeCommit,
     commit_failure,
-    is_elsewhere,
-    is_lost,
-    is_passing,
+    is_conflict,
+    is_connection_lost,
+    is_read_only_server,
     read_failure,
-    refused,
+    read_only_error,
     write_failure,
 )
-from stenolog.stores.postgres.queries import statements
+from stenolog.stores.postgres.schema import statements
 from stenolog.stores.postgres.transactions import Transaction
+from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 
 T = TypeVar("T")
 
-_PAUSE: Final = 0.05
-_TROUBLE: Final = (psycopg.Error, OSError)
+_RETRY_SECONDS: Final = 0.05
+_DRIVER_ERRORS: Final = (psycopg.Error, OSError)
 
 
 class Database:
@@ -53,13 +57,13 @@ class Database:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.sql = statements(settings.schema)
-        self.damage = Damage()
+        self.damage = DamageReports()
         """Damage that this process has found."""
         self.users = 0
         """Number of stores that have it open."""
-        self._begin()
+        self._create_pool()
         try:
-            self.outdated = self.look(
+            self.is_outdated = self.run_read(
                 lambda transaction: schema.prepare(transaction.connection, settings)
             )
             """Whether the tables are older than this code, and were left so, being only read."""
@@ -68,153 +72,159 @@ class Database:
             raise
         _databases.add(self)
 
-    def _begin(self) -> None:
+    def _create_pool(self) -> None:
         self.closed = False
-        self._connections = Connections(self.settings, self.sql)
-        self.news = Notifications(self._connections, self.settings)
+        self._connections = ConnectionPool(self.settings, self.sql)
+        self.notifications = Notifications(self._connections, self.settings)
         """Notifications about changed sessions."""
 
     # --- reading -----------------------------------------------------------------------------
 
-    def look(self, work: Callable[[Transaction], T]) -> T:
+    def run_read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work`, which only reads, without a transaction; retry if a connection broke.
 
         Raises StoreUnavailable, StoreBusy, DamagedStore, StoreClosed.
         """
         deadline = self._deadline()
         while True:
-            transaction = self._take(deadline)
+            transaction = self._borrow(deadline)
             try:
-                with transaction.used():
+                with transaction.mark_in_use():
                     return work(transaction)
-            except _TROUBLE as error:
-                if not is_lost(error) or not self._again(deadline):
-                    raise read_failure(error, self._doing()) from error
+            except _DRIVER_ERRORS as error:
+                if not is_connection_lost(error) or not self._pause_before_retry(deadline):
+                    raise read_failure(error, self._action()) from error
             finally:
-                self._connections.give_back(transaction)
+                self._connections.release(transaction)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """Open a transaction that reads the data of one moment."""
-        with self._sorted(read_failure), self._taken() as transaction:
+        with self._converted_errors(read_failure), self._borrowed() as transaction:
             transaction.execute(b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield transaction
             transaction.execute(b"COMMIT")
 
     # --- writing -----------------------------------------------------------------------------
 
-    def write_once(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
+    def run_statement(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
         """Run `work`, which executes a single statement, as its own transaction.
 
         `safe`: retry even if it is unknown whether the statement was stored. Raises NotStored,
         MaybeStored, StoreBusy.
         """
 
-        def once(transaction: Transaction) -> T:
-            if transaction.peer.pooled:
+        def run_once(transaction: Transaction) -> T:
+            if transaction.server.has_pooler:
                 # With a pooler, timeouts can only be set inside a transaction.
-                return self._whole(transaction, work)
+                return self._run_transaction(transaction, work)
             return work(transaction)
 
-        return self._repeated(once, safe=safe)
+        return self._run_with_retries(run_once, safe=safe)
 
-    def change(self, work: Callable[[Transaction], T], *, safe: bool = False) -> T:
+    def run_write(self, work: Callable[[Transaction], T], *, safe: bool = False) -> T:
         """Run `work` in its own write transaction."""
-        return self._repeated(lambda transaction: self._whole(transaction, work), safe=safe)
+        return self._run_with_retries(
+            lambda transaction: self._run_transaction(transaction, work), safe=safe
+        )
 
-    def _whole(self, transaction: Transaction, work: Callable[[Transaction], T]) -> T:
+    def _run_transaction(self, transaction: Transaction, work: Callable[[Transaction], T]) -> T:
         try:
-            self._begin_writing(transaction)
+            self._begin_write(transaction)
             done = work(transaction)
-        except _TROUBLE as error:
+        except _DRIVER_ERRORS as error:
             # Any error here came before the commit.
-            raise Before(error) from error
+            raise FailedBeforeCommit(error) from error
         transaction.commit()
         return done
 
-    def _repeated(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
+    def _run_with_retries(self, work: Callable[[Transaction], T], *, safe: bool) -> T:
         self.check_writable()
         deadline = self._deadline()
         lost: Exception | None = None
         """The first error after which it is unknown whether the work was stored."""
         while True:
             try:
-                transaction = self._take(deadline)
+                transaction = self._borrow(deadline)
             except StenologError as error:
-                raise self._told(_not_stored(error), lost) from error
+                raise self._final_error(_not_stored(error), lost) from error
             try:
-                with transaction.used():
+                with transaction.mark_in_use():
                     return work(transaction)
-            except Before as error:
-                again, cause = True, error.cause
-                failure = write_failure(cause, self._doing())
-            except _TROUBLE as error:
-                again, cause = safe, error
-                failure = commit_failure(error, self._doing())
-                if is_lost(error):
+            except FailedBeforeCommit as error:
+                can_retry, cause = True, error.cause
+                failure = write_failure(cause, self._action())
+            except _DRIVER_ERRORS as error:
+                can_retry, cause = safe, error
+                failure = commit_failure(error, self._action())
+                if is_connection_lost(error):
                     lost = lost or error
             finally:
-                self._settle(transaction)
-            if is_elsewhere(cause):
+                self._return_connection(transaction)
+            if is_read_only_server(cause):
                 # The next attempt looks for the server that accepts writes.
-                self._connections.forget()
-            worth = is_passing(cause) or is_elsewhere(cause) or (again and is_lost(cause))
-            if not worth or not self._again(deadline):
-                raise self._told(failure, lost) from cause
+                self._connections.close_idle()
+            should_retry = (
+                is_conflict(cause)
+                or is_read_only_server(cause)
+                or (can_retry and is_connection_lost(cause))
+            )
+            if not should_retry or not self._pause_before_retry(deadline):
+                raise self._final_error(failure, lost) from cause
 
-    def _told(self, failure: StenologError, lost: Exception | None) -> StenologError:
+    def _final_error(self, failure: StenologError, lost: Exception | None) -> StenologError:
         """Return the error of a call: MaybeStored if the outcome of any attempt is unknown."""
         # guard: postgres-unknown-outcome
-        return failure if lost is None else commit_failure(lost, self._doing())
+        return failure if lost is None else commit_failure(lost, self._action())
 
-    def _settle(self, transaction: Transaction) -> None:
+    def _return_connection(self, transaction: Transaction) -> None:
         """Return a connection to the pool, and roll back a transaction that an error left open."""
         if not transaction.is_usable and not transaction.in_use:
             try:
                 transaction.connection.rollback()
-            except _TROUBLE:
+            except _DRIVER_ERRORS:
                 close(transaction.connection)
-        self._connections.give_back(transaction)
+        self._connections.release(transaction)
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """Open a write transaction; commit it at the end, or roll it back after any error."""
         self.check_writable()
-        with self._sorted(write_failure), self._taken() as transaction:
-            self._begin_writing(transaction)
+        with self._converted_errors(write_failure), self._borrowed() as transaction:
+            self._begin_write(transaction)
             yield transaction
             try:
                 transaction.commit()
-            except _TROUBLE as error:
-                raise commit_failure(error, self._doing()) from error
+            except _DRIVER_ERRORS as error:
+                raise commit_failure(error, self._action()) from error
 
-    def _begin_writing(self, transaction: Transaction) -> None:
+    def _begin_write(self, transaction: Transaction) -> None:
         transaction.execute(b"BEGIN ISOLATION LEVEL READ COMMITTED")
-        if transaction.peer.pooled:
+        if transaction.server.has_pooler:
             milliseconds = max(1, int(self.settings.busy_timeout * 1000))
             transaction.execute(f"SET LOCAL lock_timeout = {milliseconds}")
-            if transaction.peer.weak:
+            if transaction.server.asynchronous_commit:
                 transaction.execute(b"SET LOCAL synchronous_commit = on")
 
-    def clean(self) -> list[str]:
+    def vacuum(self) -> list[str]:
         """Vacuum the tables; return the server's notices if it did not."""
-        told: list[str] = []
+        notices: list[str] = []
 
         def work(transaction: Transaction) -> None:
-            def hear(notice: psycopg.errors.Diagnostic) -> None:
-                told.append(notice.message_primary or "")
+            def record_notice(notice: psycopg.errors.Diagnostic) -> None:
+                notices.append(notice.message_primary or "")
 
-            transaction.connection.add_notice_handler(hear)
+            transaction.connection.add_notice_handler(record_notice)
             try:
                 with transaction.connection.maintenance():
                     transaction.run("clean")
             finally:
-                transaction.connection.remove_notice_handler(hear)
+                transaction.connection.remove_notice_handler(record_notice)
 
-        self.look(work)
-        return told
+        self.run_read(work)
+        return notices
 
-    def is_same(self, other: "Database") -> bool:
+    def is_same_database(self, other: "Database") -> bool:
         """Return whether both connect to the same database of the same running server."""
         if self is other:
             return True
@@ -226,48 +236,50 @@ class Database:
 
     # --- connections and state ---------------------------------------------------------------
 
-    def _take(self, deadline: float) -> Transaction:
+    def _borrow(self, deadline: float) -> Transaction:
         self.check_open()
         try:
-            return self._connections.take(deadline)
-        except _TROUBLE as error:
+            return self._connections.acquire(deadline)
+        except _DRIVER_ERRORS as error:
             # It was retried until the deadline, or a retry cannot help.
-            raise read_failure(error, self._doing()) from error
+            raise read_failure(error, self._action()) from error
 
     @contextmanager
-    def _taken(self) -> Iterator[Transaction]:
-        transaction = self._take(self._deadline())
+    def _borrowed(self) -> Iterator[Transaction]:
+        transaction = self._borrow(self._deadline())
         try:
-            with transaction.used():
+            with transaction.mark_in_use():
                 yield transaction
         finally:
-            self._settle(transaction)
+            self._return_connection(transaction)
 
     @contextmanager
-    def _sorted(self, failure: Callable[[Exception, str], StenologError]) -> Iterator[None]:
+    def _converted_errors(
+        self, failure: Callable[[Exception, str], StenologError]
+    ) -> Iterator[None]:
         try:
             yield
         except psycopg.Error as error:
             # Only driver errors: the caller's code inside may raise other errors.
-            raise failure(error, self._doing()) from error
+            raise failure(error, self._action()) from error
 
     def _deadline(self) -> float:
         return time.monotonic() + self.settings.busy_timeout
 
-    def _again(self, deadline: float) -> bool:
+    def _pause_before_retry(self, deadline: float) -> bool:
         """Return whether there is time for another attempt, after a short pause."""
-        if time.monotonic() + _PAUSE > deadline:
+        if time.monotonic() + _RETRY_SECONDS > deadline:
             return False
-        time.sleep(_PAUSE)
+        time.sleep(_RETRY_SECONDS)
         return True
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """Address of the database, without the password."""
-        return place_of(self.settings.conninfo)
+        return address_of(self.settings.conninfo)
 
-    def _doing(self) -> str:
-        return f"PostgreSQL at {self.place}"
+    def _action(self) -> str:
+        return f"PostgreSQL at {self.address}"
 
     def check_open(self) -> None:
         """Raise StoreClosed if it was closed."""
@@ -278,26 +290,26 @@ class Database:
         """Raise ReadOnly or StoreClosed if nothing can be written."""
         self.check_open()
         if self.settings.read_only:  # guard: postgres-read-only
-            raise refused(self.place)
+            raise read_only_error(self.address)
 
     def problems(self) -> tuple[list[str], list[str]]:
         """Return the problems that prevent writes, and other warnings."""
         try:
-            [(recovering, shut, synced)] = self.look(
+            [(recovering, is_read_only, fsync)] = self.run_read(
                 lambda transaction: transaction.run("about_server")
             )
         except StenologError as error:
             return [str(error)], []
-        wrong = ["the server is a standby: it takes no writes"] if recovering else []
-        if shut and not recovering:
-            wrong = ["the server takes no writes: see its default_transaction_read_only"]
-        if synced != "on":
-            return wrong, [
-                "the server runs with fsync = off: what it acknowledges may be lost with its power"
+        errors = ["the server is a standby: it accepts no writes"] if recovering else []
+        if is_read_only and not recovering:
+            errors = ["the server accepts no writes: check its default_transaction_read_only"]
+        if fsync != "on":
+            return errors, [
+                "the server runs with fsync = off: a power cut may lose acknowledged messages"
             ]
-        return wrong, []
+        return errors, []
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the database for one store; the last one closes it."""
         with _sharing:
             self.users -= 1
@@ -310,14 +322,14 @@ class Database:
     def close(self) -> None:
         """Close all connections and wake all waiting followers."""
         self.closed = True
-        self.news.close()
+        self.notifications.close()
         self._connections.close()
 
     def after_fork(self) -> None:
         """In a forked child: start with new connections, without using the parent's."""
         closed = self.closed
-        self._connections.abandon(self.news.abandon())
-        self._begin()
+        self._connections.abandon(self.notifications.abandon())
+        self._create_pool()
         if closed:
             self.close()
 
@@ -328,7 +340,7 @@ def _not_stored(error: StenologError) -> StenologError:
     return error
 
 
-def place_of(conninfo: str) -> str:
+def address_of(conninfo: str) -> str:
     """Return the address of a database, without the password."""
     given = psycopg.conninfo.conninfo_to_dict(conninfo)
     host = given.get("host") or given.get("hostaddr") or "this machine"
@@ -371,3 +383,51 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+# --- doctor ----------------------------------------------------------------------------------
+
+
+_RESTORE_ADVICE: Final = (
+    "Restore the database from a backup, or save the readable messages with `steno export`."
+)
+
+
+def examine(database: Database) -> Report:
+    """Examine the server and the tables. Raises StoreUnavailable if they cannot be read."""
+    errors, problems = database.problems()
+    found = [
+        Finding(kind="server", meaning=meaning, advice="Check the server's settings.")
+        for meaning in (*errors, *problems)
+    ]
+    try:
+        with database.read() as transaction:
+            sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
+            found += damaged
+            found += _stray_rows(transaction)
+    except NewerFormat as error:
+        found.append(Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog."))
+        return Report(sessions=0, findings=tuple(found))
+    except DamagedStore as error:
+        found.append(Finding(kind="damaged database", meaning=str(error), advice=_RESTORE_ADVICE))
+        return Report(sessions=0, findings=tuple(found))
+    return Report(sessions=sessions, findings=tuple(found))
+
+
+def repair(database: Database) -> list[RepairResult]:
+    """Examine the tables, store rebuilt states and remove damaged undo steps.
+
+    Raises StoreUnavailable.
+    """
+    return repair_sessions(database.run_write, examine(database).findings)
+
+
+def _stray_rows(transaction: Transaction) -> Iterator[Finding]:
+    for table, count in transaction.run("stray_rows"):
+        if count:
+            yield Finding(
+                kind="stray row",
+                where=table,
+                meaning=f"{count:,} rows belong to sessions that do not exist.",
+                advice=_RESTORE_ADVICE,
+            )

@@ -12,15 +12,15 @@ from stenolog.errors import (
     OnceConflict,
     StenologError,
     StoreClosed,
+    copy_error,
 )
 from stenolog.records import Health
-from stenolog.stores.batches import Batch, token_bytes, twin
-from stenolog.stores.damaged_messages import Damage
-from stenolog.stores.sql.dialect import Clash, Result, Row
-from stenolog.stores.sql.leases import LeaseRow, SQLLease, holder_name
-from stenolog.stores.sql.message_reading import MissingRows
+from stenolog.stores.arguments import AppendResult, Batch, token_bytes
+from stenolog.stores.log_reports import DamageReports
+from stenolog.stores.sql.dialect import Row, UniqueConflict
+from stenolog.stores.sql.leases import SQLLease, StoreLeases, holder_name
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.session_rows import create
+from stenolog.stores.sql.session_rows import MissingRows, create_session
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LEASE_POLL: Final = 0.05
 _LONGEST_LEASE: Final = 100 * 365 * 86_400.0
 """Maximum duration of a lease, in seconds: the server's timestamps have a limit."""
-_TRIES: Final = 4
+_MAX_ATTEMPTS: Final = 4
 _TEXT, _BYTEA, _INT8 = 25, 17, 20
 _TYPES: Final = (_TEXT, _BYTEA, _TEXT, _TEXT, _INT8, _INT8)
 """Type OIDs of the values of `append_one`."""
@@ -43,7 +43,7 @@ class PostgresDialect:
 
     def __init__(self, database: "Database") -> None:
         self.database = database
-        self.damage: Damage = database.damage
+        self.damage: DamageReports = database.damage
         self._closed = False
 
     @property
@@ -68,19 +68,19 @@ class PostgresDialect:
 
     # --- transactions ------------------------------------------------------------------------
 
-    def look(self, work: Callable[["Transaction"], T]) -> T:
+    def run_read(self, work: Callable[["Transaction"], T]) -> T:
         """Run `work`, which only reads, without a transaction; retry if a connection broke."""
         self.check_open()
-        return self.database.look(work)
+        return self.database.run_read(work)
 
-    def look_at_messages(self, work: Callable[["Transaction", Damage | None], T]) -> T:
+    def run_message_read(self, work: Callable[["Transaction", DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and then its messages, at one moment.
 
         Messages never change, so two statements are enough, unless some messages were purged
         between them: then both run again in one transaction.
         """
         try:
-            return self.look(lambda transaction: work(transaction, None))
+            return self.run_read(lambda transaction: work(transaction, None))
         except MissingRows:
             with self.read() as transaction:
                 return work(transaction, self.damage)
@@ -92,10 +92,10 @@ class PostgresDialect:
         with self.database.read() as transaction:
             yield transaction
 
-    def change(self, work: Callable[["Transaction"], T]) -> T:
+    def run_write(self, work: Callable[["Transaction"], T]) -> T:
         """Run `work` in a write transaction; retry if it was certainly not stored."""
         self.check_open()
-        return self.database.change(work)
+        return self.database.run_write(work)
 
     def write(self) -> AbstractContextManager["Transaction"]:
         """Open a write transaction; any error rolls it back."""
@@ -108,10 +108,10 @@ class PostgresDialect:
         """Append one message in one round trip and return its seq."""
         self.check_open()
         try:
-            seq = self.database.write_once(  # guard: postgres-no-blind-retry
+            seq = self.database.run_statement(  # guard: postgres-no-blind-retry
                 lambda transaction: _append_one(transaction, namespace, key, payload), safe=False
             )
-        except _NoSession:
+        except _SessionMissing:
             return self._append(namespace, key, Batch((payload,)), None, new=True)
         self.notify(namespace, key)
         return seq
@@ -134,7 +134,7 @@ class PostgresDialect:
     ) -> int:
         self.check_open()
         if lease is not None:
-            lease.check_own()
+            lease.check_ownership()
         epoch, safe = lease.epoch if lease is not None else 0, batch.once is not None
 
         def once(transaction: "Transaction") -> int:
@@ -146,12 +146,12 @@ class PostgresDialect:
         while True:
             try:
                 if new:
-                    first = self.database.change(create_first, safe=safe)
+                    first = self.database.run_write(create_first, safe=safe)
                 else:
-                    first = self.database.write_once(once, safe=safe)
-            except _NoSession:
+                    first = self.database.run_statement(once, safe=safe)
+            except _SessionMissing:
                 new = True
-            except Clash:
+            except UniqueConflict:
                 # guard: postgres-token-race
                 continue  # another writer has just stored the same idempotency key
             else:
@@ -163,28 +163,30 @@ class PostgresDialect:
         namespace: str,
         key: str,
         group: Sequence[tuple[int, Batch]],
-        results: list[Result],
+        results: list[AppendResult],
         lease: SQLLease[Any] | None,
     ) -> None:
         """Append batches in their order; put the outcome of each at its index in `results`.
 
         Adjacent batches without idempotency keys form one batch: all are stored, or none.
         """
-        runs: list[list[tuple[int, Batch]]] = []
+        groups: list[list[tuple[int, Batch]]] = []
         for one in group:
-            joins = one[1].once is None and runs and runs[-1][-1][1].once is None
-            if joins:
-                runs[-1].append(one)
+            is_joined = one[1].once is None and groups and groups[-1][-1][1].once is None
+            if is_joined:
+                groups[-1].append(one)
             else:
-                runs.append([one])
-        for run in runs:
+                groups.append([one])
+        for adjacent in groups:
             try:
-                first = self._append(namespace, key, _joined([batch for _, batch in run]), lease)
+                first = self._append(
+                    namespace, key, _merge_batches([batch for _, batch in adjacent]), lease
+                )
             except StenologError as error:
-                for index, _ in run:
-                    results[index] = twin(error)
+                for index, _ in adjacent:
+                    results[index] = copy_error(error)
                 continue
-            for index, batch in run:
+            for index, batch in adjacent:
                 results[index] = list(range(first, first + len(batch.payloads)))
                 first += len(batch.payloads)
 
@@ -192,19 +194,22 @@ class PostgresDialect:
 
     def notify(self, namespace: str, key: str) -> None:
         """Notify followers in all processes that a session has changed."""
-        self.database.news.tell(_name_of(namespace, key))
+        self.database.notifications.notify(_notification_name(namespace, key))
 
     @contextmanager
     def listening(
         self, namespace: str, key: str
     ) -> Iterator[tuple[Callable[[float], object], float]]:
         """Return a function that waits for a change of the session, and the maximum wait."""
-        news, name = self.database.news, _name_of(namespace, key)
-        bell = news.bell(name)
+        notifications, name = self.database.notifications, _notification_name(namespace, key)
+        signal = notifications.subscribe(name)
         try:
-            yield lambda seconds: bell.wait(min(seconds, news.patience)), news.longest
+            yield (
+                lambda seconds: signal.wait(min(seconds, notifications.poll_interval)),
+                notifications.max_poll_interval,
+            )
         finally:
-            news.forget(name, bell)
+            notifications.unsubscribe(name, signal)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -217,40 +222,40 @@ class PostgresDialect:
     def lease_holder(self, row: Row) -> str | None:
         """Return a description of the holder of a lease; None if it is free."""
         holder, since, in_force = row
-        return f"{holder}, since {since}," if in_force else None
+        return f"{holder}, since {since}" if in_force else None
 
-    def is_held(self, row: Row) -> bool:
+    def is_lease_held(self, row: Row) -> bool:
         """Return whether the lease of this row is held."""
         return bool(row[0])
 
-    def take_lease(self, held: LeaseRow, namespace: str, key: str, *, ttl: float) -> int:
+    def acquire_lease(self, leases: StoreLeases, namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease by the server's clock and return its epoch; 0 if it is not free."""
         # The random name makes a retry safe after a lost response.
         name, seconds = os.urandom(8).hex(), min(float(ttl), _LONGEST_LEASE)
         values = namespace, key.encode(), holder_name(), name, seconds
-        for (epoch,) in self.database.write_once(
+        for (epoch,) in self.database.run_statement(
             lambda transaction: transaction.run("take_lease", *values), safe=True
         ):
             try:
-                held.add(key, epoch)
+                leases.add(key, epoch)
             except StoreClosed:
-                self.end_leases([epoch])
+                self.release_leases([epoch])
                 raise
             return int(epoch)
         return 0
 
-    def renew_lease(self, held: LeaseRow, key: str, epoch: int, *, ttl: float) -> None:
+    def renew_lease(self, leases: StoreLeases, key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
         self.check_open()
         seconds = min(float(ttl), _LONGEST_LEASE)
-        if not self.database.write_once(
+        if not self.database.run_statement(
             lambda transaction: transaction.run("renew_lease", epoch, seconds), safe=True
-        ) or not held.keep(key, epoch):
+        ) or not leases.confirm(key, epoch):
             raise LeaseLost(key, epoch)
 
-    def end_leases(self, epochs: Sequence[int]) -> None:
+    def release_leases(self, epochs: Sequence[int]) -> None:
         """Release these leases. Raises StoreUnavailable."""
-        self.database.write_once(
+        self.database.run_statement(
             lambda transaction: transaction.run("end_leases", list(epochs)), safe=True
         )
 
@@ -259,36 +264,36 @@ class PostgresDialect:
     def erase(self) -> tuple[str, ...]:
         """Vacuum the tables after a purge; return the places where bytes remain."""
         try:
-            told = self.database.clean()
+            notices = self.database.vacuum()
         except StenologError as error:
-            told = [str(error)]
-        left = "the pages of the tables have it until their owner vacuums them"
-        return (f"{left}: {told[0]}",) if told else ()
+            notices = [str(error)]
+        left = "the pages of the tables still contain it until their owner vacuums them"
+        return (f"{left}: {notices[0]}",) if notices else ()
 
     def health(self) -> Health:
         """Return whether writes are expected to work."""
         self.check_open()
-        wrong, problems = self.database.problems()
-        return Health(ok=not wrong, free_bytes=None, problems=(*wrong, *problems))
+        errors, problems = self.database.problems()
+        return Health(ok=not errors, free_bytes=None, problems=(*errors, *problems))
 
     def close(self) -> None:
         """Release the database, which the last store closes; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self.database.let_go()
+            self.database.release()
 
 
-class _NoSession(Exception):
+class _SessionMissing(Exception):
     """The session does not exist, or the tables have another version than this code knows."""
 
 
-def _name_of(namespace: str, key: str) -> str:
+def _notification_name(namespace: str, key: str) -> str:
     """Return a short name of a session for notifications."""
     text = f"{namespace}\0{key}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
+def _merge_batches(batches: Sequence[Batch]) -> Batch:
     """Join batches without idempotency keys into one; return a single batch unchanged."""
     if len(batches) == 1:
         return batches[0]
@@ -303,19 +308,19 @@ def _joined(batches: Sequence[Batch]) -> Batch:
 def _append_one(transaction: "Transaction", namespace: str, key: str, payload: bytes) -> int:
     """Append one message by the fast append and return its seq. Raises _NoSession."""
     raw_key, at, size, format = key.encode(), now(), len(payload), transaction.format
-    if transaction.peer.pooled:
+    if transaction.server.has_pooler:
         for (seq,) in transaction.run(
             "append_one", namespace, raw_key, at, payload.decode(), size, format
         ):
             return int(seq)
-        raise _NoSession
-    found = transaction.run_ready(
+        raise _SessionMissing
+    found = transaction.run_prepared(
         "append_one",
         _TYPES,
         (namespace.encode(), raw_key, at.encode(), payload, _int8(size), _int8(format)),
     )
     if found is None:
-        raise _NoSession
+        raise _SessionMissing
     return int.from_bytes(found, "big")
 
 
@@ -350,7 +355,7 @@ def _append(transaction: "Transaction", namespace: str, key: str, batch: Batch, 
     if epoch and not fence:
         raise LeaseLost(key, epoch)
     if first is None:
-        raise _NoSession
+        raise _SessionMissing
     return int(first)
 
 
@@ -358,10 +363,10 @@ def _append_new(
     transaction: "Transaction", namespace: str, key: str, batch: Batch, epoch: int
 ) -> int:
     """Create the session, unless another writer does, and append to it."""
-    for _ in range(_TRIES):
+    for _ in range(_MAX_ATTEMPTS):
         try:
             return _append(transaction, namespace, key, batch, epoch)
-        except _NoSession:
+        except _SessionMissing:
             # Waits for another writer that is creating it.
-            create(transaction, namespace, blank(key, os.urandom(8).hex(), 1, now()), 0, 0)
-    raise DamagedStore(f"{key!r}: its row is not of the version of the tables")
+            create_session(transaction, namespace, blank(key, os.urandom(8).hex(), 1, now()), 0, 0)
+    raise DamagedStore(f"{key!r}: its row has another version than the tables")

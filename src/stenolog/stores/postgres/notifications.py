@@ -21,20 +21,20 @@ from stenolog.errors import StenologError
 from stenolog.stores import log_reports
 from stenolog.stores.postgres.connections import (
     Connection,
-    Connections,
+    ConnectionPool,
     Settings,
     close,
 )
-from stenolog.stores.postgres.queries import quoted
+from stenolog.stores.postgres.schema import quoted
 from stenolog.stores.postgres.transactions import Transaction
 
-LOOK_AGAIN: Final = 2.0
+SLOW_POLL: Final = 2.0
 """Poll interval of a follower that receives notifications, in seconds."""
-LOOK_OFTEN: Final = 0.1
+FAST_POLL: Final = 0.1
 """Poll interval of a follower that cannot receive notifications, in seconds."""
-_GATHER: Final = 0.01
-_PATIENCE: Final = 2.0
-_REST: Final = 5.0
+_COLLECT_SECONDS: Final = 0.01
+_TIMEOUT: Final = 2.0
+_IDLE_SECONDS: Final = 5.0
 """Seconds without notifications after which the sending thread ends; the next one starts another.
 """
 
@@ -46,194 +46,200 @@ class ChangeSignal:
     in `Event.set` can leave the event locked, and then every later `set` hangs.
     """
 
-    __slots__ = ("_rings",)
+    __slots__ = ("_queue",)
 
     def __init__(self) -> None:
-        self._rings: SimpleQueue[None] = SimpleQueue()
+        self._queue: SimpleQueue[None] = SimpleQueue()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the waiting thread, or the next one that waits."""
-        if self._rings.empty():
-            self._rings.put(None)
+        if self._queue.empty():
+            self._queue.put(None)
 
     def wait(self, seconds: float) -> bool:
         """Wait for a signal and reset it; return False if none arrived in time."""
         try:
-            self._rings.get(timeout=max(0.0, seconds))
+            self._queue.get(timeout=max(0.0, seconds))
         except Empty:
             return False
         with suppress(Empty):
             while True:
-                self._rings.get_nowait()
+                self._queue.get_nowait()
         return True
 
 
 class Notifications:
     """Notifications that this process sends and receives."""
 
-    def __init__(self, connections: Connections, settings: Settings) -> None:
+    def __init__(self, connections: ConnectionPool, settings: Settings) -> None:
         self.channel = "stenolog:" + hashlib.blake2b(settings.schema.encode()).hexdigest()[:16]
         self._connections = connections
         self._mutex = threading.Lock()
-        self._bells: dict[str, list[ChangeSignal]] = {}
-        self._untold: deque[str] = deque()
-        self._mouth: Transaction | None = None
+        self._signals: dict[str, list[ChangeSignal]] = {}
+        self._unsent: deque[str] = deque()
+        self._sender: Transaction | None = None
         """Connection for sending, outside the pool, whose connections may all be in use."""
-        self._gathering = False
+        self._collecting = False
         """Whether the thread will collect the names that are queued now."""
-        self._telling: threading.Thread | None = None
+        self._sender_thread: threading.Thread | None = None
         self._work = ChangeSignal()
-        self._ear: _Ear | None = None
+        self._listener: _Listener | None = None
         self._closed = False
 
     # --- sending -----------------------------------------------------------------------------
 
-    def tell(self, name: str) -> None:
+    def notify(self, name: str) -> None:
         """Notify followers of a commit in this session: here now, in other processes soon."""
-        if name in self._bells:
-            self._ring(name)
+        if name in self._signals:
+            self._wake_session(name)
         # The thread does these two steps in reverse order, so that no name stays unsent.
-        self._untold.append(name)
-        if not self._gathering:
-            self._begin_to_tell()
+        self._unsent.append(name)
+        if not self._collecting:
+            self._start_sending()
 
-    def _begin_to_tell(self) -> None:
+    def _start_sending(self) -> None:
         try:
-            self._gathering = True
-            if self._telling is None and not self._closed:
+            self._collecting = True
+            if self._sender_thread is None and not self._closed:
                 # An interrupt here may start two threads; the second one ends immediately.
-                thread = threading.Thread(target=self._tell, name="stenolog-news", daemon=True)
+                thread = threading.Thread(
+                    target=self._send_loop, name="stenolog-notify", daemon=True
+                )
                 thread.start()
                 self._register(thread)
         except BaseException as error:
             # The next append starts a thread.
-            self._gathering = False
+            self._collecting = False
             if not isinstance(error, RuntimeError):
                 raise
             # The messages are committed, so this is not an error for the caller that stored them.
-            log_reports.info("other processes are not told of what is new: %s", error)
-        self._work.ring()
+            log_reports.info("other processes are not notified of changes: %s", error)
+        self._work.set()
 
     def _register(self, thread: threading.Thread) -> bool:
         """Return whether the thread is, or has now become, the sending thread."""
         with self._mutex:
-            if self._telling is None:
-                self._telling = thread
-            return self._telling is thread
+            if self._sender_thread is None:
+                self._sender_thread = thread
+            return self._sender_thread is thread
 
-    def _tell(self) -> None:
+    def _send_loop(self) -> None:
         if not self._register(threading.current_thread()):
             return
         while True:
-            idle = not self._work.wait(_REST)
+            idle = not self._work.wait(_IDLE_SECONDS)
             with self._mutex:
-                if idle and not self._untold:
-                    self._telling, self._gathering = None, False
-                    self._hush()
+                if idle and not self._unsent:
+                    self._sender_thread, self._collecting = None, False
+                    self._close_sender()
                     return
             if not self._closed:
-                time.sleep(_GATHER)
-            self._gathering = False
-            names = {self._untold.popleft() for _ in range(len(self._untold))}
+                time.sleep(_COLLECT_SECONDS)
+            self._collecting = False
+            names = {self._unsent.popleft() for _ in range(len(self._unsent))}
             if names:
                 self._send(sorted(names))
             if self._closed:
-                self._hush()
+                self._close_sender()
                 return
 
     def _send(self, names: list[str]) -> None:
         try:
-            if self._mouth is None or not self._mouth.is_usable:
-                self._hush()
-                self._mouth = self._connections.connect(time.monotonic() + _PATIENCE)
-            self._mouth.run("tell", self.channel, names)
+            if self._sender is None or not self._sender.is_usable:
+                self._close_sender()
+                self._sender = self._connections.connect(time.monotonic() + _TIMEOUT)
+            self._sender.run("notify", self.channel, names)
         except (psycopg.Error, StenologError) as error:
-            log_reports.info("other processes were not told of what is new: %s", error)
+            log_reports.info("other processes were not notified of changes: %s", error)
 
-    def _hush(self) -> None:
-        if self._mouth is not None:
-            close(self._mouth.connection)
-            self._mouth = None
+    def _close_sender(self) -> None:
+        if self._sender is not None:
+            close(self._sender.connection)
+            self._sender = None
 
     # --- receiving ---------------------------------------------------------------------------
 
-    def bell(self, name: str) -> ChangeSignal:
+    def subscribe(self, name: str) -> ChangeSignal:
         """Return a bell that rings after changes of this session, as far as they are received."""
-        bell = ChangeSignal()
+        signal = ChangeSignal()
         with self._mutex:
-            self._bells.setdefault(name, []).append(bell)
-            if self._ear is None and not self._closed and not self._connections.peer.pooled:
-                self._ear = _Ear(self, self._connections)
-        return bell
+            self._signals.setdefault(name, []).append(signal)
+            if (
+                self._listener is None
+                and not self._closed
+                and not self._connections.server.has_pooler
+            ):
+                self._listener = _Listener(self, self._connections)
+        return signal
 
-    def forget(self, name: str, bell: ChangeSignal) -> None:
+    def unsubscribe(self, name: str, signal: ChangeSignal) -> None:
         """Remove a bell."""
         with self._mutex:
-            bells = [one for one in self._bells.get(name, ()) if one is not bell]
-            if bells:
-                self._bells[name] = bells
+            signals = [one for one in self._signals.get(name, ()) if one is not signal]
+            if signals:
+                self._signals[name] = signals
             else:
-                self._bells.pop(name, None)
+                self._signals.pop(name, None)
 
     @property
-    def patience(self) -> float:
+    def poll_interval(self) -> float:
         """Maximum time that a follower waits for its bell before it polls, in seconds."""
-        ear = self._ear
-        return LOOK_AGAIN if ear is not None and ear.hears else LOOK_OFTEN
+        listener = self._listener
+        return SLOW_POLL if listener is not None and listener.is_listening else FAST_POLL
 
-    longest = LOOK_AGAIN
-    """Upper bound of `patience`."""
+    max_poll_interval = SLOW_POLL
+    """Upper bound of `poll_interval`."""
 
-    def _ring(self, name: str) -> None:
+    def _wake_session(self, name: str) -> None:
         with self._mutex:
-            for bell in self._bells.get(name, ()):
-                bell.ring()
+            for signal in self._signals.get(name, ()):
+                signal.set()
 
-    def heard(self, name: str | None) -> None:
+    def wake(self, name: str | None) -> None:
         """Ring for one session, or for all if notifications may have been missed."""
         if name is not None:
-            self._ring(name)
+            self._wake_session(name)
             return
         with self._mutex:
-            for bells in self._bells.values():
-                for bell in bells:
-                    bell.ring()
+            for signals in self._signals.values():
+                for signal in signals:
+                    signal.set()
 
     def close(self) -> None:
         """Send the queued names, stop listening, and wake all waiting followers."""
         with self._mutex:
             self._closed = True
-            ear, self._ear = self._ear, None
-            telling = self._telling
-        self._work.ring()
-        if telling is not None and telling is not threading.current_thread():
-            telling.join(_PATIENCE)
-        if ear is not None:
-            ear.close()
-        self.heard(None)
+            listener, self._listener = self._listener, None
+            sender_thread = self._sender_thread
+        self._work.set()
+        if sender_thread is not None and sender_thread is not threading.current_thread():
+            sender_thread.join(_TIMEOUT)
+        if listener is not None:
+            listener.close()
+        self.wake(None)
 
     def abandon(self) -> list[Transaction]:
         """In a forked child: return the connections of the parent."""
-        return [] if self._mouth is None else [self._mouth]
+        return [] if self._sender is None else [self._sender]
 
 
-class _Ear:
+class _Listener:
     """The listening connection of a process, and its thread."""
 
-    def __init__(self, news: Notifications, connections: Connections) -> None:
-        self._news = news
+    def __init__(self, notifications: Notifications, connections: ConnectionPool) -> None:
+        self._notifications = notifications
         self._connections = connections
-        self._awake, self._wake = os.pipe()
+        self._wake_reader, self._wake_writer = os.pipe()
         self._closed = False
-        self.hears = False
+        self.is_listening = False
         """Whether notifications are received now."""
-        self._thread = threading.Thread(target=self._run, name="stenolog-listens", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="stenolog-listen", daemon=True)
         try:
             self._thread.start()
         except BaseException:
             # The thread may run anyway, although no caller has this object.
             self._closed = True
-            os.close(self._wake)
+            os.close(self._wake_writer)
             raise
 
     def _run(self) -> None:
@@ -242,43 +248,43 @@ class _Ear:
                 try:
                     self._listen()
                 except (psycopg.Error, OSError, StenologError) as error:
-                    log_reports.info("nothing is heard of other processes: %s", error)
-                self.hears = False
+                    log_reports.info("no notifications from other processes: %s", error)
+                self.is_listening = False
                 # From now on, followers poll more often.
-                self._news.heard(None)
+                self._notifications.wake(None)
                 if not self._closed:
-                    _wait([self._awake], LOOK_OFTEN)
+                    _wait_readable([self._wake_reader], FAST_POLL)
         finally:
-            os.close(self._awake)
+            os.close(self._wake_reader)
 
     def _listen(self) -> None:
-        connection = self._connections.connect(time.monotonic() + _PATIENCE).connection
+        connection = self._connections.connect(time.monotonic() + _TIMEOUT).connection
         try:
-            connection.execute(f"LISTEN {quoted(self._news.channel)}".encode())
-            self.hears = True
+            connection.execute(f"LISTEN {quoted(self._notifications.channel)}".encode())
+            self.is_listening = True
             # Notifications that were sent before LISTEN are lost.
-            self._news.heard(None)
+            self._notifications.wake(None)
             while not self._closed:
-                _wait([connection.fileno(), self._awake], None)
-                self._take(connection)
+                _wait_readable([connection.fileno(), self._wake_reader], None)
+                self._receive(connection)
         finally:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def _take(self, connection: Connection) -> None:
-        for told in connection.notifies(timeout=0):
-            self._news.heard(told.payload)
+    def _receive(self, connection: Connection) -> None:
+        for notification in connection.notifies(timeout=0):
+            self._notifications.wake(notification.payload)
 
     def close(self) -> None:
         """End the thread."""
         self._closed = True
         with suppress(OSError):
-            os.close(self._wake)
+            os.close(self._wake_writer)
         if threading.current_thread() is not self._thread:
-            self._thread.join(_PATIENCE)
+            self._thread.join(_TIMEOUT)
 
 
-def _wait(files: list[int], seconds: float | None) -> None:
+def _wait_readable(files: list[int], seconds: float | None) -> None:
     """Wait until one of the files is readable. `select` is limited to 1,024 descriptors."""
     poll = select.poll()
     for file in files:

@@ -15,30 +15,30 @@ from stenolog.errors import (
     StoreUnavailable,
 )
 
-RETRY: Final = "Whether it was stored is unknown: retry with the same once token"
+RETRY_ADVICE: Final = "Whether it was stored is unknown: retry with the same once token"
 
-_AGAIN: Final = (errors.DeadlockDetected, errors.SerializationFailure)
-_STANDBY: Final = "the server only takes reads: it is a standby, or was made read-only"
+_CONFLICTS: Final = (errors.DeadlockDetected, errors.SerializationFailure)
+_READ_ONLY_SERVER: Final = "the server accepts only reads: it is a standby, or read-only"
 
 _ADVICE: Final[dict[str, str]] = {
     "28": "check user and password, and the server's pg_hba.conf",
-    "3D000": "there is no such database; make one with createdb",
-    "42501": "the user may not do that; ask the owner of the database for the rights",
+    "3D000": "there is no such database; create it with createdb",
+    "42501": "the user lacks the privileges; ask the owner of the database for them",
     "53100": "the server's disk is full; free some space there, then try again",
     "53200": "the server is out of memory",
     "53300": "the server has no connection left; raise its max_connections, or use fewer",
     "57P03": "the server is starting or stopping",
-    "25006": _STANDBY,
+    "25006": _READ_ONLY_SERVER,
 }
 """Advice by SQLSTATE, or by its first two characters."""
 
 
 _REFUSALS: Final[dict[str, str]] = {
     "authentication failed": "check user and password",
-    "no password supplied": "give one in the URL, in PGPASSWORD or in ~/.pgpass",
-    "no pg_hba.conf entry": "the server does not let this machine in; see its pg_hba.conf",
+    "no password supplied": "set one in the URL, in PGPASSWORD or in ~/.pgpass",
+    "no pg_hba.conf entry": "the server does not accept this machine; check its pg_hba.conf",
     'FATAL:  role "': "check the user",
-    'FATAL:  database "': "make it with createdb, or check its name",
+    'FATAL:  database "': "create it with createdb, or check its name",
     "does not support SSL": "check sslmode",
     "sslmode": "check sslmode",
     "certificate": "check sslmode, sslrootcert and the server's certificate",
@@ -48,14 +48,14 @@ SQLSTATE.
 """
 
 
-class Before(Exception):
+class FailedBeforeCommit(Exception):
     """An error before anything could have been stored."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
 
 
-def is_lost(error: BaseException) -> bool:
+def is_connection_lost(error: BaseException) -> bool:
     """Return whether the connection was lost, so that the outcome of its work is unknown."""
     if isinstance(error, OSError):
         return True  # an I/O error of the connection: its progress is unknown
@@ -64,14 +64,14 @@ def is_lost(error: BaseException) -> bool:
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P0"))
 
 
-def is_elsewhere(error: BaseException) -> bool:
+def is_read_only_server(error: BaseException) -> bool:
     """Return whether another server may accept the statement, after a failover."""
     return isinstance(error, errors.ReadOnlySqlTransaction)
 
 
-def is_passing(error: BaseException) -> bool:
+def is_conflict(error: BaseException) -> bool:
     """Return whether an immediate retry may work: the transaction lost a conflict."""
-    return isinstance(error, _AGAIN)
+    return isinstance(error, _CONFLICTS)
 
 
 def is_temporary(error: BaseException) -> bool:
@@ -81,25 +81,26 @@ def is_temporary(error: BaseException) -> bool:
 
 def _is_refused(error: psycopg.OperationalError) -> bool:
     """Return whether the server refused for a reason that a retry does not change."""
-    told = str(error)
-    return any(words in told for words in _REFUSALS)
+    text = str(error)
+    return any(words in text for words in _REFUSALS)
 
 
-def read_failure(error: Exception, doing: str) -> StenologError:
+def read_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a failed read."""
     match error:
         case StenologError():
             return error
         case errors.LockNotAvailable():
-            return StoreBusy(f"{doing}: another one held the session too long")
+            return StoreBusy(f"{action}: another process held the session too long")
         case errors.DeadlockDetected() | errors.SerializationFailure():
-            return StoreBusy(f"{doing}: others were in the way; try again")
+            return StoreBusy(f"{action}: it conflicted with other writers; try again")
         case errors.QueryCanceled():
             return StoreBusy(
-                f"{doing}: the server cancelled it ({words_of(error)}); see its statement_timeout"
+                f"{action}: the server cancelled it ({describe_error(error)}); "
+                "check its statement_timeout"
             )
         case errors.ReadOnlySqlTransaction():
-            return StoreUnavailable(f"{doing}: {_STANDBY}")
+            return StoreUnavailable(f"{action}: {_READ_ONLY_SERVER}")
         case (
             errors.UndefinedTable()
             | errors.UndefinedColumn()
@@ -107,48 +108,48 @@ def read_failure(error: Exception, doing: str) -> StenologError:
             | errors.IndexCorrupted()
         ):
             return DamagedStore(
-                f"{doing}: the tables are not as they should be ({words_of(error)})"
+                f"{action}: the tables are damaged or were changed ({describe_error(error)})"
             )
-    return StoreUnavailable(f"{doing}: {words_of(error)}")
+    return StoreUnavailable(f"{action}: {describe_error(error)}")
 
 
-def write_failure(error: Exception, doing: str) -> StenologError:
+def write_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a failure before the commit: nothing was stored."""
-    failure = read_failure(error, doing)
+    failure = read_failure(error, action)
     if type(failure) is StoreUnavailable:
         return NotStored(f"{failure}. Nothing of it was stored")
     return failure
 
 
-def commit_failure(error: Exception, doing: str) -> StenologError:
+def commit_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a failure when the commit may have happened."""
-    if is_lost(error):
-        return MaybeStored(f"{doing}: {words_of(error)}. {RETRY}")
-    return write_failure(error, doing)
+    if is_connection_lost(error):
+        return MaybeStored(f"{action}: {describe_error(error)}. {RETRY_ADVICE}")
+    return write_failure(error, action)
 
 
-def refused(where: str) -> ReadOnly:
+def read_only_error(where: str) -> ReadOnly:
     """Return the error for a write to a store that was opened read-only."""
-    return ReadOnly(f"{where} was opened to read only")
+    return ReadOnly(f"{where} was opened read-only")
 
 
-def words_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return one line with the problem and advice."""
     state = getattr(error, "sqlstate", None) or ""
-    told = str(error)
-    shown = _first_words(error)
+    text = str(error)
+    line = _first_line(error)
     advice = _ADVICE.get(state) or _ADVICE.get(state[:2])
     if advice is None and isinstance(error, psycopg.OperationalError):
-        advice = next((what for words, what in _REFUSALS.items() if words in told), None)
-    if advice is None and "failed to resolve host" in told:
+        advice = next((what for words, what in _REFUSALS.items() if words in text), None)
+    if advice is None and "failed to resolve host" in text:
         advice = "check the name of the host"
-    if advice is None and is_lost(error):
+    if advice is None and is_connection_lost(error):
         advice = "check that the server runs and can be reached"
-    return shown if advice is None else f"{shown}; {advice}"
+    return line if advice is None else f"{line}; {advice}"
 
 
-def _first_words(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the message of driver or server, without the address and hints."""
-    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-    line = (said or str(error)).strip().split("\n")[0].strip()
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    line = (primary or str(error)).strip().split("\n")[0].strip()
     return line.rpartition(" failed: ")[2] or line or type(error).__name__

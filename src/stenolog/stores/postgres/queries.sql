@@ -281,7 +281,7 @@ SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
 
 -- Never in the transaction that stores something: commits with a notification wait for each other, in
 -- the whole database.
--- name: tell
+-- name: notify
 SELECT pg_notify($1, told) FROM unnest($2::text[]) AS told;
 
 -- --- snapshots ---------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""The tables: created and migrated by the numbered files in schema/, one at a time."""
+"""The tables, migrated by the numbered files in schema/, and the statements of queries.sql."""
 
+import re
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.postgres.queries import quoted
 from stenolog.stores.snapshots import EmptyStore
 
 if TYPE_CHECKING:
@@ -13,7 +13,26 @@ if TYPE_CHECKING:
 
     from stenolog.stores.postgres.connections import Connection, Settings
 
-_LOCK: Final = 0x7374656E6F6C6F67
+_NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@cache
+def statements(schema: str) -> dict[str, bytes]:
+    """Return every statement as bytes, the form in which the driver sends it."""
+    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME.split(text.replace("{schema}", quoted(schema)))
+    return {
+        name: statement.partition(";")[0].strip().encode()
+        for name, statement in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def quoted(name: str) -> str:
+    """Return a name quoted for use in a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+_MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
 # Reads the system catalogs: to_regclass may return the state at the start of the transaction.
 _TABLES: Final = b"""
@@ -40,7 +59,7 @@ def migrations() -> tuple[str, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def newest() -> int:
+def newest_version() -> int:
     """Return the version of the tables that this code knows."""
     return len(migrations())
 
@@ -52,21 +71,21 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
     NothingYet.
     """
     found = version_of(connection, settings.schema)
-    if found is not None and found == newest():
+    if found is not None and found == newest_version():
         return False
     if settings.read_only:
         if found is None:
             raise EmptyStore(
                 f"there are no sessions of stenolog in this database yet (schema "
-                f"{settings.schema!r}); is the name right? The first write makes the tables"
+                f"{settings.schema!r}); check the name. The first write creates the tables"
             )
         return True
     with connection.maintenance(), connection.transaction():
         # Each statement must see the tables that the previous lock holder created.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        connection.execute("SELECT pg_advisory_xact_lock($1)", (_LOCK,))
+        connection.execute("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
         found = version_of(connection, settings.schema)
-        if found == newest():
+        if found == newest_version():
             return False
         if found is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
             connection.execute(f"CREATE SCHEMA {quoted(settings.schema)}".encode())
@@ -75,7 +94,7 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
             connection.execute(f"LOCK TABLE {quoted(settings.schema)}.session".encode())
         for script in migrations()[found or 0 :]:
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
-        set_version(connection, settings.schema, newest())
+        set_version(connection, settings.schema, newest_version())
     return False
 
 
@@ -97,7 +116,7 @@ def version_of(connection: "Connection", schema: str) -> int | None:
         return None
     if kinds.get("about") != "r int8" or kinds.keys() != {"about", "session", "message"}:
         raise ForeignLog(
-            f"the schema {schema} has tables of another program; name another one: ?schema=NAME"
+            f"the schema {schema} has tables of another program; use another schema: ?schema=NAME"
         )
     rows: list[tuple[Any, ...]] = list(
         connection.execute(f"SELECT version FROM {about}".encode())  # noqa: S608 - quoted
@@ -109,9 +128,9 @@ def version_of(connection: "Connection", schema: str) -> int | None:
 
 def check_version(found: int) -> int:
     """Return the version if this code knows it. Raises NewerFormat."""
-    if found > newest():
+    if found > newest_version():
         raise NewerFormat(
-            f"the tables are of version {found}, and this stenolog knows up to {newest()}: "
-            "upgrade it"
+            f"the tables have version {found}, but this stenolog supports up to "
+            f"{newest_version()}: upgrade stenolog"
         )
     return found

@@ -6,8 +6,8 @@ The driver, psycopg, is imported when a store is opened, so `import stenolog` wo
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from stenolog.errors import UsageError
-from stenolog.stores.arguments import check_namespace, check_whole
+from stenolog.errors import UsageError, install_command
+from stenolog.stores.arguments import check_namespace, check_optional_int
 from stenolog.stores.postgres.dialect import PostgresDialect
 from stenolog.stores.sql.store import SQLStore
 
@@ -48,13 +48,13 @@ class PostgresStore(SQLStore):
         answer_timeout: float = ANSWER_TIMEOUT,
     ) -> None:
         check_namespace(namespace)
-        check_whole(connections=connections)
+        check_optional_int(connections=connections)
         if connections < 1:
-            raise UsageError(f"connections={connections}: 1 or more are wanted")
+            raise UsageError(f"connections must be 1 or more, not {connections}")
         if not answer_timeout > 0:
             raise UsageError(f"answer_timeout must be more than 0 seconds, not {answer_timeout}")
         if not _SCHEMA_NAME.fullmatch(schema):
-            raise UsageError(f"schema={schema!r}: letters, digits and _ are wanted, at most 63")
+            raise UsageError(f"schema must be up to 63 letters, digits and _, not {schema!r}")
         self.database: Database = _open_database(
             conninfo=url,
             schema=schema,
@@ -67,7 +67,7 @@ class PostgresStore(SQLStore):
         super().__init__(namespace, PostgresDialect(self.database))
 
     def __repr__(self) -> str:
-        return f"PostgresStore({self.database.place!r}, namespace={self._namespace!r})"
+        return f"PostgresStore({self.database.address!r}, namespace={self._namespace!r})"
 
     def is_same_place(self, other: "PostgresStore") -> bool:
         """Return whether another store keeps its sessions in the same tables.
@@ -77,7 +77,7 @@ class PostgresStore(SQLStore):
         """
         if self.database.settings.schema != other.database.settings.schema:
             return False
-        return self.database.is_same(other.database)
+        return self.database.is_same_database(other.database)
 
 
 def _open_database(**settings: Any) -> "Database":
@@ -89,6 +89,6 @@ def _open_database(**settings: Any) -> "Database":
         if not (error.name or "").startswith("psycopg"):
             raise
         raise UsageError(
-            "a PostgreSQL store needs the package psycopg: pip install 'stenolog[postgres]'"
+            f"a PostgreSQL store needs the package psycopg: {install_command('postgres')}"
         ) from error
     return database.open_database(Settings(**settings))

@@ -15,9 +15,9 @@ from stenolog.errors import DamagedStore, NotStored
 from stenolog.records import Message, Span, State, decode_object
 from stenolog.stores import spans
 from stenolog.stores.postgres import schema
-from stenolog.stores.postgres.postgres_errors import Before
-from stenolog.stores.sql.dialect import Clash, Row
-from stenolog.stores.sql.rows import NO_END, moment
+from stenolog.stores.postgres.postgres_errors import FailedBeforeCommit
+from stenolog.stores.sql.dialect import Row, UniqueConflict
+from stenolog.stores.sql.rows import MAX_SEQ, parse_time
 
 if TYPE_CHECKING:
     from stenolog.stores.postgres.connections import Connection
@@ -26,26 +26,31 @@ _OPEN: Final = psycopg.pq.ConnStatus.OK
 _IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 _COMMAND_OK: Final = ExecStatus.COMMAND_OK
 _TUPLES_OK: Final = ExecStatus.TUPLES_OK
-_MANY: Final = 100
-_PAGE: Final = 2_000
+_MANY_ROWS: Final = 100
+_PAGE_SIZE: Final = 2_000
 """Number of messages per fetch, so that a session need not fit in memory."""
-_FOR_ONE: Final = ("token_pkey", "session_live", "session_uid", "lease_namespace_key_key")
+_RETRYABLE_CONSTRAINTS: Final = (
+    "token_pkey",
+    "session_live",
+    "session_uid",
+    "lease_namespace_key_key",
+)
 """Unique constraints that two concurrent writers may violate: the second one retries."""
-_skip_json = Decoder(Raw).decode
+_validate_json = Decoder(Raw).decode
 """Checks that a text is JSON without decoding it."""
 
 
-class Peer(Struct, frozen=True):
+class ServerProperties(Struct, frozen=True):
     """Properties of the server at the other end of a connection."""
 
-    pooled: bool
+    has_pooler: bool
     """Whether a connection pooler is in between: each transaction may use another server process.
     """
-    weak: bool
+    asynchronous_commit: bool
     """Whether commits are not synced unless requested."""
 
 
-class Slot:
+class PoolSlot:
     """The right to one connection of the pool. A slot without references is free again."""
 
     __slots__ = ("__weakref__", "free")
@@ -61,23 +66,34 @@ class Transaction:
     round trip. Not thread-safe.
     """
 
-    __slots__ = ("_cursor", "_ready", "connection", "in_use", "peer", "since", "slot", "sql")
+    __slots__ = (
+        "_cursor",
+        "_prepared",
+        "connection",
+        "in_use",
+        "returned_at",
+        "server",
+        "slot",
+        "sql",
+    )
 
-    def __init__(self, connection: "Connection", sql: Mapping[str, bytes], peer: Peer) -> None:
+    def __init__(
+        self, connection: "Connection", sql: Mapping[str, bytes], server: ServerProperties
+    ) -> None:
         self.connection = connection
         """The driver's connection, for driver-specific operations."""
-        self.peer = peer
+        self.server = server
         """Properties of the server."""
         self.sql = sql
         """Statements by name."""
-        self.since = 0.0
+        self.returned_at = 0.0
         """Time at which it was last returned to the pool."""
         self.in_use = False
         """Whether a call uses it, or was interrupted (Ctrl-C) while using it."""
-        self.slot: Slot | None = None
+        self.slot: PoolSlot | None = None
         """Its slot in the pool; None for a connection outside the pool."""
         self._cursor = connection.cursor(binary=True)
-        self._ready: set[str] = set()
+        self._prepared: set[str] = set()
 
     def run(self, name: str, /, *values: Any) -> list[Row]:
         """Execute the statement of this name and return its rows. Raises Clash."""
@@ -85,31 +101,33 @@ class Transaction:
         try:
             cursor.execute(self.sql[name], values)
         except psycopg.errors.UniqueViolation as error:
-            raise _clash(error) from error
+            raise _conflict_error(error) from error
         found = cursor.fetchall() if cursor.description is not None else []
-        if len(found) > _MANY:
+        if len(found) > _MANY_ROWS:
             # The old cursor would keep the fetched rows in memory until its next use.
             self._cursor = self.connection.cursor(binary=True)
         return found
 
-    def run_ready(self, name: str, types: Sequence[int], values: Sequence[bytes]) -> bytes | None:
+    def run_prepared(
+        self, name: str, types: Sequence[int], values: Sequence[bytes]
+    ) -> bytes | None:
         """Execute the statement of this name with encoded values and return its single value.
 
         It bypasses the cursor, which takes as long as half a round trip, for the most frequent
         statement. Raises Before if the statement could not be prepared.
         """
-        if name in self._ready:
+        if name in self._prepared:
             try:
                 return self._send(name, values)
             except psycopg.errors.InvalidSqlStatementName:
                 # After a rollback the driver deallocates all prepared statements.
-                self._ready.clear()
+                self._prepared.clear()
         try:
             self.connection.pgconn.send_prepare(name.encode(), self.sql[name], types)
             self._result(_COMMAND_OK)
         except psycopg.Error as error:
-            raise Before(error) from error
-        self._ready.add(name)
+            raise FailedBeforeCommit(error) from error
+        self._prepared.add(name)
         return self._send(name, values)
 
     def _send(self, name: str, values: Sequence[bytes]) -> bytes | None:
@@ -138,7 +156,7 @@ class Transaction:
         """Commit the transaction. Raises NotStored if it contains an error."""
         cursor = self._cursor.execute(b"COMMIT")
         if cursor.statusmessage != "COMMIT":
-            raise NotStored("an error within the transaction was passed over: nothing was stored")
+            raise NotStored("an error inside the transaction was ignored: nothing was stored")
 
     def execute(self, sql: bytes | str, values: Sequence[Any] = ()) -> Iterable[Row]:
         """Execute one statement with its values and return its rows, if any."""
@@ -159,7 +177,7 @@ class Transaction:
         return idle and not self.in_use  # guard: postgres-interrupted-connection
 
     @contextmanager
-    def used(self) -> Iterator[Self]:
+    def mark_in_use(self) -> Iterator[Self]:
         """Mark it as in use; after an interrupt it stays marked and is not used again.
 
         After an interrupt, driver and server may disagree about the state of the connection.
@@ -175,7 +193,7 @@ class Transaction:
     @property
     def format(self) -> int:
         """Version of the tables that this code knows; every session row has a version."""
-        return schema.newest()
+        return schema.newest_version()
 
     def key(self, key: str) -> bytes:
         """Return the bytes of the key: a text column cannot contain a zero byte."""
@@ -197,7 +215,7 @@ class Transaction:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def messages(self, session: int, wanted: Sequence[Span], state: State | None) -> list[Message]:
+    def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, with `hidden` set according to `state`."""
         floor, hidden = (0, []) if state is None else (state.floor, state.hidden)
         return [
@@ -207,7 +225,7 @@ class Transaction:
                 Raw(body.encode()),
                 hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
             )
-            for first, end in wanted
+            for first, end in seqs
             for seq, at, body in self.run("messages", session, first, end)
             if is_intact(at, body)
         ]
@@ -216,16 +234,16 @@ class Transaction:
         self, session: int, first: int, last: int
     ) -> Iterator[tuple[int, str, bytes]]:
         """Yield seq, time and body of each intact message."""
-        for start in range(first, last + 1, _PAGE):
-            end = min(start + _PAGE - 1, last)
+        for start in range(first, last + 1, _PAGE_SIZE):
+            end = min(start + _PAGE_SIZE - 1, last)
             for seq, at, body in self.run("messages", session, start, end):
                 if is_intact(at, body):
                     yield seq, at, body.encode()
 
     def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
         """Yield the seq of each message row, and whether it is intact."""
-        after = -NO_END
-        while rows := self.run("some_messages", session, after, _PAGE):
+        after = -MAX_SEQ
+        while rows := self.run("some_messages", session, after, _PAGE_SIZE):
             after = rows[-1][0]
             for seq, at, body in rows:
                 yield seq, is_intact(at, body)
@@ -233,8 +251,8 @@ class Transaction:
     def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
         """Store messages given as seq, time and body. Raises Clash."""
         remaining = iter(rows)
-        few = list(islice(remaining, _MANY))
-        if len(few) < _MANY:
+        few = list(islice(remaining, _MANY_ROWS))
+        if len(few) < _MANY_ROWS:
             # One round trip; COPY needs two.
             if few:
                 seqs, times, bodies = zip(*few, strict=True)
@@ -246,7 +264,7 @@ class Transaction:
                 for seq, at, body in chain(few, remaining):
                     copying.write_row((session, seq, at, body.decode()))
         except psycopg.errors.UniqueViolation as error:
-            raise _clash(error) from error
+            raise _conflict_error(error) from error
 
     # --- savepoints and purges ---------------------------------------------------------------
 
@@ -266,9 +284,9 @@ class Transaction:
 def is_intact(at: str, body: str) -> bool:
     """Return whether a message row contains a valid time and a JSON object."""
     try:
-        moment(at)
+        parse_time(at)
         try:
-            _skip_json(body)
+            _validate_json(body)
         except (DecodeError, RecursionError):
             # Lone surrogates need the slower decoder.
             return isinstance(decode_object(body.encode()), dict)
@@ -277,13 +295,13 @@ def is_intact(at: str, body: str) -> bool:
     return body.lstrip().startswith("{")
 
 
-def _clash(error: psycopg.errors.UniqueViolation) -> Exception:
+def _conflict_error(error: psycopg.errors.UniqueViolation) -> Exception:
     """Return the error for a unique violation: Clash if a retry can help."""
-    if error.diag.constraint_name in _FOR_ONE:
-        return Clash()
+    if error.diag.constraint_name in _RETRYABLE_CONSTRAINTS:
+        return UniqueConflict()
     return DamagedStore(
-        f"the tables are not as they should be ({' '.join(str(error).split())}); "
-        "`steno doctor` says what is wrong"
+        f"the tables are damaged or were changed ({' '.join(str(error).split())}); "
+        "run `steno doctor` for details"
     )
 
 

@@ -4,18 +4,22 @@ import os
 
 from stenolog.records import Archive, Change, Message, State, Undo
 from stenolog.stores import state as states
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.operations import Decide, Decision, T
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.message_reading import visible
-from stenolog.stores.sql.rows import Session, encode, entry_from, now
-from stenolog.stores.sql.session_rows import create, find, raw
+from stenolog.stores.sql.rows import Session, encode, now, undo_step_from
+from stenolog.stores.sql.session_rows import (
+    create_session,
+    find_session,
+    to_bytes,
+    visible_messages,
+)
 
 
-class OpenRow:
+class OpenSQLSession:
     """A session inside a transaction, as an operation sees it."""
 
-    def __init__(self, transaction: Transaction, session: Session, damage: Damage) -> None:
+    def __init__(self, transaction: Transaction, session: Session, damage: DamageReports) -> None:
         self._transaction = transaction
         self._session = session
         self._damage = damage
@@ -34,31 +38,33 @@ class OpenRow:
         """Return the visible messages, or only the last ones."""
         if not self._session.id:
             return []
-        return visible(self._transaction, self._session, self._damage, last=last, after=None)
+        return visible_messages(
+            self._transaction, self._session, self._damage, last=last, after=None
+        )
 
     def complete(self, step: Undo) -> Undo:
         """Return an undo step with the parts that the state omits. Raises DamagedStore."""
-        return looked_up(self._transaction, self._session, step)
+        return complete_undo_step(self._transaction, self._session, step)
 
 
-def carry_out(
-    transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: Damage
+def apply_operation(
+    transaction: Transaction, namespace: str, key: str, decide: Decide[T], damage: DamageReports
 ) -> Decision[T]:
     """Decide the change of a session, and store it with its messages.
 
     A session that does not exist is created if the decision contains a change.
     """
     while True:
-        session = find(transaction, namespace, key, lock=True)
+        session = find_session(transaction, namespace, key, lock=True)
         if session is None:
             at = now()
             session = Session(0, at, 0, 0, states.blank(key, os.urandom(8).hex(), 1, at))
-        decision = decide(OpenRow(transaction, session, damage))
+        decision = decide(OpenSQLSession(transaction, session, damage))
         change, payloads = decision.change, decision.payloads
         if change is None:
             return decision
         if not session.id:
-            session.id = create(transaction, namespace, session.state, 0, 0)
+            session.id = create_session(transaction, namespace, session.state, 0, 0)
         if session.id:
             break
         # Another writer has just created it: decide again.
@@ -66,7 +72,7 @@ def carry_out(
     states.apply_change(state, change)
     at = now()
     add_change(transaction, session, change)
-    save(
+    save_state(
         transaction,
         session,
         state,
@@ -82,7 +88,7 @@ def carry_out(
     return decision
 
 
-def save(
+def save_state(
     transaction: Transaction,
     session: Session,
     state: State,
@@ -103,7 +109,7 @@ def add_change(transaction: Transaction, session: Session, change: Change) -> No
     transaction.run("add_change", session.id, change.number, now(), body)
 
 
-def looked_up(transaction: Transaction, session: Session, entry: Undo) -> Undo:
+def complete_undo_step(transaction: Transaction, session: Session, entry: Undo) -> Undo:
     """Complete an undo step: if it is too long for the state, read its change.
 
     Raises DamagedStore.
@@ -111,7 +117,7 @@ def looked_up(transaction: Transaction, session: Session, entry: Undo) -> Undo:
     if not entry.elsewhere:
         return entry
     found = transaction.run("find_change", session.id, entry.number)
-    return entry_from((raw(body) for (body,) in found), session.state.key, entry)
+    return undo_step_from((to_bytes(body) for (body,) in found), session.state.key, entry)
 
 
 def compact(transaction: Transaction, session: Session) -> tuple[int, int]:
@@ -124,5 +130,5 @@ def compact(transaction: Transaction, session: Session) -> tuple[int, int]:
     if messages:
         state.archive = Archive("", 1, last)
         state.generation += 1
-        save(transaction, session, state, size=session.bytes - size, updated=session.updated)
+        save_state(transaction, session, state, size=session.bytes - size, updated=session.updated)
     return messages, size

@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stenolog.errors import StenologError
 from stenolog.records import Health, Message, Span, State
-from stenolog.stores.batches import Batch
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.arguments import AppendResult, Batch
+from stenolog.stores.log_reports import DamageReports
 
 if TYPE_CHECKING:
-    from stenolog.stores.sql.leases import LeaseRow, SQLLease
+    from stenolog.stores.sql.leases import SQLLease, StoreLeases
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
 
-class Clash(Exception):
+class UniqueConflict(Exception):
     """Another writer stored the same unique value at the same moment."""
 
 
@@ -59,7 +58,7 @@ class Transaction(Protocol):
         """Raise NewerFormat if newer code has written a row with this version."""
         ...
 
-    def messages(self, session: int, wanted: Sequence[Span], state: State | None) -> list[Message]:
+    def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, in order.
 
         `state`: mark the messages that it hides. None: all messages are visible.
@@ -93,15 +92,11 @@ class Transaction(Protocol):
         ...
 
 
-Result = list[int] | StenologError
-"""Outcome of one append of a group: its seqs, or an error."""
-
-
 class Dialect(Protocol):
     """The database of one store."""
 
     @property
-    def damage(self) -> Damage:
+    def damage(self) -> DamageReports:
         """Damage that this process has found."""
         ...
 
@@ -125,11 +120,11 @@ class Dialect(Protocol):
 
     # --- transactions ------------------------------------------------------------------------
 
-    def look(self, work: Callable[[Transaction], T]) -> T:
+    def run_read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work`, which only reads, once or more; its reads may see different moments."""
         ...
 
-    def look_at_messages(self, work: Callable[[Transaction, Damage | None], T]) -> T:
+    def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and then its messages, at one moment.
 
         If it is passed None, it must raise MissingRows for missing messages; then it runs again.
@@ -140,7 +135,7 @@ class Dialect(Protocol):
         """Open a transaction that reads the data of one moment."""
         ...
 
-    def change(self, work: Callable[[Transaction], T]) -> T:
+    def run_write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a write transaction, once or more."""
         ...
 
@@ -163,7 +158,7 @@ class Dialect(Protocol):
         namespace: str,
         key: str,
         group: Sequence[tuple[int, Batch]],
-        results: list[Result],
+        results: list[AppendResult],
         lease: "SQLLease[Any] | None",
     ) -> None:
         """Append batches in their order; put the outcome of each at its index in `results`."""
@@ -193,19 +188,19 @@ class Dialect(Protocol):
         """Return a description of the holder of a lease (`find_lease`); None if it is free."""
         ...
 
-    def is_held(self, row: Row) -> bool:
+    def is_lease_held(self, row: Row) -> bool:
         """Return whether the lease of this row (`lease_in_force`) is held."""
         ...
 
-    def take_lease(self, held: "LeaseRow", namespace: str, key: str, *, ttl: float) -> int:
+    def acquire_lease(self, leases: "StoreLeases", namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease and return its epoch; 0 if another holder was faster."""
         ...
 
-    def renew_lease(self, held: "LeaseRow", key: str, epoch: int, *, ttl: float) -> None:
+    def renew_lease(self, leases: "StoreLeases", key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
         ...
 
-    def end_leases(self, epochs: Sequence[int]) -> None:
+    def release_leases(self, epochs: Sequence[int]) -> None:
         """Release these leases. Raises StoreUnavailable."""
         ...
 

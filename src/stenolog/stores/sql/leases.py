@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="SQLStore")
 
 
-class LeaseRow:
+class StoreLeases:
     """The unreleased leases of one store, at most one for each key."""
 
     def __init__(self) -> None:
@@ -28,47 +28,47 @@ class LeaseRow:
         """Identifies this store among the stores of the process."""
         self._mutex = ThreadLock()
         self._epochs: dict[str, tuple[int, int]] = {}
-        self._given_up: set[int] = set()
+        self._abandoned: set[int] = set()
         """Epochs of leases whose release failed."""
         self.closed = False
         """Whether the store accepts no more leases."""
-        STORES[self.name] = self
+        LEASES_BY_STORE[self.name] = self
 
     def add(self, key: str, epoch: int) -> None:
         """Remember a lease before it is committed, so that `close` finds it. Raises StoreClosed."""
         with self._mutex:
             if self.closed:
                 raise StoreClosed("the store is closed")
-            self._given_up.discard(self._epochs.get(key, (0, 0))[0])
+            self._abandoned.discard(self._epochs.get(key, (0, 0))[0])
             # With the process id: a forked child must not release it.
             self._epochs[key] = epoch, os.getpid()
 
-    def keep(self, key: str, epoch: int) -> bool:
+    def confirm(self, key: str, epoch: int) -> bool:
         """Return whether a renewed lease was not given up earlier. Raises StoreClosed."""
         with self._mutex:
-            if epoch in self._given_up:
+            if epoch in self._abandoned:
                 return False
             # Another thread may have failed to take it over.
             self.add(key, epoch)
             return True
 
-    def has(self, epoch: int) -> bool:
+    def is_active(self, epoch: int) -> bool:
         """Return whether this store still uses the lease."""
         with self._mutex:
-            taken = any(epoch == one for one, _ in self._epochs.values())
-            return taken and epoch not in self._given_up
+            is_known = any(epoch == one for one, _ in self._epochs.values())
+            return is_known and epoch not in self._abandoned
 
-    def give_up(self, epoch: int) -> None:
+    def abandon(self, epoch: int) -> None:
         """Stop using a lease whose release failed."""
         with self._mutex:
-            self._given_up.add(epoch)
+            self._abandoned.add(epoch)
 
     def forget(self, key: str, epoch: int) -> None:
         """Forget a lease that was released or never committed. A later lease of the key stays."""
         with self._mutex:
             if self._epochs.get(key, (None, 0))[0] == epoch:
                 del self._epochs[key]
-            self._given_up.discard(epoch)
+            self._abandoned.discard(epoch)
 
     def close(self) -> list[int]:
         """Accept no more leases, and return the epochs that this process has not released."""
@@ -79,7 +79,7 @@ class LeaseRow:
         return epochs
 
 
-STORES: Final = WeakValueDictionary[str, LeaseRow]()
+LEASES_BY_STORE: Final = WeakValueDictionary[str, StoreLeases]()
 """Leases of each store of this process, by `Held.name`."""
 
 
@@ -88,49 +88,49 @@ def holder_name() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}, {threading.current_thread().name}"
 
 
-def take(
-    dialect: Dialect, held: LeaseRow, namespace: str, key: str, *, ttl: float, wait: float
+def acquire_lease(
+    dialect: Dialect, leases: StoreLeases, namespace: str, key: str, *, ttl: float, wait: float
 ) -> int:
     """Acquire a lease and return its epoch. Raises NoSuchSession, StoreBusy, StoreClosed."""
     deadline = time.monotonic() + wait
 
-    def look(transaction: Transaction) -> str | None:
-        return holder(dialect, transaction, namespace, key)
+    def read_holder(transaction: Transaction) -> str | None:
+        return find_holder(dialect, transaction, namespace, key)
 
-    with dialect.waiting_for_lease(namespace, key) as pause:
+    with dialect.waiting_for_lease(namespace, key) as wait_for_change:
         while True:
-            if held.closed:
+            if leases.closed:
                 raise StoreClosed("the store is closed")
             # Read first, so that waiting callers do not write all the time.
-            words = dialect.look(look)
-            if words is None:
-                epoch = dialect.take_lease(held, namespace, key, ttl=ttl)
+            description = dialect.run_read(read_holder)
+            if description is None:
+                epoch = dialect.acquire_lease(leases, namespace, key, ttl=ttl)
                 if epoch:
                     return epoch
                 continue
             left = deadline - time.monotonic()
             if left <= 0:
-                raise StoreBusy(f"{key!r}: {words} has the turn")
-            pause(left)
+                raise StoreBusy(f"{key!r} is leased by {description}")
+            wait_for_change(left)
 
 
-def holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str) -> str | None:
+def find_holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str) -> str | None:
     """Return a description of the lease's holder; None if it is free. Raises NoSuchSession."""
     if find_current(transaction, namespace, key) is None:
         raise NoSuchSession(key)
     for row in transaction.run("find_lease", namespace, transaction.key(key)):
-        words = dialect.lease_holder(row)
-        if words is not None:
-            return words
+        description = dialect.lease_holder(row)
+        if description is not None:
+            return description
     return None
 
 
-def release_all(dialect: Dialect, held: LeaseRow) -> None:
+def release_all(dialect: Dialect, leases: StoreLeases) -> None:
     """Accept no more leases, and try to release those of this process."""
-    epochs = held.close()
+    epochs = leases.close()
     if epochs:
         with suppress(StenologError):
-            dialect.end_leases(epochs)
+            dialect.release_leases(epochs)
 
 
 class SQLLease(Generic[S]):
@@ -140,10 +140,10 @@ class SQLLease(Generic[S]):
     """
 
     def __init__(
-        self, store: S, dialect: Dialect, held: LeaseRow, key: str, epoch: int, ttl: float
+        self, store: S, dialect: Dialect, leases: StoreLeases, key: str, epoch: int, ttl: float
     ) -> None:
         self._dialect = dialect
-        self._held = held
+        self._leases = leases
         self._namespace = store.namespace
         self._process = os.getpid()
         self._released = False
@@ -152,24 +152,24 @@ class SQLLease(Generic[S]):
         """Key of the session."""
         self.epoch = epoch
         """Fencing token: grows with each lease of the key."""
-        self.store: S = store.behind(self)
+        self.store: S = store.fenced_by(self)
         """The store; its writes raise LeaseLost after a release or takeover."""
 
     @property
     def lost(self) -> bool:
         """Whether it was released, expired or taken over, or the store was closed."""
-        if self._held.closed or self._is_of_parent():
+        if self._leases.closed or self._is_inherited():
             return True
         try:
-            rows = self._dialect.look(lambda found: found.run("lease_in_force", self.epoch))
+            rows = self._dialect.run_read(lambda found: found.run("lease_in_force", self.epoch))
         except StoreClosed:
             return True
-        return not any(self._dialect.is_held(row) for row in rows)
+        return not any(self._dialect.is_lease_held(row) for row in rows)
 
-    def check_own(self) -> None:
+    def check_ownership(self) -> None:
         """Raise LeaseLost in a forked child, and after a release."""
-        if self._is_of_parent():
-            raise LeaseLost(self.key, self.epoch, reason="is that of the process that took it")
+        if self._is_inherited():
+            raise LeaseLost(self.key, self.epoch, reason="belongs to the process that acquired it")
         if self._released:
             raise LeaseLost(self.key, self.epoch, reason="was released")
 
@@ -178,11 +178,11 @@ class SQLLease(Generic[S]):
 
         An expired lease still allows writes.
         """
-        self.check_own()
+        self.check_ownership()
         self._check(transaction, "find_epoch")  # guard: sql-lease-fence
 
     @contextmanager
-    def checked(self, transaction: Transaction) -> Iterator[None]:
+    def fenced(self, transaction: Transaction) -> Iterator[None]:
         """Check the lease before the work inside, and lock it after that.
 
         The lock prevents a takeover before the transaction ends. The lease is locked after the
@@ -203,28 +203,28 @@ class SQLLease(Generic[S]):
 
     def renew(self) -> None:
         """Extend the lease to ttl seconds from now. Raises LeaseLost."""
-        self.check_own()
-        self._dialect.renew_lease(self._held, self.key, self.epoch, ttl=self._ttl)
+        self.check_ownership()
+        self._dialect.renew_lease(self._leases, self.key, self.epoch, ttl=self._ttl)
 
     def release(self) -> None:
         """Release the lease; a second call does nothing.
 
         If that cannot be written, other holders can acquire it after the ttl.
         """
-        if self._is_of_parent():
+        if self._is_inherited():
             return
         self._released = True
         try:
             with suppress(StoreClosed):
-                self._dialect.end_leases([self.epoch])
+                self._dialect.release_leases([self.epoch])
                 self._dialect.notify(self._namespace, self.key)
             # Only now: if another thread closes the store before this line, it releases the lease.
-            self._held.forget(self.key, self.epoch)
+            self._leases.forget(self.key, self.epoch)
         except BaseException:
-            self._held.give_up(self.epoch)
+            self._leases.abandon(self.epoch)
             raise
 
-    def _is_of_parent(self) -> bool:
+    def _is_inherited(self) -> bool:
         return self._process != os.getpid()  # guard: lease-ends-at-fork
 
     def __enter__(self) -> Self:

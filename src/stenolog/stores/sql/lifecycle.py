@@ -11,22 +11,29 @@ from stenolog.records import Trashed
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import Deleted
-from stenolog.stores.damaged_messages import Damage
-from stenolog.stores.sql.changes import add_change, looked_up, save
-from stenolog.stores.sql.dialect import Clash, Row, Transaction
+from stenolog.stores.log_reports import DamageReports
+from stenolog.stores.sql.changes import add_change, complete_undo_step, save_state
+from stenolog.stores.sql.dialect import Row, Transaction, UniqueConflict
 from stenolog.stores.sql.rows import (
-    NO_END,
+    MAX_SEQ,
     Session,
-    count,
     deletion_time,
-    moment,
+    message_count,
     now,
-    readable_undo,
+    parse_time,
+    readable_undo_steps,
 )
-from stenolog.stores.sql.session_rows import create, find, find_current, session_state, shown, text
+from stenolog.stores.sql.session_rows import (
+    create_session,
+    decode_text,
+    find_current,
+    find_session,
+    printable_text,
+    session_state,
+)
 
 
-def copied_mark(uid: str) -> str:
+def copy_marker(uid: str) -> str:
     """Return the name of the marker that stores the version at which a copy was written."""
     return f"copied:{uid}"
 
@@ -35,8 +42,8 @@ def fork(
     transaction: Transaction, namespace: str, key: str, new_key: str, *, at: int | None
 ) -> None:
     """Create a session from the visible messages of another. Raises the errors of Store.fork."""
-    source = known(transaction, namespace, key, lock=True)
-    _check_free(transaction, namespace, new_key)
+    source = require_session(transaction, namespace, key, lock=True)
+    _check_key_is_free(transaction, namespace, new_key)
     made = states.decide_fork(
         source.state,
         source.last_seq,
@@ -46,28 +53,30 @@ def fork(
         now=now(),
     )
     size = sum(
-        bytes_
+        size_in_bytes
         for first, last in made.taken
-        for *_, bytes_ in transaction.run("extent", source.id, first, last)
+        for *_, size_in_bytes in transaction.run("extent", source.id, first, last)
     )
-    number = create(transaction, namespace, made.state, made.next_seq - 1, size)
+    number = create_session(transaction, namespace, made.state, made.next_seq - 1, size)
     if not number:
         raise SessionExists(new_key)
     for first, last in made.taken:
         transaction.run("copy_messages", number, source.id, first, last)
-    for change in states.recorded(made.state, []):
+    for change in states.changes_for_state(made.state, []):
         add_change(transaction, Session(number, "", 0, 0, made.state), change)
 
 
-def known(transaction: Transaction, namespace: str, key: str, *, lock: bool = False) -> Session:
+def require_session(
+    transaction: Transaction, namespace: str, key: str, *, lock: bool = False
+) -> Session:
     """Return the session with this key. Raises NoSuchSession."""
-    session = find(transaction, namespace, key, lock=lock)
+    session = find_session(transaction, namespace, key, lock=lock)
     if session is None:
         raise NoSuchSession(key)
     return session
 
 
-def _check_free(transaction: Transaction, namespace: str, key: str) -> None:
+def _check_key_is_free(transaction: Transaction, namespace: str, key: str) -> None:
     if find_current(transaction, namespace, key) is not None:
         raise SessionExists(key)
 
@@ -77,12 +86,12 @@ def _check_free(transaction: Transaction, namespace: str, key: str) -> None:
 
 def delete(transaction: Transaction, namespace: str, key: str) -> Trashed:
     """Mark a session as deleted. Raises NoSuchSession."""
-    session = known(transaction, namespace, key, lock=True)
+    session = require_session(transaction, namespace, key, lock=True)
     earlier = transaction.run("deletion_times", namespace, transaction.key(key))
     at = deletion_time([deleted for (deleted,) in earlier])
     transaction.run("delete_session", session.id, at)
-    messages = count(session.state, session.last_seq)
-    return Trashed(key=key, uid=session.state.uid, deleted=moment(at), count=messages)
+    messages = message_count(session.state, session.last_seq)
+    return Trashed(key=key, uid=session.state.uid, deleted=parse_time(at), count=messages)
 
 
 def restore(
@@ -91,18 +100,18 @@ def restore(
     """Restore a deleted session. Raises NoSuchSession, SessionExists."""
     transaction.check_format()
     for session, found in transaction.run("find_deleted", namespace, transaction.key(key)):
-        if uid in (None, shown(found)):
-            _check_free(transaction, namespace, as_key)
+        if uid in (None, printable_text(found)):
+            _check_key_is_free(transaction, namespace, as_key)
             try:
                 transaction.run("restore_session", session, transaction.key(as_key))
-            except Clash:
+            except UniqueConflict:
                 raise SessionExists(as_key) from None
             return
     raise NoSuchSession(key, "the trash has no such session")
 
 
 def list_trash(
-    transaction: Transaction, namespace: str, damage: Damage | None = None
+    transaction: Transaction, namespace: str, damage: DamageReports | None = None
 ) -> list[Trashed]:
     """Return the deleted sessions, the last deleted first. Report and skip damaged rows."""
     trashed = []
@@ -110,20 +119,20 @@ def list_trash(
         "list_deleted", namespace
     ):
         try:
-            key, uid = text(raw_key), text(raw_uid)
+            key, uid = decode_text(raw_key), decode_text(raw_uid)
             state = session_state(transaction, number, key, uid=uid, body=body)
-            messages = count(state, last_seq)
-            trashed.append(Trashed(key=key, uid=uid, deleted=moment(deleted), count=messages))
+            messages = message_count(state, last_seq)
+            trashed.append(Trashed(key=key, uid=uid, deleted=parse_time(deleted), count=messages))
         except (ValueError, TypeError):
             if damage is not None:
-                damage.tell(f"the deleted session with the key {raw_key!r}")
+                damage.report_once(f"the deleted session with the key {raw_key!r}")
     return trashed
 
 
 # --- purge -----------------------------------------------------------------------------------
 
 
-class RemovedSession(Struct, frozen=True):
+class RemovedMessages(Struct, frozen=True):
     """Result of a purge."""
 
     messages: int
@@ -133,7 +142,7 @@ class RemovedSession(Struct, frozen=True):
     """Sentences about other places that may still contain purged messages."""
 
 
-def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedSession | None:
+def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedMessages | None:
     """Remove all sessions of a key and its lease; return None if there are none."""
     rows = transaction.run("sessions_of_key", namespace, transaction.key(key))
     if not rows:
@@ -145,26 +154,26 @@ def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedSess
 def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[str, ...]:
     """Return sentences about the files that the session was imported from, if readable."""
     try:
-        session = find(transaction, namespace, key)
+        session = find_session(transaction, namespace, key)
     except NewerFormat:
         raise
     except DamagedStore:
         return ()
-    return () if session is None else states.taken_from(session.state.meta)
+    return () if session is None else states.import_sources(session.state.meta)
 
 
 def purge_trash(
-    transaction: Transaction, namespace: str, key: str, meant: Collection[Deleted]
-) -> RemovedSession | None:
+    transaction: Transaction, namespace: str, key: str, expected: Collection[Deleted]
+) -> RemovedMessages | None:
     """Remove these deleted sessions of the key; return None if not all are in the trash."""
     # Lock them first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key(key))
     listed = list_trash(transaction, namespace)
     known = {(one.uid, one.deleted) for one in listed if one.key == key}
-    if not meant or not known.issuperset(meant):
+    if not expected or not known.issuperset(expected):
         return None
-    uids = {uid for uid, _ in meant}
-    rows = [row for row in rows if shown(row[1]) in uids]
+    uids = {uid for uid, _ in expected}
+    rows = [row for row in rows if printable_text(row[1]) in uids]
     return _remove(transaction, namespace, key, rows, ())
 
 
@@ -174,44 +183,46 @@ def _remove(
     key: str,
     rows: Sequence[Row],
     imported: tuple[str, ...],
-) -> RemovedSession:
+) -> RemovedMessages:
     numbers = [number for number, _ in rows]
-    found = [_extent(transaction, number, NO_END) for number in numbers]
+    found = [_extent(transaction, number, MAX_SEQ) for number in numbers]
     with transaction.erasing():
         for number, uid in rows:
-            transaction.run("remove_mark", namespace, copied_mark(shown(uid)))
-            transaction.run("remove_messages", number, NO_END)
-            transaction.run("remove_tokens", number, NO_END)  # guard: sql-purge-removes-tokens
+            transaction.run("remove_mark", namespace, copy_marker(printable_text(uid)))
+            transaction.run("remove_messages", number, MAX_SEQ)
+            transaction.run("remove_tokens", number, MAX_SEQ)  # guard: sql-purge-removes-tokens
             transaction.run("remove_changes", number)
             transaction.run("remove_session", number)
         if not transaction.run("find_current", namespace, transaction.key(key)):
             transaction.run("end_lease_of", namespace, transaction.key(key))
-    left = states.not_reached(key, forks=_forks(transaction, namespace, key))
-    return RemovedSession(
+    not_reached = states.not_reached(key, forks=_forks(transaction, namespace, key))
+    return RemovedMessages(
         sum(messages for messages, *_ in found),
         min((first for messages, first, _ in found if messages), default=0),
         max(last for _, _, last in found),
-        left + imported,
+        not_reached + imported,
     )
 
 
 def purge_before(
     transaction: Transaction, namespace: str, key: str, *, before: int
-) -> RemovedSession | None:
+) -> RemovedMessages | None:
     """Remove the messages below a seq and the undo steps to them; return None if no session."""
-    session = find(transaction, namespace, key, lock=True)
+    session = find_session(transaction, namespace, key, lock=True)
     if session is None:
         return None
-    left = states.not_reached(
+    not_reached = states.not_reached(
         key,
         forks=_forks(transaction, namespace, key),
         summary=session.state.summary,
         trashed=len(transaction.run("deletion_times", namespace, transaction.key(key))),
     )
-    imported = states.taken_from(session.state.meta)
+    imported = states.import_sources(session.state.meta)
     upto = min(before - 1, session.last_seq)
     messages, first, last = _extent(transaction, session.id, max(upto, 0))
-    steps = readable_undo(session.state, lambda entry: looked_up(transaction, session, entry))
+    steps = readable_undo_steps(
+        session.state, lambda entry: complete_undo_step(transaction, session, entry)
+    )
     entries = {entry.number: entry for entry in steps}
     kept = replace(session.state, undo=[e for e in session.state.undo if e.number in entries])
     state = states.decide_purge(kept, session.last_seq, before, lambda entry: entries[entry.number])
@@ -221,15 +232,17 @@ def purge_before(
             transaction.run("remove_tokens", session.id, upto)
             # Older summaries may describe removed messages: keep only the data that undo needs.
             transaction.run("remove_changes", session.id)
-            for change in states.recorded(state, [entries[entry.number] for entry in state.undo]):
+            for change in states.changes_for_state(
+                state, [entries[entry.number] for entry in state.undo]
+            ):
                 add_change(transaction, session, change)
             state.generation += 1
             if spans.contains(state.purged, states.archived_upto(state)):
                 state.archive = None
             above = states.archived_upto(state) + 1
-            [(*_, size)] = transaction.run("extent", session.id, above, NO_END)
-            save(transaction, session, state, size=size)
-    return RemovedSession(messages, first, last, left + imported)
+            [(*_, size)] = transaction.run("extent", session.id, above, MAX_SEQ)
+            save_state(transaction, session, state, size=size)
+    return RemovedMessages(messages, first, last, not_reached + imported)
 
 
 def _extent(transaction: Transaction, session: int, upto: int) -> tuple[int, int, int]:

@@ -15,15 +15,15 @@ from stenolog.records import Change, SessionInfo, Span, State, Undo, timestamp
 from stenolog.stores import spans
 from stenolog.stores import state as states
 from stenolog.stores.base import conversation_times
-from stenolog.stores.damaged_messages import Damage
+from stenolog.stores.log_reports import DamageReports
 
-NO_END: Final = (1 << 63) - 1
+MAX_SEQ: Final = (1 << 63) - 1
 """Greater than every seq."""
 
 _encode = msgspec.json.Encoder().encode
 T = TypeVar("T", State, Change)
 
-_reported = Damage()
+_reported_damage = DamageReports()
 """Damaged states that this process has reported."""
 
 
@@ -39,17 +39,17 @@ class Session(Struct):
     state: State
 
 
-_second = (0, "")  # cache of the last formatted second: most appends fall into the same one
+_last_second = (0, "")  # cache of the last formatted second: most appends fall into the same one
 
 
 def now() -> str:
     """Return the current time in its stored form."""
-    global _second
+    global _last_second
     seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
-    known, text = _second
+    known, text = _last_second
     if known != seconds:
         text = timestamp(datetime.fromtimestamp(seconds, UTC))[:-8]
-        _second = (seconds, text)
+        _last_second = (seconds, text)
     return f"{text}.{micros:06d}Z"
 
 
@@ -85,7 +85,9 @@ def read_state(
     if found is not None:
         return found
     state = rebuilt_state(key, changes())
-    _reported.tell(f"the state of session {uid} ({key!r})", done="rebuilt from its changes")
+    _reported_damage.report_once(
+        f"the state of session {uid} ({key!r})", done="rebuilt from its changes"
+    )
     return state
 
 
@@ -132,7 +134,7 @@ def check_state(
         bodies = [recorded[entry.number]] if entry.number in recorded else []
         try:
             if entry.elsewhere:
-                entry_from(bodies, key, entry)
+                undo_step_from(bodies, key, entry)
         except DamagedStore:
             damaged.append(entry.number)
     return StateCheck(state, found is None, damaged)
@@ -152,7 +154,9 @@ def repaired_state(
         state.purged = spans.minus([(1, last_seq)], present) if last_seq > 0 else []
     last = max(check.damaged_steps, default=0)
     state.undo = [entry for entry in state.undo if entry.number > last]
-    was = body.decode(errors="backslashreplace") if check.rebuilt and body is not None else None
+    damaged_body = (
+        body.decode(errors="backslashreplace") if check.rebuilt and body is not None else None
+    )
     change = Change(
         op="repair",
         number=state.number + 1,
@@ -160,13 +164,13 @@ def repaired_state(
         hidden=state.hidden,
         summary=state.summary,
         meta=state.meta,
-        was=was,
+        was=damaged_body,
     )
     states.apply_change(state, change)
     return state, change
 
 
-def readable_undo(state: State, look_up: Callable[[Undo], Undo]) -> list[Undo]:
+def readable_undo_steps(state: State, look_up: Callable[[Undo], Undo]) -> list[Undo]:
     """Return the complete undo steps after the last damaged one.
 
     Steps are undone newest first, so no step before a damaged one can be undone.
@@ -187,11 +191,11 @@ def damaged_change(key: str, number: int) -> DamagedStore:
     )
 
 
-def entry_from(bodies: Iterable[bytes], key: str, entry: Undo) -> Undo:
+def undo_step_from(bodies: Iterable[bytes], key: str, entry: Undo) -> Undo:
     """Complete an undo step from its change. Raises DamagedStore."""
     for body in bodies:
         with suppress(DamagedStore):
-            return states.entry_of(decode_change(body, key))
+            return states.undo_step_of(decode_change(body, key))
     raise damaged_change(key, entry.number)
 
 
@@ -204,39 +208,39 @@ def _decode(body: bytes, kind: type[T], key: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise damaged(key, error) from error
+        raise damaged_session(key, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     try:
         # A lone surrogate is stored as an escape, which only the slower decoder accepts.
         return msgspec.convert(json.loads(body), kind)
     except (ValueError, msgspec.ValidationError) as error:
-        raise damaged(key, error) from error
+        raise damaged_session(key, error) from error
 
 
-def damaged(key: str, error: Exception) -> DamagedStore:
+def damaged_session(key: str, error: Exception) -> DamagedStore:
     """Return the error for a session that cannot be read."""
     return DamagedStore(
-        f"{key!r}: its state cannot be read ({error}); `steno doctor` says what is wrong"
+        f"{key!r}: its state cannot be read ({error}); run `steno doctor` for details"
     )
 
 
-def count(state: State, last_seq: int) -> int:
+def message_count(state: State, last_seq: int) -> int:
     """Return the number of messages, visible or hidden."""
     return spans.size(states.present(state, last_seq))
 
 
 # --- times and keys ---------------------------------------------------------------------------
 
-read_time = datetime.fromisoformat
+parse_iso = datetime.fromisoformat
 """`read_time(at).tzinfo` checks a time without another Python call per message: it is None, or
 raises ValueError, if the time is damaged.
 """
 
 
-def moment(text: str | bytes) -> datetime:
+def parse_time(text: str | bytes) -> datetime:
     """Parse a stored time. Raises ValueError, which includes UnicodeDecodeError."""
-    found = read_time(text if isinstance(text, str) else text.decode())
+    found = parse_iso(text if isinstance(text, str) else text.decode())
     if found.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
     return found
@@ -249,19 +253,19 @@ def deletion_time(earlier: Iterable[str | bytes]) -> str:
     """
     at = now()
     with suppress(ValueError, OverflowError):
-        newest = max(_readable(earlier), default=None)
-        if newest is not None and newest >= moment(at):
+        newest = max(_parsed_times(earlier), default=None)
+        if newest is not None and newest >= parse_time(at):
             return timestamp(newest + timedelta(microseconds=1))
     return at
 
 
-def _readable(times: Iterable[str | bytes]) -> Iterator[datetime]:
+def _parsed_times(times: Iterable[str | bytes]) -> Iterator[datetime]:
     for text in times:
         with suppress(ValueError):
-            yield moment(text).astimezone(UTC)
+            yield parse_time(text).astimezone(UTC)
 
 
-def past(prefix: str) -> str | None:
+def prefix_end(prefix: str) -> str | None:
     """Return the smallest text above all texts with this prefix; None if there is none."""
     while prefix:
         code = ord(prefix[-1])
@@ -272,22 +276,22 @@ def past(prefix: str) -> str | None:
     return None
 
 
-def info(session: Session, met: list[Span]) -> SessionInfo:
+def session_info(session: Session, damaged_seqs: list[Span]) -> SessionInfo:
     """Return the info of a session with these damaged seqs. Raises DamagedStore."""
     end = session.last_seq
     # Seqs that were lost before a copy, and seqs that are damaged here.
-    lost = spans.union(session.state.lost, met)
-    state = session.state if not met else msgspec.structs.replace(session.state, lost=lost)
+    lost = spans.union(session.state.lost, damaged_seqs)
+    state = session.state if not damaged_seqs else msgspec.structs.replace(session.state, lost=lost)
     try:
-        stored = moment(state.created), moment(session.updated)
+        stored = parse_time(state.created), parse_time(session.updated)
     except ValueError as error:
-        raise damaged(state.key, error) from error
+        raise damaged_session(state.key, error) from error
     created, updated = conversation_times(
         *stored,
         meta={} if state.forked_from is not None else state.meta,
         last_seq=end,
     )
-    sight = states.visible(state, end)
+    visible = states.visible(state, end)
     return SessionInfo(
         key=state.key,
         uid=state.uid,
@@ -295,10 +299,10 @@ def info(session: Session, met: list[Span]) -> SessionInfo:
         updated=updated,
         last_seq=end,
         floor=state.floor,
-        visible=spans.size(sight),
-        count=count(state, end),
+        visible=spans.size(visible),
+        count=message_count(state, end),
         lost=spans.size(lost),
-        damaged=spans.size(met),
+        damaged=spans.size(damaged_seqs),
         void_bytes=0,
         archived=states.archived_upto(state),
         generation=state.generation,
@@ -307,6 +311,6 @@ def info(session: Session, met: list[Span]) -> SessionInfo:
         summary=state.summary,
         meta=state.meta,
         forked_from=state.forked_from,
-        in_sight=tuple(sight),
+        in_sight=tuple(visible),
         change=state.number,
     )

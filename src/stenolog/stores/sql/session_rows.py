@@ -1,31 +1,41 @@
-"""Session rows: find, create, list. sql/rows.py defines the values of a row."""
+"""Session rows: find, create, list, and read their messages. sql/rows.py defines the values."""
 
 import operator
+from collections.abc import Sequence
 
-from stenolog.records import State
-from stenolog.stores.damaged_messages import Damage
+from stenolog.records import Message, Span, State
+from stenolog.stores import spans
+from stenolog.stores import state as states
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.rows import NO_END, Session, damaged, encode, past, read_state
+from stenolog.stores.sql.rows import (
+    MAX_SEQ,
+    Session,
+    damaged_session,
+    encode,
+    prefix_end,
+    read_state,
+)
 
 
-def text(value: str | bytes) -> str:
+def decode_text(value: str | bytes) -> str:
     """Return a text column as str. Raises UnicodeDecodeError."""
     return value if isinstance(value, str) else value.decode()
 
 
-def shown(value: str | bytes | None) -> str:
+def printable_text(value: str | bytes | None) -> str:
     """Return a text column as str, with escapes for bytes that are not UTF-8."""
     if value is None:
         return ""
     return value if isinstance(value, str) else value.decode(errors="backslashreplace")
 
 
-def raw(value: str | bytes) -> bytes:
+def to_bytes(value: str | bytes) -> bytes:
     """Return a JSON column as bytes."""
     return value.encode() if isinstance(value, str) else value
 
 
-def find(
+def find_session(
     transaction: Transaction, namespace: str, key: str, *, lock: bool = False
 ) -> Session | None:
     """Return the session with this key. Raises NewerFormat, DamagedStore.
@@ -39,10 +49,10 @@ def find(
             transaction.check_row_format(version)
             state = session_state(transaction, number, key, uid=uid, body=body)
             state.uid, state.created = uid, created
-            state.forked_from = None if fork_of is None else text(fork_of)
+            state.forked_from = None if fork_of is None else decode_text(fork_of)
             return Session(number, updated, operator.index(last_seq), size, state)
     except (UnicodeDecodeError, TypeError) as error:
-        raise damaged(key, error) from error
+        raise damaged_session(key, error) from error
     return None
 
 
@@ -57,7 +67,9 @@ def find_current(transaction: Transaction, namespace: str, key: str) -> tuple[st
     return None
 
 
-def create(transaction: Transaction, namespace: str, state: State, last_seq: int, size: int) -> int:
+def create_session(
+    transaction: Transaction, namespace: str, state: State, last_seq: int, size: int
+) -> int:
     """Create a session and return its id; 0 if another writer has just created it.
 
     Raises NewerFormat.
@@ -85,7 +97,7 @@ def session_state(
 ) -> State:
     """Return the state of a session; if it is damaged, rebuild it from the changes."""
     return read_state(
-        None if body is None else raw(body),
+        None if body is None else to_bytes(body),
         key,
         uid=uid,
         changes=lambda: recorded_changes(transaction, session),
@@ -94,43 +106,115 @@ def session_state(
 
 def recorded_changes(transaction: Transaction, session: int) -> list[tuple[int, bytes]]:
     """Return number and body of each change, by number."""
-    return [(number, raw(body)) for number, body in transaction.run("changes", session)]
+    return [(number, to_bytes(body)) for number, body in transaction.run("changes", session)]
 
 
-def keys(
+def list_keys(
     transaction: Transaction,
     namespace: str,
-    damage: Damage,
+    damage: DamageReports,
     *,
     prefix: str,
     limit: int | None,
     after: str | None,
 ) -> list[str]:
     """Return a page of keys in byte order."""
-    end = past(prefix)
+    end = prefix_end(prefix)
     found = transaction.run(
         "list_keys",
         namespace,
         transaction.key(prefix),
         transaction.key(after or ""),
         None if end is None else transaction.key(end),
-        NO_END if limit is None else min(limit, NO_END),
+        MAX_SEQ if limit is None else min(limit, MAX_SEQ),
     )
     try:
         return [key.decode() for (key,) in found]
     except UnicodeDecodeError:
         # A damaged key must not hide the others.
-        readable = stamps(transaction, namespace, damage)
+        readable = session_stamps(transaction, namespace, damage)
         listed = sorted(key for key in readable if key.startswith(prefix) and key > (after or ""))
         return listed[:limit]
 
 
-def stamps(transaction: Transaction, namespace: str, damage: Damage) -> dict[str, str]:
+def session_stamps(
+    transaction: Transaction, namespace: str, damage: DamageReports
+) -> dict[str, str]:
     """Return a stamp for each session. It differs after every change."""
     found: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
-            found[key.decode()] = shown(stamp)
+            found[key.decode()] = printable_text(stamp)
         except UnicodeDecodeError:
-            damage.tell(f"the session with the key {key!r}")
+            damage.report_once(f"the session with the key {key!r}")
     return found
+
+
+# --- messages --------------------------------------------------------------------------------
+
+
+_WIDEN_FACTOR = 4
+
+
+class MissingRows(Exception):
+    """The state counts messages without a row: they were purged at that moment, or are damaged."""
+
+
+def visible_messages(
+    transaction: Transaction,
+    session: Session,
+    damage: DamageReports | None,
+    *,
+    last: int | None,
+    after: int | None,
+) -> list[Message]:
+    """Return the visible messages after the seq `after`, or only the last ones.
+
+    Damaged messages are skipped and recorded in `damage`; if that is None, raises MissingRows.
+    """
+    seqs = states.visible(session.state, session.last_seq)
+    if after is not None and after > session.state.floor:
+        seqs = spans.clipped(seqs, after + 1, session.last_seq)
+    return _read_messages(transaction, session, damage, seqs, last=last, state=None)
+
+
+def all_messages(
+    transaction: Transaction,
+    session: Session,
+    damage: DamageReports | None,
+    *,
+    last: int | None,
+    after: int,
+) -> list[Message]:
+    """Return all messages after the seq `after`, or only the last ones, with `hidden` set."""
+    seqs = spans.clipped(states.present(session.state, session.last_seq), after + 1, MAX_SEQ)
+    return _read_messages(transaction, session, damage, seqs, last=last, state=session.state)
+
+
+def _read_messages(
+    transaction: Transaction,
+    session: Session,
+    damage: DamageReports | None,
+    seqs: Sequence[Span],
+    *,
+    last: int | None,
+    state: State | None,
+) -> list[Message]:
+    number = last
+    while True:
+        wanted = seqs if number is None else spans.last_of(seqs, number)
+        found = transaction.messages(session.id, wanted, state)
+        missing: list[Span] = []
+        if len(found) != spans.size(wanted):  # guard: sql-missing-row
+            read = spans.union((message.seq, message.seq) for message in found)
+            missing = spans.minus(wanted, read)
+        if missing and damage is None:
+            raise MissingRows
+        if damage is not None:
+            damage.record_read(session.state.uid, missing, found)
+        if not missing or last is None or number is None:
+            return found
+        if len(found) >= last or wanted == seqs:
+            return found[-last:]
+        # Read earlier messages instead of the skipped ones.
+        number *= _WIDEN_FACTOR

@@ -11,7 +11,7 @@ from stenolog.errors import NoSuchSession, SessionExists, StoreBusy
 from stenolog.records import Archive, Message, Token
 from stenolog.stores import spans
 from stenolog.stores import state as states
-from stenolog.stores.batches import token_bytes, token_text
+from stenolog.stores.arguments import token_bytes, token_text
 from stenolog.stores.snapshots import (
     Snapshot,
     SnapshotMark,
@@ -20,14 +20,14 @@ from stenolog.stores.snapshots import (
     state_of,
     token_of,
 )
-from stenolog.stores.sql.changes import add_change, looked_up
-from stenolog.stores.sql.dialect import Clash, Transaction
-from stenolog.stores.sql.lifecycle import copied_mark
-from stenolog.stores.sql.rows import NO_END, Session, damaged, encode, readable_undo
-from stenolog.stores.sql.session_rows import session_state, shown, text
+from stenolog.stores.sql.changes import add_change, complete_undo_step
+from stenolog.stores.sql.dialect import Transaction, UniqueConflict
+from stenolog.stores.sql.lifecycle import copy_marker
+from stenolog.stores.sql.rows import MAX_SEQ, Session, damaged_session, encode, readable_undo_steps
+from stenolog.stores.sql.session_rows import decode_text, printable_text, session_state
 
 
-class _Found(Session):
+class _SnapshotRow(Session):
     """A session with the other columns of its row."""
 
     namespace: str
@@ -41,15 +41,19 @@ def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMar
     found = []
     for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_snapshots", namespace):
         try:
-            texts = text(key), text(uid), None if deleted is None else text(deleted)
+            texts = (
+                decode_text(key),
+                decode_text(uid),
+                None if deleted is None else decode_text(deleted),
+            )
         except UnicodeDecodeError:
-            texts = shown(key), "", None
+            texts = printable_text(key), "", None
         found.append(
             SnapshotMark(
                 key=texts[0],
                 uid=texts[1],
                 deleted=texts[2],
-                stamp=shown(stamp),
+                stamp=printable_text(stamp),
                 last_seq=last_seq,
             )
         )
@@ -71,64 +75,69 @@ def read(
     session = _find(transaction, namespace, mark, lock=lock)
     if session is None or session.namespace != namespace:
         raise NoSuchSession(mark.key, "it was purged")
-    begun = {
+    tokens_by_seq = {
         first: (token_text(token), count)
         for token, first, count in transaction.run("tokens", session.id)
     }
-    strays = [
+    stray_tokens = [
         Token(token_text(token), first, count, "")
         for token, first, count in transaction.run("missing_tokens", session.id)
     ]
     state = session.state
-    copied = transaction.run("find_mark", namespace, copied_mark(state.uid))
+    marker_versions = transaction.run("find_mark", namespace, copy_marker(state.uid))
     return SnapshotReading(
         snapshot=snapshot_of(
             state,
             last_seq=session.last_seq,
             updated=session.updated,
-            undo=readable_undo(state, lambda entry: looked_up(transaction, session, entry)),
+            undo=readable_undo_steps(
+                state, lambda entry: complete_undo_step(transaction, session, entry)
+            ),
             deleted=session.deleted,
-            tokens=strays,
+            tokens=stray_tokens,
         ),
-        messages=_messages(transaction, session, begun, after),
+        messages=_messages(transaction, session, tokens_by_seq, after),
         stamp=session.stamp,
-        untouched=[version for (version,) in copied] == [session.version],
+        untouched=[version for (version,) in marker_versions] == [session.version],
     )
 
 
 def _find(
     transaction: Transaction, namespace: str, mark: SnapshotMark, *, lock: bool = False
-) -> _Found | None:
+) -> _SnapshotRow | None:
     """Return the session with this uid, possibly of another namespace. Raises DamagedStore."""
     try:
         for row in transaction.run("lock_uid" if lock else "find_uid", namespace, mark.uid):
             number, raw_key, created, updated, last_seq, size, fork_of, body, tables, *rest = row
             transaction.check_row_format(tables)
-            key = text(raw_key)
+            key = decode_text(raw_key)
             state = session_state(transaction, number, key, uid=mark.uid, body=body)
             state.uid, state.created = mark.uid, created
-            state.forked_from = None if fork_of is None else text(fork_of)
-            return _Found(number, updated, last_seq, size, state, *rest)
+            state.forked_from = None if fork_of is None else decode_text(fork_of)
+            return _SnapshotRow(number, updated, last_seq, size, state, *rest)
     except (UnicodeDecodeError, TypeError) as error:
-        raise damaged(mark.key, error) from error
+        raise damaged_session(mark.key, error) from error
     if not mark.uid:
-        raise damaged(mark.key, ValueError("its row is damaged"))
+        raise damaged_session(mark.key, ValueError("its row is damaged"))
     return None
 
 
 def _messages(
-    transaction: Transaction, session: Session, begun: dict[int, tuple[str, int]], after: int
+    transaction: Transaction,
+    session: Session,
+    tokens_by_seq: dict[int, tuple[str, int]],
+    after: int,
 ) -> Iterator[Message]:
-    gone = states.missing(session.state)
+    missing = states.missing(session.state)
     for seq, at, body in transaction.intact_messages(session.id, after + 1, session.last_seq):
-        if gone and spans.contains(gone, seq):
+        if missing and spans.contains(missing, seq):
             continue
-        once, count = begun.get(seq, (None, 1))
+        once, count = tokens_by_seq.get(seq, (None, 1))
         part = (1, count) if count > 1 else None
         yield Message(seq, at, Raw(body), _part=part, _once=once)
 
 
-class Writer:
+class SQLSnapshotWriter:
     """Writer of sessions in one transaction."""
 
     def __init__(self, transaction: Transaction, namespace: str) -> None:
@@ -142,7 +151,7 @@ class Writer:
         try:
             with self._transaction.savepoint():
                 self._write(snapshot, messages, instead_of)
-        except Clash:
+        except UniqueConflict:
             raise SessionExists(snapshot.key) from None
 
     def _write(self, snapshot: Snapshot, messages: Iterable[Message], instead_of: str) -> None:
@@ -152,30 +161,30 @@ class Writer:
         self._check(snapshot, old, instead_of)
         key, fork_of = transaction.key(snapshot.key), snapshot.forked_from
         origin = None if fork_of is None else transaction.key(fork_of)
-        said = snapshot.created, snapshot.updated, snapshot.last_seq, snapshot.deleted, origin
+        columns = snapshot.created, snapshot.updated, snapshot.last_seq, snapshot.deleted, origin
         if old is None:
             added = run(
-                "add_snapshot", self._namespace, key, snapshot.uid, *said, transaction.format
+                "add_snapshot", self._namespace, key, snapshot.uid, *columns, transaction.format
             )
             if not added:
                 transaction.check_format()
             [(number,)] = added
         else:
             number = old.id
-            run("set_snapshot", number, key, *said)
-            run("remove_messages", number, NO_END)
-            run("remove_tokens", number, NO_END)
+            run("set_snapshot", number, key, *columns)
+            run("remove_messages", number, MAX_SEQ)
+            run("remove_tokens", number, MAX_SEQ)
             run("remove_changes", number)
         self._put_messages(number, messages)
         self._put_state(number, snapshot, old)
-        run("put_mark", number, copied_mark(snapshot.uid))
+        run("put_mark", number, copy_marker(snapshot.uid))
 
-    def _check(self, snapshot: Snapshot, old: _Found | None, instead_of: str) -> None:
+    def _check(self, snapshot: Snapshot, old: _SnapshotRow | None, instead_of: str) -> None:
         """Raise SessionExists or StoreBusy if the session cannot be written."""
         if old is None and instead_of:
-            raise StoreBusy(f"{snapshot.key!r}: it is gone; try again")
+            raise StoreBusy(f"{snapshot.key!r}: it was removed meanwhile; try again")
         if old is not None and (not instead_of or old.namespace != self._namespace):
-            raise SessionExists(snapshot.key, f"there is a session with its uid, {snapshot.uid}")
+            raise SessionExists(snapshot.key, f"another session has its uid, {snapshot.uid}")
         if old is not None and old.stamp != instead_of:
             raise StoreBusy(f"{snapshot.key!r}: it has changed; try again")
         if snapshot.deleted is None:
@@ -196,16 +205,16 @@ class Writer:
         self._transaction.add_messages(number, rows())
         self._transaction.run_many("put_token", tokens)
 
-    def _put_state(self, number: int, snapshot: Snapshot, old: _Found | None) -> None:
+    def _put_state(self, number: int, snapshot: Snapshot, old: _SnapshotRow | None) -> None:
         transaction = self._transaction
         generation = 1 if old is None else old.state.generation + 1
         state, _ = state_of(snapshot, generation=generation)
         if snapshot.archived:
             state.archive = Archive("", 1, snapshot.archived)
         session = Session(number, snapshot.updated, snapshot.last_seq, 0, state)
-        for change in states.recorded(state, snapshot.undo):
+        for change in states.changes_for_state(state, snapshot.undo):
             add_change(transaction, session, change)
         tokens = [(number, token_bytes(one.token), one.first, one.count) for one in snapshot.tokens]
         transaction.run_many("put_token", tokens)
-        [(*_, size)] = transaction.run("extent", number, snapshot.archived + 1, NO_END)
+        [(*_, size)] = transaction.run("extent", number, snapshot.archived + 1, MAX_SEQ)
         transaction.run("set_state", number, size, transaction.body(encode(state)))

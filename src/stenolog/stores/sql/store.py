@@ -20,20 +20,26 @@ from stenolog.records import (
 )
 from stenolog.stores import operations
 from stenolog.stores import state as states
-from stenolog.stores.arguments import check_last, check_required, check_text, check_whole
+from stenolog.stores.arguments import (
+    Batch,
+    check_count,
+    check_int,
+    check_optional_int,
+    check_text,
+    make_batch,
+    make_group,
+)
 from stenolog.stores.base import Append, Deleted, SessionView
-from stenolog.stores.batches import Batch
-from stenolog.stores.batches import batch as batch_of
-from stenolog.stores.damaged_messages import Damage
-from stenolog.stores.following import News, arrivals
+from stenolog.stores.following import NewMessages, poll_messages
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.operations import Decide, T
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, SnapshotWriter
-from stenolog.stores.sql import changes, lifecycle, message_reading, session_rows, snapshots
+from stenolog.stores.sql import changes, lifecycle, session_rows, snapshots
 from stenolog.stores.sql.dialect import Dialect, Transaction
-from stenolog.stores.sql.leases import LeaseRow, SQLLease, release_all, take
-from stenolog.stores.sql.lifecycle import RemovedSession
-from stenolog.stores.sql.rows import info, moment
-from stenolog.stores.sql.session_rows import text
+from stenolog.stores.sql.leases import SQLLease, StoreLeases, acquire_lease, release_all
+from stenolog.stores.sql.lifecycle import RemovedMessages
+from stenolog.stores.sql.rows import parse_time, session_info
+from stenolog.stores.sql.session_rows import decode_text
 
 
 class SQLStore:
@@ -43,7 +49,7 @@ class SQLStore:
         self._namespace = namespace
         self._dialect = dialect
         self._lease: SQLLease[Any] | None = None
-        self._held = LeaseRow()
+        self._leases = StoreLeases()
 
     @property
     def read_only(self) -> bool:
@@ -89,7 +95,7 @@ class SQLStore:
     ) -> list[int]:
         """Append a batch, completely or not at all, and return its seqs."""
         check_key(key)
-        batch = batch_of(messages, once, at)
+        batch = make_batch(messages, once, at)
         if not batch.payloads:
             self._dialect.check_writable()
             return []
@@ -100,16 +106,7 @@ class SQLStore:
         """Append for several callers, in their order; return the seqs of each, or an error."""
         check_key(key)
         self._dialect.check_writable()
-        results: list[list[int] | StenologError] = [[] for _ in appends]
-        group: list[tuple[int, Batch]] = []
-        for index, one in enumerate(appends):
-            try:
-                batch = batch_of(one.messages, one.once, one.at)
-            except StenologError as error:
-                results[index] = error
-            else:
-                if batch.payloads:
-                    group.append((index, batch))
+        group, results = make_group(appends)
         if group:
             self._dialect.append_group(self._namespace, key, group, results, self._lease)
         return results
@@ -166,7 +163,9 @@ class SQLStore:
         check_key(key)
         damage = self._dialect.damage
         decision = self._write(
-            lambda transaction: changes.carry_out(transaction, self._namespace, key, decide, damage)
+            lambda transaction: changes.apply_operation(
+                transaction, self._namespace, key, decide, damage
+            )
         )
         if decision.change is not None:
             self._dialect.notify(self._namespace, key)
@@ -181,7 +180,7 @@ class SQLStore:
         check_key(key)
 
         def work(transaction: Transaction) -> Compacted:
-            session = session_rows.find(transaction, self._namespace, key, lock=True)
+            session = session_rows.find_session(transaction, self._namespace, key, lock=True)
             if session is None:
                 return Compacted(archived=0, bytes_before=0, bytes_after=0)
             messages, size = changes.compact(transaction, session)
@@ -197,7 +196,7 @@ class SQLStore:
         """Create a session from the visible messages of another."""
         check_key(key)
         check_key(new_key)
-        check_whole(at=at)
+        check_optional_int(at=at)
         self._write(
             lambda transaction: lifecycle.fork(transaction, self._namespace, key, new_key, at=at)
         )
@@ -226,7 +225,7 @@ class SQLStore:
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, the last deleted first."""
-        return self._dialect.look(
+        return self._dialect.run_read(
             lambda transaction: lifecycle.list_trash(
                 transaction, self._namespace, self._dialect.damage
             )
@@ -239,9 +238,9 @@ class SQLStore:
         longer than its busy_timeout gets StoreBusy. PostgreSQL vacuums the tables.
         """
         check_key(key)
-        check_whole(before=before)
+        check_optional_int(before=before)
 
-        def work(transaction: Transaction) -> tuple[RemovedSession | None, bool]:
+        def work(transaction: Transaction) -> tuple[RemovedMessages | None, bool]:
             if before is None:
                 removed = lifecycle.purge_all(transaction, self._namespace, key)
             else:
@@ -252,7 +251,7 @@ class SQLStore:
         if removed is None and not unfinished:
             raise NoSuchSession(key)
         self._dialect.notify(self._namespace, key)
-        return self._purged(removed or RemovedSession(0, 0, 0, ()))
+        return self._purge_result(removed or RemovedMessages(0, 0, 0, ()))
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
@@ -261,22 +260,22 @@ class SQLStore:
             lambda transaction: lifecycle.purge_trash(transaction, self._namespace, key, entries)
         )
         if removed is None:
-            raise NoSuchSession(key, "the trash has not what is to be purged")
+            raise NoSuchSession(key, "not in the trash; it may have been restored or deleted again")
         self._dialect.notify(self._namespace, key)
-        return self._purged(removed)
+        return self._purge_result(removed)
 
     def unfinished_purges(self) -> list[Trashed]:
         """Return the interrupted purges of all namespaces; their keys are unknown."""
-        begun = self._dialect.look(lambda transaction: transaction.unfinished_purges())
-        return [Trashed(key="", uid="", deleted=moment(at), count=0) for at in begun]
+        begun = self._dialect.run_read(lambda transaction: transaction.unfinished_purges())
+        return [Trashed(key="", uid="", deleted=parse_time(at), count=0) for at in begun]
 
     def finish_purge(self, uid: str) -> Purged:
         """Finish the interrupted purges of this database; their uids are unknown."""
         if uid or not self._write(lambda transaction: transaction.unfinished_purges()):
-            raise NoSuchSession(uid, "no purge of it was interrupted")
-        return self._purged(RemovedSession(0, 0, 0, ()))
+            raise NoSuchSession(uid, "it has no interrupted purge")
+        return self._purge_result(RemovedMessages(0, 0, 0, ()))
 
-    def _purged(self, removed: RemovedSession) -> Purged:
+    def _purge_result(self, removed: RemovedMessages) -> Purged:
         """Erase the bytes of a purge and return its result."""
         return Purged(
             messages=removed.messages,
@@ -290,26 +289,26 @@ class SQLStore:
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> SQLLease[Self]:
         """Acquire the lease of this session: one holder at a time, across all processes."""
         check_key(key)
-        states.check_lease(ttl, wait)
+        states.check_lease_times(ttl, wait)
         self._dialect.check_writable()
         wait = self.busy_timeout if wait is None else wait
-        epoch = take(self._dialect, self._held, self._namespace, key, ttl=ttl, wait=wait)
-        return SQLLease(self, self._dialect, self._held, key, epoch, ttl)
+        epoch = acquire_lease(self._dialect, self._leases, self._namespace, key, ttl=ttl, wait=wait)
+        return SQLLease(self, self._dialect, self._leases, key, epoch, ttl)
 
     def leased(self, keys: Collection[str]) -> set[str]:
         """Return those of the keys that are leased now, by any process."""
-        return self._dialect.look(
+        return self._dialect.run_read(
             lambda transaction: {
-                text(key)
+                decode_text(key)
                 for key, *lease in transaction.run("leases", self._namespace)
-                if self._dialect.is_held(tuple(lease))
+                if self._dialect.is_lease_held(tuple(lease))
             }
         ).intersection(keys)
 
-    def behind(self, held: SQLLease[Any]) -> Self:
+    def fenced_by(self, lease: SQLLease[Any]) -> Self:
         """Return a view of this store that rejects writes once this lease is lost."""
         fenced = copy.copy(self)
-        fenced._lease = held
+        fenced._lease = lease
         return fenced
 
     # --- reading -----------------------------------------------------------------------------
@@ -324,36 +323,38 @@ class SQLStore:
     ) -> list[Message]:
         """Return the visible messages by seq, or with `full` all of them."""
         check_key(key)
-        check_last(last)
-        check_whole(after=after)
+        check_count(last=last)
+        check_optional_int(after=after)
 
-        def look(transaction: Transaction, damage: Damage | None) -> list[Message]:
-            session = session_rows.find(transaction, self._namespace, key)
+        def read(transaction: Transaction, damage: DamageReports | None) -> list[Message]:
+            session = session_rows.find_session(transaction, self._namespace, key)
             if session is None:
                 return []
             if full:
-                return message_reading.everything(
+                return session_rows.all_messages(
                     transaction, session, damage, last=last, after=max(0, after or 0)
                 )
-            return message_reading.visible(transaction, session, damage, last=last, after=after)
+            return session_rows.visible_messages(
+                transaction, session, damage, last=last, after=after
+            )
 
-        return self._dialect.look_at_messages(look)
+        return self._dialect.run_message_read(read)
 
     def get_summary(self, key: str) -> str:
         """Return the summary, or an empty text."""
         check_key(key)
-        session = self._dialect.look(
-            lambda transaction: session_rows.find(transaction, self._namespace, key)
+        session = self._dialect.run_read(
+            lambda transaction: session_rows.find_session(transaction, self._namespace, key)
         )
         return session.state.summary if session is not None else ""
 
     def info(self, key: str) -> SessionInfo:
         """Return the info of the session. Raises NoSuchSession."""
         check_key(key)
-        session = self._dialect.look(
-            lambda transaction: lifecycle.known(transaction, self._namespace, key)
+        session = self._dialect.run_read(
+            lambda transaction: lifecycle.require_session(transaction, self._namespace, key)
         )
-        return info(session, self._dialect.damage.of(session.state.uid))
+        return session_info(session, self._dialect.damage.lost_seqs(session.state.uid))
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment."""
@@ -365,34 +366,36 @@ class SQLStore:
 
     def _view(self, key: str, last: int | None, old: SessionView | None) -> SessionView:
         check_key(key)
-        check_last(last)
+        check_count(last=last)
 
-        def look(transaction: Transaction, damage: Damage | None) -> SessionView:
-            session = lifecycle.known(transaction, self._namespace, key)
+        def read(transaction: Transaction, damage: DamageReports | None) -> SessionView:
+            session = lifecycle.require_session(transaction, self._namespace, key)
             state = session.state
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
-            messages = message_reading.visible(transaction, session, damage, last=last, after=after)
+            messages = session_rows.visible_messages(
+                transaction, session, damage, last=last, after=after
+            )
             return SessionView(
-                info=info(session, self._dialect.damage.of(state.uid)),
+                info=session_info(session, self._dialect.damage.lost_seqs(state.uid)),
                 messages=tuple(messages),
                 upto=session.last_seq,
                 last=last,
                 after=after,
             )
 
-        return self._dialect.look_at_messages(look)
+        return self._dialect.run_message_read(read)
 
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
         """Return keys in byte order."""
-        check_whole(limit=limit)
+        check_optional_int(limit=limit)
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: how many keys, 0 or more")
+            raise UsageError(f"limit must be 0 or more, not {limit}")
         check_text(prefix=prefix, after=after)
-        return self._dialect.look(
-            lambda transaction: session_rows.keys(
+        return self._dialect.run_read(
+            lambda transaction: session_rows.list_keys(
                 transaction,
                 self._namespace,
                 self._dialect.damage,
@@ -404,15 +407,15 @@ class SQLStore:
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session. It differs after every change."""
-        return self._dialect.look(
-            lambda transaction: session_rows.stamps(
+        return self._dialect.run_read(
+            lambda transaction: session_rows.session_stamps(
                 transaction, self._namespace, self._dialect.damage
             )
         )
 
     def mark(self, name: str) -> str:
         """Return the change marker of this name; empty if it was never changed."""
-        found = self._dialect.look(
+        found = self._dialect.run_read(
             lambda transaction: transaction.run("find_mark", self._namespace, name)
         )
         return "".join(str(number) for (number,) in found)
@@ -431,44 +434,46 @@ class SQLStore:
     ) -> Iterator[Message]:
         """Yield each message after seq `after` once, as it arrives."""
         check_key(key)
-        check_required(after=after)
+        check_int(after=after)
         self._dialect.check_open()
         return self._follow(key, max(0, after), uid, timeout)
 
     def _follow(
         self, key: str, after: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
-        def ask(seen: int) -> News | None:
-            return self._dialect.look_at_messages(
-                lambda transaction, damage: self._news(transaction, damage, key, seen)
+        def read_new(seen: int) -> NewMessages | None:
+            return self._dialect.run_message_read(
+                lambda transaction, damage: self._new_messages(transaction, damage, key, seen)
             )
 
         with self._dialect.listening(self._namespace, key) as (wait, poll):
-            yield from arrivals(ask, wait, key, after=after, uid=uid, timeout=timeout, poll=poll)
+            yield from poll_messages(
+                read_new, wait, key, after=after, uid=uid, timeout=timeout, poll=poll
+            )
 
-    def _news(
-        self, transaction: Transaction, damage: Damage | None, key: str, after: int
-    ) -> News | None:
+    def _new_messages(
+        self, transaction: Transaction, damage: DamageReports | None, key: str, after: int
+    ) -> NewMessages | None:
         found = session_rows.find_current(transaction, self._namespace, key)
         if found is None or found[1] <= after:
             return None if found is None else (*found, [])
-        session = session_rows.find(transaction, self._namespace, key)
+        session = session_rows.find_session(transaction, self._namespace, key)
         if session is None:
             return None
-        messages = message_reading.everything(transaction, session, damage, last=None, after=after)
+        messages = session_rows.all_messages(transaction, session, damage, last=None, after=after)
         return session.state.uid, session.last_seq, messages
 
     # --- snapshots ---------------------------------------------------------------------------
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have a session, even if only in the trash."""
-        return self._dialect.look(
+        return self._dialect.run_read(
             lambda transaction: [name for (name,) in transaction.run("namespaces")]
         )
 
     def list_snapshots(self) -> list[SnapshotMark]:
         """Return every session of this namespace, the deleted ones first."""
-        return self._dialect.look(
+        return self._dialect.run_read(
             lambda transaction: snapshots.list_snapshots(transaction, self._namespace)
         )
 
@@ -492,11 +497,11 @@ class SQLStore:
     def snapshot_writer(self) -> Iterator[SnapshotWriter]:
         """Return a writer for several sessions in one transaction."""
         with self._dialect.write() as transaction:
-            writer = snapshots.Writer(transaction, self._namespace)
+            writer = snapshots.SQLSnapshotWriter(transaction, self._namespace)
             if self._lease is None:
                 yield writer
                 return
-            with self._lease.checked(transaction):
+            with self._lease.fenced(transaction):
                 yield writer
 
     # --- health and close --------------------------------------------------------------------
@@ -507,7 +512,7 @@ class SQLStore:
 
     def close(self) -> None:
         """Release every lease and the database; a second call does nothing."""
-        release_all(self._dialect, self._held)
+        release_all(self._dialect, self._leases)
         self._dialect.close()
 
     def __enter__(self) -> Self:
@@ -520,12 +525,12 @@ class SQLStore:
         """Run `work` in a transaction, fenced by the lease if there is one."""
         lease = self._lease
         if lease is None:
-            return self._dialect.change(work)
+            return self._dialect.run_write(work)
         self._dialect.check_open()
-        lease.check_own()
+        lease.check_ownership()
 
         def fenced(transaction: Transaction) -> T:
-            with lease.checked(transaction):
+            with lease.fenced(transaction):
                 return work(transaction)
 
-        return self._dialect.change(fenced)
+        return self._dialect.run_write(fenced)

@@ -19,11 +19,11 @@ from stenolog.stores.findings import (
 )
 from stenolog.stores.sql.changes import add_change
 from stenolog.stores.sql.dialect import Transaction
-from stenolog.stores.sql.rows import Session, check_state, encode, moment, repaired_state
-from stenolog.stores.sql.session_rows import raw, recorded_changes, shown, text
+from stenolog.stores.sql.rows import Session, check_state, encode, parse_time, repaired_state
+from stenolog.stores.sql.session_rows import decode_text, printable_text, recorded_changes, to_bytes
 
-_TEXTS: Final = ("key", "uid", "namespace", "fork_of")
-_TIMES: Final = ("created", "updated", "deleted")
+_TEXT_COLUMNS: Final = ("key", "uid", "namespace", "fork_of")
+_TIME_COLUMNS: Final = ("created", "updated", "deleted")
 """Text columns of a session in the order of the statement; those with times are last."""
 
 
@@ -32,11 +32,17 @@ def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, lis
     found: list[Finding] = []
     sessions = transaction.run("every_session")
     for number, last_seq, body, *columns in sessions:
-        texts = dict(zip(_TEXTS + _TIMES, columns, strict=True))
-        key, where = shown(texts["key"]), f"session {shown(texts['uid'])}"
+        texts = dict(zip(_TEXT_COLUMNS + _TIME_COLUMNS, columns, strict=True))
+        key, where = printable_text(texts["key"]), f"session {printable_text(texts['uid'])}"
         found += _examine_texts(key, where, texts, advice)
         found += _examine_session(
-            transaction, number, where, key, last_seq, None if body is None else raw(body), advice
+            transaction,
+            number,
+            where,
+            key,
+            last_seq,
+            None if body is None else to_bytes(body),
+            advice,
         )
     return len(sessions), found
 
@@ -46,16 +52,16 @@ def _examine_texts(
 ) -> Iterator[Finding]:
     for name, value in texts.items():
         try:
-            if value is not None and name in _TIMES:
-                moment(value)
+            if value is not None and name in _TIME_COLUMNS:
+                parse_time(value)
             elif value is not None:
-                text(value)
+                decode_text(value)
         except ValueError:
             yield Finding(
                 kind="damaged session",
                 key=key,
                 where=where,
-                meaning=f"Its {name} cannot be read: {shown(value)!r}.",
+                meaning=f"Its {name} cannot be read: {printable_text(value)!r}.",
                 advice=advice,
             )
 
@@ -77,10 +83,10 @@ def _examine_session(
         yield damaged_changes(key, where, check.damaged_steps)
     readable: list[Span] = []
     broken: list[Span] = []
-    past = 0
+    beyond_end = 0
     for seq, is_intact in transaction.examine_messages(number):
         if not 1 <= seq <= last_seq:
-            past += 1
+            beyond_end += 1
         else:
             (readable if is_intact else broken).append((seq, seq))
     missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
@@ -89,8 +95,8 @@ def _examine_session(
     if state.lost:
         yield lost_before(key, where, state.lost)
     yield from unreadable(key, where, missing, spans.union(broken), advice=advice)
-    if past:
-        yield past_the_end(key, where, past, last_seq, advice=advice)
+    if beyond_end:
+        yield past_the_end(key, where, beyond_end, last_seq, advice=advice)
 
 
 def repair_sessions(
@@ -111,7 +117,7 @@ def repair_sessions(
 def _repair_session(transaction: Transaction, *, finding: Finding) -> str:
     key, uid = finding.key or "", finding.where.removeprefix("session ")
     for number, last_seq, found in transaction.run("lock_states", uid):
-        body = None if found is None else raw(found)
+        body = None if found is None else to_bytes(found)
         check = check_state(body, key, partial(recorded_changes, transaction, number))
         if check.rebuilt or check.damaged_steps:
             seqs = [seq for (seq,) in transaction.run("seqs", number)]

@@ -1,36 +1,49 @@
-"""The write connection of a database, and settings shared by all connections."""
+"""The connections of a database: one that writes, and a pool of read connections.
 
+The pool replaces connections that see outdated data: if SQLite cannot create a log next to the file
+(full or read-only disk), it reads the file as immutable and does not notice changes. This module
+checks for them instead.
+"""
+
+import os
 import time
-from contextlib import suppress
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import apsw
 from msgspec import Struct
 
-from stenolog.errors import StenologError
+from stenolog.errors import StenologError, StoreBusy, StoreUnavailable
 from stenolog.stores import log_reports
 from stenolog.stores.catalog_file import delete_catalogs
 from stenolog.stores.locks import keep_forever
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.database_file import (
-    Place,
+    DatabasePath,
     check_version,
-    create,
+    create_file,
     read_header,
-    set_log_aside,
+    rename_orphaned_log,
 )
-from stenolog.stores.sqlite.gate import FileLock
-from stenolog.stores.sqlite.sqlite_errors import commit_failure, write_failure
+from stenolog.stores.sqlite.gate import ProcessLock
+from stenolog.stores.sqlite.sqlite_errors import (
+    commit_failure,
+    is_no_space_for_index,
+    write_failure,
+)
 from stenolog.stores.sqlite.transactions import Transaction
 
-LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
+SYNCHRONOUS_LEVELS: Final = {"full": "FULL", "normal": "NORMAL"}  # guard: sqlite-synchronous-full
 """Values of `synchronous`. NORMAL may lose the last commits in a power cut, but nothing else."""
 
 _CHECKPOINT_PAGES: Final = 1_000
-_TOO_MANY_PAGES: Final = 16_000
-_CHECKPOINT_PATIENCE: Final = 0.25
-_SLEEP: Final = 0.002
+_RESTART_PAGES: Final = 16_000
+_CHECKPOINT_TIMEOUT: Final = 0.25
+_BUSY_POLL: Final = 0.002
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -44,21 +57,21 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Version of the linked library, to look up its known bugs."""
 
 
-class Writer:
+class WriteConnection:
     """The write connection. Only the thread whose turn it is uses it."""
 
-    def __init__(self, place: Place, settings: Settings) -> None:
-        self._place = place
+    def __init__(self, place: DatabasePath, settings: Settings) -> None:
+        self._path = place
         self._file = place.path
         self._settings = settings
-        self._lock = FileLock(self._file)
+        self._lock = ProcessLock(self._file)
         self._connection: apsw.Connection | None = None
-        self.inside = False
+        self.is_entered = False
         """Whether a thread has entered and not left yet."""
-        self.waits = 0
+        self.lock_waits = 0
         """Number of times that SQLite itself had to wait, although the gate admits one writer."""
         self._deadline = 0.0
-        self.tried = False
+        self.commit_attempted = False
         """Whether a commit of the last transaction was attempted."""
         self._data_version = -1
         self._pages = 0
@@ -69,13 +82,13 @@ class Writer:
         try:
             self._lock.lock(deadline)
             if not read_header(self._file):
-                set_log_aside(self._file)  # guard: sqlite-foreign-log-set-aside
+                rename_orphaned_log(self._file)  # guard: sqlite-foreign-log-set-aside
                 # Catalogs of a removed database quote its messages.
                 delete_catalogs(self._file, seconds=max(0.0, deadline - time.monotonic()))
-                create(self._file, schema.fresh_image())
+                create_file(self._file, schema.empty_database())
             connection = self.enter(deadline)
             version = connection.pragma("user_version")
-            if version < schema.newest():
+            if version < schema.newest_version():
                 schema.drop_catalog(connection, version)
                 connection.execute("BEGIN IMMEDIATE")
                 schema.migrate(connection, version)
@@ -86,50 +99,54 @@ class Writer:
     def enter(self, deadline: float) -> apsw.Connection:
         """Acquire the gate and return the connection. Raises StoreBusy, apsw.Error, OSError."""
         self._deadline = deadline
-        self.inside = True
+        self.is_entered = True
         self._lock.lock(deadline)
-        self._place.check()
+        self._path.check()
         return self._connection or self._connect()
 
-    def grant(self, deadline: float) -> None:
+    def extend_deadline(self, deadline: float) -> None:
         """Set the time until which the current thread may wait for readers."""
         self._deadline = deadline
 
     def begin(self, deadline: float) -> Transaction:
         """Begin a transaction. Raises StoreBusy, NewerFormat, apsw.Error, OSError."""
-        self.tried = False
+        self.commit_attempted = False
         connection = self.enter(deadline)
         connection.execute("BEGIN IMMEDIATE")
         # Another process may have migrated the schema since.
         if connection.data_version() != self._data_version:  # guard: sqlite-newer-schema-refused
-            checked_version(connection, self._file)
+            read_version(connection, self._file)
         return Transaction(connection)
 
     def commit(self) -> None:
         """Commit the transaction durably. Raises apsw.Error."""
         connection = self._connection
         assert connection is not None, "a transaction is open"
-        self.tried = True
+        self.commit_attempted = True
         connection.execute("COMMIT")
         self._data_version = connection.data_version()
         if self._pages >= self._next_checkpoint:
             self._checkpoint(connection)
 
     @property
-    def committed(self) -> bool:
+    def is_committed(self) -> bool:
         """Whether the transaction is durable, if no error was raised."""
         connection = self._connection
-        return self.tried and connection is not None and not connection.in_transaction
+        return self.commit_attempted and connection is not None and not connection.in_transaction
 
-    def failure(self, error: Exception) -> StenologError:
+    def convert_error(self, error: Exception) -> StenologError:
         """Return the error for a failed transaction; a StenologError is returned unchanged."""
-        doing = f"writing {self._file}"
+        action = f"writing {self._file}"
         connection = self._connection
-        if self.tried and connection is not None and not isinstance(error, StenologError):
-            failure = commit_failure(error, doing, number=connection.system_errno)
+        if (
+            self.commit_attempted
+            and connection is not None
+            and not isinstance(error, StenologError)
+        ):
+            failure = commit_failure(error, action, system_errno=connection.system_errno)
             self._discard()
         else:
-            failure = write_failure(error, doing)
+            failure = write_failure(error, action)
         if failure is not error:
             failure.__cause__ = error
         return failure
@@ -144,33 +161,33 @@ class Writer:
             self._discard()
         finally:
             self._lock.unlock()
-            self.inside = False
+            self.is_entered = False
 
     def _checkpoint(self, connection: apsw.Connection) -> None:
         """Checkpoint the log into the database; a failure only costs disk space."""
         pages = self._pages
         mode = apsw.SQLITE_CHECKPOINT_PASSIVE
-        if pages >= _TOO_MANY_PAGES:
+        if pages >= _RESTART_PAGES:
             # Readers that always overlap prevent a restart of the log: wait for them.
             mode = apsw.SQLITE_CHECKPOINT_RESTART  # guard: sqlite-log-bounded
-        self._deadline = time.monotonic() + _CHECKPOINT_PATIENCE
+        self._deadline = time.monotonic() + _CHECKPOINT_TIMEOUT
         try:
             connection.wal_checkpoint(mode=mode)
         except apsw.BusyError:
             pass
         except apsw.Error as error:
-            log_reports.warning("%s: its log could not be taken over: %s", self._file, error)
+            log_reports.warning("%s: the log could not be checkpointed: %s", self._file, error)
         self._next_checkpoint = pages + _CHECKPOINT_PAGES
 
     def _connect(self) -> apsw.Connection:
-        connection = connected(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
+        connection = connect(self._file, self._settings, apsw.SQLITE_OPEN_READWRITE)
         try:
-            connection.set_busy_handler(self._wait)
-            connection.set_wal_hook(self._grown)
-            level = LEVELS[self._settings.synchronous]
-            schema.run(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
-            schema.run(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
-            checked_version(connection, self._file)
+            connection.set_busy_handler(self._on_busy)
+            connection.set_wal_hook(self._on_log_growth)
+            level = SYNCHRONOUS_LEVELS[self._settings.synchronous]
+            schema.run_script(connection, f"PRAGMA synchronous = {level}; PRAGMA fullfsync = 1")
+            schema.run_script(connection, "PRAGMA foreign_keys = ON; PRAGMA journal_mode = WAL")
+            read_version(connection, self._file)
             # A writer that was killed may have left transactions in the log that it had not synced.
             # The first connection that opens the log counts them as committed, so sync them before
             # they are reported.
@@ -184,15 +201,15 @@ class Writer:
         self._connection = connection
         return connection
 
-    def _wait(self, _times: int) -> bool:
+    def _on_busy(self, _times: int) -> bool:
         """Wait for a lock: only needed if another program writes or uses the log."""
-        self.waits += 1
+        self.lock_waits += 1
         if time.monotonic() >= self._deadline:
             return False
-        time.sleep(_SLEEP)
+        time.sleep(_BUSY_POLL)
         return True
 
-    def _grown(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
+    def _on_log_growth(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
         if pages < self._pages:
             self._next_checkpoint = _CHECKPOINT_PAGES
         self._pages = pages
@@ -216,12 +233,12 @@ class Writer:
         self._lock.close()
 
 
-def connected(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
+def connect(file: Path | str, settings: Settings, flags: int) -> apsw.Connection:
     """Open a connection and make it read the file. Raises apsw.Error."""
     connection = apsw.Connection(str(file), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW)
     # Before the first read: another process may be recovering the log.
     connection.set_busy_timeout(int(settings.busy_timeout * 1000))
-    schema.run(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
+    schema.run_script(connection, f"PRAGMA cache_size = -{settings.cache_kb}")
     return connection
 
 
@@ -231,9 +248,199 @@ def close_quietly(connection: apsw.Connection) -> None:
         connection.close()
 
 
-def checked_version(connection: apsw.Connection, file: Path) -> int:
+def read_version(connection: apsw.Connection, file: Path) -> int:
     """Return the number of the schema. Raises NewerFormat."""
     # `connection.pragma` takes twice as long, and every read comes here.
     [(version,)] = connection.execute("PRAGMA user_version")
-    check_version(version, file, schema.newest())
+    check_version(version, file, schema.newest_version())
     return int(version)
+
+
+# --- read connections ------------------------------------------------------------------------
+
+
+MAX_READERS: Final = 8
+_PERMIT_POLL: Final = 0.001
+"""Poll interval of a thread that waits for a connection, in seconds."""
+
+
+class ReadConnection:
+    """A read connection."""
+
+    __slots__ = ("_file", "_opened_state", "_version", "connection")
+
+    def __init__(self, file: Path, settings: Settings) -> None:
+        self._file = file
+        self._version = schema.newest_version()
+        self._opened_state: _FileState | None = None
+        """State of the file when it was opened as immutable; None if SQLite notices changes itself.
+        """
+        if settings.read_only:
+            self.connection = self._connect_read_only(settings)
+        else:
+            # Writable, because a reader may have to recover the log after a crash.
+            self.connection = connect(file, settings, apsw.SQLITE_OPEN_READWRITE)
+        # Only writers checkpoint the log.
+        self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        schema.run_script(self.connection, "PRAGMA query_only = 1")
+
+    def _connect_read_only(self, settings: Settings) -> apsw.Connection:
+        opened_state = _file_state(self._file)
+        try:
+            return connect(self._file, settings, apsw.SQLITE_OPEN_READONLY)
+        except apsw.IOError as error:
+            if not is_no_space_for_index(error) or _has_log(self._file):
+                raise
+        except (apsw.CantOpenError, apsw.ReadOnlyError) as error:
+            if _has_log(self._file):
+                raise StoreUnavailable(
+                    f"{self._file} has a write-ahead log that cannot be read here; open it "
+                    "where the folder is writable, or close the process that writes to it"
+                ) from error
+        # No log exists and none can be created, so the file contains everything that was stored.
+        self._opened_state = opened_state
+        address = f"file:{quote(str(self._file))}?immutable=1"
+        return connect(address, settings, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+    def begin(self) -> Transaction:
+        """Begin a read transaction. Raises NewerFormat, apsw.Error."""
+        connection = self.connection
+        connection.execute("BEGIN")
+        while (version := read_version(connection, self._file)) != self._version:
+            # The schema is older, or was migrated since.
+            connection.execute("ROLLBACK")
+            schema.show_as_newest(connection, version)
+            self._version = version
+            connection.execute("BEGIN")
+        return Transaction(connection)
+
+    def is_current(self) -> bool:
+        """Return whether the connection sees all stored data. Raises OSError."""
+        return self._opened_state is None or not (self._has_changed() or _has_log(self._file))
+
+    def check(self) -> None:
+        """Raise StoreUnavailable if the file changed during the read."""
+        if self._opened_state is not None and self._has_changed():
+            raise StoreUnavailable(f"{self._file} was changed while it was read; try again")
+
+    def _has_changed(self) -> bool:
+        return _file_state(self._file) != self._opened_state
+
+    def end(self) -> None:
+        """End the transaction. Raises apsw.Error."""
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+
+_FileState = tuple[int, int, int]
+
+
+def _file_state(file: Path) -> _FileState:
+    found = os.lstat(file)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _has_log(file: Path) -> bool:
+    """Return whether the log contains data that is not yet in the database file."""
+    try:
+        return file.with_name(f"{file.name}-wal").stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+class _Permit:
+    """The right to use one connection. It ends with `release`, or when the object is freed.
+
+    Ctrl-C may raise an exception between any two steps of a caller, also between acquiring a lock
+    and the `try` after it. A permit that is lost that way has no reference left, so it no longer
+    counts. No Python lock is involved that could stay locked.
+    """
+
+    __slots__ = ("__weakref__", "_active")
+
+    def __init__(self, active: "set[weakref.ref[_Permit]]") -> None:
+        self._active = active
+        active.add(weakref.ref(self, active.discard))  # guard: sqlite-reader-permit
+
+    def release(self) -> None:
+        """End the permit; a second call does nothing."""
+        self._active.discard(weakref.ref(self))
+
+
+class ReadPool:
+    """A pool of read connections."""
+
+    def __init__(self, place: DatabasePath, settings: Settings) -> None:
+        self._path = place
+        self._settings = settings
+        self._permits: set[weakref.ref[_Permit]] = set()
+        self._idle: list[ReadConnection] = []
+        self._closed = False
+        self._paused = False
+
+    @contextmanager
+    def reader(self) -> Iterator[ReadConnection]:
+        """Lend a connection to one thread. Raises StoreBusy, apsw.Error, OSError."""
+        permit = self._acquire_permit()
+        try:
+            self._path.check()
+            reader = self._idle_reader() or ReadConnection(self._path.path, self._settings)
+            try:
+                yield reader
+            finally:
+                self._return(reader)
+        finally:
+            permit.release()
+            if self._closed:
+                self.close()
+
+    def _acquire_permit(self) -> _Permit:
+        deadline = time.monotonic() + self._settings.busy_timeout
+        while True:
+            # Count first, then compare, so that two threads never both get the last permit.
+            permit = _Permit(self._permits)
+            if len(self._permits) <= MAX_READERS and not self._paused:
+                return permit
+            permit.release()
+            if time.monotonic() >= deadline:
+                raise StoreBusy(f"{self._path.path}: too many reads at once")
+            time.sleep(_PERMIT_POLL)
+
+    def _idle_reader(self) -> ReadConnection | None:
+        with suppress(IndexError):  # no idle connection
+            while True:
+                reader = self._idle.pop()
+                if reader.is_current():
+                    return reader
+                close_quietly(reader.connection)
+        return None
+
+    def _return(self, reader: ReadConnection) -> None:
+        try:
+            reader.end()
+            self._idle.append(reader)
+        except apsw.Error:
+            close_quietly(reader.connection)
+
+    def close(self) -> None:
+        """Close the idle connections now, and the others when they are returned."""
+        self._closed = True
+        while self._idle:
+            with suppress(IndexError):
+                close_quietly(self._idle.pop().connection)
+
+    def pause(self, seconds: float) -> None:
+        """Stop lending connections, and wait until all are returned, up to `seconds`."""
+        deadline = time.monotonic() + seconds
+        self._paused = True
+        while self._permits and time.monotonic() < deadline:
+            time.sleep(_PERMIT_POLL)
+
+    def resume(self) -> None:
+        """Lend connections again."""
+        self._paused = False
+
+    def abandon(self) -> None:
+        """In a forked child: keep the parent's connections open, without using them."""
+        for reader in self._idle:
+            keep_forever(reader.connection)

@@ -1,6 +1,6 @@
 """One database file: turns of writers, read connections, and the outcome of transactions.
 
-One connection writes (connections.py) and a few read (readers.py); none survives a fork. Writers
+One connection writes and a few read (connections.py); none survives a fork. Writers
 queue at the gate (gate.py), so SQLite itself waits only if another program writes. Readers see the
 data that was committed when they started, and never wait for writers.
 """
@@ -23,21 +23,20 @@ from stenolog.errors import (
     StoreBusy,
     StoreClosed,
     StoreUnavailable,
+    copy_error,
 )
 from stenolog.stores import log_reports
-from stenolog.stores.batches import twin
-from stenolog.stores.damaged_messages import Damage
-from stenolog.stores.disk import make_private, refusal
+from stenolog.stores.disk import make_private, write_problem
+from stenolog.stores.log_reports import DamageReports
 from stenolog.stores.sqlite import database_file, schema
-from stenolog.stores.sqlite.connections import Settings, Writer
-from stenolog.stores.sqlite.gate import Caller, Queue
-from stenolog.stores.sqlite.readers import Readers
+from stenolog.stores.sqlite.connections import ReadPool, Settings, WriteConnection
+from stenolog.stores.sqlite.database_file import known_bugs
+from stenolog.stores.sqlite.gate import QueuedWrite, WriteQueue
 from stenolog.stores.sqlite.sqlite_errors import read_failure, write_failure
-from stenolog.stores.sqlite.sqlite_versions import known_bugs
 from stenolog.stores.sqlite.transactions import Transaction
 
-_FORK_PATIENCE: Final = 1.0
-_TROUBLE: Final = (apsw.Error, OSError, UnicodeDecodeError, StoreUnavailable)
+_FORK_TIMEOUT: Final = 1.0
+_DRIVER_ERRORS: Final = (apsw.Error, OSError, UnicodeDecodeError, StoreUnavailable)
 
 T = TypeVar("T")
 
@@ -46,13 +45,13 @@ class Database:
     """An open database file. It raises the errors of `Store`; driver errors never leak."""
 
     def __init__(self, file: str | os.PathLike[str], settings: Settings) -> None:
-        self.file = database_file.resolved(file)
-        self._place = database_file.Place(self.file)
+        self.file = database_file.resolve_path(file)
+        self._path = database_file.DatabasePath(self.file)
         self.settings = settings
-        self.damage = Damage()
+        self.damage = DamageReports()
         """Damage that this process has found."""
         self.closed = False
-        self._begin()
+        self._create_connections()
         try:
             self._open()
         except BaseException:
@@ -62,22 +61,22 @@ class Database:
             log_reports.warning("%s", problem)
         _databases.add(self)
 
-    def _begin(self) -> None:
+    def _create_connections(self) -> None:
         """Create the locks and connections of this process, also after a fork in the child."""
-        self.bells: list[threading.Event] = []
+        self.commit_events: list[threading.Event] = []
         """Set after every commit of this process, and on close."""
-        self._queue = Queue()
-        self._writer = Writer(self._place, self.settings)
-        self._readers = Readers(self._place, self.settings)
+        self._queue = WriteQueue()
+        self._writer = WriteConnection(self._path, self.settings)
+        self._readers = ReadPool(self._path, self.settings)
 
     def _open(self) -> None:
-        doing = f"opening {self.file}"
+        action = f"opening {self.file}"
         # First of all, so that no file is created next to another program's file.
         header = database_file.read_header(self.file)
         if header:
-            database_file.version_in(header, self.file, schema.newest())
+            database_file.header_version(header, self.file, schema.newest_version())
         elif self.settings.read_only:
-            raise StoreUnavailable(f"{doing}: there is no such file")
+            raise StoreUnavailable(f"{action}: there is no such file")
         try:
             if not self.settings.read_only:
                 make_private(self.file.parent)
@@ -85,7 +84,7 @@ class Database:
             with self.read():
                 pass
         except (apsw.Error, OSError) as error:
-            raise read_failure(error, doing) from error
+            raise read_failure(error, action) from error
 
     def problems(self) -> list[str]:
         """Return warnings about problems that do not prevent the use."""
@@ -102,12 +101,12 @@ class Database:
 
         Raises StoreBusy, NotStored, MaybeStored, and the errors raised inside.
         """
-        with self._turn() as deadline:
+        with self._exclusive_turn() as deadline:
             try:
                 yield self._writer.begin(deadline)
                 self._writer.commit()
-            except _TROUBLE as error:
-                failure = self._writer.failure(error)
+            except _DRIVER_ERRORS as error:
+                failure = self._writer.convert_error(error)
                 if failure is error:
                     raise
                 raise failure from error
@@ -117,24 +116,24 @@ class Database:
 
         Raises StoreBusy if a reader still needs the log, NotStored if the rewrite fails.
         """
-        with self._turn() as deadline:
+        with self._exclusive_turn() as deadline:
             try:
                 connection = self._writer.enter(deadline)
                 connection.execute("VACUUM")  # guard: sqlite-purge-vacuum
                 # The rewrite may have taken long; wait for readers with a full timeout.
-                self._writer.grant(self._deadline())
+                self._writer.extend_deadline(self._deadline())
                 # guard: sqlite-purge-log
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except (apsw.Error, OSError) as error:
                 raise write_failure(error, f"rewriting {self.file}") from error
 
     @contextmanager
-    def _turn(self) -> Iterator[float]:
+    def _exclusive_turn(self) -> Iterator[float]:
         """Hold a turn; yield the time until which it may wait."""
         self.check_writable()
         deadline = self._deadline()
         try:
-            with self._queue.alone(deadline):
+            with self._queue.exclusive_turn(deadline):
                 # Left twice, because Ctrl-C may interrupt the first call.
                 try:
                     try:
@@ -147,7 +146,7 @@ class Database:
         finally:
             self._after_turn()
 
-    def share(self, work: Callable[[Transaction], T]) -> T:
+    def run_shared(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a transaction that other threads of this process may share.
 
         `work` must either raise before it writes anything, or not raise. Raises the errors of
@@ -155,25 +154,25 @@ class Database:
         """
         if self.closed or self.settings.read_only:
             self.check_writable()
-        queue, mine = self._queue, Caller(work)
+        queue, mine = self._queue, QueuedWrite(work)
         taken = False
         try:
             queue.waiting.append(mine)
-            if queue.may_go(mine):
+            if queue.is_first(mine):
                 # guard: sqlite-queue-lock-not-awaited
                 (taken,) = map(queue.lock.acquire, (False,))
             if taken:
                 if queue.withdraw(mine):  # guard: sqlite-shared-work-done-once
-                    return self._perform(work)
+                    return self._run_alone(work)
                 # Another thread has done this work since the check of the queue.
                 taken = False
                 queue.lock.release()
-            result: T = self._share(mine)
+            result: T = self._run_queued(mine)
             return result
         finally:
             if taken:
                 queue.lock.release()
-            if queue.waiting or self.bells or self.closed:
+            if queue.waiting or self.commit_events or self.closed:
                 mine.done = True
                 # Ctrl-C may have left it in the queue. Inline, as in Queue.stay.
                 if mine in queue.waiting:
@@ -183,7 +182,7 @@ class Database:
                         pass
                 self._after_turn()
 
-    def _perform(self, work: Callable[[Transaction], T]) -> T:
+    def _run_alone(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` without other callers: the fast path, with the fewest steps."""
         writer = self._writer
         try:
@@ -191,48 +190,48 @@ class Database:
                 self.check_open()
                 result = work(writer.begin(self._deadline()))
                 writer.commit()
-            except _TROUBLE as error:
-                failure = writer.failure(error)
+            except _DRIVER_ERRORS as error:
+                failure = writer.convert_error(error)
                 if failure is error:
                     raise
                 raise failure from error
             finally:
                 writer.leave()
         finally:
-            if writer.inside:
+            if writer.is_entered:
                 writer.leave()
         return result
 
-    def _share(self, mine: Caller) -> Any:
+    def _run_queued(self, mine: QueuedWrite) -> Any:
         """Wait in the queue, and share a transaction with other callers if possible."""
         mine.deadline = self._deadline()
-        self._queue.stay(mine, self._lead, mine.deadline)
+        self._queue.wait_for_turn(mine, self._run_group, mine.deadline)
         if mine.error is not None:
             raise mine.error
         return mine.result
 
-    def _lead(self, group: list[Caller]) -> None:
+    def _run_group(self, group: list[QueuedWrite]) -> None:
         """Do the work of all callers. Nothing was stored for callers that are not finished."""
-        if not self._lead_together(group):
+        if not self._try_group(group):
             # Perhaps only one session is damaged, which must not affect the other callers.
             for caller in group:
-                self._lead_together([caller])
+                self._try_group([caller])
 
-    def _lead_together(self, group: list[Caller]) -> bool:
+    def _try_group(self, group: list[QueuedWrite]) -> bool:
         """Run one transaction for all callers; return False if each one needs its own.
 
         In that case nothing was stored.
         """
         try:
-            return self._transact(group)
+            return self._run_transaction(group)
         finally:
-            if self._writer.tried:
+            if self._writer.commit_attempted:
                 # Only an interruption leaves callers unfinished, and then the outcome is unknown.
-                _tell(group, MaybeStored("the transaction it went into was interrupted"))
+                _finish_group(group, MaybeStored("its transaction was interrupted"))
 
-    def _transact(self, group: list[Caller]) -> bool:
+    def _run_transaction(self, group: list[QueuedWrite]) -> bool:
         writer = self._writer
-        writer.tried = False
+        writer.commit_attempted = False
         failure: StenologError | None = None
         interruption: BaseException | None = None
         try:
@@ -241,33 +240,33 @@ class Database:
                 # Not a full timeout from now: the first caller has already waited in the queue.
                 transaction = writer.begin(min(group[0].deadline, self._deadline()))
                 for caller in group:
-                    caller.attempt(transaction)
+                    caller.run(transaction)
                 writer.commit()
             except (apsw.Error, OSError, UnicodeDecodeError, StenologError) as error:
-                failure = writer.failure(error)
+                failure = writer.convert_error(error)
             except BaseException as error:  # noqa: BLE001 - raised below
-                writer.tried, interruption = writer.committed, error
+                writer.commit_attempted, interruption = writer.is_committed, error
             finally:
                 writer.leave()
         finally:
             writer.leave()
         # guard: sqlite-group-without-damaged
-        if isinstance(failure, DamagedStore) and len(group) > 1 and not writer.tried:
+        if isinstance(failure, DamagedStore) and len(group) > 1 and not writer.commit_attempted:
             return False
-        if isinstance(failure, StoreBusy) and not writer.tried:
+        if isinstance(failure, StoreBusy) and not writer.commit_attempted:
             # The other callers continue to wait until their deadlines.
             present = time.monotonic()
             group = [one for one in group if one is group[0] or one.deadline <= present]
-        if interruption is None or writer.tried:
-            _tell(group, failure)
+        if interruption is None or writer.commit_attempted:
+            _finish_group(group, failure)
         if interruption is not None:
             raise interruption
         return True
 
     def _after_turn(self) -> None:
-        self._queue.call_next()
-        for bell in self.bells:
-            bell.set()
+        self._queue.wake_next()
+        for signal in self.commit_events:
+            signal.set()
         if self.closed:
             self._release()
 
@@ -275,21 +274,21 @@ class Database:
         return time.monotonic() + self.settings.busy_timeout
 
     @property
-    def waits(self) -> int:
+    def lock_waits(self) -> int:
         """Number of times that SQLite itself had to wait: another program wrote or used the log."""
-        return self._writer.waits
+        return self._writer.lock_waits
 
-    def room(self) -> tuple[int | None, list[str]]:
+    def disk_space(self) -> tuple[int | None, list[str]]:
         """Return the free bytes, and the reasons why writes will fail."""
         try:
             free = database_file.free_bytes(self.file)
-            cannot = None if self.settings.read_only else refusal(self.file)
+            reason = None if self.settings.read_only else write_problem(self.file)
         except OSError as error:
             return None, [str(read_failure(error, f"looking at {self.file}"))]
-        wrong = [] if cannot is None else [cannot]
+        problems = [] if reason is None else [reason]
         if free < database_file.LOW_DISK:
-            wrong.append(f"only {free:,} bytes are free at {self.file}; make room")
-        return free, wrong
+            problems.append(f"only {free:,} bytes are free at {self.file}; free some space")
+        return free, problems
 
     def check_writable(self) -> None:
         """Raise StoreClosed or ReadOnly if nothing can be written."""
@@ -320,11 +319,11 @@ class Database:
             raise read_failure(error, f"reading {self.file}") from error
 
     @property
-    def outdated(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether the tables are older; opening the database for writing migrates them."""
         with self.read() as transaction:
             [(version,)] = transaction.execute("PRAGMA user_version")
-            return bool(version < schema.newest())
+            return bool(version < schema.newest_version())
 
     # --- close and fork ----------------------------------------------------------------------
 
@@ -350,8 +349,8 @@ class Database:
         Return whether the writers' queue was stopped: a thread that forks within its own
         transaction must not wait for itself.
         """
-        self._readers.pause(_FORK_PATIENCE)
-        return self._queue.lock.acquire(timeout=_FORK_PATIENCE)
+        self._readers.pause(_FORK_TIMEOUT)
+        return self._queue.lock.acquire(timeout=_FORK_TIMEOUT)
 
     def after_fork_in_parent(self, *, stopped: bool) -> None:
         """Resume the writers and readers."""
@@ -365,15 +364,15 @@ class Database:
         self._readers.abandon()
         # A thread of the parent may have held locks inside the old objects.
         self.closed = False
-        self._begin()
+        self._create_connections()
 
 
-def _tell(group: list[Caller], failure: StenologError | None) -> None:
+def _finish_group(group: list[QueuedWrite], failure: StenologError | None) -> None:
     """Finish the unfinished callers, each with its own error object."""
     for caller in group:
         if not caller.done:
             if failure is not None:
-                caller.error = failure if caller is group[0] else twin(failure)
+                caller.error = failure if caller is group[0] else copy_error(failure)
             caller.finish()
 
 
@@ -381,12 +380,12 @@ def _tell(group: list[Caller], failure: StenologError | None) -> None:
 
 _databases: "weakref.WeakSet[Database]" = weakref.WeakSet()
 _forking: list[tuple[Database, bool]] = []
-_one_fork = threading.Lock()
+_fork_lock = threading.Lock()
 """Held during a fork: a second fork must not resume what the first one paused."""
 
 
 def _before_fork() -> None:
-    _one_fork.acquire()
+    _fork_lock.acquire()
     _forking[:] = [(database, database.before_fork()) for database in list(_databases)]
 
 
@@ -394,14 +393,14 @@ def _after_fork_in_parent() -> None:
     while _forking:
         database, stopped = _forking.pop()
         database.after_fork_in_parent(stopped=stopped)
-    _one_fork.release()
+    _fork_lock.release()
 
 
 def _after_fork_in_child() -> None:
     while _forking:
         database, _ = _forking.pop()
         database.after_fork_in_child()
-    _one_fork.release()
+    _fork_lock.release()
 
 
 os.register_at_fork(

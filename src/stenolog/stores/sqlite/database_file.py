@@ -15,21 +15,20 @@ import apsw
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat, StoreUnavailable, UsageError
 from stenolog.stores import log_reports
-from stenolog.stores.catalog_file import catalogs_beside
-from stenolog.stores.disk import open_descriptor, replace_file
-from stenolog.stores.filesystems import network_kind
+from stenolog.stores.catalog_file import find_catalogs
+from stenolog.stores.disk import network_kind, open_descriptor, replace_file
 from stenolog.stores.sqlite.sqlite_errors import read_failure
 
 APPLICATION_ID: Final = 0x53544E4F  # "STNO"
 LOW_DISK: Final = 64 * 1024 * 1024
 """Free bytes below which `health` reports a problem, before writes fail."""
-BESIDE: Final = ("-wal", "-shm", "-gate", "-next")
+COMPANION_SUFFIXES: Final = ("-wal", "-shm", "-gate", "-next")
 """Suffixes of the files next to the database."""
 
 _MAGIC: Final = b"SQLite format 3\0"
 
 
-def resolved(file: str | os.PathLike[str]) -> Path:
+def resolve_path(file: str | os.PathLike[str]) -> Path:
     """Return the path without symlinks; its last part is not followed."""
     path = Path(file)
     if path.name in ("", "..") or "\0" in str(path):
@@ -39,21 +38,21 @@ def resolved(file: str | os.PathLike[str]) -> Path:
         str(found).encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{os.fspath(file)!r} is not a path in UTF-8, and SQLite takes no other; rename the "
-            "folder, or use the folder itself as a workspace"
+            f"{os.fspath(file)!r} is not valid UTF-8, which SQLite requires; rename the "
+            "folder, or use a folder as the workspace instead of a file"
         ) from None
     except (OSError, RuntimeError) as error:
         raise StoreUnavailable(f"opening {path}: {error}") from error
     return found
 
 
-def version_in(header: bytes, file: Path, newest: int) -> int:
+def header_version(header: bytes, file: Path, newest: int) -> int:
     """Return the schema number in a header. Raises ForeignLog, NewerFormat."""
     # guard: sqlite-foreign-database
     if header[:16] != _MAGIC or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise ForeignLog(
-            f"{file} was not written by stenolog and is left as it is; name another file, into "
-            "which `steno import` takes them, if that program kept sessions there"
+            f"{file} was not written by stenolog and was not changed; name another file, and run "
+            "`steno import` if that program kept sessions there"
         )
     version = int.from_bytes(header[60:64], "big")
     check_version(version, file, newest)
@@ -64,8 +63,8 @@ def check_version(version: int, file: Path, newest: int) -> None:
     """Raise NewerFormat if this code does not know the schema."""
     if version > newest:
         raise NewerFormat(
-            f"{file} has schema {version}, written by a newer stenolog; this one knows {newest}: "
-            "upgrade it"
+            f"{file} has schema {version}, written by a newer stenolog; this one supports up to "
+            f"{newest}: upgrade stenolog"
         )
 
 
@@ -81,7 +80,7 @@ def read_header(file: Path) -> bytes | None:
     except OSError as error:
         raise read_failure(error, f"opening {file}") from error
     if stat.S_ISLNK(mode):
-        raise DamagedStore(f"opening {file}: it is a symbolic link, and none is followed here")
+        raise DamagedStore(f"opening {file}: it is a symbolic link, which is not followed")
     if stat.S_ISDIR(mode):
         raise UsageError(f"{file} is a folder; name a file in it")
     if not stat.S_ISREG(mode):
@@ -97,20 +96,22 @@ def read_header(file: Path) -> bytes | None:
         raise read_failure(error, f"opening {file}") from error
 
 
-def set_log_aside(file: Path) -> None:
+def rename_orphaned_log(file: Path) -> None:
     """Rename the log of a database that was removed: it would damage the new database.
 
     The caller holds the gate. Raises OSError.
     """
     log = file.with_name(f"{file.name}-wal")
     if log.exists():
-        aside = file.with_name(f"{log.name}.left-{time.time_ns()}")
-        log.rename(aside)
-        log_reports.warning("%s is the log of a database that is not there; see %s", log, aside)
+        new_name = file.with_name(f"{log.name}.left-{time.time_ns()}")
+        log.rename(new_name)
+        log_reports.warning(
+            "%s belongs to a database that no longer exists; it was renamed to %s", log, new_name
+        )
     file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
 
 
-def create(file: Path, image: bytes) -> None:
+def create_file(file: Path, image: bytes) -> None:
     """Create a new database, complete and synced, if there is none or an empty file.
 
     The caller holds the gate. Raises OSError.
@@ -122,13 +123,13 @@ def create(file: Path, image: bytes) -> None:
         folder.close()
 
 
-class Place:
+class DatabasePath:
     """A path, and the identity of the file that was first found there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._name = str(path)
-        self._found: tuple[int, int] | None = None
+        self._identity: tuple[int, int] | None = None
 
     def check(self) -> None:
         """Raise StoreUnavailable if the path is another file now, OSError if there is none.
@@ -137,12 +138,12 @@ class Place:
         old one.
         """
         now = os.lstat(self._name)
-        if self._found is None:
-            self._found = now.st_dev, now.st_ino
-        elif self._found != (now.st_dev, now.st_ino):
+        if self._identity is None:
+            self._identity = now.st_dev, now.st_ino
+        elif self._identity != (now.st_dev, now.st_ino):
             raise StoreUnavailable(
-                f"{self.path}: another file was put in its place; close the store, remove "
-                f"{self.path.name}-wal and {self.path.name}-shm, and open it anew"
+                f"{self.path}: the file was replaced; close the store, remove "
+                f"{self.path.name}-wal and {self.path.name}-shm, and open it again"
             )
 
 
@@ -151,31 +152,31 @@ class Place:
 
 def problems(file: Path) -> list[str]:
     """Return sentences about wide permissions and an unreliable file system. Raises OSError."""
-    return [*_open_to_others(file), *_on_network(file)]
+    return [*_permission_problems(file), *_network_problems(file)]
 
 
-def _open_to_others(file: Path) -> list[str]:
+def _permission_problems(file: Path) -> list[str]:
     # The folder may be shared, for example a project folder; only our files must be private.
     found = []
-    beside = [file.with_name(file.name + end) for end in BESIDE]
-    for path in (file, *beside, *catalogs_beside(file)):
+    companions = [file.with_name(file.name + end) for end in COMPANION_SUFFIXES]
+    for path in (file, *companions, *find_catalogs(file)):
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:
                 found.append(
-                    f"{path} has mode {mode:04o}, so others may read your sessions; "
-                    f"chmod 600 {path}"
+                    f"{path} has mode {mode:04o}, so other users can read your sessions; "
+                    f"run: chmod 600 {path}"
                 )
     return found
 
 
-def _on_network(file: Path) -> list[str]:
+def _network_problems(file: Path) -> list[str]:
     kind = network_kind(file.parent)
     if not kind:
         return []
     return [
-        f"{file} is on a network file system ({kind}): SQLite's log does not work there; use a "
-        "local disk, or PostgreSQL for many machines"
+        f"{file} is on a network file system ({kind}): SQLite's write-ahead log does "
+        "not work there; use a local disk, or PostgreSQL for many machines"
     ]
 
 
@@ -183,3 +184,27 @@ def free_bytes(file: Path) -> int:
     """Return the free space in bytes. Raises OSError."""
     room = os.statvfs(file.parent)
     return room.f_bavail * room.f_frsize
+
+
+_Version = tuple[int, int, int]
+
+_WAL_RESET: Final = (
+    "SQLite {} can lose committed transactions when a checkpoint meets a writer (the WAL-reset "
+    "bug, fixed in 3.51.3, 3.50.7 and 3.44.6); install a newer apsw"
+)
+
+
+def known_bugs(version: str) -> list[str]:
+    """Return the known bugs of this version of SQLite, as sentences."""
+    number = _number(version)
+    is_fixed = (
+        number >= (3, 51, 3)
+        or (3, 50, 7) <= number < (3, 51, 0)
+        or (3, 44, 6) <= number < (3, 45, 0)
+    )
+    return [] if is_fixed or number < (3, 7, 0) else [_WAL_RESET.format(version)]
+
+
+def _number(version: str) -> _Version:
+    major, minor, patch, *_ = (*map(int, version.split(".")), 0, 0)
+    return major, minor, patch

@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 
-from stenolog.errors import LeaseLost, OnceConflict, StenologError, StoreBusy
+from stenolog.errors import LeaseLost, OnceConflict, StenologError, StoreBusy, copy_error
 from stenolog.records import Health
-from stenolog.stores.batches import Batch, token_bytes, twin
+from stenolog.stores.arguments import AppendResult, Batch, token_bytes
 from stenolog.stores.catalog_file import delete_catalogs
-from stenolog.stores.damaged_messages import Damage
-from stenolog.stores.sql.dialect import Result, Row
-from stenolog.stores.sql.leases import STORES, LeaseRow, SQLLease, holder, holder_name
+from stenolog.stores.log_reports import DamageReports
+from stenolog.stores.sql.dialect import Row
+from stenolog.stores.sql.leases import (
+    LEASES_BY_STORE,
+    SQLLease,
+    StoreLeases,
+    find_holder,
+    holder_name,
+)
 from stenolog.stores.sql.rows import now
-from stenolog.stores.sql.session_rows import create
+from stenolog.stores.sql.session_rows import create_session
 from stenolog.stores.sqlite import processes
-from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.transactions import Transaction, checksum
+from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 from stenolog.stores.state import blank
 
 if TYPE_CHECKING:
@@ -30,9 +35,9 @@ if TYPE_CHECKING:
 FOLLOW_POLL: Final = 0.03
 """Interval at which a follower polls for commits of other processes, in seconds."""
 _LEASE_POLL: Final = 0.005
-_SET_BACK: Final = 2.0
+_CLOCK_TOLERANCE: Final = 2.0
 """Seconds by which the clock may be set back without freeing earlier leases."""
-_TAKE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
+_ALLOCATE_SEQS, _ADD_MESSAGE = SQL["take_seqs"], SQL["add_message"]
 
 T = TypeVar("T")
 
@@ -42,7 +47,7 @@ class SQLiteDialect:
 
     def __init__(self, database: "Database") -> None:
         self.database = database
-        self.damage: Damage = database.damage
+        self.damage: DamageReports = database.damage
         self.check_open = database.check_open
         self.check_writable = database.check_writable
         self.close = database.close
@@ -59,12 +64,12 @@ class SQLiteDialect:
 
     # --- transactions ------------------------------------------------------------------------
 
-    def look(self, work: Callable[[Transaction], T]) -> T:
+    def run_read(self, work: Callable[[Transaction], T]) -> T:
         """Run `work`, which only reads, on the data of one moment."""
         with self.database.read() as transaction:
             return work(transaction)
 
-    def look_at_messages(self, work: Callable[[Transaction, Damage | None], T]) -> T:
+    def run_message_read(self, work: Callable[[Transaction, DamageReports | None], T]) -> T:
         """Run `work`, which reads a session and its messages, on the data of one moment."""
         with self.database.read() as transaction:
             return work(transaction, self.damage)
@@ -73,7 +78,7 @@ class SQLiteDialect:
         """Open a read transaction."""
         return self.database.read()
 
-    def change(self, work: Callable[[Transaction], T]) -> T:
+    def run_write(self, work: Callable[[Transaction], T]) -> T:
         """Run `work` in a write transaction."""
         with self.database.write() as transaction:
             return work(transaction)
@@ -89,14 +94,14 @@ class SQLiteDialect:
 
         def work(transaction: Transaction) -> int:
             at = now()
-            found = list(transaction.execute(_TAKE_SEQS, (namespace, key, at, 1, len(payload))))
+            found = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, 1, len(payload))))
             if not found:
                 return _append(transaction, namespace, key, Batch((payload,)))
             [(session, seq)] = found
             transaction.execute(_ADD_MESSAGE, (session, seq, at, payload, checksum(payload, seq)))
             return int(seq)
 
-        return self.database.share(work)
+        return self.database.run_shared(work)
 
     def append(self, namespace: str, key: str, batch: Batch, lease: SQLLease[Any] | None) -> int:
         """Append a batch and return its first seq. Raises OnceConflict, LeaseLost."""
@@ -106,14 +111,14 @@ class SQLiteDialect:
                 lease.check(transaction)
             return _append(transaction, namespace, key, batch)
 
-        return self.database.share(work)
+        return self.database.run_shared(work)
 
     def append_group(
         self,
         namespace: str,
         key: str,
         group: Sequence[tuple[int, Batch]],
-        results: list[Result],
+        results: list[AppendResult],
         lease: SQLLease[Any] | None,
     ) -> None:
         """Append batches in one transaction; put the outcome of each at its index in `results`."""
@@ -129,10 +134,10 @@ class SQLiteDialect:
                     results[index] = error
 
         try:
-            self.database.share(work)
+            self.database.run_shared(work)
         except StenologError as error:
             for index, _ in group:
-                results[index] = twin(error)
+                results[index] = copy_error(error)
 
     # --- notification ------------------------------------------------------------------------
 
@@ -148,18 +153,18 @@ class SQLiteDialect:
         By default a commit is on the disk before readers see it, so a power cut cannot remove
         messages that were yielded.
         """
-        bell, bells = threading.Event(), self.database.bells
-        bells.append(bell)
+        signal, bells = threading.Event(), self.database.commit_events
+        bells.append(signal)
 
         def wait(seconds: float) -> None:
-            bell.wait(seconds)
+            signal.wait(seconds)
             # The next read sees every commit that was signalled until now.
-            bell.clear()
+            signal.clear()
 
         try:
             yield wait, FOLLOW_POLL
         finally:
-            bells.remove(bell)
+            bells.remove(signal)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -176,19 +181,19 @@ class SQLiteDialect:
         if not _is_held(*lease):
             return None
         since = lease[1]
-        return f"{name.decode(errors='replace')}, since {since.decode(errors='replace')},"
+        return f"{name.decode(errors='replace')}, since {since.decode(errors='replace')}"
 
-    def is_held(self, row: Row) -> bool:
+    def is_lease_held(self, row: Row) -> bool:
         """Return whether the lease of this row is held."""
         return _is_held(*row)
 
-    def take_lease(self, held: LeaseRow, namespace: str, key: str, *, ttl: float) -> int:
+    def acquire_lease(self, leases: StoreLeases, namespace: str, key: str, *, ttl: float) -> int:
         """Acquire the lease and return its epoch; 0 if another holder was faster."""
         epoch = 0
         try:
             with self.database.write() as transaction:
                 # guard: sqlite-one-lease-holder
-                if holder(self, transaction, namespace, key) is not None:
+                if find_holder(self, transaction, namespace, key) is not None:
                     return 0
                 transaction.run("end_lease_of", namespace, key)
                 [(epoch,)] = transaction.run(
@@ -198,24 +203,24 @@ class SQLiteDialect:
                     holder_name(),
                     now(),
                     time.time() + ttl,
-                    _format_taker(held.name, ttl),
+                    _format_holder(leases.name, ttl),
                 )
-                held.add(key, epoch)
+                leases.add(key, epoch)
         except BaseException:
             # It was not committed, and another lease may get its epoch.
-            held.forget(key, epoch)
+            leases.forget(key, epoch)
             raise
         return int(epoch)
 
-    def renew_lease(self, held: LeaseRow, key: str, epoch: int, *, ttl: float) -> None:
+    def renew_lease(self, leases: StoreLeases, key: str, epoch: int, *, ttl: float) -> None:
         """Extend a lease to a full ttl from now. Raises LeaseLost, StoreClosed."""
         with self.database.write() as transaction:
-            until, taker = time.time() + ttl, _format_taker(held.name, ttl)
-            renewed = transaction.run("renew_lease", epoch, now(), until, taker)
-            if not renewed or not held.keep(key, epoch):
+            until, holder = time.time() + ttl, _format_holder(leases.name, ttl)
+            renewed = transaction.run("renew_lease", epoch, now(), until, holder)
+            if not renewed or not leases.confirm(key, epoch):
                 raise LeaseLost(key, epoch)
 
-    def end_leases(self, epochs: Sequence[int]) -> None:
+    def release_leases(self, epochs: Sequence[int]) -> None:
         """Release these leases."""
         with self.database.write() as transaction:
             transaction.run_many("end_leases", ((epoch,) for epoch in epochs))
@@ -227,23 +232,23 @@ class SQLiteDialect:
         database = self.database
         try:
             with database.read() as transaction:
-                [(last,)] = transaction.run("last_purge")
-            if last is None:
+                [(last_purge,)] = transaction.run("last_purge")
+            if last_purge is None:
                 return ()
             try:
                 # The row of the purge stays until this succeeds, so a later purge repeats it.
                 # guard: sqlite-purge-drops-catalog
                 delete_catalogs(database.file, seconds=database.settings.busy_timeout)
             except (OSError, StoreBusy) as error:
-                return (f"the catalog beside {database.file} has it: {error}; purge again",)
+                return (f"the catalog of {database.file} still contains it: {error}; purge again",)
             database.rewrite()
             with database.write() as transaction:
                 # Keep the rows of purges that other processes have started since.
-                transaction.run("end_purge", last)
+                transaction.run("end_purge", last_purge)
         except StoreBusy:
-            return (f"the log of {database.file} has it while others read; purge again",)
+            return (f"the log of {database.file}, in use by readers, contains it; purge again",)
         except StenologError as error:
-            return (f"free pages of {database.file} have it: {error}; purge again",)
+            return (f"free pages of {database.file} still contain it: {error}; purge again",)
         return ()
 
     def health(self) -> Health:
@@ -252,7 +257,7 @@ class SQLiteDialect:
         with self.database.read() as transaction:
             if transaction.unfinished_purges():
                 problems.append("a purge was interrupted; purge again to finish it")
-        free, wrong = self.database.room()
+        free, wrong = self.database.disk_space()
         return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
 
 
@@ -260,16 +265,16 @@ def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) ->
     """Append a batch and return its first seq. Raises OnceConflict before it writes."""
     once, payloads = batch.once, batch.payloads
     if once is not None:
-        known = _known(transaction, namespace, key, once, payloads)
+        known = _find_stored(transaction, namespace, key, once, payloads)
         if known:
             return known
     at, count, size = now(), len(payloads), sum(map(len, payloads))
-    found = list(transaction.execute(_TAKE_SEQS, (namespace, key, at, count, size)))
+    found = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, count, size)))
     if found:
         [(session, last)] = found
     else:
         state = blank(key, os.urandom(8).hex(), 1, at)
-        session, last = create(transaction, namespace, state, count, size), count
+        session, last = create_session(transaction, namespace, state, count, size), count
     first: int = last - count + 1
     times = batch.times or [at] * count
     transaction.add_messages(session, zip(range(first, last + 1), times, payloads, strict=True))
@@ -278,7 +283,7 @@ def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) ->
     return first
 
 
-def _known(
+def _find_stored(
     transaction: Transaction, namespace: str, key: str, once: str, payloads: Sequence[bytes]
 ) -> int:
     """Return the first seq stored with this idempotency key; 0 if there is none."""
@@ -302,11 +307,11 @@ def _is_held(epoch: int, since: bytes, expires: float, process: bytes) -> bool:
     before a reboot, by the wall clock. It is also free if its holder certainly no longer uses it:
     the process has ended, or the store in this process has released it.
     """
-    taker = _taker_of(process)
-    return _in_force(since, expires, taker) and not _is_left(epoch, taker)
+    holder = _parse_holder(process)
+    return _is_unexpired(since, expires, holder) and not _is_abandoned(epoch, holder)
 
 
-class _Taker(Struct, frozen=True):
+class _LeaseHolder(Struct, frozen=True):
     """The holder of a lease as stored in its row: `PROCESS NAME@UNTIL`."""
 
     process: processes.Process
@@ -316,38 +321,38 @@ class _Taker(Struct, frozen=True):
     """Expiry by the monotonic clock of the machine; None in rows of older versions."""
 
 
-def _taker_of(words: bytes) -> _Taker | None:
+def _parse_holder(words: bytes) -> _LeaseHolder | None:
     process, _, store = words.decode(errors="replace").rpartition(" ")
     found = processes.parse(process)
     if found is None:
         return None
     name, _, until = store.partition("@")
     try:
-        return _Taker(found, name, float(until) if until else None)
+        return _LeaseHolder(found, name, float(until) if until else None)
     except ValueError:
-        return _Taker(found, name, None)
+        return _LeaseHolder(found, name, None)
 
 
-def _is_left(epoch: int, taker: _Taker | None) -> bool:
+def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:
     """Return whether the holder certainly no longer uses an unexpired lease."""
     here = processes.current()
-    if taker is None or here is None or not here.sees(taker.process):
+    if holder is None or here is None or not here.can_check(holder.process):
         return False
-    if taker.process == here:
-        held = STORES.get(taker.name)
-        return held is None or not held.has(epoch)
-    return processes.is_gone(taker.process)
+    if holder.process == here:
+        leases = LEASES_BY_STORE.get(holder.name)
+        return leases is None or not leases.is_active(epoch)
+    return processes.has_ended(holder.process)
 
 
-def _deadline(taker: _Taker | None) -> float | None:
+def _monotonic_deadline(holder: _LeaseHolder | None) -> float | None:
     """Return the expiry by our monotonic clock; None if the lease has another clock."""
     here = processes.current()
-    if taker is None or here is None or not here.shares_clock(taker.process):
+    if holder is None or here is None or not here.shares_clock(holder.process):
         return None
-    return taker.until
+    return holder.until
 
 
-def _in_force(since: bytes, expires: float, taker: _Taker | None) -> bool:
+def _is_unexpired(since: bytes, expires: float, holder: _LeaseHolder | None) -> bool:
     """Return whether a lease that was acquired or renewed at `since` has not expired.
 
     It uses the monotonic clock if the lease was acquired on this machine since it booted, so that
@@ -355,19 +360,19 @@ def _in_force(since: bytes, expires: float, taker: _Taker | None) -> bool:
     """
     if isinstance(expires, float) and expires <= 0:
         return False  # released
-    until = _deadline(taker)
+    until = _monotonic_deadline(holder)
     if until is not None:  # guard: sqlite-lease-clock
         return time.monotonic() < until
-    present = time.time()
+    wall_time = time.time()
     try:
         # A time in the future: the clock was ahead then, perhaps by years.
-        begun = datetime.fromisoformat(since.decode()).timestamp()
-        return begun - _SET_BACK < present < expires
+        acquired = datetime.fromisoformat(since.decode()).timestamp()
+        return acquired - _CLOCK_TOLERANCE < wall_time < expires
     except (ValueError, TypeError):  # damaged
         return False
 
 
-def _format_taker(name: str, ttl: float) -> str:
+def _format_holder(name: str, ttl: float) -> str:
     """Return the row's description of a store that acquires a lease now."""
     here = processes.current()
     return "" if here is None else f"{here} {name}@{time.monotonic() + ttl:.6f}"

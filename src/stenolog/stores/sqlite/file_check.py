@@ -8,18 +8,20 @@ from typing import Final
 import apsw
 
 from stenolog.errors import DamagedStore, ForeignLog, NewerFormat
-from stenolog.stores.disk import refusal
+from stenolog.stores.disk import write_problem
 from stenolog.stores.findings import Finding, RepairResult, Report
 from stenolog.stores.sql.verification import examine_sessions, repair_sessions
 from stenolog.stores.sqlite import database_file
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
+from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.dialect import SQLiteDialect
-from stenolog.stores.sqlite.sqlite_versions import known_bugs
 from stenolog.stores.sqlite.transactions import Transaction
 
-_MOST_COMPLAINTS: Final = 20
-_BACKUP: Final = "Put the file back from a backup, or save what can be read with `steno export`."
+_MAX_COMPLAINTS: Final = 20
+_RESTORE_ADVICE: Final = (
+    "Restore the file from a backup, or save the readable messages with `steno export`."
+)
 
 
 def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) -> Report:
@@ -31,14 +33,14 @@ def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) 
     try:
         database = Database(file, Settings(read_only=True, sqlite_version=version))
     except DamagedStore as error:
-        return Report(sessions=0, findings=(_unopened(error),))
+        return Report(sessions=0, findings=(_opening_finding(error),))
     try:
         with database.read() as transaction:
-            found = list(_of_the_file(database.file, transaction, version))
-            sessions, damaged = examine_sessions(transaction, advice=_BACKUP)
+            found = list(_file_findings(database.file, transaction, version))
+            sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
         return Report(sessions=sessions, findings=(*found, *damaged))
     except DamagedStore as error:
-        return Report(sessions=0, findings=(_damaged(str(error)),))
+        return Report(sessions=0, findings=(_damage_finding(str(error)),))
     finally:
         database.close()
 
@@ -53,48 +55,54 @@ def repair(file: str | os.PathLike[str]) -> list[RepairResult]:
         return []
     database = Database(file, Settings())
     try:
-        return repair_sessions(SQLiteDialect(database).change, repairable)
+        return repair_sessions(SQLiteDialect(database).run_write, repairable)
     finally:
         database.close()
 
 
-def _unopened(error: DamagedStore) -> Finding:
+def _opening_finding(error: DamagedStore) -> Finding:
     match error:
         case ForeignLog():
             kind, advice = "foreign file", "Name another file."
         case NewerFormat():
             kind, advice = "newer format", "Upgrade stenolog."
         case _:
-            return _damaged(str(error))
+            return _damage_finding(str(error))
     return Finding(kind=kind, meaning=str(error), advice=advice)
 
 
-def _of_the_file(file: Path, transaction: Transaction, version: str) -> Iterator[Finding]:
+def _file_findings(file: Path, transaction: Transaction, version: str) -> Iterator[Finding]:
     for meaning in known_bugs(version):
         yield Finding(kind="known bug", meaning=meaning, advice="pip install --upgrade apsw")
     for meaning in database_file.problems(file):
-        yield Finding(kind="wide permissions", meaning=meaning, advice="Do as it says.")
-    cannot = refusal(file)
+        yield Finding(
+            kind="wide permissions",
+            meaning=meaning,
+            advice="Change its mode, or move it to a local disk.",
+        )
+    cannot = write_problem(file)
     if cannot is not None:
-        meaning = "What is there can be read, but every message from now on is lost."
+        meaning = "Stored messages can be read, but new messages cannot be stored."
         yield Finding(kind="not writable", meaning=meaning, advice=f"{cannot}.")
-    for (complaint,) in transaction.execute(f"PRAGMA integrity_check({_MOST_COMPLAINTS})"):
+    for (complaint,) in transaction.execute(f"PRAGMA integrity_check({_MAX_COMPLAINTS})"):
         if complaint != "ok":
-            yield _damaged(complaint)
+            yield _damage_finding(complaint)
     for table, row, parent, _ in transaction.execute("PRAGMA foreign_key_check"):
         yield Finding(
             kind="stray row",
             where=f"{table}, row {row}",
-            meaning=f"It belongs to a row of {parent} that is not there.",
-            advice=_BACKUP,
+            meaning=f"It refers to a row of {parent} that does not exist.",
+            advice=_RESTORE_ADVICE,
         )
     if transaction.unfinished_purges():
         yield Finding(
             kind="unfinished purge",
-            meaning="A purge was interrupted; bytes of what was purged may still be in the file.",
-            advice="Purge anything again, also what is gone already: it finishes the first.",
+            meaning="A purge was interrupted; purged bytes may still be in the file.",
+            advice="Purge again, even a session that is already gone: that finishes the purge.",
         )
 
 
-def _damaged(complaint: str) -> Finding:
-    return Finding(kind="damaged database", meaning=f"SQLite says: {complaint}", advice=_BACKUP)
+def _damage_finding(complaint: str) -> Finding:
+    return Finding(
+        kind="damaged database", meaning=f"SQLite reports: {complaint}", advice=_RESTORE_ADVICE
+    )

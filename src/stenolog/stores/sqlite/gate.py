@@ -26,19 +26,19 @@ from typing import Any, Final
 from stenolog.errors import MaybeStored, StenologError, StoreBusy
 from stenolog.stores.disk import CLOSED, open_descriptor
 
-_LOOK_AGAIN: Final = 0.02
-_UNDER_WAY: Final = 30.0
-_MOST_IN_A_GROUP: Final = 256
-_POLL: Final = 0.0001
-_POLL_TO_BE_NEXT: Final = 0.001
-_STOPPED: Final = 0.2
+_RECHECK_SECONDS: Final = 0.02
+_MAX_COMMIT_WAIT: Final = 30.0
+_MAX_GROUP: Final = 256
+_GATE_POLL: Final = 0.0001
+_NEXT_POLL: Final = 0.001
+_OVERTAKE_SECONDS: Final = 0.2
 """Seconds after which a waiter may overtake the process that is next but does not run."""
 
 
-class Caller:
+class QueuedWrite:
     """A thread that waits for a turn, or for another thread to do its work."""
 
-    __slots__ = ("_bell", "deadline", "done", "error", "result", "work")
+    __slots__ = ("_wakeup", "deadline", "done", "error", "result", "work")
 
     def __init__(self, work: Callable[[Any], Any] | None = None) -> None:
         self.work = work
@@ -50,10 +50,10 @@ class Caller:
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
 
-    def attempt(self, transaction: Any) -> None:
+    def run(self, transaction: Any) -> None:
         """Do its work. An error of this call concerns only this caller."""
         self.error = None
         if self.work is not None:
@@ -65,41 +65,45 @@ class Caller:
     def finish(self) -> None:
         """Mark the caller as done and wake it."""
         self.done = True
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the caller, so that it checks its state."""
         with suppress(RuntimeError):  # already woken
-            self._bell.release()
+            self._wakeup.release()
 
     def wait(self) -> None:
         """Wait until woken, for a short time at most."""
-        self._bell.acquire(timeout=_LOOK_AGAIN)
+        self._wakeup.acquire(timeout=_RECHECK_SECONDS)
 
 
-class Queue:
+class WriteQueue:
     """Queue of the writers of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.waiting: list[Caller] = []
-        self._taken: list[Caller] = []
+        self.waiting: list[QueuedWrite] = []
+        self._group: list[QueuedWrite] = []
         """Callers whose work is being done now."""
 
-    def enter(self, mine: Caller, lead: Callable[[list[Caller]], None], deadline: float) -> None:
+    def enter(
+        self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None], deadline: float
+    ) -> None:
         """Join the queue, and return when the work is done. Raises StoreBusy, MaybeStored.
 
-        Either this thread calls `lead` with a group whose first member is `mine`, and `lead`
-        finishes all of them; or another thread does the work.
+        Either this thread calls `run_group` with a group whose first member is `mine`, which must
+        finish all of them; or another thread does the work.
         """
         self.waiting.append(mine)
-        self.stay(mine, lead, deadline)
+        self.wait_for_turn(mine, run_group, deadline)
 
-    def stay(self, mine: Caller, lead: Callable[[list[Caller]], None], deadline: float) -> None:
+    def wait_for_turn(
+        self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None], deadline: float
+    ) -> None:
         """Do the same as `enter` for a caller that is already in the queue."""
         try:
             while not mine.done:
-                if not (self.may_go(mine) and self._try_to_lead(mine, lead)):
+                if not (self.is_first(mine) and self._try_to_run_group(mine, run_group)):
                     mine.wait()
                     self._check(mine, deadline)
         finally:
@@ -110,42 +114,44 @@ class Queue:
                 except ValueError:
                     pass
             mine.done = True  # no thread does the work of a caller that has left
-            self.call_next()
+            self.wake_next()
 
-    def _try_to_lead(self, mine: Caller, lead: Callable[[list[Caller]], None]) -> bool:
-        """Lead a group; return False if another thread acquired the lock first."""
+    def _try_to_run_group(
+        self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]
+    ) -> bool:
+        """Run a group; return False if another thread acquired the lock first."""
         taken = False
         try:
             (taken,) = map(self.lock.acquire, (False,))
             if taken and not mine.done:
-                self._lead(mine, lead)
+                self._run_group(mine, run_group)
         finally:
             if taken:
                 self.lock.release()
         return taken
 
-    def _lead(self, mine: Caller, lead: Callable[[list[Caller]], None]) -> None:
+    def _run_group(self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]) -> None:
         """Do the work of a group.
 
         Callers that were not finished return to the head of the queue.
         """
         try:
-            self._take(mine)
-            lead(self._taken)
+            self._form_group(mine)
+            run_group(self._group)
         finally:
-            untold = [one for one in self._taken if one is not mine and not one.done]
-            self.waiting[:0] = [one for one in untold if one not in self.waiting]
-            self._taken = []
+            unfinished = [one for one in self._group if one is not mine and not one.done]
+            self.waiting[:0] = [one for one in unfinished if one not in self.waiting]
+            self._group = []
 
     @contextmanager
-    def alone(self, deadline: float) -> Iterator[None]:
+    def exclusive_turn(self, deadline: float) -> Iterator[None]:
         """Hold a turn without sharing it. Raises StoreBusy."""
-        mine = Caller()
+        mine = QueuedWrite()
         taken = False
         try:
             self.waiting.append(mine)
             while True:
-                if self.may_go(mine):
+                if self.is_first(mine):
                     (taken,) = map(self.lock.acquire, (False,))
                 if taken:
                     break
@@ -156,40 +162,40 @@ class Queue:
         finally:
             if taken:
                 self.lock.release()
-            # Inline, as in `stay`.
+            # Inline, as in `wait_for_turn`.
             if mine in self.waiting:
                 try:  # noqa: SIM105
                     self.waiting.remove(mine)
                 except ValueError:
                     pass
-            self.call_next()
+            self.wake_next()
 
-    def call_next(self) -> None:
+    def wake_next(self) -> None:
         """Wake the caller that has waited longest."""
         with suppress(IndexError):  # the queue is empty
-            self.waiting[0].ring()
+            self.waiting[0].wake()
 
-    def may_go(self, mine: Caller) -> bool:
+    def is_first(self, mine: QueuedWrite) -> bool:
         """Return whether it is the first, and no thread is working."""
         # In order of arrival; otherwise a caller that returns immediately would always be first.
         return self.waiting[:1] == [mine] and not self.lock.locked()
 
-    def _take(self, mine: Caller) -> None:
+    def _form_group(self, mine: QueuedWrite) -> None:
         """Take `mine` and the next callers whose work can be shared.
 
         Each is recorded before it leaves the queue, so that Ctrl-C cannot lose it in between.
         """
-        self._taken = [mine]
+        self._group = [mine]
         self.withdraw(mine)
-        while self.waiting and len(self._taken) < _MOST_IN_A_GROUP:
+        while self.waiting and len(self._group) < _MAX_GROUP:
             following = self.waiting[0]
             if following.work is None:
                 break
-            self._taken.append(following)
+            self._group.append(following)
             if not self.withdraw(following):
-                self._taken.pop()  # it has given up
+                self._group.pop()  # it has given up
 
-    def withdraw(self, caller: Caller) -> bool:
+    def withdraw(self, caller: QueuedWrite) -> bool:
         """Remove a caller from the queue; return False if it was removed already."""
         try:
             self.waiting.remove(caller)
@@ -197,17 +203,17 @@ class Queue:
             return False
         return True
 
-    def _check(self, mine: Caller, deadline: float) -> None:
+    def _check(self, mine: QueuedWrite, deadline: float) -> None:
         late = time.monotonic() - deadline
         if mine.done or late < 0:
             return
         if self.withdraw(mine):
             raise StoreBusy("other writers of this process held the database too long")
-        if late > _UNDER_WAY and not mine.done:
-            raise MaybeStored("the transaction it went into is still under way")
+        if late > _MAX_COMMIT_WAIT and not mine.done:
+            raise MaybeStored("its transaction has not finished")
 
 
-class FileLock:
+class ProcessLock:
     """The lock that all processes share: two empty files next to the database.
 
     The process that is next holds the lock of the second file, and only that process tries to get
@@ -218,41 +224,41 @@ class FileLock:
     """
 
     def __init__(self, file: Path) -> None:
-        self._gate = _Lock(file.with_name(f"{file.name}-gate"))
-        self._next = _Lock(file.with_name(f"{file.name}-next"))
-        self._held = False
+        self._gate = _FileLock(file.with_name(f"{file.name}-gate"))
+        self._next = _FileLock(file.with_name(f"{file.name}-next"))
+        self._is_locked = False
 
     def lock(self, deadline: float) -> None:
         """Wait for the lock, unless it is held already. Raises StoreBusy, OSError."""
-        if self._held:
+        if self._is_locked:
             return  # without another attempt: the process that is next waits for this one
         try:
-            if self._come_next(deadline):
-                self._gate.take(_POLL, deadline)  # guard: sqlite-gate
-            self._held = True
+            if self._become_next(deadline):
+                self._gate.acquire(_GATE_POLL, deadline)  # guard: sqlite-gate
+            self._is_locked = True
         finally:
-            self._next.let_go()
+            self._next.release()
 
-    def _come_next(self, deadline: float) -> bool:
+    def _become_next(self, deadline: float) -> bool:
         """Return True if this process is next, False if it already holds the gate.
 
         Raises the errors of `lock`.
         """
         begun = time.monotonic()
-        patience = begun + min(_STOPPED, (deadline - begun) / 2)
-        while not self._next.attempt():
+        overtake_at = begun + min(_OVERTAKE_SECONDS, (deadline - begun) / 2)
+        while not self._next.run():
             now = time.monotonic()
             if now >= deadline:
-                raise self._next.busy()
-            if now >= patience and self._gate.attempt():
+                raise self._next.timeout_error()
+            if now >= overtake_at and self._gate.run():
                 return False
-            time.sleep(_POLL_TO_BE_NEXT)
+            time.sleep(_NEXT_POLL)
         return True
 
     def unlock(self) -> None:
         """Release the lock. It does nothing if the lock is not held."""
-        self._held = False
-        self._gate.let_go()
+        self._is_locked = False
+        self._gate.release()
 
     def close(self) -> None:
         """Close the files."""
@@ -260,7 +266,7 @@ class FileLock:
         self._next.close()
 
 
-class _Lock:
+class _FileLock:
     """A flock on one file. The file is created when it is first needed."""
 
     __slots__ = ("_descriptor", "_path")
@@ -269,14 +275,14 @@ class _Lock:
         self._path = path
         self._descriptor = CLOSED
 
-    def take(self, pause: float, deadline: float) -> None:
+    def acquire(self, pause: float, deadline: float) -> None:
         """Poll until the lock is acquired. Raises StoreBusy, OSError."""
-        while not self.attempt():
+        while not self.run():
             if time.monotonic() >= deadline:
-                raise self.busy()
+                raise self.timeout_error()
             time.sleep(pause)
 
-    def attempt(self) -> bool:
+    def run(self) -> bool:
         """Try once; return whether the lock is acquired. Raises OSError."""
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -287,11 +293,11 @@ class _Lock:
             return False
         return True
 
-    def busy(self) -> StoreBusy:
+    def timeout_error(self) -> StoreBusy:
         """Return the error for a wait that took too long."""
         return StoreBusy(f"{self._path}: other processes held the database too long")
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the lock. It does nothing if the lock is not held."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct
 
 _PROC: Final = Path("/proc")
-_OWN_NUMBERS: Final = re.compile(r"^NSpid:\t(.*)$", re.MULTILINE)
-_ENDED: Final = ("Z", "X", "x")
+_NAMESPACE_PIDS: Final = re.compile(r"^NSpid:\t(.*)$", re.MULTILINE)
+_ENDED_STATES: Final = ("Z", "X", "x")
 """States in /proc of a process that has ended, even if its parent has not collected it yet."""
 
 
@@ -27,23 +27,29 @@ class Process(Struct, frozen=True):
     """
 
     boot: str
-    pids: str
+    pid_namespace: str
     """PID namespace."""
-    times: str
+    time_namespace: str
     """Time namespace."""
     number: int
     started: int
 
     def __str__(self) -> str:
-        return f"{self.boot} {self.pids} {self.times} {self.number} {self.started}"
+        return (
+            f"{self.boot} {self.pid_namespace} {self.time_namespace} {self.number} {self.started}"
+        )
 
-    def sees(self, other: "Process") -> bool:
+    def can_check(self, other: "Process") -> bool:
         """Return whether this process can find out whether another one has ended."""
-        return (self.boot, self.pids, self.times) == (other.boot, other.pids, other.times)
+        return (self.boot, self.pid_namespace, self.time_namespace) == (
+            other.boot,
+            other.pid_namespace,
+            other.time_namespace,
+        )
 
     def shares_clock(self, other: "Process") -> bool:
         """Return whether both read the same monotonic clock: same boot and time namespace."""
-        return (self.boot, self.times) == (other.boot, other.times)
+        return (self.boot, self.time_namespace) == (other.boot, other.time_namespace)
 
 
 def current() -> Process | None:
@@ -58,15 +64,15 @@ def current() -> Process | None:
 def _current() -> Process:
     number = os.getpid()
     # If /proc belongs to other namespaces, it has another number for this process, or several.
-    [numbers] = _OWN_NUMBERS.findall((_PROC / "self/status").read_text(errors="replace"))
+    [numbers] = _NAMESPACE_PIDS.findall((_PROC / "self/status").read_text(errors="replace"))
     if numbers != str(number):
         raise ValueError(numbers)
     return Process(
         boot=(_PROC / "sys/kernel/random/boot_id").read_text().strip(),
-        pids=str((_PROC / "self/ns/pid").readlink()),
-        times=_times(),
+        pid_namespace=str((_PROC / "self/ns/pid").readlink()),
+        time_namespace=_time_namespace(),
         number=number,
-        started=_look(number)[0],
+        started=_read_stat(number)[0],
     )
 
 
@@ -74,23 +80,23 @@ def _current() -> Process:
 os.register_at_fork(after_in_child=_current.cache_clear)
 
 
-def _times() -> str:
+def _time_namespace() -> str:
     try:
         return str((_PROC / "self/ns/time").readlink())
     except FileNotFoundError:  # a kernel without time namespaces
         return "-"
 
 
-def parse(words: str) -> Process | None:
+def parse(text: str) -> Process | None:
     """Parse the text form of a process; None if it is invalid."""
     try:
-        boot, pids, times, number, started = words.split(" ")
-        return Process(boot, pids, times, int(number), int(started))
+        boot, pid_namespace, time_namespace, number, started = text.split(" ")
+        return Process(boot, pid_namespace, time_namespace, int(number), int(started))
     except ValueError:
         return None
 
 
-def is_gone(process: Process) -> bool:
+def has_ended(process: Process) -> bool:
     """Return whether a process that the current one sees has certainly ended."""
     try:
         os.kill(process.number, 0)
@@ -99,20 +105,20 @@ def is_gone(process: Process) -> bool:
     except (OSError, OverflowError):
         pass  # the process of another user
     try:
-        started, ended = _look(process.number)
+        started, ended = _read_stat(process.number)
     except (OSError, ValueError, IndexError):
         return False  # hidden by the system
     return ended or started != process.started
 
 
-def _look(number: int) -> tuple[int, bool]:
+def _read_stat(number: int) -> tuple[int, bool]:
     """Return the start time of a process and whether it has ended.
 
     Raises OSError, ValueError, IndexError.
     """
-    words = (_PROC / str(number) / "stat").read_text(errors="replace")
+    text = (_PROC / str(number) / "stat").read_text(errors="replace")
     # The name, in brackets, may contain anything. The field after it is the third.
-    fields = words.rpartition(")")[2].split()
+    fields = text.rpartition(")")[2].split()
     state, threads, started = fields[0], int(fields[17]), int(fields[19])
     # If only the first thread has ended, the state looks ended, but the others still run.
-    return started, state in _ENDED and threads <= 1
+    return started, state in _ENDED_STATES and threads <= 1

@@ -34,7 +34,7 @@ def migrations() -> Sequence[str]:
 def views() -> Mapping[int, str]:
     """Return for each number except the first the views that replace its migration."""
     found = _numbered("older")
-    assert sorted(found) == list(range(2, newest() + 1)), "a number is missing"
+    assert sorted(found) == list(range(2, newest_version() + 1)), "a number is missing"
     return found
 
 
@@ -46,13 +46,13 @@ def _numbered(folder: str) -> dict[int, str]:
     }
 
 
-def newest() -> int:
+def newest_version() -> int:
     """Return the schema number that this code knows."""
     return len(migrations())
 
 
 @cache
-def fresh_image() -> bytes:
+def empty_database() -> bytes:
     """Return the bytes of a new, empty database.
 
     It is built in memory, so that the disk never has an incomplete database: any existing file has
@@ -60,9 +60,9 @@ def fresh_image() -> bytes:
     """
     connection = apsw.Connection(":memory:")
     try:
-        run(connection, (files(__package__) / "schema.sql").read_text(encoding="utf-8"))
-        run(connection, f"PRAGMA user_version = {newest()}")
-        run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+        run_script(connection, (files(__package__) / "schema.sql").read_text(encoding="utf-8"))
+        run_script(connection, f"PRAGMA user_version = {newest_version()}")
+        run_script(connection, f"PRAGMA application_id = {APPLICATION_ID}")
         image = bytearray(connection.serialize("main"))
     finally:
         connection.close()
@@ -73,8 +73,8 @@ def fresh_image() -> bytes:
 def migrate(connection: apsw.Connection, version: int) -> None:
     """Migrate older tables inside the open transaction."""
     for script in migrations()[version:]:  # guard: sqlite-migrations
-        run(connection, script)
-    run(connection, f"PRAGMA user_version = {newest()}")
+        run_script(connection, script)
+    run_script(connection, f"PRAGMA user_version = {newest_version()}")
 
 
 def drop_catalog(connection: apsw.Connection, version: int) -> None:
@@ -86,10 +86,10 @@ def drop_catalog(connection: apsw.Connection, version: int) -> None:
         return
     for (statement,) in list(connection.execute(migrations()[_CATALOG_FILE - 1])):
         try:
-            run(connection, statement)
+            run_script(connection, statement)
         except (apsw.CorruptError, apsw.SQLError) as error:
             log_reports.warning(
-                "the old catalog is damaged, part of it stays: %s: %s", statement, error
+                "the old catalog is damaged; part of it was not removed: %s: %s", statement, error
             )
 
 
@@ -98,15 +98,15 @@ def show_as_newest(connection: apsw.Connection, version: int) -> None:
 
     Call it outside a transaction. It does not change the file, which another program may still use.
     """
-    run(connection, "PRAGMA query_only = 0; PRAGMA temp_store = MEMORY")
+    run_script(connection, "PRAGMA query_only = 0; PRAGMA temp_store = MEMORY")
     for (name,) in list(connection.execute(_VIEWS)):
-        run(connection, f"DROP VIEW temp.{name}")
-    for number in range(version + 1, newest() + 1):
-        run(connection, views()[number])
-    run(connection, "PRAGMA query_only = 1")
+        run_script(connection, f"DROP VIEW temp.{name}")
+    for number in range(version + 1, newest_version() + 1):
+        run_script(connection, views()[number])
+    run_script(connection, "PRAGMA query_only = 1")
 
 
-def run(connection: apsw.Connection, script: str) -> None:
+def run_script(connection: apsw.Connection, script: str) -> None:
     """Execute all statements of a script: statements run only as their rows are read."""
     for _ in connection.execute(script):
         pass

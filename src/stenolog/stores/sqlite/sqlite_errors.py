@@ -16,39 +16,39 @@ from stenolog.errors import (
 )
 from stenolog.stores.disk import READ_ONLY_DISK
 
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL: Final = "the disk is full; free some space, then try again"
 _RETRY: Final = "Whether it was stored is unknown: retry with the same once token"
 
 
-def read_failure(error: Exception, doing: str) -> StenologError:
+def read_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a failed read."""
     match error:
         case StenologError():
             return error
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
-            return StoreBusy(f"{doing}: another process held the database too long")
+            return StoreBusy(f"{action}: another process held the database too long")
         case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
-            return DamagedStore(f"{doing}: {error}; `steno doctor` says what is wrong")
+            return DamagedStore(f"{action}: {error}; run `steno doctor` for details")
         case UnicodeDecodeError():
-            return DamagedStore(f"{doing}: a text is damaged; `steno doctor` says where")
+            return DamagedStore(f"{action}: a text is damaged; run `steno doctor` to find it")
         case apsw.SQLError() | apsw.ConstraintError() | apsw.MismatchError():
             return DamagedStore(
-                f"{doing}: the tables are not as they should be ({error}); "
-                "`steno doctor` says what is wrong"
+                f"{action}: the tables are damaged or were changed ({error}); "
+                "run `steno doctor` for details"
             )
-    return StoreUnavailable(f"{doing}: {_reason(error)}")
+    return StoreUnavailable(f"{action}: {_reason(error)}")
 
 
-def write_failure(error: Exception, doing: str) -> StenologError:
+def write_failure(error: Exception, action: str) -> StenologError:
     """Return the error for a failure before the commit: the transaction stored nothing."""
-    failure = read_failure(error, doing)
+    failure = read_failure(error, action)
     if type(failure) is StoreUnavailable:
         return NotStored(f"{failure}. Nothing of it was stored")
     return failure
 
 
-def commit_failure(error: Exception, doing: str, *, number: int = 0) -> StenologError:
+def commit_failure(error: Exception, action: str, *, system_errno: int = 0) -> StenologError:
     """Return the error for a failed commit; `number` is the system's errno.
 
     A commit that failed for lack of space, or because of a lock, was interrupted before it could
@@ -56,14 +56,14 @@ def commit_failure(error: Exception, doing: str, *, number: int = 0) -> Stenolog
     transaction complete.
     """
     if isinstance(error, apsw.FullError | apsw.BusyError | apsw.LockedError):
-        return write_failure(error, doing)
-    if number in _NO_ROOM and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE:
-        return write_failure(OSError(number, os.strerror(number)), doing)
+        return write_failure(error, action)
+    if system_errno in _NO_SPACE and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_WRITE:
+        return write_failure(OSError(system_errno, os.strerror(system_errno)), action)
     # guard: sqlite-failed-commit-unknown
-    return MaybeStored(f"{doing}: {_reason(error)}. {_RETRY}")
+    return MaybeStored(f"{action}: {_reason(error)}. {_RETRY}")
 
 
-def is_no_room_for_index(error: apsw.Error) -> bool:
+def is_no_space_for_index(error: apsw.Error) -> bool:
     """Return whether the index of the log (`-shm`) could not be created for lack of space."""
     code = getattr(error, "extendedresult", 0)
     return code in (apsw.SQLITE_IOERR_SHMSIZE, apsw.SQLITE_IOERR_SHMOPEN)
@@ -76,28 +76,28 @@ def _reason(error: Exception) -> str:
         case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
             return f"{error}; check the permissions of the file and its folder"
         case apsw.CantOpenError():
-            return "the file cannot be opened; check that it is there, and the permissions"
-        case apsw.IOError() if is_no_room_for_index(error):
-            return f"{_FULL} ({_code(error)})"
+            return "the file cannot be opened; check that it exists, and its permissions"
+        case apsw.IOError() if is_no_space_for_index(error):
+            return f"{_FULL} ({_error_code(error)})"
         case apsw.IOError():
-            return f"{error} ({_code(error)}); look at the disk and the system's log"
+            return f"{error} ({_error_code(error)}); check the disk and the system log"
         case OSError():
-            return _advised(error)
+            return _os_reason(error)
     return f"{type(error).__name__}: {error}"
 
 
-def _code(error: apsw.Error) -> str:
+def _error_code(error: apsw.Error) -> str:
     """Return the name of the extended code, which identifies the kind of I/O error."""
     number = getattr(error, "extendedresult", 0)
     return str(apsw.mapping_extended_result_codes.get(number, number))
 
 
-def _advised(error: OSError) -> str:
+def _os_reason(error: OSError) -> str:
     reason = os.strerror(error.errno) if error.errno else str(error)
     match error.errno:
         case errno.ELOOP | errno.EMLINK:
-            return "it is a symbolic link, and none is followed here"
-        case number if number in _NO_ROOM:
+            return "it is a symbolic link, which is not followed"
+        case number if number in _NO_SPACE:
             return f"{reason}; free some space, then try again"
         case errno.EROFS:
             return READ_ONLY_DISK
@@ -106,5 +106,5 @@ def _advised(error: OSError) -> str:
         case errno.EMFILE | errno.ENFILE:
             return f"{reason}; raise the limit of open files (ulimit -n)"
         case errno.ENOENT | errno.ENOTDIR | errno.ESTALE:
-            return f"{reason}; the file is gone; put it back or open the store anew"
-    return f"{reason}; look at the disk and the system's log"
+            return f"{reason}; the file is missing; restore it or open the store again"
+    return f"{reason}; check the disk and the system log"

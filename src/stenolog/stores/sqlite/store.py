@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from stenolog.errors import UsageError
-from stenolog.stores.arguments import check_namespace, check_whole
-from stenolog.stores.catalog_file import beside_database
+from stenolog.errors import UsageError, install_command
+from stenolog.stores.arguments import check_namespace, check_optional_int
+from stenolog.stores.catalog_file import catalog_path
 from stenolog.stores.sql.store import SQLStore
 from stenolog.stores.sqlite.dialect import SQLiteDialect
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT: Final = 5.0
 CACHE_KB: Final = 2048
-MOST_CACHE_KB: Final = 2**31 - 1
+MAX_CACHE_KB: Final = 2**31 - 1
 """The largest number that SQLite accepts."""
 
 
@@ -43,10 +43,10 @@ class SQLiteStore(SQLStore):
     ) -> None:
         check_namespace(namespace)
         if synchronous not in ("full", "normal"):
-            raise UsageError(f"synchronous={synchronous!r}: full or normal is wanted")
-        check_whole(cache_kb=cache_kb)
-        if not 1 <= cache_kb <= MOST_CACHE_KB:
-            raise UsageError(f"cache_kb: a number from 1 to {MOST_CACHE_KB} is wanted")
+            raise UsageError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
+        check_optional_int(cache_kb=cache_kb)
+        if not 1 <= cache_kb <= MAX_CACHE_KB:
+            raise UsageError(f"cache_kb must be from 1 to {MAX_CACHE_KB}, not {cache_kb}")
 
         self.database: Database = _open_database(
             file,
@@ -63,9 +63,9 @@ class SQLiteStore(SQLStore):
 
         Programs of that version do not know the file, and their purges would not delete it.
         """
-        if self.database.outdated:
+        if self.database.is_outdated:
             return None
-        return beside_database(self.database.file, self._namespace)
+        return catalog_path(self.database.file, self._namespace)
 
     def __repr__(self) -> str:
         return f"SQLiteStore({str(self.database.file)!r}, namespace={self._namespace!r})"
@@ -86,6 +86,5 @@ def missing_driver(error: ImportError) -> Exception:
     if error.name != "apsw":
         return error
     return UsageError(
-        "a SQLite store needs the package apsw, which has a SQLite of its own: "
-        "pip install 'stenolog[sqlite]'"
+        f"a SQLite store needs the package apsw, which includes SQLite: {install_command('sqlite')}"
     )

@@ -2,24 +2,55 @@
 
 SQLite checks the structure of its pages, not their content: a byte that changed on the disk would
 be returned as if it had been stored. Therefore each message has a crc.
+
+A name in queries.sql may have several statements: `Transaction.run` executes them in order. Two
+names may share statements: SQLite needs no row locks, so `lock_session` is `find_session`.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.resources import files
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from msgspec import Raw
 
 from stenolog.records import Message, Span, State, decode_object
 from stenolog.stores import spans
-from stenolog.stores.sql.rows import NO_END, moment, now, read_time
-from stenolog.stores.sqlite.queries import FOLLOWING, PLACES, SQL
+from stenolog.stores.sql.rows import MAX_SEQ, now, parse_iso, parse_time
 
 if TYPE_CHECKING:
     import apsw
+
+_NAMES: Final = re.compile(r"^-- name: (\w+(?:, \w+)*)\n", re.MULTILINE)
+_PARAMETER: Final = re.compile(r"\?(\d+)")
+
+
+def _load() -> dict[str, list[str]]:
+    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
+    _, *parts = _NAMES.split(text)
+    return {
+        name: [statement.strip() for statement in statements.split(";")[:-1]]
+        for names, statements in zip(parts[::2], parts[1::2], strict=True)
+        for name in names.split(", ")
+    }
+
+
+_STATEMENTS: Final = _load()
+SQL: Final = {name: statements[0] for name, statements in _STATEMENTS.items()}
+"""The first statement of each name."""
+FURTHER_SQL: Final = {name: found[1:] for name, found in _STATEMENTS.items() if found[1:]}
+"""The other statements of the names that have several."""
+PARAMETER_COUNTS: Final = {
+    statement: max(map(int, _PARAMETER.findall(statement)), default=0)
+    for statements in _STATEMENTS.values()
+    for statement in statements
+}
+"""Number of values that each statement takes."""
+
 
 Row = tuple[Any, ...]
 
@@ -60,10 +91,10 @@ class Transaction:
     def run(self, name: str, /, *values: Any) -> list[Row]:
         """Execute the statements of this name and return the rows of the first one."""
         sql = SQL[name]
-        found = list(self.execute(sql, values[: PLACES[sql]]))
-        if name in FOLLOWING:
-            for other in FOLLOWING[name]:
-                list(self.execute(other, values[: PLACES[other]]))
+        found = list(self.execute(sql, values[: PARAMETER_COUNTS[sql]]))
+        if name in FURTHER_SQL:
+            for other in FURTHER_SQL[name]:
+                list(self.execute(other, values[: PARAMETER_COUNTS[other]]))
         return found
 
     def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -86,31 +117,31 @@ class Transaction:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def messages(self, session: int, wanted: Sequence[Span], state: State | None) -> list[Message]:
+    def messages(self, session: int, seqs: Sequence[Span], state: State | None) -> list[Message]:
         """Return the intact messages with these seqs, with `hidden` set according to `state`."""
-        made = _visible if state is None else partial(_marked, state=state)
+        build = _visible_messages if state is None else partial(_messages_with_hidden, state=state)
         try:
-            return made(self._rows(_MESSAGES, session, wanted))
+            return build(self._rows(_MESSAGES, session, seqs))
         except (ValueError, TypeError):  # guard: sqlite-bad-time
             # A damaged row cannot be read as text.
-            return made(legible(self._rows(_RAW_MESSAGES, session, wanted)))
+            return build(readable_rows(self._rows(_RAW_MESSAGES, session, seqs)))
 
-    def _rows(self, sql: str, session: int, wanted: Sequence[Span]) -> Iterable[Row]:
-        return chain.from_iterable(
-            self.execute(sql, (session, first, end)) for first, end in wanted
-        )
+    def _rows(self, sql: str, session: int, seqs: Sequence[Span]) -> Iterable[Row]:
+        return chain.from_iterable(self.execute(sql, (session, first, end)) for first, end in seqs)
 
     def intact_messages(
         self, session: int, first: int, last: int
     ) -> Iterator[tuple[int, str, bytes]]:
         """Yield seq, time and body of each intact message."""
-        for seq, at, body, crc in legible(self.execute(_RAW_MESSAGES, (session, first, last))):
+        for seq, at, body, crc in readable_rows(
+            self.execute(_RAW_MESSAGES, (session, first, last))
+        ):
             if crc is None or crc == checksum(body, seq):
                 yield seq, at, body
 
     def examine_messages(self, session: int) -> Iterator[tuple[int, bool]]:
         """Yield the seq of each message row, and whether it is intact."""
-        for row in self.execute(_RAW_MESSAGES, (session, -NO_END, NO_END)):
+        for row in self.execute(_RAW_MESSAGES, (session, -MAX_SEQ, MAX_SEQ)):
             yield row[0], _is_intact(row)
 
     def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
@@ -151,27 +182,27 @@ class Transaction:
 
     def unfinished_purges(self) -> list[str | bytes]:
         """Return the start times of purges after which the file was not yet rewritten."""
-        return [begun for (begun,) in self.run("purge_begun")]
+        return [started for (started,) in self.run("purge_begun")]
 
 
-def legible(rows: Iterable[Row]) -> Iterator[tuple[int, str, bytes, int | None]]:
+def readable_rows(rows: Iterable[Row]) -> Iterator[tuple[int, str, bytes, int | None]]:
     """Yield the message rows whose columns have the right types; times are given as bytes."""
     for seq, at, body, crc in rows:
         if isinstance(seq, int) and isinstance(body, bytes) and isinstance(crc, int | None):
             with suppress(ValueError, AttributeError):
-                moment(at)
+                parse_time(at)
                 yield seq, at.decode(), body, crc
 
 
-def _visible(rows: Iterable[Row]) -> list[Message]:
+def _visible_messages(rows: Iterable[Row]) -> list[Message]:
     return [  # guard: sqlite-row-crc
         Message(seq, at, Raw(body))
         for seq, at, body, crc in rows
-        if (crc is None or crc == checksum(body, seq)) and read_time(at).tzinfo is not None
+        if (crc is None or crc == checksum(body, seq)) and parse_iso(at).tzinfo is not None
     ]
 
 
-def _marked(rows: Iterable[Row], state: State) -> list[Message]:
+def _messages_with_hidden(rows: Iterable[Row], state: State) -> list[Message]:
     floor, hidden = state.floor, state.hidden
     return [
         Message(
@@ -181,12 +212,12 @@ def _marked(rows: Iterable[Row], state: State) -> list[Message]:
             hidden=seq <= floor or (bool(hidden) and spans.contains(hidden, seq)),
         )
         for seq, at, body, crc in rows
-        if (crc is None or crc == checksum(body, seq)) and read_time(at).tzinfo is not None
+        if (crc is None or crc == checksum(body, seq)) and parse_iso(at).tzinfo is not None
     ]
 
 
 def _is_intact(row: Row) -> bool:
-    for seq, _, body, crc in legible([row]):
+    for seq, _, body, crc in readable_rows([row]):
         if crc is None or crc == checksum(body, seq):
             with suppress(ValueError):
                 return isinstance(decode_object(body), dict)

@@ -26,7 +26,7 @@ from stenolog.testing.contract.open_store_base import (
     talk,
     user,
 )
-from stenolog.testing.store_calls import Call, picture, trash
+from stenolog.testing.store_calls import Call, session_content, trash_content
 
 
 class Forks(Opened):
@@ -135,18 +135,18 @@ class Forks(Opened):
     def test_a_fork_shares_nothing_with_its_source(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b")
-        forked = picture(store, "b")
+        forked = session_content(store, "b")
         say(store, "a", "more")
         store.clear("a")
         store.set_meta("a", title="changed")
         store.compact("a")
-        assert picture(store, "b") == forked
-        source = picture(store, "a")
+        assert session_content(store, "b") == forked
+        source = session_content(store, "a")
         store.set_history("b", [user("other")])
         store.set_summary("b", "changed")
         store.set_meta("b", title=None)
         store.compact("b")
-        assert picture(store, "a") == source
+        assert session_content(store, "a") == source
         store.purge("a")
         assert shown(store, "b") == ["other"]
 
@@ -262,12 +262,12 @@ class Trash(Opened):
 
     def test_p4_restore_brings_everything_back(self, store: Store) -> None:
         talk(store, "a")
-        before, info, whole = picture(store, "a"), store.info("a"), everything(store, "a")
+        before, info, whole = session_content(store, "a"), store.info("a"), everything(store, "a")
         times = [message.at for message in store.get_history("a", full=True)]
         store.delete("a")
         store.restore("a")
         again = store.info("a")
-        assert picture(store, "a") == before
+        assert session_content(store, "a") == before
         assert everything(store, "a") == whole
         assert (again.uid, again.created, again.archived) == (
             info.uid,
@@ -288,14 +288,14 @@ class Trash(Opened):
 
     def test_a_key_can_be_deleted_and_restored_again_and_again(self, store: Store) -> None:
         talk(store, "a")
-        before = picture(store, "a")
+        before = session_content(store, "a")
         for _ in range(3):
             store.delete("a")
-            assert picture(store, "a") is None
-            assert trash(store) == [("a", 7)]
+            assert session_content(store, "a") is None
+            assert trash_content(store) == [("a", 7)]
             store.restore("a")
-            assert picture(store, "a") == before
-            assert trash(store) == []
+            assert session_content(store, "a") == before
+            assert trash_content(store) == []
 
     def test_a_deleted_key_made_anew_is_another_session(self, store: Store) -> None:
         talk(store, "a")
@@ -344,19 +344,19 @@ class Trash(Opened):
             store.restore("a")
         assert raised.value.key == "a"
         assert shown(store, "a") == ["new"]
-        assert trash(store) == [("a", 1)]
+        assert trash_content(store) == [("a", 1)]
         say(store, "b", "taken")
         with pytest.raises(SessionExists):
             store.restore("a", as_key="b")
-        assert (shown(store, "b"), trash(store)) == (["taken"], [("a", 1)])
+        assert (shown(store, "b"), trash_content(store)) == (["taken"], [("a", 1)])
 
     def test_restore_under_another_key(self, store: Store) -> None:
         talk(store, "a")
-        before, uid = picture(store, "a"), store.info("a").uid
+        before, uid = session_content(store, "a"), store.info("a").uid
         store.delete("a")
         say(store, "a", "new")
         store.restore("a", as_key="b")
-        assert picture(store, "b") == before
+        assert session_content(store, "b") == before
         info = store.info("b")
         assert (info.key, info.uid) == ("b", uid)
         assert store.list_sessions() == ["a", "b"]
@@ -391,7 +391,7 @@ class Trash(Opened):
         with pytest.raises(InvalidKey):
             store.restore("b", as_key="")
         assert store.list_sessions() == ["a"]
-        assert trash(store) == [("b", 1)]
+        assert trash_content(store) == [("b", 1)]
 
     def test_a_deleted_session_cannot_be_deleted_or_forked(self, store: Store) -> None:
         talk(store, "a")
@@ -399,7 +399,7 @@ class Trash(Opened):
         for call in (Call("delete"), Call("fork", ("b",)), Call("purge", (), {"before": 3})):
             with pytest.raises(NoSuchSession):
                 call.make(store, "a")
-        assert (store.list_sessions(), trash(store)) == ([], [("a", 7)])
+        assert (store.list_sessions(), trash_content(store)) == ([], [("a", 7)])
 
     def test_a_session_without_messages_can_be_deleted_and_restored(self, store: Store) -> None:
         store.set_summary("a", "nothing was said yet")
@@ -410,10 +410,10 @@ class Trash(Opened):
     def test_a_deleted_fork_comes_back_as_one(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b", at=6)
-        before = picture(store, "b")
+        before = session_content(store, "b")
         store.delete("b")
         store.restore("b")
-        assert picture(store, "b") == before
+        assert session_content(store, "b") == before
         assert store.info("b").lost == 0
 
     def test_who_follows_a_session_is_told_when_it_is_deleted(self, store: Store) -> None:

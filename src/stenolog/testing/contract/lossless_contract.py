@@ -100,7 +100,7 @@ class Lossless(Opened):
         given = KEPT[case]()
         store.add_full_message("a", given)
         [message] = store.get_history("a")
-        assert exactly(message.to_dict()) == exactly(given)
+        assert exactly(message.to_dict()) == exactly(dict(message)) == exactly(given)
         store.add_messages("b", [given, message])
         store.clear("b")
         store.compact("b")

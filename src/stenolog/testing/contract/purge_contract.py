@@ -24,7 +24,7 @@ from stenolog.testing.contract.open_store_base import (
     talk,
     user,
 )
-from stenolog.testing.store_calls import Call, picture, trash
+from stenolog.testing.store_calls import Call, session_content, trash_content
 
 
 class Purging(Opened):
@@ -62,7 +62,7 @@ class Purging(Opened):
         store.delete("a")
         store.delete("b")
         assert store.purge("a").messages == 7
-        assert trash(store) == [("b", 1)]
+        assert trash_content(store) == [("b", 1)]
         store.restore("b")
         assert shown(store, "b") == ["1"]
 
@@ -190,10 +190,10 @@ class Purging(Opened):
     @pytest.mark.parametrize("before", [-1, 0, 1])
     def test_purge_before_the_beginning_takes_nothing(self, store: Store, before: int) -> None:
         talk(store, "a")
-        now = picture(store, "a")
+        now = session_content(store, "a")
         purged = store.purge("a", before=before)
         assert (purged.messages, purged.first, purged.last) == (0, 0, 0)
-        assert picture(store, "a") == now
+        assert session_content(store, "a") == now
 
     def test_purge_before_a_seq_beyond_the_end_takes_all_messages(self, store: Store) -> None:
         talk(store, "a")
@@ -277,7 +277,7 @@ class Purging(Opened):
         say(store, "a", "1", "2")
         told = store.purge("a", before=2).not_reached
         assert [sentence for sentence in told if "trash" in sentence]
-        assert trash(store) == [("a", 2)]
+        assert trash_content(store) == [("a", 2)]
 
     def test_p12_tokens_of_kept_messages_are_known_after_a_purge(self, store: Store) -> None:
         talk(store, "a")
@@ -333,11 +333,11 @@ class Purging(Opened):
     def test_a_purged_session_can_be_forked_deleted_and_restored(self, store: Store) -> None:
         talk(store, "a")
         store.purge("a", before=4)
-        now = picture(store, "a")
+        now = session_content(store, "a")
         store.delete("a")
-        assert trash(store) == [("a", 4)]
+        assert trash_content(store) == [("a", 4)]
         store.restore("a")
-        assert picture(store, "a") == now
+        assert session_content(store, "a") == now
         store.fork("a", "b")
         assert shown(store, "b") == ["5", "6", "7"]
         with pytest.raises(UsageError):

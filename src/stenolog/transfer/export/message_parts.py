@@ -7,16 +7,29 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from stenolog.catalog.message_metadata import FIELD, has_failed, interruption, model_of, seconds_of
+from stenolog.messages import (
+    UNNAMED,
+    FilePart,
+    ImagePart,
+    TextPart,
+    ThinkingPart,
+    ToolCall,
+    ToolResult,
+    UnknownPart,
+    read_content,
+    read_message,
+    unread_fields,
+)
+from stenolog.messages import Part as AnyPart
 from stenolog.records import Message
 
 Clean = Callable[[str], str]
 """Function that removes from a text everything that must not be shared."""
 Kind = Literal["text", "thought", "call", "result", "image", "field"]
 
-_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-_SHOWN_ELSEWHERE: Final = ("role", "content", "tool_calls", "tool_call_id", FIELD, *_THOUGHTS)
 # Control characters, characters that change the direction of writing, and lone surrogates.
 _UNPRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -91,86 +104,83 @@ def cleaned(text: str, clean: Clean) -> str:
 
 def read_all(messages: Iterable[Message], clean: Clean) -> Iterator[Said]:
     """Yield the messages for reading, in order; tool results get the name of their tool."""
-    tools: dict[str, str] = {}
+    tools: dict[str | None, str] = {}
     for message in messages:
         body = message.to_dict()
         role = body.get("role")
-        seconds = seconds_of(body)
-        called = body.get("tool_call_id")
-        tool = tools.get(called, "") if isinstance(called, str) else ""
-        tools.update(_names(body.get("tool_calls")))
+        read = list(read_message(body))
+        calls = (part for part in read if isinstance(part, ToolCall) and part.name != UNNAMED)
+        tools.update({part.id: part.name for part in calls if part.id is not None})
+        parts = [made for part in read for made in _readable(part, body, tools, clean)]
         yield Said(
             seq=message.seq,
             at=message.at,
             role=cleaned(role if isinstance(role, str) else _as_json(role), clean),
             hidden=message.hidden,
-            parts=tuple(_parts(body, cleaned(tool, clean), clean)),
+            parts=(*parts, *_fields(unread_fields(body), clean)),
             model=cleaned(model_of(body) or "", clean),
-            seconds=seconds,
-            failed=has_failed(body),
+            seconds=seconds_of(body),
+            failed=has_failed(body)
+            or any(isinstance(part, ToolResult) and part.is_error for part in read),
             interrupted=cleaned(interruption(body), clean),
         )
 
 
-def _parts(body: Mapping[str, Any], tool: str, clean: Clean) -> Iterator[Part]:
-    for name in _THOUGHTS:
-        thought = body.get(name)
-        if isinstance(thought, str) and thought.strip():
-            yield Part(kind="thought", text=cleaned(thought, clean).strip())
-    kind: Kind = "result" if body.get("role") == "tool" else "text"
-    yield from _of_content(body.get("content"), kind, tool, clean)
-    calls = body.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        yield _of_call(call, clean)
-    for name, value in body.items():
-        if name not in _SHOWN_ELSEWHERE and value is not None:
+def _readable(
+    part: AnyPart, body: Mapping[str, Any], tools: Mapping[str | None, str], clean: Clean
+) -> Iterator[Part]:
+    """Yield what a reader sees of a part; parts without readable form are shown as JSON."""
+    match part:
+        case TextPart():
+            yield Part(kind="text", text=cleaned(part.text, clean))
+        case ThinkingPart() if part.in_content or isinstance(part.value, str):
+            if text := cleaned(part.text, clean).strip():
+                yield Part(kind="thought", text=text)
+            elif part.in_content:
+                yield _as_field("content", part.value, clean)
+        case ThinkingPart():
+            yield from _fields({part.field: part.value}, clean)
+        case ToolCall() if part.name != UNNAMED:
+            given = part.arguments
+            text = given if isinstance(given, str) else "" if given is None else _as_json(given)
+            name = cleaned(part.name, clean)
+            yield Part(kind="call", name=name, text=cleaned(text, clean))
+        case ToolCall():
+            yield Part(kind="call", name="tool", text=cleaned(_as_json(part.value), clean))
+        case ToolResult():
+            name = cleaned(tools.get(part.id, ""), clean)
+            inner = list(read_content(part.content))
+            for one in inner:
+                for made in _readable(one, body, tools, clean):
+                    yield replace(made, kind="result", name=name) if made.kind == "text" else made
+            if part.in_content and not inner:
+                yield Part(kind="result", name=name, text="")
+        case FilePart() if part.value is body.get("audio"):
+            if isinstance(part.content, str):
+                yield Part(kind="text", text=cleaned(part.content, clean))
+            yield from _fields({"audio": part.value}, clean)
+        # Only embedded images: showing others would cause a request.
+        case ImagePart() if _IMAGE.fullmatch(part.url):
+            yield Part(kind="image", text=part.url)
+        case UnknownPart() if part.field in ("tool_calls", "function_call"):
+            yield Part(kind="call", name="tool", text=cleaned(_as_json(part.value), clean))
+        case UnknownPart() if part.field != "content":
+            yield from _fields({part.field: part.value}, clean)
+        case UnknownPart() if part.text is not None:
+            yield Part(kind="text", text=cleaned(part.text, clean))
+        case _ if part.value is not body:
+            yield _as_field("content", part.value, clean)
+
+
+def _fields(fields: Mapping[str, Any], clean: Clean) -> Iterator[Part]:
+    for name, value in fields.items():
+        if name != FIELD and value is not None:
             # Clean name and value together: only the name may reveal that the value is a secret.
-            text = cleaned(_as_json({name: value}), clean)
-            yield Part(kind="field", name=cleaned(name, clean), text=text)
+            yield _as_field(cleaned(name, clean), {name: value}, clean)
 
 
-def _of_content(content: Any, kind: Kind, tool: str, clean: Clean) -> Iterator[Part]:
-    if content is None:
-        return
-    for one in content if isinstance(content, list) else [content]:
-        image = _image(one)
-        text = one.get("text") if isinstance(one, Mapping) else one
-        if image is not None:
-            yield Part(kind="image", text=image)
-        elif isinstance(text, str):
-            yield Part(kind=kind, name=tool, text=cleaned(text, clean))
-        else:
-            yield Part(kind="field", name="content", text=cleaned(_as_json(one), clean))
-
-
-def _image(part: Any) -> str | None:
-    """Return the `data:` URL of an embedded image.
-
-    None for remote images: showing them would cause a request.
-    """
-    found = part.get("image_url") if isinstance(part, Mapping) else None
-    address = found.get("url") if isinstance(found, Mapping) else found
-    if isinstance(address, str) and _IMAGE.fullmatch(address):
-        return address
-    return None
-
-
-def _of_call(call: Any, clean: Clean) -> Part:
-    asked = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(asked, Mapping) or not isinstance(asked.get("name"), str):
-        return Part(kind="call", name="tool", text=cleaned(_as_json(call), clean))
-    given = asked.get("arguments", "")
-    given = given if isinstance(given, str) else _as_json(given)
-    return Part(kind="call", name=cleaned(asked["name"], clean), text=cleaned(given, clean))
-
-
-def _names(calls: Any) -> Iterator[tuple[str, str]]:
-    """Yield the id of each call and the name of its tool."""
-    for call in calls if isinstance(calls, list) else ():
-        asked = call.get("function") if isinstance(call, Mapping) else None
-        name = asked.get("name") if isinstance(asked, Mapping) else None
-        if isinstance(name, str) and isinstance(call.get("id"), str):
-            yield call["id"], name
+def _as_field(name: str, value: Any, clean: Clean) -> Part:
+    return Part(kind="field", name=name, text=cleaned(_as_json(value), clean))
 
 
 def _as_json(value: Any) -> str:

@@ -22,9 +22,8 @@ from msgspec.structs import replace
 
 from stenolog.codec import parse_line
 from stenolog.sessions import keys
-from stenolog.stores import disk, json_file
+from stenolog.stores import disk, file_names, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
-from stenolog.stores.jsonl import log_names as names
 from stenolog.stores.jsonl.scan import looks_torn
 from stenolog.transfer.importers import chat_format, langchain, nanobot, picoclaw, zeroclaw
 from stenolog.transfer.importers.legacy_session import (
@@ -143,7 +142,7 @@ class Folder:
     def _is_stenolog_log(self, name: str, *, thorough: bool, has_meta_file: bool) -> bool:
         """Return whether this is a log of stenolog, or the remains of one."""
         # A file whose name is an escaped key of ours is not opened at every start.
-        has_escaped_key = "%" in name and names.key_of(name) is not None
+        has_escaped_key = "%" in name and file_names.key_of_log(name) is not None
         if has_escaped_key and not thorough and not has_meta_file:
             return True
         try:

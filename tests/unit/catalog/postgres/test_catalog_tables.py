@@ -16,18 +16,17 @@ import psycopg
 import pytest
 
 import stenolog
-from postgres_server import Installation, attempts, execute
 from stenolog.catalog import Catalog, open_catalog, steps
 from stenolog.catalog.postgres import SchemaDatabase
-from stenolog.catalog.postgres.catalog_tables import prefix_of
+from stenolog.catalog.postgres.catalog_tables import table_prefix
 from stenolog.errors import StoreUnavailable
 from stenolog.stores.base import Store
 from stenolog.stores.postgres import PostgresStore
-from unit.catalog.conftest import fill
-from unit.catalog.operations import WORDS, operate
-from unit.catalog.scan import catalogued, differences, found_words, full_scan, words_said
+from support.catalog_scan import catalogued, differences, found_words, full_scan, words_said
+from support.postgres_server import Installation, attempts, execute
+from support.random_operations import WORDS, fill_three_sessions, operate
 
-PREFIX = prefix_of("sessions")
+PREFIX = table_prefix("sessions")
 
 
 @pytest.fixture
@@ -75,14 +74,14 @@ def test_after_any_operations_of_several_writers_it_is_what_a_full_scan_says(
 
 def test_it_is_kept_and_found_by_the_next_one(where: str, tables: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.calibrate("m", estimated=100, reported=130)
         _agree(store, catalog)
         known = catalog.calibration("m")
     about = f"SELECT made, writes FROM {tables}about"  # noqa: S608 - a table of ours
     before = _run(where, about)
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        assert isinstance(catalog._current.database, SchemaDatabase)
+        assert isinstance(catalog._active.database, SchemaDatabase)
         _agree(store, catalog)
         assert catalog.calibration("m") == known
     assert _run(where, about) == before
@@ -95,7 +94,7 @@ def test_namespaces_in_one_database_have_an_index_each(where: str) -> None:
         open_catalog(sessions) as of_sessions,
         open_catalog(notes) as of_notes,
     ):
-        fill(sessions)
+        fill_three_sessions(sessions)
         notes.add_message("note", "user", "allmessages something else")
         for purged in (False, True):
             if purged:
@@ -111,7 +110,7 @@ def test_a_schema_whose_name_has_to_be_quoted_has_an_index(postgres_database: st
         stenolog.open_store(f"{postgres_database}?schema=Order_catalog_") as store,
         open_catalog(store) as catalog,
     ):
-        fill(store)
+        fill_three_sessions(store)
         _agree(store, catalog)
         store.purge("telegram:1")
         _agree(store, catalog)
@@ -119,7 +118,7 @@ def test_a_schema_whose_name_has_to_be_quoted_has_an_index(postgres_database: st
 
 def test_a_store_that_is_only_read_is_indexed_in_memory(where: str) -> None:
     with stenolog.open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
     with stenolog.open_store(where, read_only=True) as store, open_catalog(store) as catalog:
         assert differences(catalogued(catalog), full_scan(store)) == {}
         assert catalog.problems == ()
@@ -155,7 +154,7 @@ def test_tables_that_are_gone_old_or_damaged_are_made_anew(
     where: str, tables: str, harm: str
 ) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         catalog.calibrate("m", estimated=100, reported=130)
         known = catalog.calibration("m")
@@ -176,7 +175,7 @@ def test_p4_what_is_left_of_an_index_keeps_nobody_from_purging(
     where: str, tables: str, gone: str
 ) -> None:
     with stenolog.open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
         with open_catalog(store) as catalog:
             catalog.refresh()
         _run(where, f"DROP TABLE {tables}{gone}")
@@ -297,7 +296,7 @@ def test_p4_a_purge_waits_for_who_is_writing_and_takes_that_away_too(
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         store.add_message("secretkey", "user", "zebrasecret")
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         with ExitStack() as writing:
             transaction = writing.enter_context(database.write())
             transaction.execute(database.sql["add_said"], (77, "zebrasecret"))
@@ -327,9 +326,9 @@ def test_p4_while_a_dump_is_read_a_purge_takes_the_rows(where: str, tables: str)
 def test_who_looks_while_the_index_is_emptied_sees_all_of_it_or_none(where: str) -> None:
     """And none is what the next look fills again: a search never misses what is there."""
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         with database.read() as transaction:
             before = list(transaction.execute(database.sql["about"]))
             with _aside(lambda: store.purge("telegram:1")):
@@ -347,9 +346,9 @@ def test_who_waited_for_who_emptied_it_sees_it_emptied(where: str, tables: str) 
         open_catalog(store) as catalog,
         psycopg.connect(where.partition("?")[0]) as purging,
     ):
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         read = database.read
         purging.execute(f"LOCK TABLE {tables}about IN ACCESS EXCLUSIVE MODE".encode())
         for name in ("session", "tag", "message", "said", "block", "words"):
@@ -361,7 +360,7 @@ def test_who_waited_for_who_emptied_it_sees_it_emptied(where: str, tables: str) 
                 [(made, _)] = transaction.execute(database.sql["about"])
                 seen.append((made, len(list(transaction.execute(database.sql["stamps"])))))
 
-        before = catalog._current.refresher._known.made
+        before = catalog._active.refresher._known.catalog_id
         seen: list[tuple[int, int]] = []
         with _aside(look):
             assert _somebody_waits(where)
@@ -377,9 +376,9 @@ def test_one_at_a_time_writes_and_others_read_meanwhile(where: str) -> None:
         open_catalog(store) as catalog,
         open_catalog(store) as other,
     ):
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         with ExitStack() as writing:
             writing.enter_context(database.write())
             assert len(other.list().entries) == 3
@@ -395,7 +394,7 @@ def test_whoever_purges_the_index_is_emptied(where: str, tables: str) -> None:
     schema = where.partition("schema=")[2]
     user = f"u{schema}"
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         _run(where, f"CREATE ROLE {user} LOGIN PASSWORD 'x'")
         try:
@@ -442,7 +441,7 @@ def test_what_empties_an_index_is_no_trigger_for_others(where: str, tables: str)
         open_catalog(store) as catalog,
         _stranger(where) as (user, place),
     ):
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         before = _made(where, tables)
         _run(place, f"CREATE TABLE {user}.bait (session int8, namespace text)")
@@ -466,7 +465,7 @@ def test_what_a_trigger_is_told_or_a_temporary_table_says_leads_nowhere_else(
     """Nor do tables beside ours that have the names of an index."""
     schema = where.partition("schema=")[2]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         _run(where, f"CREATE TABLE {schema}.chat_message AS SELECT 1 AS kept")
         _run(
@@ -485,7 +484,7 @@ def test_where_no_message_is_deleted_the_index_stays(where: str, tables: str) ->
     """To copy a session that is there already deletes what it has too much."""
     schema = where.partition("schema=")[2]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
         before = _made(where, tables)
         with psycopg.connect(where.partition("?")[0]) as copying:
@@ -507,12 +506,12 @@ def test_p4_a_purge_empties_the_index_of_its_namespace_alone(
         open_catalog(sessions) as of_sessions,
         open_catalog(notes) as of_notes,
     ):
-        fill(sessions)
+        fill_three_sessions(sessions)
         notes.add_message("note", "user", "allmessages something else")
         notes.add_message("other", "user", "allmessages something else")
         of_sessions.refresh()
         of_notes.refresh()
-        own = tables.replace(PREFIX, prefix_of(name))
+        own = tables.replace(PREFIX, table_prefix(name))
         before = _made(where, tables), _made(where, own)
         notes.purge("note")
         assert _count(where, f"{own}session") == 0
@@ -565,7 +564,7 @@ def test_p4_messages_whose_session_is_gone_before_them_go_from_the_index(
 def test_a_trigger_of_an_older_version_is_made_anew(where: str, tables: str) -> None:
     schema = where.partition("schema=")[2]
     with stenolog.open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
         with open_catalog(store) as catalog:
             catalog.refresh()
         _run(where, f"DROP TRIGGER {PREFIX}purged ON {schema}.session")
@@ -587,7 +586,7 @@ def test_a_trigger_of_an_older_version_is_made_anew(where: str, tables: str) -> 
 
 def test_p4_in_a_schema_that_was_renamed_the_index_is_made_anew(postgres_database: str) -> None:
     with stenolog.open_store(f"{postgres_database}?schema=before") as store:
-        fill(store)
+        fill_three_sessions(store)
         with open_catalog(store) as catalog:
             catalog.refresh()
     _run(postgres_database, "ALTER SCHEMA before RENAME TO behind")
@@ -639,7 +638,7 @@ def _talk(where: str, name: int) -> None:
 
 def test_many_who_begin_write_and_look_at_once_see_what_they_wrote(where: str) -> None:
     with stenolog.open_store(where) as store:
-        fill(store)
+        fill_three_sessions(store)
         pids = [_child(partial(_talk, where, name)) for name in range(6)]
         assert _statuses(pids) == [0] * 6
         with open_catalog(store) as catalog:
@@ -648,7 +647,7 @@ def test_many_who_begin_write_and_look_at_once_see_what_they_wrote(where: str) -
 
 def _refresh_for_ever(where: str, seed: int) -> None:
     chance = random.Random(seed)
-    steps.MOST_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
+    steps.MAX_MESSAGES = chance.choice([3, 50, 2_000])  # type: ignore[misc]
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
         while True:
             catalog.refresh()
@@ -683,9 +682,9 @@ def test_refreshers_that_are_killed_leave_what_others_go_on_from(where: str) -> 
 
 def test_a_connection_that_breaks_is_not_the_end_of_the_index(where: str) -> None:
     with stenolog.open_store(where) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         end = (
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -697,7 +696,7 @@ def test_a_connection_that_breaks_is_not_the_end_of_the_index(where: str) -> Non
             _run(where, end)
             store.stamps()
             _agree(store, catalog)
-        assert catalog._current.database is database
+        assert catalog._active.database is database
 
 
 @pytest.mark.slow
@@ -706,15 +705,15 @@ def test_a_server_that_is_away_is_told_and_the_index_is_there_when_it_comes_back
 ) -> None:
     server = postgres_installation.server().start()
     with PostgresStore(server.url(), busy_timeout=0.2) as store, open_catalog(store) as catalog:
-        fill(store)
+        fill_three_sessions(store)
         catalog.refresh()
-        database = catalog._current.database
+        database = catalog._active.database
         server.stop()
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 catalog.search("hello")
         server.start()
         assert catalog.search("hello").count == 6
-        assert catalog._current.database is database
+        assert catalog._active.database is database
         assert catalog.problems == ()
     server.stop()

@@ -10,10 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stenolog.catalog import tokenizer
-from stenolog.catalog.catalog_database import BLOCK, clean
-from stenolog.catalog.fulltext import Indexed
+from stenolog.catalog.catalog_database import BLOCK_SIZE, replace_surrogates
 from stenolog.catalog.postgres.fulltext_query import TSQuery
-from stenolog.catalog.query import parse, stem_mark
+from stenolog.catalog.query import MessageTokens, parse, stem_mark
 from stenolog.testing.strategies import texts
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -41,7 +40,7 @@ def connection(postgres_database: str) -> Iterator[Connection]:
     ],
 )
 def test_a_query_asks_for(typed: str, words: str, looked_up: object) -> None:
-    asked, more = TSQuery().matching(parse(typed), role=None, sessions=())
+    asked, more = TSQuery().match_values(parse(typed), role=None, sessions=())
     assert asked == words
     assert (None if more is None else json.loads(more)) == looked_up
 
@@ -57,28 +56,30 @@ def test_p10_no_text_breaks_a_query(
     connection: Connection, typed: str, role: str, stems: list[str]
 ) -> None:
     language, parsed = TSQuery(), parse(typed)
-    marks = [stem_mark(clean(stem)) for stem in [*stems, "x"]]
-    asked = [language.marked([marks, ["=o1"]], but=marks)]
-    if not parsed.empty:
-        asked.append(language.matching(parsed, role=clean(role), sessions=range(64))[:1])
-    ranking = language.ranking(parsed)
+    marks = [stem_mark(replace_surrogates(stem)) for stem in [*stems, "x"]]
+    asked = [language.mark_values([marks, ["=o1"]], but=marks)]
+    if not parsed.is_empty:
+        asked.append(
+            language.match_values(parsed, role=replace_surrogates(role), sessions=range(64))[:1]
+        )
+    ranking = language.rank_values(parsed)
     asked += [ranking] if ranking is not None else []
     for (words,) in asked:
         [(nodes,)] = connection.execute("SELECT numnode(%s::tsquery)", (words,))
         assert nodes >= 1
 
 
-def _of(text: str) -> Indexed:
+def _of(text: str) -> MessageTokens:
     lines = tokenizer.lines(text)
     stems = " ".join(f"=w{token}" for token in dict.fromkeys(lines.parts.split()))
-    return Indexed(3 * BLOCK, lines.parts, lines.more, f"=s1 =o2 =r3 {stems}")
+    return MessageTokens(3 * BLOCK_SIZE, lines.parts, lines.more, f"=s1 =o2 =r3 {stems}")
 
 
 @settings(max_examples=150)
 @given(text=texts())
 def test_p10_every_token_of_any_text_can_be_asked_for(connection: Connection, text: str) -> None:
-    said = _of(clean(text))
-    [(_, words, _)] = TSQuery().added([said])
+    said = _of(replace_surrogates(text))
+    [(_, words, _)] = TSQuery().tokens_to_add([said])
     [(found,)] = connection.execute("SELECT tsvector_to_array(%s::tsvector)", (words,))
     assert set(found) == {"=b3", *said.parts.split(), *said.more.split(), *said.marks.split()}
 
@@ -99,6 +100,6 @@ def test_p10_every_token_of_any_text_can_be_asked_for(connection: Connection, te
 )
 def test_the_most_that_a_message_can_hold_is_taken(connection: Connection, text: str) -> None:
     said = _of(text)
-    [(_, words, _)] = TSQuery().added([said])
+    [(_, words, _)] = TSQuery().tokens_to_add([said])
     [(found,)] = connection.execute("SELECT tsvector_to_array(%s::tsvector)", (words,))
     assert {"=b3", "=s1", "=o2", "=r3", *said.parts.split(), *said.more.split()} <= set(found)

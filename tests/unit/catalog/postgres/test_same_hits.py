@@ -15,7 +15,7 @@ import stenolog
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.stores.base import Store
 from stenolog.testing.strategies import messages, texts
-from unit.catalog.scan import words_said
+from support.catalog_scan import words_said
 
 WORDS = [
     *("the", "of", "getUserName", "get", "user", "name", "username", "GitHub", "github", "git"),

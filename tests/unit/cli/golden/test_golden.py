@@ -15,6 +15,7 @@ from stenolog.cli import main
 from stenolog.memory.notes import Draft, Notes
 from stenolog.memory.scopes import Scope
 from stenolog.stores.open_store import open_store
+from support.installations import write_metadata
 
 HERE = Path(__file__).parent
 UPDATE = bool(os.environ.get("STENO_UPDATE"))
@@ -30,12 +31,6 @@ CASES = {
     "archive": ["archive telegram:123 --dry-run", "archive --all", "archive --all --json"],
     "backup": ["backup copies", "backup copies --verify"],
     "chat": ["hello | chat cli:new --model scripted", "hello | chat -r zebra --model scripted"],
-    "compact": [
-        "compact telegram:123 --model scripted --dry-run",
-        "compact telegram:123 --model scripted",
-        "compact telegram:123 --model scripted --json",
-        "compact nobody --model scripted",
-    ],
     "completion": ["completion bash"],
     "config": [
         "config path",
@@ -140,6 +135,12 @@ CASES = {
         "show telegram:124",
     ],
     "stats": ["stats", "stats --json", "stats --since 2026-01-06"],
+    "summarize": [
+        "summarize telegram:123 --model scripted --dry-run",
+        "summarize telegram:123 --model scripted",
+        "summarize telegram:123 --model scripted --json",
+        "summarize nobody --model scripted",
+    ],
     "tag": [
         "tag telegram:123",
         "tag telegram:123 +fun +work",
@@ -160,6 +161,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         if name.endswith("_API_KEY") or name.startswith(("STENO_", "OLLAMA_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.syspath_prepend(write_metadata(tmp_path / "installed"))  # from an index
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     times = [FIRST + timedelta(minutes=number) for number in range(6)]
@@ -232,6 +234,6 @@ def _fixed(text: str, place: Path) -> str:
     text = re.sub(r"\([\d,]+ per second\)", "(N per second)", text)
     text = re.sub(r"about [\d,]+ → [\d,]+ tokens", "about N → M tokens", text)
     text = re.sub(r"about [\d,]+ tokens", "about N tokens", text)
-    text = re.sub(r'"(sent|tokens|tokens_before|tokens_after)": \d+', r'"\1": 0', text)
+    text = re.sub(r'"(input_tokens|tokens|tokens_before|tokens_after)": \d+', r'"\1": 0', text)
     text = re.sub(r"from byte [\d,]+ to", "from byte N to", text)
     return re.sub(r"(?m)[ \t]+$", "", text)

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.gateway.viewer.conversation_page import SIZE, Part, around, as_met, newest
+from stenolog.gateway.viewer.conversation_page import (
+    SIZE,
+    PagePart,
+    around,
+    newest,
+    read_again_if_damaged,
+)
 from stenolog.records import Message
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -23,7 +29,7 @@ def _filled(count: int) -> InMemoryStore:
     return store
 
 
-def _told(part: Part) -> list[int | tuple[int, int]]:
+def _told(part: PagePart) -> list[int | tuple[int, int]]:
     """The seqs of the messages, and the runs that are not shown."""
     made: list[int | tuple[int, int]] = []
     for item in part.items:
@@ -90,14 +96,14 @@ def test_a_message_that_is_out_of_sight_is_shown_when_it_is_asked_for() -> None:
 
 def test_what_is_in_sight_is_known_by_a_mark_that_an_append_does_not_change() -> None:
     with _filled(10) as store:
-        before = newest(store, store.info(_KEY), full=False).sight
+        before = newest(store, store.info(_KEY), full=False).digest
         store.add_message(_KEY, "user", "more")
-        assert newest(store, store.info(_KEY), full=False).sight == before
+        assert newest(store, store.info(_KEY), full=False).digest == before
         store.checkpoint(_KEY, summary="so", upto=4)
-        after = newest(store, store.info(_KEY), full=False).sight
+        after = newest(store, store.info(_KEY), full=False).digest
         assert after != before
         store.undo(_KEY)
-        assert newest(store, store.info(_KEY), full=False).sight == before
+        assert newest(store, store.info(_KEY), full=False).digest == before
 
 
 @pytest.mark.parametrize(
@@ -115,11 +121,11 @@ def test_the_mark_changes_with_every_operation_however_many_there_were(
     with _filled(30) as store:
         for number in range(9):
             store.set_summary(_KEY, f"so {number}")
-        before = newest(store, store.info(_KEY), full=False).sight
+        before = newest(store, store.info(_KEY), full=False).digest
         undoable = store.info(_KEY).undoable
         act(store)
         assert store.info(_KEY).undoable == undoable
-        assert newest(store, store.info(_KEY), full=False).sight != before
+        assert newest(store, store.info(_KEY), full=False).digest != before
 
 
 def _not_asked(*_: object, **__: object) -> list[Message]:
@@ -138,7 +144,7 @@ def test_of_a_long_session_no_more_is_read_than_is_shown(
         store.hide(_KEY, 120, 130)
         info = store.info(_KEY)
         with monkeypatch.context() as patched:
-            patched.setattr("stenolog.gateway.viewer.conversation_page._IN_VAIN", 10**9)
+            patched.setattr("stenolog.gateway.viewer.conversation_page._MAX_DISCARDED", 10**9)
             expected = around(store, info, at, full=full)
         if at < 1_000:
             monkeypatch.setattr(type(store), "get_history", _not_asked)
@@ -184,7 +190,7 @@ def _damaged(where: str, folder: Path) -> str:
     return place
 
 
-def _with_lost(part: Part) -> list[int | str]:
+def _with_lost(part: PagePart) -> list[int | str]:
     """The seqs of the messages, and in words what stands between them."""
     made: list[int | str] = []
     for item in part.items:
@@ -206,9 +212,9 @@ def test_a_damaged_message_is_told_where_it_was_and_not_as_hidden(
             assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]
             part = around(store, store.info(_KEY), 3, full=full)
             assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]
-        before = newest(store, store.info(_KEY), full=False).sight
+        before = newest(store, store.info(_KEY), full=False).digest
         store.add_message(_KEY, "user", "more")
-        assert newest(store, store.info(_KEY), full=False).sight == before
+        assert newest(store, store.info(_KEY), full=False).digest == before
         store.checkpoint(_KEY, summary="so", upto=3)
         part = newest(store, store.info(_KEY), full=False)
         assert _with_lost(part) == ["gap", "lost (2, 2)", 4, 5, 6]
@@ -226,6 +232,8 @@ def test_a_damaged_message_at_the_end_is_told_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["{}/s", "sqlite:{}/s.db"])
 def test_damage_that_is_met_by_reading_is_told_at_once(tmp_path: Path, where: str) -> None:
     with open_store(_damaged(where, tmp_path)) as store:
-        info, part = as_met(store, _KEY, lambda info: newest(store, info, full=False))
+        info, part = read_again_if_damaged(
+            store, _KEY, lambda info: newest(store, info, full=False)
+        )
     assert (info.lost, info.visible) == (1, 4)
     assert _with_lost(part) == [1, "lost (2, 2)", 3, 4, 5]

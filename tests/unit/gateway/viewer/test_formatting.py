@@ -7,7 +7,7 @@ from stenolog.gateway.viewer.formatting import (
     clock,
     damage,
     dollars,
-    in_sight,
+    message_count,
     plural,
     seconds,
     segment,
@@ -67,8 +67,13 @@ def test_small_amounts_are_told_from_nothing() -> None:
 
 
 def test_messages_are_counted_in_one_wording() -> None:
-    told = [in_sight(1, 1), in_sight(11, 11), in_sight(8, 11), in_sight(0, 1)]
-    assert told == ["1 message", "11 messages", "8 of 11 messages", "0 of 1 message"]
+    told = [message_count(1, 1), message_count(11, 11), message_count(8, 11), message_count(0, 1)]
+    assert told == [
+        "1 message",
+        "11 messages",
+        "11 messages · model sees 8",
+        "1 message · model sees 0",
+    ]
 
 
 def test_a_time_of_another_day_has_its_date() -> None:
@@ -78,9 +83,9 @@ def test_a_time_of_another_day_has_its_date() -> None:
 
 def test_damage_is_told_with_what_it_cost() -> None:
     assert damage(0, 0, "w") == ""
-    told = "damaged and cannot be read; `steno doctor w` says more."
+    told = "damaged and cannot be read. For details, run: steno doctor w"
     assert damage(1, 1, "w") == f"1 message is {told}"
     assert damage(2, 0, "w") == f"2 messages are {told}"
-    assert damage(0, 1, "w").startswith("The log is damaged, but no message is lost")
-    assert unreadable(2, 2) == "message 2 cannot be read"
-    assert unreadable(2, 4) == "messages 2 to 4 cannot be read"
+    assert damage(0, 1, "w").startswith("The log is damaged, but all messages that were read")
+    assert unreadable(2, 2) == "Message 2 is damaged and cannot be read"
+    assert unreadable(2, 4) == "Messages 2 to 4 are damaged and cannot be read"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.gateway.viewer.hidden_messages import Gap, look
+from stenolog.gateway.viewer.hidden_messages import Gap, read_visibility
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -25,7 +25,7 @@ def _told(store: Store, key: str = _KEY) -> list[tuple[int, int, int, str]]:
 
 
 def _gaps(store: Store, key: str = _KEY) -> list[Gap]:
-    return list(look(store, store.info(key)).gaps)
+    return list(read_visibility(store, store.info(key)).gaps)
 
 
 def test_where_all_is_in_sight_there_is_no_gap() -> None:
@@ -37,7 +37,7 @@ def test_where_all_is_in_sight_there_is_no_gap() -> None:
 @pytest.mark.parametrize(
     ("act", "told"),
     [
-        (lambda store: store.checkpoint(_KEY, summary="so", upto=4), (1, 4, 4, "compacted")),
+        (lambda store: store.checkpoint(_KEY, summary="so", upto=4), (1, 4, 4, "summarized")),
         (lambda store: store.truncate_history(_KEY, 3), (1, 7, 7, "truncated")),
         (lambda store: store.clear(_KEY), (1, 10, 10, "cleared")),
         (lambda store: store.hide(_KEY, 1, 2), (1, 2, 2, "hidden")),
@@ -66,8 +66,13 @@ def test_what_two_operations_hid_are_two_gaps_and_only_the_last_can_be_undone() 
         store.checkpoint(_KEY, summary="so on", upto=4)
         store.set_history(_KEY, [*store.get_history(_KEY)[:-2], {"role": "user", "content": "x"}])
         first, second = _gaps(store)
-        assert (first.first, first.last, first.why, first.told) == (1, 4, "compacted", True)
-        assert (second.first, second.last, second.why, second.told) == (9, 10, "replaced", False)
+        assert (first.first, first.last, first.why, first.has_summary) == (1, 4, "summarized", True)
+        assert (second.first, second.last, second.why, second.has_summary) == (
+            9,
+            10,
+            "replaced",
+            False,
+        )
         assert (first.undo, second.undo) == (False, True)
 
 
@@ -77,8 +82,8 @@ def test_an_edit_right_above_the_compacted_ones_is_not_told_as_compacted() -> No
         store.checkpoint(_KEY, summary="so", upto=4)
         store.set_history(_KEY, [{"role": "user", "content": "new"}])
         assert store.info(_KEY).floor == 10
-        assert _told(store) == [(1, 4, 4, "compacted"), (5, 10, 6, "replaced")]
-        assert [one.told for one in _gaps(store)] == [True, False]
+        assert _told(store) == [(1, 4, 4, "summarized"), (5, 10, 6, "replaced")]
+        assert [one.has_summary for one in _gaps(store)] == [True, False]
 
 
 def test_what_a_fork_has_not_is_no_message_that_was_hidden() -> None:
@@ -90,8 +95,8 @@ def test_what_a_fork_has_not_is_no_message_that_was_hidden() -> None:
         store.hide("fork", 7, 8)
         assert _told(store, "fork") == [(7, 8, 2, "hidden")]
         store.checkpoint("fork", summary="so", upto=6)
-        assert _told(store, "fork") == [(1, 6, 4, "compacted"), (7, 8, 2, "hidden")]
-        assert list(look(store, store.info("fork")).present) == [(1, 2), (5, 10)]
+        assert _told(store, "fork") == [(1, 6, 4, "summarized"), (7, 8, 2, "hidden")]
+        assert list(read_visibility(store, store.info("fork")).present) == [(1, 2), (5, 10)]
 
 
 def test_a_fork_tells_the_summary_of_what_it_does_not_have() -> None:
@@ -100,7 +105,7 @@ def test_a_fork_tells_the_summary_of_what_it_does_not_have() -> None:
         store.checkpoint(_KEY, summary="so", upto=4)
         store.fork(_KEY, "fork")
         [only] = _gaps(store, "fork")
-        assert (only.last, only.count, only.told, only.undo) == (4, 0, True, False)
+        assert (only.last, only.count, only.has_summary, only.undo) == (4, 0, True, False)
 
 
 def test_of_what_undo_does_not_know_only_that_it_is_hidden_is_told() -> None:
@@ -110,4 +115,4 @@ def test_of_what_undo_does_not_know_only_that_it_is_hidden_is_told() -> None:
         for seq in range(1, 18, 2):
             store.hide(_KEY, seq, seq)
         assert _told(store)[-1] == (29, 30, 2, "hidden")
-        assert look(store, store.info(_KEY)).why(29) == "hidden"
+        assert read_visibility(store, store.info(_KEY)).why(29) == "hidden"

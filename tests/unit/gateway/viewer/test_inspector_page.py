@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from stenolog.agent.instance import AgentInstance
 from stenolog.agent.spec import AgentSpec
-from stenolog.context.budget import Limits
-from stenolog.gateway.viewer.inspector_page import WIDTH, divided, inspect
+from stenolog.context.window import Limits
+from stenolog.gateway.viewer.inspector_page import WIDTH, divide_system_tokens, inspect
 from stenolog.testing.scripted_model import ScriptedModel
 
 _KEY = "s"
@@ -61,6 +61,6 @@ def test_all_parts_together_are_what_is_sent_and_what_there_is_room_for(
 def test_the_system_message_is_divided_without_a_rest(
     head: int, system: int, memory: int, summary: bool
 ) -> None:
-    parts = divided(head, system=system, memory=memory, summary=summary)
+    parts = divide_system_tokens(head, system=system, memory=memory, summary=summary)
     assert sum(parts.values()) == head
     assert min(parts.values()) >= 0

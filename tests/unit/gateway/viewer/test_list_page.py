@@ -4,7 +4,13 @@ from datetime import UTC, datetime
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.catalog.entries import Hit
-from stenolog.gateway.viewer.list_page import SIZE, HomeQuery, fitting, marked, those_that_fit
+from stenolog.gateway.viewer.list_page import (
+    SIZE,
+    HomeQuery,
+    filter_entries,
+    highlighted,
+    matching_sessions,
+)
 from stenolog.stores.in_memory import InMemoryStore
 
 
@@ -15,10 +21,10 @@ def test_all_words_stand_in_title_key_or_tags() -> None:
         store.set_meta("cli:bob", tags=["Travel"])
         with open_catalog(store) as catalog:
             entries = catalog.list().entries
-    assert {one.key for one in fitting(entries, "train")} == {"cli:ada", "cli:bob"}
-    assert [one.key for one in fitting(entries, "TRAIN ada")] == ["cli:ada"]
-    assert [one.key for one in fitting(entries, "travel chur")] == ["cli:bob"]
-    assert fitting(entries, "boat") == []
+    assert {one.key for one in filter_entries(entries, "train")} == {"cli:ada", "cli:bob"}
+    assert [one.key for one in filter_entries(entries, "TRAIN ada")] == ["cli:ada"]
+    assert [one.key for one in filter_entries(entries, "travel chur")] == ["cli:bob"]
+    assert filter_entries(entries, "boat") == []
 
 
 def _pages(catalog: Catalog, words: str) -> list[list[str]]:
@@ -26,7 +32,7 @@ def _pages(catalog: Catalog, words: str) -> list[list[str]]:
     made: list[list[str]] = []
     after = ""
     while True:
-        entries, more = those_that_fit(catalog, HomeQuery(q=words, after=after))
+        entries, more = matching_sessions(catalog, HomeQuery(q=words, after=after))
         made.append([one.key for one in entries])
         if more is None:
             return made
@@ -60,5 +66,6 @@ def test_what_was_found_is_marked_and_all_else_is_text() -> None:
         marks=[(0, 6), (13, 16)],
     )
     assert (
-        marked(hit) == "<mark>&lt;b&gt;owl</mark>&lt;/b&gt; &amp; <mark>&lt;i&gt;</mark> &lt;s&gt;"
+        highlighted(hit)
+        == "<mark>&lt;b&gt;owl</mark>&lt;/b&gt; &amp; <mark>&lt;i&gt;</mark> &lt;s&gt;"
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.gateway.viewer.markdown_html import LONGEST, coloured, is_picture, to_html
+from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, coloured, is_picture, to_html
 
 _PICTURE = "data:image/png;base64,iVBORw0KGgo="
 _ACTS = re.compile(r"<(script|style|iframe|object|svg|form|input|meta|base|link)|\son\w+\s*=")
@@ -81,7 +81,7 @@ def test_only_a_picture_that_is_in_the_text_is_shown() -> None:
 
 
 def test_what_is_very_long_is_plain_and_cut() -> None:
-    made = to_html("<b>" + "x" * LONGEST)
+    made = to_html("<b>" + "x" * MAX_RENDERED)
     assert made.startswith('<pre class="plain">&lt;b&gt;')
     assert "3 more characters" in made
 

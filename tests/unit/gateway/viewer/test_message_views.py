@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stenolog.gateway.viewer.message_views import prompt_line, shown
+from stenolog.gateway.viewer.message_views import message_views, prompt_line
 from stenolog.records import Message
 from stenolog.stores.in_memory import InMemoryStore
 
@@ -18,7 +18,7 @@ def _call(id: str, name: str = "look", arguments: Any = "{}") -> dict[str, Any]:
 
 
 def test_a_result_stands_with_its_call() -> None:
-    made = shown(
+    made = message_views(
         _stored(
             {"role": "assistant", "content": "", "tool_calls": [_call("a"), _call("b", "<b>")]},
             {
@@ -40,7 +40,7 @@ def test_a_result_stands_with_its_call() -> None:
 
 
 def test_a_result_without_its_call_is_a_message() -> None:
-    [one] = shown(_stored({"role": "tool", "tool_call_id": "x", "content": "<i>alone</i>"}))
+    [one] = message_views(_stored({"role": "tool", "tool_call_id": "x", "content": "<i>alone</i>"}))
     assert one.kind == "tool"
     assert "&lt;i&gt;alone" in one.words
 
@@ -50,12 +50,12 @@ def test_a_result_may_come_behind_what_is_shown() -> None:
         {"role": "assistant", "content": None, "tool_calls": [_call("a")]},
         {"role": "tool", "tool_call_id": "a", "content": "late"},
     )
-    [one] = shown([call], [result])
+    [one] = message_views([call], [result])
     assert one.calls[0].result == "late"
 
 
 def test_parts_of_other_shapes_are_read() -> None:
-    made = shown(
+    made = message_views(
         _stored(
             {
                 "role": "assistant",
@@ -91,7 +91,7 @@ def test_pictures_are_shown_or_linked_or_neither() -> None:
         {"type": "text", "text": "What is this?"},
     ]
     [message] = _stored({"role": "user", "content": content})
-    [one] = shown([message])
+    [one] = message_views([message])
     told = [(picture.shown, picture.link) for picture in one.pictures]
     assert told == [(True, False), (False, True), (False, False), (True, False), (False, False)]
     assert prompt_line(message.to_dict()) == "What is this?"
@@ -99,7 +99,7 @@ def test_pictures_are_shown_or_linked_or_neither() -> None:
 
 def test_an_answer_that_was_cut_off_says_so_once() -> None:
     mark = {"interrupted": "stopped"}
-    cut, plain = shown(
+    cut, plain = message_views(
         _stored(
             {"role": "assistant", "content": "Half an [interrupted]", "stenolog": mark},
             {"role": "assistant", "content": "It reads [interrupted]"},
@@ -107,3 +107,55 @@ def test_an_answer_that_was_cut_off_says_so_once() -> None:
     )
     assert (cut.words, cut.interrupted) == ("<p>Half an</p>\n", "stopped")
     assert "[interrupted]" in plain.words
+
+
+def test_results_of_responses_items_are_shown_at_their_calls() -> None:
+    made = message_views(
+        _stored(
+            {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+            {"type": "function_call", "call_id": "b", "name": "find", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "rain"},
+            {"type": "function_call_output", "call_id": "b", "output": "wind"},
+            {"type": "function_call_output", "call_id": "c", "output": "<i>alone</i>"},
+        )
+    )
+    assert [one.seq for one in made] == [1, 2, 5]
+    assert [(one.calls[0].name, one.calls[0].result) for one in made[:2]] == [
+        ("look", "rain"),
+        ("find", "wind"),
+    ]
+    assert "&lt;i&gt;alone" in made[2].words
+
+
+def test_tools_that_the_provider_runs_are_shown_with_their_results() -> None:
+    use = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": "found"}
+    image = {"type": "image_generation_call", "id": "i", "result": "iVBORw0KGgo="}
+    said = {"type": "text", "text": "Done."}
+    first, second = message_views(
+        _stored({"role": "assistant", "content": [use, found, said]}, image)
+    )
+    assert (first.words, first.calls[0].result) == ("<p>Done.</p>\n", "found")
+    assert second.pictures[0].shown
+
+
+def test_parts_that_cannot_be_shown_leave_a_word() -> None:
+    parts = [{"type": "redacted_thinking", "data": "c2VjcmV0"}, {"type": "place", "name": "Porto"}]
+    first, second, third = message_views(
+        _stored(
+            {"role": "assistant", "content": parts},
+            {"role": "assistant", "content": None, "refusal": "I cannot."},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]},
+        )
+    )
+    assert first.thoughts == ("<p>[redacted_thinking]</p>\n",)
+    assert first.words == "<p>[place]</p>\n"
+    assert second.words == "<p>I cannot.</p>\n"
+    assert third.words == "<pre></pre>"
+
+
+def test_a_result_of_a_wrong_type_is_shown_once() -> None:
+    [one] = message_views(
+        _stored({"role": "tool", "tool_call_id": "x", "content": {"sky": "rain"}})
+    )
+    assert one.words.count("rain") == 1

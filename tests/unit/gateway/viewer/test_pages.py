@@ -14,13 +14,13 @@ from urllib.parse import quote
 import httpx2
 import pytest
 
-from gateway.served import Served
 from stenolog.catalog import Catalog
 from stenolog.catalog.entries import Entry
 from stenolog.errors import DamagedStore
 from stenolog.gateway.viewer.pages import POLICY
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
+from support.gateway.served_gateway import Served
 
 _KEY = "a/b?c#d%2F"
 _HOSTILE = "\"'><script>hurt()</script>"
@@ -34,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with open_store(str(where)) as store:
         store.add_message(_KEY, "user", "Hello.")
         store.add_message(_KEY, "assistant", "Half \ud800 a character.")
-        for key in ("cleared", "compacted", "replaced"):
+        for key in ("cleared", "summarized", "replaced"):
             store.add_message(key, "user", f"A heron was {key}.")
         store.clear("cleared")
         store.add_message("secret", "user", f"It is {_SECRET}, keep it.")
@@ -43,7 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         store.add_full_message(
             "drawn", {"role": "assistant", "content": "x", "stenolog": {"usage": usage}}
         )
-        store.checkpoint("compacted", summary="so", upto=1)
+        store.checkpoint("summarized", summary="so", upto=1)
         store.set_history("replaced", [{"role": "user", "content": "An owl."}])
     with Served(where, ScriptedModel(["x"])) as gateway:
         yield gateway
@@ -98,8 +98,8 @@ def test_a_link_that_was_used_leads_to_a_page_that_says_what_to_do(served: Serve
     headers = {"Accept": "text/html", "Host": _own(served)}
     found = httpx2.get(f"{served.url}/login?code=old", headers=headers)
     assert found.status_code == 403
-    assert "This link does not work any more" in found.text
-    assert "<pre>steno open</pre>" in found.text
+    assert "This link is no longer valid" in found.text
+    assert f"<pre>steno open --port {served.url.rpartition(':')[2]}</pre>" in found.text
     assert "steno=" not in found.headers.get("set-cookie", "")
 
 
@@ -114,7 +114,7 @@ def test_a_browser_is_told_in_a_page_whatever_goes_wrong(
 
     with _browser(served) as browser:
         nowhere = browser.get("/no/such/page<b>")
-        assert (nowhere.status_code, "<h1>There is nothing here</h1>" in nowhere.text) == (
+        assert (nowhere.status_code, "<h1>Not found</h1>" in nowhere.text) == (
             404,
             True,
         )
@@ -160,7 +160,7 @@ def test_a_hit_that_is_out_of_sight_says_what_became_of_it(served: Served) -> No
     with served.client() as client:
         found = client.get("/?q=heron").text
     told = re.findall(r"</span> · \d+ · (\w+) · <time", found)
-    assert sorted(told) == ["cleared", "compacted", "replaced"]
+    assert sorted(told) == ["cleared", "replaced", "summarized"]
 
 
 def test_no_field_is_taken_for_html(served: Served) -> None:
@@ -197,8 +197,8 @@ def test_what_was_asked_stays_inside_of_what_the_drawing_is_given(served: Served
         drawn = _Drawn()
         drawn.feed(client.get("/s/drawn/turns").text)
     [turn] = json.loads(drawn.turns)
-    assert turn["words"].endswith(f" — {_HOSTILE}")
-    assert (turn["sent"], turn["answered"]) == (5, 6)
+    assert turn["label"].endswith(f" — {_HOSTILE}")
+    assert (turn["input_tokens"], turn["output_tokens"]) == (5, 6)
 
 
 def test_every_page_has_the_strict_policy(served: Served) -> None:
@@ -248,7 +248,7 @@ def test_a_note_is_changed_only_by_a_page_of_ours(served: Served) -> None:
         assert foreign.status_code == 403
         own = browser.post("/notes", json=act, headers={"Origin": served.browser_url})
         assert own.status_code == 400
-        assert "forgotten" in own.json()["error"]["message"]
+        assert "deleted" in own.json()["error"]["message"]
 
 
 @pytest.mark.slow
@@ -314,9 +314,9 @@ def test_the_page_of_a_damaged_session_says_so(tmp_path: Path, where: str) -> No
     with Served(place, ScriptedModel(["x"])) as served, served.client() as client:
         whole, hurt = client.get("/s/whole").text, client.get("/s/hurt").text
         more = client.get("/s/hurt/fragment?after=0").text
-    told = f"1 message is damaged and cannot be read; `steno doctor {place}` says more."
+    told = f"1 message is damaged and cannot be read. For details, run: steno doctor {place}"
     assert 'id="damage" class="damage" role="alert" hidden>' in whole
     assert f'id="damage" class="damage" role="alert">{told}<' in hurt
     for text in (hurt, more):
-        marker = text.index("message 2 cannot be read")
+        marker = text.index("Message 2 is damaged and cannot be read")
         assert text.index('id="m1"') < marker < text.index('id="m3"')

@@ -33,7 +33,7 @@ def _history() -> list[Message]:
 
 def test_a_turn_is_a_prompt_and_all_that_came_of_it() -> None:
     found = [
-        (one.seq, one.prompt, one.messages, one.sent, one.answered, one.counted)
+        (one.seq, one.prompt, one.messages, one.input_tokens, one.output_tokens, one.counted)
         for one in turns_of(_history())
     ]
     assert found == [

@@ -5,11 +5,11 @@ import sys
 
 _FIRST = """
 import sys, threading
-from stenolog.gateway.viewer import serving
+from stenolog.gateway.viewer import pages
 from stenolog.gateway.viewer.routes import viewer_routes
 viewer_routes()
 begun = [one for one in threading.enumerate() if one.name == "viewer-languages"]
-environment = serving._environment()
+environment = pages._environment()
 ready = {name for _, name in environment.cache.keys()}
 assert ready >= {"conversation.html", "part.html", "home.html", "turns.html"}, ready
 for one in begun:

@@ -5,11 +5,11 @@ import threading
 import tracemalloc
 from pathlib import Path
 
-from hanging import hanging_on
 from stenolog import JSONLStore
 from stenolog.stores.jsonl import open_logs
 from stenolog.stores.jsonl.log import Log
 from stenolog.stores.jsonl.write_queue import GATES
+from support.reachable_objects import hanging_on
 
 KEYS = 100_000
 WRITTEN = 9_000
@@ -48,12 +48,12 @@ def test_p9_what_is_kept_of_written_sessions_is_bounded(fast_path: Path) -> None
             if number % 3 == 0:
                 assert len(store.get_history(f"user:{number}")) == 1
         logs, kinds = store._logs, hanging_on(store)
-        assert len(store.list_sessions()) == WRITTEN > open_logs._MOST_ENTRIES
-        assert len(logs._open) <= open_logs._MOST_OPEN
-        assert len(logs.entries) <= open_logs._MOST_ENTRIES
+        assert len(store.list_sessions()) == WRITTEN > open_logs._MAX_ENTRIES
+        assert len(logs._open) <= open_logs._MAX_OPEN
+        assert len(logs.entries) <= open_logs._MAX_ENTRIES
         assert sum(log.weight for log in logs._open.values()) <= 100_000
         assert logs._locked == {}
         assert logs.suspects == set()
-        assert kinds[Log] <= open_logs._MOST_OPEN
+        assert kinds[Log] <= open_logs._MAX_OPEN
         # One for each gate, one for each open log, and those of the store.
-        assert sum(kinds[kind] for kind in _LOCKS) <= GATES + open_logs._MOST_OPEN + 8
+        assert sum(kinds[kind] for kind in _LOCKS) <= GATES + open_logs._MAX_OPEN + 8

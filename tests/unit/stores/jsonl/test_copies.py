@@ -12,7 +12,7 @@ import pytest
 
 from stenolog import JSONLStore, Message, StenologError, StoreBusy
 from stenolog.transfer.copy import copy_snapshots
-from unit.transfer.copied import digests, mark_of
+from support.copied_stores import digests, mark_of
 
 CALLS: Final = ("rename", "link", "unlink", "fdatasync", "fsync", "write")
 

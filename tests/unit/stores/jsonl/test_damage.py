@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore
-from unit.stores.jsonl.logs import (
+from support.jsonl_logs import (
     KEY,
     Account,
     log_path,
@@ -90,7 +90,7 @@ def proven(log: Account, index: int) -> bool:
 def left_after(log: Account, index: int) -> set[int]:
     """What is left when this line cannot be read."""
     gone = [index] if proven(log, index) else log.unit(index)
-    return log.everything - log.messages(gone)
+    return log.all_messages - log.messages(gone)
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
@@ -142,7 +142,7 @@ def test_p3_every_byte_flipped_hides_only_the_record_it_hit(
             bench.judge(
                 log.text[:offset] + bytes([after]) + log.text[offset + 1 :],
                 caplog,
-                expected=log.everything if newline else left_after(log, index),
+                expected=log.all_messages if newline else left_after(log, index),
                 reported=True,
                 what=f"byte {offset} of line {index + 1} ({line.kind}): {before:#x} → {after:#x}",
             )
@@ -175,7 +175,7 @@ def test_p3_nul_padding_at_the_end_loses_nothing(
     bench.judge(
         log.text + bytes(length),
         caplog,
-        expected=log.everything,
+        expected=log.all_messages,
         reported=True,
         what=f"{length} NUL bytes at the end",
     )

@@ -77,7 +77,7 @@ def test_p8_where_that_fails_too_it_is_unknown_and_the_session_is_refused_until_
         with monkeypatch.context() as patch:
             Fault(patch, "fdatasync", errno.EIO, times=100)
             Fault(patch, "fsync", errno.EIO, times=100)
-            with pytest.raises(MaybeStored, match="same once token"):
+            with pytest.raises(MaybeStored, match="same idempotency key"):
                 store.add_message(KEY, "user", "maybe", once="t")
             with pytest.raises(StoreUnavailable):
                 store.add_message(KEY, "user", "refused")

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import ForeignLog, JSONLStore, open_store
-from stenolog.stores.jsonl.log_names import file_name
+from stenolog import JSONLStore, open_store
+from stenolog.errors import ForeignLog
+from stenolog.stores.file_names import log_name
 
 SAMPLES = Path(__file__).parents[3] / "samples"
 
@@ -39,7 +40,7 @@ def test_a_folder_of_another_program_stays_as_it_is(sample: str, tmp_path: Path)
                     store.add_message(key, "user", "hello")
         for name in [path.name for path in (tmp_path / "sessions").glob("*.jsonl")]:
             key = name.removesuffix(".jsonl")
-            if file_name(key) == name:
+            if log_name(key) == name:
                 with pytest.raises(ForeignLog):
                     store.get_history(key)
                 with pytest.raises(ForeignLog):

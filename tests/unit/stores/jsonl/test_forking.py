@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from stenolog import JSONLStore, NoSuchSession, Purged
+from stenolog import JSONLStore, NoSuchSession
 from stenolog.maintenance.workspace_check import examine
+from stenolog.records import Purged
 from stenolog.stores.jsonl import lifecycle
 
 KEY = "a"

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 from stenolog import JSONLStore, MaybeStored, StoreBusy
-from stenolog.stores.batches import Batch
+from stenolog.stores.arguments import Batch
 from stenolog.stores.jsonl import open_logs, write_queue
 from stenolog.stores.jsonl.write_queue import Gate, Pending
-from striking import Striking
+from support.interrupts import Striking
 
 SECONDS = 20
 
@@ -29,7 +29,7 @@ def test_appends_to_the_same_session_go_along_and_nothing_else() -> None:
     gate = Gate()
     mine, other, alone, along = _append("a"), _append("b"), Pending("a"), _append("a")
     gate.waiting += [mine, other, alone, along]
-    assert gate._take(mine) == [mine, along]
+    assert gate._take_group(mine) == [mine, along]
     assert gate.waiting == [other, alone]
 
 
@@ -37,10 +37,10 @@ def test_p7_only_the_first_in_the_queue_may_go() -> None:
     gate = Gate()
     first, second = _append("a"), _append("a")
     gate.waiting += [first, second]
-    assert gate._may_go(first)
-    assert not gate._may_go(second)
+    assert gate._may_lead(first)
+    assert not gate._may_lead(second)
     with gate.lock:
-        assert not gate._may_go(first)
+        assert not gate._may_lead(first)
 
 
 def test_p8_who_waits_too_long_is_told_and_gone_from_the_queue() -> None:
@@ -54,9 +54,9 @@ def test_p8_what_was_taken_and_begun_by_one_who_was_struck_down_is_not_done_agai
     gate, mine, fresh = Gate(), _append("a"), _append("a")
     led = list[Pending]()
     mine.begun = True
-    gate._go(mine, led.extend)
+    gate._lead_group(mine, led.extend)
     assert isinstance(mine.error, MaybeStored)
-    gate._go(fresh, led.extend)
+    gate._lead_group(fresh, led.extend)
     assert led == [fresh]
     assert fresh.begun
 
@@ -170,7 +170,7 @@ def _strike_at(number: int, store: JSONLStore, path: Path) -> str:
             while len(gate.waiting) < waiting:
                 time.sleep(0)
         strike.armed.set()
-    gate.call_next()
+    gate.wake_next()
     for caller in callers:
         caller.join(SECONDS)
     assert not any(caller.is_alive() for caller in callers), strike.where
@@ -208,7 +208,9 @@ def test_p7_p8_ctrl_c_at_any_place_of_the_leader_costs_nobody_else_their_turn(
     with JSONLStore(fast_path, busy_timeout=5) as store:
         while where := _strike_at(len(struck) + 1, store, fast_path):
             struck.append(where)
-    assert {"_take", "_go", "enter", "_lead"} <= {where.partition(",")[0] for where in struck}
+    assert {"_take_group", "_lead_group", "enter", "_lead"} <= {
+        where.partition(",")[0] for where in struck
+    }
 
 
 def test_p7_p8_ctrl_c_at_any_place_of_an_append_leaves_nothing_locked(fast_path: Path) -> None:
@@ -226,4 +228,4 @@ def test_p7_p8_ctrl_c_at_any_place_of_an_append_leaves_nothing_locked(fast_path:
             assert [m.content for m in store.get_history(key)][2:] in ([], ["x"]), strike.where
             assert store.add_message(key, "user", "after") in (3, 4), strike.where
             struck.append(strike.where)
-    assert {"append_at_once", "fast_append"} == {where.partition(",")[0] for where in struck[:-1]}
+    assert {"try_fast_append", "fast_append"} == {where.partition(",")[0] for where in struck[:-1]}

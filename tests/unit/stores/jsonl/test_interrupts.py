@@ -12,17 +12,16 @@ from stenolog import JSONLStore
 from stenolog.stores import disk
 from stenolog.stores.jsonl import (
     archive,
-    compaction,
     directory,
-    folder_watch,
     leases,
     open_logs,
     rewrite,
+    session_list,
 )
-from striking import Striking
+from support.interrupts import Striking
 
 KEY = "a"
-_MODULES = (archive, compaction, directory, disk, leases, rewrite, open_logs)
+_MODULES = (archive, directory, disk, leases, rewrite, open_logs)
 _STEP = 17
 """Not every place is struck: there are about a thousand."""
 _FINALIZER = ("close,", "__del__,")
@@ -80,7 +79,7 @@ def test_p8_ctrl_c_at_any_step_leaves_no_watch_of_the_folder_open(fast_path: Pat
     before = _count_descriptors()
     number, where = 1, "first"
     while where:
-        strike = Striking(number, (folder_watch,))
+        strike = Striking(number, (session_list,))
         strike.armed.set()
         with JSONLStore(fast_path) as store:
             with suppress(KeyboardInterrupt), strike.watching():

@@ -17,16 +17,8 @@ from typing import Any
 
 import pytest
 
-from stenolog import (
-    DamagedStore,
-    JSONLStore,
-    LeaseLost,
-    NewerFormat,
-    NoSuchSession,
-    StenologError,
-    StoreBusy,
-    StoreClosed,
-)
+from stenolog import DamagedStore, JSONLStore, LeaseLost, NoSuchSession, StenologError, StoreBusy
+from stenolog.errors import NewerFormat, StoreClosed
 from stenolog.stores.base import Append
 from stenolog.stores.jsonl import leases, trash
 from stenolog.stores.jsonl.log import Log
@@ -284,7 +276,7 @@ def test_who_only_looks_whether_the_turn_is_taken_keeps_nobody_from_it(
             pauses.append(seconds)
             fcntl.flock(looking, fcntl.LOCK_UN)
 
-        with leases.take(store._directory, store, KEY, ttl=60, deadline=0, pause=pause) as lease:
+        with leases.acquire(store._directory, store, KEY, ttl=60, deadline=0, pause=pause) as lease:
             assert not lease.lost
         assert len(pauses) == 1
 
@@ -296,7 +288,7 @@ def test_who_has_the_turn_is_not_waited_for_where_that_is_not_wanted(
         raise AssertionError(f"it waited for {seconds} s")
 
     with store.lease(KEY, ttl=60), pytest.raises(StoreBusy):
-        leases.take(store._directory, store, KEY, ttl=60, deadline=0, pause=pause)
+        leases.acquire(store._directory, store, KEY, ttl=60, deadline=0, pause=pause)
 
 
 def test_who_looks_for_ever_is_not_waited_for_that_long(store: JSONLStore, lock: Path) -> None:
@@ -318,7 +310,7 @@ def test_who_looks_for_ever_is_not_waited_for_that_long(store: JSONLStore, lock:
 def test_a_purge_just_before_the_write_is_seen_and_leaves_no_file(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch, write: Callable[[JSONLStore], object]
 ) -> None:
-    lock, at_once, purged = store._logs.lock, store._queue.append_at_once, list[int]()
+    lock, at_once, purged = store._logs.lock, store._queue.try_fast_append, list[int]()
 
     def purge() -> None:
         if not purged:
@@ -329,13 +321,13 @@ def test_a_purge_just_before_the_write_is_seen_and_leaves_no_file(
         purge()
         return lock(key, create=create)
 
-    def purge_before_the_usual(*arguments: Any) -> int:
+    def purge_before_the_fast_append(*arguments: Any) -> int:
         purge()
         return at_once(*arguments)
 
     with store.lease(KEY, ttl=60) as lease:
         monkeypatch.setattr(store._logs, "lock", purge_first)
-        monkeypatch.setattr(store._queue, "append_at_once", purge_before_the_usual)
+        monkeypatch.setattr(store._queue, "try_fast_append", purge_before_the_fast_append)
         with pytest.raises(LeaseLost):
             write(lease.store)
     assert purged == [1]
@@ -435,7 +427,7 @@ def test_p8_a_purge_that_cannot_reach_the_trash_leaves_the_turn_as_it_was(
 def test_a_turn_that_is_taken_while_a_purge_is_at_it_is_none(
     store: JSONLStore, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, told = trash.put, list[StenologError]()
+    put, told = trash.move_in, list[StenologError]()
 
     def take(other: JSONLStore) -> None:
         try:
@@ -452,11 +444,11 @@ def test_a_turn_that_is_taken_while_a_purge_is_at_it_is_none(
 
     with JSONLStore(tmp_path) as other, store.lease(KEY, ttl=60):
         taking = Thread(target=take, args=[other])
-        monkeypatch.setattr(trash, "put", put_late)
+        monkeypatch.setattr(trash, "move_in", put_late)
         assert store.purge(KEY).messages == 1
         taking.join(PATIENCE)
     assert [type(error) for error in told] == [NoSuchSession]
-    assert [path.name for path in lock.parent.iterdir()] == [leases.HIGHEST]
+    assert [path.name for path in lock.parent.iterdir()] == [leases.HIGHEST_EPOCH_FILE]
     assert store.list_sessions() == []
 
 
@@ -469,7 +461,7 @@ def test_the_turn_in_what_was_begun_while_the_trash_is_purged_goes_on(
     if how == "finish_purge":
         [log] = (store.folder / "trash").iterdir()
         log.rename(f"{log}.purged")
-    end, begun = leases.end, list[leases.JSONLLease]()
+    end, begun = leases.delete_lock_file, list[leases.JSONLLease]()
 
     def begin_first(*arguments: Any) -> None:
         with suppress(StoreBusy):
@@ -478,7 +470,7 @@ def test_the_turn_in_what_was_begun_while_the_trash_is_purged_goes_on(
         end(*arguments)
 
     with JSONLStore(tmp_path, busy_timeout=0.05) as other:
-        monkeypatch.setattr(leases, "end", begin_first)
+        monkeypatch.setattr(leases, "delete_lock_file", begin_first)
         if how == "finish_purge":
             store.finish_purge(gone.uid)
         else:
@@ -524,7 +516,7 @@ def test_p7_the_epoch_grows_across_a_purge_and_a_clock_that_was_set_back(
         first, _, second, third = epochs
         assert first < second < third
     [left] = (tmp_path / "sessions" / "locks").iterdir()
-    assert left.name == leases.HIGHEST
+    assert left.name == leases.HIGHEST_EPOCH_FILE
     assert int(left.read_bytes()) == max(epochs)
     assert left.stat().st_mode & 0o777 == 0o600
 
@@ -540,7 +532,7 @@ def test_p7_the_epoch_grows_if_a_lease_begins_while_a_purge_deletes_the_lock_fil
         record(*values)
         if not begun:
             first.release()
-            lease = leases.take(
+            lease = leases.acquire(
                 store._directory, store, KEY, ttl=60, deadline=time.monotonic(), pause=time.sleep
             )
             begun.append(lease)
@@ -559,18 +551,18 @@ def test_p7_the_epoch_grows_if_a_lease_begins_while_a_purge_deletes_the_lock_fil
 def test_p7_a_lease_whose_lock_file_is_deleted_while_it_begins_is_taken_again(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = leases.JSONLLease.begin
+    begin = leases.JSONLLease.start
     deleted = list[int]()
 
     def delete_before(lease: leases.JSONLLease) -> None:
         if not deleted:
-            leases.end(store._directory, KEY)
+            leases.delete_lock_file(store._directory, KEY)
             begin(lease)
             deleted.append(lease.epoch)
         else:
             begin(lease)
 
-    monkeypatch.setattr(leases.JSONLLease, "begin", delete_before)
+    monkeypatch.setattr(leases.JSONLLease, "start", delete_before)
     with store.lease(KEY, ttl=60) as lease:
         assert deleted
         assert not lease.lost

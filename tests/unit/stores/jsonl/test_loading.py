@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 
-from crash.interleaving import Scheduler, TracedLock, traced_engine
-from stenolog import (
-    DamagedStore,
-    ForeignLog,
-    JSONLStore,
-    NewerFormat,
-    SessionExists,
-    StenologError,
-    StoreUnavailable,
-)
+from stenolog import DamagedStore, JSONLStore, StenologError, StoreUnavailable
+from stenolog.errors import ForeignLog, NewerFormat, SessionExists
 from stenolog.stores.base import Append
 from stenolog.stores.jsonl import log as log_module
 from stenolog.stores.jsonl import scan
 from stenolog.stores.jsonl.log import Log
+from support.crash.interleaving import Scheduler, TracedLock, traced_engine
 
 KEY = "a"
 
@@ -107,7 +100,7 @@ def test_p1_p4_append_continues_the_session_after_a_reader_failed(
         assert [message.seq for message in store.get_history(KEY)] == list(range(1, 22))
 
 
-@pytest.mark.parametrize("step", ["_take", "_take_scan", "_prepend", "read"])
+@pytest.mark.parametrize("step", ["_apply", "_apply_scan", "_prepend", "read"])
 def test_p1_a_failed_update_of_a_loaded_log_is_repeated_by_the_next_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -125,7 +118,7 @@ def test_p1_a_failed_update_of_a_loaded_log_is_repeated_by_the_next_user(
             raise KeyboardInterrupt
 
         monkeypatch.setattr(Log, step, fail)
-        if step == "_take_scan":
+        if step == "_apply_scan":
             with _path(tmp_path).open("ab") as file:
                 file.write(b'{"kind":"message","seq":302,"at":"20')
         with pytest.raises(KeyboardInterrupt):
@@ -169,14 +162,17 @@ def test_p4_a_session_that_began_after_the_check_is_not_replaced(
 # --- every field under the mutex -------------------------------------------------------------
 
 _GUARDED = {
-    "_away",
-    "_bad",
-    "_in_sight",
+    "_damaged",
+    "_missing_archived",
     "_tokens",
+    "_visible",
     "bytes_since_state",
-    "covers",
     "end",
+    "ends_line",
+    "first_loaded",
     "has_state_record",
+    "keeps_messages",
+    "last_weight",
     "lines_since_state",
     "messages",
     "next_seq",
@@ -188,27 +184,25 @@ _GUARDED = {
     "suspect",
     "synced",
     "tail",
-    "terminated",
-    "unknown",
+    "unknown_kind",
     "updated",
-    "warm",
-    "weighed",
 }
 
 
 def test_p7_no_field_of_a_log_is_used_without_its_mutex(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = set[str]()
+    wrong, seen = set[str](), set[str]()
 
     def check(log: Log, name: str, action: str) -> None:
         mutex: Any = log.__dict__.get("mutex")
-        complete = "_bad" in log.__dict__ and isinstance(mutex, TracedLock)
+        complete = "_damaged" in log.__dict__ and isinstance(mutex, TracedLock)
         if complete and name in _GUARDED and mutex.owner != threading.get_ident():
             wrong.add(f"{action} {name}")
 
     def get(log: Log, name: str) -> Any:
         if name in _GUARDED:
+            seen.add(name)
             check(log, name, "read")
         return object.__getattribute__(log, name)
 
@@ -222,6 +216,7 @@ def test_p7_no_field_of_a_log_is_used_without_its_mutex(
         _use_everything(store)
         _copy(store, fast_path / "b")
     assert not wrong
+    assert seen == _GUARDED
 
 
 def _use_everything(store: JSONLStore) -> None:

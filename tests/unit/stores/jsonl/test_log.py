@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import JSONLStore, StoreBusy, UsageError
-from stenolog.stores.jsonl import compaction
+from stenolog.stores.jsonl import rewrite
 
 KEY = "a"
 
@@ -204,7 +204,7 @@ def test_p7_a_compaction_gives_up_when_an_undo_comes_between(
         for number in range(4):
             store.add_message(KEY, "user", str(number))
         store.clear(KEY)
-        real = compaction.prepare
+        real = rewrite.prepare_archive
 
         def prepare(*arguments: object) -> object:
             made = real(*arguments)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_p7_a_compaction_gives_up_when_an_undo_comes_between(
             other.add_message(KEY, "user", "meanwhile")
             return made
 
-        monkeypatch.setattr(compaction, "prepare", prepare)
+        monkeypatch.setattr(rewrite, "prepare_archive", prepare)
         assert store.compact(KEY).archived == 0
         assert [m.seq for m in store.get_history(KEY)] == [1, 2, 3, 4, 5]
         assert store.info(KEY).generation == 1
@@ -401,7 +401,7 @@ def test_p8_a_checkpoint_beyond_the_end_of_what_a_killed_creator_left_is_refused
     with JSONLStore(tmp_path) as store:
         (tmp_path / "sessions" / "a.jsonl").write_bytes(b'{"kind":"state","se')
         assert store.get_history("a") == []
-        with pytest.raises(UsageError, match="the last one is 0"):
+        with pytest.raises(UsageError, match="at most 0, the last seq"):
             store.checkpoint("a", summary="", upto=1)
         assert store.list_sessions() == []
 

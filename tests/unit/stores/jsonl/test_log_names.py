@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.stores.jsonl.log_names import file_name, is_long, key_of
+from stenolog.stores.file_names import has_long_key, key_of_log, log_name
 
 keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300).filter(
     lambda key: len(key.encode()) <= 1024
@@ -25,27 +25,27 @@ keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30
     ],
 )
 def test_p6_names_are_what_the_format_says(key: str, name: str) -> None:
-    assert file_name(key) == name
-    assert key_of(name) == key
+    assert log_name(key) == name
+    assert key_of_log(name) == key
 
 
 @given(keys, keys)
 def test_p6_two_keys_never_have_one_name_on_any_file_system(one: str, other: str) -> None:
-    assert (one == other) == (file_name(one).casefold() == file_name(other).casefold())
+    assert (one == other) == (log_name(one).casefold() == log_name(other).casefold())
 
 
 @given(keys)
 def test_p6_a_name_is_short_plain_and_spells_its_key_or_is_long(key: str) -> None:
-    name = file_name(key)
+    name = log_name(key)
     assert len(name) <= 210
     assert name.isascii()
     assert "/" not in name
     assert not name.startswith(".")
-    assert key_of(name) == key or (is_long(name) and key_of(name) is None)
+    assert key_of_log(name) == key or (has_long_key(name) and key_of_log(name) is None)
 
 
 @pytest.mark.parametrize(
     "name", ["x", ".jsonl", "%zz.jsonl", "%41.jsonl.gz", "A.jsonl", "%ff.jsonl"]
 )
 def test_other_files_are_not_taken_for_logs(name: str) -> None:
-    assert key_of(name) is None
+    assert key_of_log(name) is None

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-import needs
 from stenolog import (
     DamagedStore,
     JSONLStore,
     NotStored,
-    ReadOnly,
     StenologError,
-    StoreClosed,
     StoreUnavailable,
     UsageError,
 )
+from stenolog.errors import ReadOnly, StoreClosed
+from support import needs
 
 KEY = "a"
 
@@ -244,7 +243,7 @@ print(json.dumps(said))
     assert "permissions" in said["create"][1]
     assert said["open"][0] == "StoreUnavailable"
     assert said["health"][0] is False
-    assert said["health"][1].startswith(f"{fast_path}/sessions: this user may not write there; ")
+    assert said["health"][1].startswith(f"{fast_path}/sessions: no write permission; ")
     assert (fast_path / "sessions" / "a.jsonl").read_bytes() == before
     assert not (fast_path / "sessions" / "b.jsonl").exists()
 
@@ -288,7 +287,7 @@ def test_p8_low_disk_is_a_problem_before_it_is_an_error(tmp_path: Path) -> None:
             store.add_message(KEY, "user", "hello")
             health = store.health()
             assert not health.ok
-            assert "make room" in health.problems[0]
+            assert "free some space" in health.problems[0]
             filler = place / "filler"
             filler.write_bytes(bytes(64 * 1024))
             with pytest.raises(NotStored, match="free some space"):

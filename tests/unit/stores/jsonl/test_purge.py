@@ -14,7 +14,6 @@ import pytest
 
 from stenolog import (
     DamagedStore,
-    ForeignLog,
     JSONLStore,
     MaybeStored,
     NoSuchSession,
@@ -22,12 +21,13 @@ from stenolog import (
     StoreBusy,
     StoreUnavailable,
 )
+from stenolog.errors import ForeignLog
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.repair import repair
 from stenolog.maintenance.workspace_check import examine
+from stenolog.stores.disk import lock_until
 from stenolog.stores.jsonl import trash
 from stenolog.stores.jsonl.directory import Directory
-from stenolog.stores.jsonl.open_logs import flock
 
 KEY = "a"
 
@@ -331,7 +331,7 @@ def test_p8_nothing_is_deleted_of_what_may_come_back(
 
     with JSONLStore(tmp_path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(trash, "settle", fail)
+            patch.setattr(trash, "sync_renames", fail)
             with pytest.raises(MaybeStored):
                 store.purge(KEY)
         assert archives(tmp_path) == before
@@ -526,9 +526,9 @@ def test_p7_a_compaction_that_waited_while_the_session_was_replaced_does_nothing
             two.purge(KEY)
             say(two, 1, 2)
             two.clear(KEY)
-            flock(*arguments)
+            lock_until(*arguments)
 
-        monkeypatch.setattr("stenolog.stores.jsonl.compaction.flock", replaced_meanwhile)
+        monkeypatch.setattr("stenolog.stores.jsonl.archive.lock_until", replaced_meanwhile)
         assert one.compact(KEY).archived == 0
         assert archives(tmp_path) == []
         assert one.compact(KEY).archived == 2
@@ -570,7 +570,7 @@ def test_p8_a_deleted_log_too_damaged_to_tell_whose_it_is_is_named(tmp_path: Pat
                 log.write_bytes(log.read_bytes().replace(b'"kind":"state"', b'"kind":"stat#"'))
                 damaged = log
         [told] = store.purge(KEY, before=2).not_reached
-        assert f"trash/{damaged.name} may have been a session of {KEY!r}" in told
+        assert f"trash/{damaged.name} may be a session of {KEY!r}" in told
         assert store.purge(KEY).not_reached == (told,)
         assert b"secret-1-" in damaged.read_bytes()
         hidden = damaged.rename(damaged.with_name(f"{damaged.name}.purged"))

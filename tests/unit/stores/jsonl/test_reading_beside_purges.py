@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stenolog import JSONLStore, NoSuchSession, SessionDeleted, StoreBusy
+from stenolog import JSONLStore, NoSuchSession, StoreBusy
+from stenolog.errors import SessionDeleted
 from stenolog.memory.consolidation import Consolidation
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
@@ -150,4 +151,4 @@ def test_p3_an_archive_that_nobody_purged_is_told_as_missing(
     just_then(lose)
     assert seqs(reader) == list(range(9, 21))
     assert reader.info(KEY).lost == 8
-    assert "8 messages lie in archives that are missing or damaged" in caplog.text
+    assert "8 messages are in missing or damaged archives" in caplog.text

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import stenolog
-from stenolog.stores.jsonl import JSONLStore, log_names, session_list
-from stenolog.stores.jsonl.folder_watch import Watch
+from stenolog.stores import file_names
+from stenolog.stores.jsonl import JSONLStore, session_list
+from stenolog.stores.jsonl.session_list import FolderWatch
 from stenolog.testing.strategies import hostile_keys
 
 WORKSPACE = "w"
@@ -29,7 +30,9 @@ def _look(store: JSONLStore) -> dict[str, str]:
     """The stamps by a look at every file."""
     found = {}
     for path in store.folder.glob("*.jsonl"):
-        key = log_names.key_of(path.name) or session_list._key_inside(store._directory, path.name)
+        key = file_names.key_of_log(path.name) or session_list._key_inside(
+            store._directory, path.name
+        )
         at = path.lstat()
         if key is not None and at.st_size:
             found[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
@@ -110,14 +113,14 @@ def test_stamps_are_right_at_every_moment_also_of_what_others_do(
 def test_the_system_tells_what_changed_instead_of_all_being_looked_at(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     assert store.stamps() == store.stamps() == store.stamps()
-    seen = session_list._seen[store._directory]
+    seen = session_list._caches[store._directory]
     if seen._watch is None:
         pytest.skip("NOT RUN (kernel): nobody tells what happens in a folder here")
-    looks = seen._looks
+    looks = seen._listings
     for number in range(20):
         store.add_message(f"k{number}", "user", "x")
         assert store.stamps() == _look(store)
-    assert seen._looks == looks
+    assert seen._listings == looks
 
 
 def test_when_events_were_dropped_all_is_looked_at(
@@ -126,7 +129,7 @@ def test_when_events_were_dropped_all_is_looked_at(
     store.add_message("k", "user", "x")
     for _ in range(3):
         store.stamps()
-    monkeypatch.setattr(Watch, "changed", lambda _: None)
+    monkeypatch.setattr(FolderWatch, "changed", lambda _: None)
     store.add_message("other", "user", "x")
     assert store.stamps() == _look(store)
 
@@ -221,7 +224,7 @@ def test_a_store_that_is_closed_watches_no_more_though_somebody_refers_to_it(
     store.add_message("k", "user", "x")
     seen = [store.stamps() for _ in range(3)]
     assert seen[0] == seen[2]
-    held = session_list._seen[store._directory]
+    held = session_list._caches[store._directory]
     store.close()
     assert held is not None
     assert _watches() == before
@@ -233,7 +236,7 @@ def test_a_watch_that_is_of_no_use_any_more_is_closed(tmp_path: Path) -> None:
         store.add_message("k", "user", "x")
         for _ in range(2):
             store.stamps()
-        held = session_list._seen[store._directory]._watch
+        held = session_list._caches[store._directory]._watch
         if held is None:
             pytest.skip("this file system may not tell all")
         store.folder.rename(tmp_path / "moved")
@@ -246,4 +249,4 @@ def test_whether_a_file_grew_is_told_by_two_stamps() -> None:
     assert not session_list.grew("1:10:5", "1:10:6")
     assert not session_list.grew("1:10:5", "1:9:6")
     assert not session_list.grew("1:10:5", "2:11:6")
-    assert session_list.changed("1:10:5") == 5
+    assert session_list.write_time("1:10:5") == 5

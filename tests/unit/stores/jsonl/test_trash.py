@@ -19,15 +19,14 @@ from stenolog import (
     MaybeStored,
     NoSuchSession,
     NotStored,
-    ReadOnly,
-    SessionExists,
     StenologError,
     StoreUnavailable,
 )
+from stenolog.errors import ReadOnly, SessionExists
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.repair import repair
 from stenolog.maintenance.workspace_check import examine
-from stenolog.stores.jsonl import log_names
+from stenolog.stores import file_names
 
 KEY = "telegram:123"
 NAME = "telegram%3A123.jsonl"
@@ -493,7 +492,7 @@ def test_a_long_key_is_deleted_and_restored(tmp_path: Path) -> None:
         assert [t.key for t in store.list_trash()] == [key]
         store.restore(key)
         assert store.list_sessions() == [key]
-        assert live(tmp_path) == [log_names.file_name(key)]
+        assert live(tmp_path) == [file_names.log_name(key)]
 
 
 def test_p8_a_session_somebody_else_restored_is_not_restored_twice(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import JSONLStore, StoreClosed
+from stenolog import JSONLStore
+from stenolog.errors import StoreClosed
 from stenolog.stores import locks
 from stenolog.stores.jsonl import store as store_module
 from stenolog.stores.locks import InUseCounter
-from striking import Striking
+from support.interrupts import Striking
 
 
 def test_nothing_is_released_while_a_call_is_inside() -> None:
@@ -77,7 +78,7 @@ def test_p8_close_lets_go_of_every_file_after_ctrl_c_at_any_step(
             interrupt = error  # its traceback refers to the frames of the call
         where = strike.where
         # Python ignores an exception in the callback of a weak reference.
-        assert (interrupt is not None) == bool(where) or where.startswith("_left,")
+        assert (interrupt is not None) == bool(where) or where.startswith("_on_last_exit,")
         store.close()
         assert _descriptors() == [], where
         number += 1

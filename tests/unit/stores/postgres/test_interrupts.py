@@ -15,7 +15,7 @@ from stenolog.stores.postgres import connections, database, dialect, notificatio
 from stenolog.stores.postgres.transactions import Transaction
 from stenolog.stores.sql import leases
 from stenolog.stores.sql import store as sql_store
-from striking import Striking
+from support.interrupts import Striking
 
 PATIENCE: Final = 60.0
 """Seconds after which a call counts as hanging."""
@@ -157,7 +157,7 @@ def test_p8_waiting_for_a_connection_can_be_interrupted_anywhere(
                     taken.set()
                     give_back.wait(PATIENCE)
 
-                store.database.look(look)
+                store.database.run_read(look)
 
             holding = threading.Thread(target=hold, daemon=True)
             holding.start()

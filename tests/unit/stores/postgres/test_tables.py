@@ -13,19 +13,12 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
-from postgres_server import Databases
-from proxy import Exchange, Proxy
-from stenolog import (
-    DamagedStore,
-    MaybeStored,
-    NoSuchSession,
-    NotStored,
-    PostgresStore,
-    SessionExists,
-    StoreBusy,
-)
+from stenolog import DamagedStore, MaybeStored, NoSuchSession, NotStored, PostgresStore, StoreBusy
+from stenolog.errors import SessionExists
 from stenolog.maintenance.workspace_check import examine
 from stenolog.stores.base import Append, SessionView
+from support.postgres_proxy import Exchange, Proxy
+from support.postgres_server import Databases
 
 TABLES = ("session", "message", "token", "change", "lease")
 
@@ -143,7 +136,7 @@ def test_the_doctor_tells_what_is_wrong_in_the_tables(
         ("stray row", "past"),
     ]
     [stray] = [one for one in found.findings if one.key is None]
-    assert "rows belong to sessions that are not there" in stray.meaning
+    assert "rows belong to sessions that do not exist" in stray.meaning
 
 
 def test_p8_whoever_waits_for_a_locked_session_says_so_in_the_end(
@@ -359,7 +352,7 @@ def test_p7_a_process_that_stores_and_ends_tells_of_it(
     postgres_url: str, server: psycopg.Connection
 ) -> None:
     with PostgresStore(postgres_url) as store:
-        channel = store.database.news.channel
+        channel = store.database.notifications.channel
     server.execute(f'LISTEN "{channel}"')
     with PostgresStore(postgres_url) as store:
         store.add_message("a", "user", "x")

@@ -8,9 +8,8 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.catalog import open_catalog
 from stenolog.stores.base import Append
-from stenolog.stores.sqlite import file_check, readers, schema
-from stenolog.stores.sqlite.queries import SQL
-from stenolog.stores.sqlite.transactions import Transaction, checksum
+from stenolog.stores.sqlite import connections, file_check, schema
+from stenolog.stores.sqlite.transactions import SQL, Transaction, checksum
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_p9_what_is_gone_costs_no_second_look_at_the_rest(
             execute = connection.execute
             self.execute = lambda *call: asked.append(call[0]) or execute(*call)  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(readers, "Transaction", Counting)
+    monkeypatch.setattr(connections, "Transaction", Counting)
     with SQLiteStore(emptied) as store:
         for full in (False, True):
             asked.clear()
@@ -175,7 +174,7 @@ def test_p13_messages_from_before_there_were_crcs_are_believed(file: Path) -> No
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "old")
     connection = apsw.Connection(str(file))
-    schema.run(connection, "UPDATE message SET crc = NULL")
+    schema.run_script(connection, "UPDATE message SET crc = NULL")
     connection.close()
     with SQLiteStore(file) as store:
         assert _texts(store) == ["old"]

@@ -14,10 +14,10 @@ from typing import Any
 import apsw
 import pytest
 
-from hanging import hanging_on
 from stenolog import SQLiteStore, StoreBusy
-from stenolog.stores.sqlite import connections, dialect, readers
+from stenolog.stores.sqlite import connections, dialect
 from stenolog.stores.sqlite.transactions import Transaction
+from support.reachable_objects import hanging_on
 
 # --- forks -----------------------------------------------------------------------------------
 
@@ -141,16 +141,16 @@ def test_p9_the_log_does_not_grow_for_ever_beside_readers(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "_CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr(connections, "_TOO_MANY_PAGES", 100)
+    monkeypatch.setattr(connections, "_RESTART_PAGES", 100)
     inside: list[AbstractContextManager[Transaction]] = []
 
-    def leave(_writer: connections.Writer, _times: int) -> bool:
+    def leave(_writer: connections.WriteConnection, _times: int) -> bool:
         """Who waits for readers finds that they come to their end."""
         while inside:
             inside.pop().__exit__(None, None, None)
         return True
 
-    monkeypatch.setattr(connections.Writer, "_wait", leave)
+    monkeypatch.setattr(connections.WriteConnection, "_on_busy", leave)
     with SQLiteStore(file, synchronous="normal") as store:
         largest = 0
         for number in range(300):
@@ -176,7 +176,7 @@ def test_a_follower_is_woken_by_a_writer_of_this_process(
     found: list[object] = []
     reader = threading.Thread(target=lambda: found.extend(m.content for m in islice(following, 2)))
     reader.start()
-    while not store.database.bells:
+    while not store.database.commit_events:
         pass
     store.add_message("a", "user", "1")
     store.add_messages("a", [{"content": "2"}])
@@ -191,7 +191,7 @@ def test_followers_leave_nothing_behind(store: SQLiteStore) -> None:
         next(following)
         del following
     gc.collect()
-    assert store.database.bells == []
+    assert store.database.commit_events == []
 
 
 # --- what is kept ----------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_p9_reading_costs_what_is_visible(
             found.extend(rows)
             return rows
 
-    monkeypatch.setattr(readers, "Transaction", Counting)
+    monkeypatch.setattr(connections, "Transaction", Counting)
     assert len(store.get_history("a")) == 19
     assert len(found) == 20
 

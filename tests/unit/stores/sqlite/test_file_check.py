@@ -31,7 +31,7 @@ def used(file: Path) -> Path:
 
 def _spoil(file: Path, script: str) -> None:
     connection = apsw.Connection(str(file))
-    schema.run(connection, script)
+    schema.run_script(connection, script)
     connection.close()
 
 
@@ -102,7 +102,7 @@ def test_files_that_are_not_ours_or_not_yet(tmp_path: Path, used: Path) -> None:
     theirs = tmp_path / "theirs.db"
     shutil.copyfile(SAMPLES / "openai-agents.db", theirs)
     assert [one.kind for one in file_check.examine(theirs).findings] == ["foreign file"]
-    _spoil(used, f"PRAGMA user_version = {schema.newest() + 1}")
+    _spoil(used, f"PRAGMA user_version = {schema.newest_version() + 1}")
     assert [one.kind for one in file_check.examine(used).findings] == ["newer format"]
     with pytest.raises(StoreUnavailable):
         file_check.examine(tmp_path / "nothing.db")

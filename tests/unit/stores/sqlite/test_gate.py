@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy, StoreClosed
+from stenolog import MaybeStored, OnceConflict, SQLiteStore, StoreBusy
+from stenolog.errors import StoreClosed, copy_error
 from stenolog.stores.base import Append
-from stenolog.stores.batches import twin
-from stenolog.stores.sqlite.gate import Caller, FileLock, Queue
+from stenolog.stores.sqlite.gate import ProcessLock, QueuedWrite, WriteQueue
 
 
 def _soon(reached: Callable[[], bool]) -> None:
@@ -36,27 +36,27 @@ class _Held:
     """A queue whose lock somebody holds while others arrive, one by one."""
 
     def __init__(self) -> None:
-        self.queue = Queue()
+        self.queue = WriteQueue()
         self.groups: list[list[int]] = []
         self.threads: list[threading.Thread] = []
         self.queue.lock.acquire()
 
     def arrive(self, number: int) -> None:
-        def lead(group: list[Caller]) -> None:
+        def lead(group: list[QueuedWrite]) -> None:
             for caller in group:
-                caller.attempt(None)
+                caller.run(None)
             self.groups.append([caller.result for caller in group])
             for caller in group:
                 caller.finish()
 
         def enter() -> None:
-            self.queue.enter(Caller(lambda _: number), lead, time.monotonic() + 20)
+            self.queue.enter(QueuedWrite(lambda _: number), lead, time.monotonic() + 20)
 
         self._start(enter)
 
     def arrive_alone(self, number: int) -> None:
         def enter() -> None:
-            with self.queue.alone(time.monotonic() + 20):
+            with self.queue.exclusive_turn(time.monotonic() + 20):
                 self.groups.append([number])
 
         self._start(enter)
@@ -67,9 +67,9 @@ class _Held:
         self.threads[-1].start()
         _soon(lambda: len(self.queue.waiting) > waiting)
 
-    def let_go(self) -> list[list[int]]:
+    def release(self) -> list[list[int]]:
         self.queue.lock.release()
-        self.queue.call_next()
+        self.queue.wake_next()
         for thread in self.threads:
             thread.join(20)
         assert self.queue.waiting == []
@@ -80,7 +80,7 @@ def test_p7_who_waits_goes_along_with_the_first() -> None:
     held = _Held()
     for number in range(5):
         held.arrive(number)
-    assert held.let_go() == [[0, 1, 2, 3, 4]]
+    assert held.release() == [[0, 1, 2, 3, 4]]
 
 
 def test_p7_the_order_of_arrival_is_kept_around_one_who_wants_a_turn_alone() -> None:
@@ -90,47 +90,52 @@ def test_p7_the_order_of_arrival_is_kept_around_one_who_wants_a_turn_alone() -> 
     held.arrive_alone(2)
     held.arrive(3)
     held.arrive_alone(4)
-    assert held.let_go() == [[0, 1], [2], [3], [4]]
+    assert held.release() == [[0, 1], [2], [3], [4]]
 
 
 def test_p7_only_the_first_in_the_queue_may_go() -> None:
-    queue = Queue()
-    first, second = Caller(), Caller()
+    queue = WriteQueue()
+    first, second = QueuedWrite(), QueuedWrite()
     queue.waiting += [first, second]
-    assert queue.may_go(first)
-    assert not queue.may_go(second)
+    assert queue.is_first(first)
+    assert not queue.is_first(second)
     with queue.lock:
-        assert not queue.may_go(first)
+        assert not queue.is_first(first)
 
 
 def test_p8_who_waits_too_long_is_told_and_gone_from_the_queue() -> None:
-    queue = Queue()
+    queue = WriteQueue()
     with queue.lock:
         with pytest.raises(StoreBusy):
-            queue.enter(Caller(lambda _: None), lambda _: None, time.monotonic())
-        with pytest.raises(StoreBusy), queue.alone(time.monotonic()):
+            queue.enter(QueuedWrite(lambda _: None), lambda _: None, time.monotonic())
+        with pytest.raises(StoreBusy), queue.exclusive_turn(time.monotonic()):
             pass
     assert queue.waiting == []
 
 
 def test_whoever_was_taken_and_not_told_goes_first() -> None:
-    queue = Queue()
-    mine, second, third, alone = Caller(print), Caller(print), Caller(print), Caller()
+    queue = WriteQueue()
+    mine, second, third, alone = (
+        QueuedWrite(print),
+        QueuedWrite(print),
+        QueuedWrite(print),
+        QueuedWrite(),
+    )
     queue.waiting += [mine, second, third, alone]
 
-    def interrupted(group: list[Caller]) -> None:
+    def interrupted(group: list[QueuedWrite]) -> None:
         assert group == [mine, second, third]
         second.finish()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        queue._lead(mine, interrupted)
+        queue._run_group(mine, interrupted)
     assert queue.waiting == [third, alone]
 
 
 def test_each_caller_gets_an_error_of_its_own() -> None:
     error = OnceConflict("a", "t", 3)
-    other = twin(error)
+    other = copy_error(error)
     assert isinstance(other, OnceConflict)
     assert other is not error
     assert (other.key, other.token, other.seq, str(other)) == ("a", "t", 3, str(error))
@@ -230,7 +235,7 @@ def test_an_interruption_of_the_leader_costs_nobody_else_anything(store: SQLiteS
 
     def lead() -> None:
         with suppress(Interruption):
-            store.database.share(interrupted)
+            store.database.run_shared(interrupted)
         found.append("interrupted")
 
     def append() -> None:
@@ -259,9 +264,9 @@ def test_an_interruption_after_the_commit_is_told_when_all_know_of_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(writer, "commit", commit_and_press_ctrl_c)
-    mine, other = Caller(lambda _: 1), Caller(lambda _: 2)
+    mine, other = QueuedWrite(lambda _: 1), QueuedWrite(lambda _: 2)
     with pytest.raises(KeyboardInterrupt):
-        store.database._lead([mine, other])
+        store.database._run_group([mine, other])
     assert (mine.done, other.done) == (True, True)
     assert (other.result, other.error) == (2, None)
 
@@ -273,9 +278,9 @@ def test_whatever_strikes_nobody_stays_untold(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(store.database._writer, "leave", strike)
-    mine, other = Caller(lambda _: 1), Caller(lambda _: 2)
+    mine, other = QueuedWrite(lambda _: 1), QueuedWrite(lambda _: 2)
     with pytest.raises(KeyboardInterrupt):
-        store.database._lead([mine, other])
+        store.database._run_group([mine, other])
     monkeypatch.undo()
     store.database._writer.leave()
     assert isinstance(other.error, MaybeStored)
@@ -379,7 +384,7 @@ def test_p7_a_caller_whose_work_another_has_done_meanwhile_returns_its_result(fi
 
         def lead() -> None:
             with real:
-                queue._lead(queue.waiting[0], database._lead)
+                queue._run_group(queue.waiting[0], database._run_group)
 
         queue.lock = _LookedAt(real, lead)  # type: ignore[assignment]
         assert store.add_message("k", "user", "first") == 1
@@ -442,7 +447,7 @@ def test_p8_more_readers_than_connections_wait_their_turn(file: Path) -> None:
         inside = [store.database.read() for _ in range(8)]
         for one in inside:
             one.__enter__()
-        with pytest.raises(StoreBusy, match="read at once"):
+        with pytest.raises(StoreBusy, match="reads at once"):
             store.get_history("a")
         for one in inside:
             one.__exit__(None, None, None)
@@ -455,9 +460,9 @@ def test_p8_more_readers_than_connections_wait_their_turn(file: Path) -> None:
 _NEXT = """
 import sys, time
 from pathlib import Path
-from stenolog.stores.sqlite.gate import FileLock
+from stenolog.stores.sqlite.gate import ProcessLock
 
-lock = FileLock(Path(sys.argv[1]))
+lock = ProcessLock(Path(sys.argv[1]))
 lock.lock(time.monotonic() + 20)
 print("inside", flush=True)
 sys.stdin.read()
@@ -465,7 +470,7 @@ sys.stdin.read()
 
 
 def test_p7_a_process_that_comes_back_at_once_does_not_overtake_who_waits(file: Path) -> None:
-    mine = FileLock(file)
+    mine = ProcessLock(file)
     mine.lock(0)
     next_one = file.with_name(f"{file.name}-next")
     next_one.touch()
@@ -492,7 +497,7 @@ def test_p7_a_process_that_comes_back_at_once_does_not_overtake_who_waits(file: 
 
 
 def test_p7_a_process_that_is_stopped_while_it_is_next_keeps_nobody_out(file: Path) -> None:
-    mine, third = FileLock(file), FileLock(file)
+    mine, third = ProcessLock(file), ProcessLock(file)
     mine.lock(0)
     next_one = file.with_name(f"{file.name}-next")
     next_one.touch()

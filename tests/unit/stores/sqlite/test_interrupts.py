@@ -9,18 +9,10 @@ from pathlib import Path
 import pytest
 
 from stenolog import SQLiteStore
-from stenolog.stores import damaged_messages, locks
+from stenolog.stores import locks, log_reports
 from stenolog.stores.sql import leases
-from stenolog.stores.sqlite import (
-    connections,
-    database,
-    database_file,
-    dialect,
-    gate,
-    readers,
-    transactions,
-)
-from striking import Striking
+from stenolog.stores.sqlite import connections, database, database_file, dialect, gate, transactions
+from support.interrupts import Striking
 
 SECONDS = 20
 _MODULES = (
@@ -29,9 +21,8 @@ _MODULES = (
     dialect,
     gate,
     leases,
-    readers,
     transactions,
-    damaged_messages,
+    log_reports,
     locks,
     threading,
     contextlib,
@@ -109,7 +100,7 @@ def test_p8_ctrl_c_anywhere_in_a_call_leaves_the_store_usable(
     struck: list[str] = []
     # As few connections as possible, so that one that is lost is missed at once.
     with pytest.MonkeyPatch.context() as patched, SQLiteStore(file, busy_timeout=1) as store:
-        patched.setattr(readers, "READERS", 1)
+        patched.setattr(connections, "MAX_READERS", 1)
         store.add_message("a", "user", "x")
         while where := _strike_at(step * len(struck) + 1, store, CALLS[name]):
             struck.append(where)

@@ -14,19 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import (
-    LeaseLost,
-    NoSuchSession,
-    SQLiteStore,
-    StenologError,
-    StoreBusy,
-    StoreClosed,
-)
+from stenolog import LeaseLost, NoSuchSession, SQLiteStore, StenologError, StoreBusy
+from stenolog.errors import StoreClosed
 from stenolog.stores.base import Append
-from stenolog.stores.sql.leases import LeaseRow
+from stenolog.stores.sql.leases import StoreLeases
 from stenolog.stores.sqlite import processes
-
-from .conftest import in_namespace
+from support.namespaces import in_namespace
 
 
 def _take_over(store: SQLiteStore, key: str) -> None:
@@ -143,7 +136,7 @@ def test_the_holder_is_named(store: SQLiteStore) -> None:
 def test_closing_ends_the_wait_for_a_lease(file: Path) -> None:
     store = SQLiteStore(file)
     store.add_message("a", "user", "x")
-    held = store.lease("a", ttl=60)
+    lease = store.lease("a", ttl=60)
     found: list[object] = []
 
     def wait() -> None:
@@ -157,8 +150,8 @@ def test_closing_ends_the_wait_for_a_lease(file: Path) -> None:
     store.close()
     waiting.join(20)
     assert found == [StoreClosed]
-    assert held.lost
-    held.release()
+    assert lease.lost
+    lease.release()
 
 
 def test_a_lease_in_one_namespace_is_none_in_another(file: Path) -> None:
@@ -190,7 +183,7 @@ def test_who_closes_while_a_lease_is_being_released_leaves_nothing_behind(file: 
     assert _is_free_elsewhere(file)
 
 
-class _Watching(LeaseRow):
+class _Watching(StoreLeases):
     """Looks, when a lease is written down, whether it counts already."""
 
     def __init__(self, file: Path) -> None:
@@ -209,7 +202,7 @@ class _Watching(LeaseRow):
 def test_a_lease_is_written_down_for_closing_before_it_counts(file: Path) -> None:
     store = SQLiteStore(file)
     store.add_message("a", "user", "x")
-    store._held = watching = _Watching(file)
+    store._leases = watching = _Watching(file)
     lease = store.lease("a", ttl=600)
     assert watching.counted == [0]
     assert not lease.lost
@@ -220,7 +213,7 @@ def test_a_lease_is_written_down_for_closing_before_it_counts(file: Path) -> Non
 def test_once_closing_has_begun_no_lease_is_taken(file: Path) -> None:
     with SQLiteStore(file) as store:
         store.add_message("a", "user", "x")
-        store._held.close()
+        store._leases.close()
         with pytest.raises(StoreClosed):
             store.lease("a", ttl=600)
         with SQLiteStore(file) as other:

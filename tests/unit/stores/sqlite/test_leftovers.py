@@ -8,8 +8,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-import needs
 from stenolog import JSONLBackend, SQLiteStore, StoreBusy
+from support import needs
 
 
 def _left_behind(file: Path, *, key: str = "a") -> None:
@@ -61,7 +61,7 @@ def test_p3_the_log_of_a_database_that_was_taken_away_does_not_get_into_the_next
     connection.close()
     [aside] = file.parent.glob(f"{log.name}.left-*")
     assert aside.read_bytes() == before
-    assert any("the log of a database that is not there" in r.message for r in caplog.records)
+    assert any("belongs to a database that no longer exists" in r.message for r in caplog.records)
 
 
 def test_p8_who_opens_a_store_waits_for_who_holds_the_database(file: Path) -> None:
@@ -103,7 +103,7 @@ def test_p9_a_lease_that_was_released_is_forgotten(store: SQLiteStore) -> None:
         key = f"k{number}"
         store.add_message(key, "user", "x")
         store.lease(key, ttl=60).release()
-    assert store._held._epochs == {}
+    assert store._leases._epochs == {}
 
 
 def test_p7_threads_that_fork_at_once_leave_the_store_usable(file: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import stenolog
 from stenolog import SQLiteStore, UsageError
+from stenolog.errors import install_command
 from stenolog.stores.sqlite.connections import Settings
 
 
@@ -112,7 +113,7 @@ def test_without_apsw_the_error_names_the_extra(file: Path) -> None:
     told = done.stdout.splitlines()
     assert len(told) == 3
     assert len(set(told)) == 1
-    assert told[0].endswith("pip install 'stenolog[sqlite]'")
+    assert told[0].endswith(install_command("sqlite"))
     assert not file.exists()
 
 

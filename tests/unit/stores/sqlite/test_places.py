@@ -14,22 +14,19 @@ from pathlib import Path
 import apsw
 import pytest
 
-import needs
-from crash.disks import tiny_tmpfs
 from stenolog import (
     DamagedStore,
-    ForeignLog,
-    NewerFormat,
     NotStored,
-    ReadOnly,
     SQLiteStore,
     StoreBusy,
-    StoreClosed,
     StoreUnavailable,
     UsageError,
     open_store,
 )
+from stenolog.errors import ForeignLog, NewerFormat, ReadOnly, StoreClosed
 from stenolog.stores.sqlite import schema
+from support import needs
+from support.crash.disks import tiny_tmpfs
 
 SAMPLES = Path(__file__).resolve().parents[3] / "samples"
 KEY = "a"
@@ -189,10 +186,10 @@ def test_what_a_killed_creator_left_is_in_nobodys_way(file: Path) -> None:
 def test_p13_a_newer_schema_is_refused_by_name(file: Path) -> None:
     SQLiteStore(file).close()
     with _connection(file) as connection:
-        schema.run(connection, f"PRAGMA user_version = {schema.newest() + 1}")
+        schema.run_script(connection, f"PRAGMA user_version = {schema.newest_version() + 1}")
     before = file.read_bytes()
     for read_only in (False, True):
-        with pytest.raises(NewerFormat, match=f"schema {schema.newest() + 1}"):
+        with pytest.raises(NewerFormat, match=f"schema {schema.newest_version() + 1}"):
             SQLiteStore(file, read_only=read_only)
     assert file.read_bytes() == before
 
@@ -201,7 +198,7 @@ def test_p13_a_process_that_was_already_running_refuses_it_too(file: Path) -> No
     with SQLiteStore(file) as store:
         store.add_message(KEY, "user", "hello")
         with _connection(file) as connection:
-            schema.run(connection, f"PRAGMA user_version = {schema.newest() + 1}")
+            schema.run_script(connection, f"PRAGMA user_version = {schema.newest_version() + 1}")
         for call in (
             lambda: store.add_message(KEY, "user", "again"),
             lambda: store.set_summary(KEY, "text"),
@@ -222,9 +219,9 @@ def test_p8_a_file_that_vanished_is_said_and_not_made_anew(file: Path) -> None:
         store.add_message(KEY, "user", "hello")
         for path in file.parent.iterdir():
             path.unlink()
-        with pytest.raises(NotStored, match="gone"):
+        with pytest.raises(NotStored, match="missing"):
             store.add_message(KEY, "user", "again")
-        with pytest.raises(StoreUnavailable, match="gone"):
+        with pytest.raises(StoreUnavailable, match="missing"):
             store.get_history(KEY)
     assert not file.exists()
 
@@ -236,9 +233,9 @@ def test_p8_another_file_in_its_place_is_neither_read_nor_written(file: Path) ->
         store.add_message(KEY, "user", "hello")
         other.replace(file)
         before = file.read_bytes()
-        with pytest.raises(NotStored, match="another file was put in its place"):
+        with pytest.raises(NotStored, match="the file was replaced"):
             store.add_message(KEY, "user", "again")
-        with pytest.raises(StoreUnavailable, match="another file was put in its place"):
+        with pytest.raises(StoreUnavailable, match="the file was replaced"):
             store.get_history(KEY)
         assert file.read_bytes() == before
 
@@ -361,7 +358,7 @@ def test_p8_what_was_written_to_while_it_was_read_is_not_believed(file: Path) ->
         list(look.__enter__().execute("SELECT 1 FROM message"))
         with SQLiteStore(file) as writing:
             writing.add_message(KEY, "user", 1)
-        with pytest.raises(StoreUnavailable, match="written to while it was read"):
+        with pytest.raises(StoreUnavailable, match="changed while it was read"):
             look.__exit__(None, None, None)
         assert _texts(reading) == [0, 1]
 
@@ -378,22 +375,22 @@ def test_p8_a_log_that_cannot_be_read_is_said_and_not_passed_over(file: Path) ->
             assert _texts(reading) == ["in the file"]
             subprocess.run([sys.executable, "-c", code, file], check=True)
             file.with_name(f"{file.name}-shm").unlink()
-            with pytest.raises(StoreUnavailable, match="has a log beside it"):
+            with pytest.raises(StoreUnavailable, match="has a write-ahead log"):
                 reading.get_history(KEY)
-        with pytest.raises(StoreUnavailable, match="has a log beside it"):
+        with pytest.raises(StoreUnavailable, match="has a write-ahead log"):
             SQLiteStore(folder / file.name, read_only=True)
 
 
 _AS_NOBODY = """
 import os, sys
 import stenolog
-from stenolog.stores.sqlite import verify
+from stenolog.stores.sqlite import file_check
 
 # What is read from the package when it is first needed may not be for everybody either.
 with stenolog.SQLiteStore(sys.argv[2]) as store:
     store.add_message("a", "user", "x")
     store.get_history("a")
-    verify.examine(sys.argv[2])
+    file_check.examine(sys.argv[2])
 
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 with stenolog.SQLiteStore(sys.argv[1], read_only=True) as store:
@@ -401,7 +398,7 @@ with stenolog.SQLiteStore(sys.argv[1], read_only=True) as store:
         print(len(store.get_history("a")), store.health().ok, flush=True)
         if not sys.stdin.readline():
             break
-print(verify.examine(sys.argv[1]).sessions)
+print(file_check.examine(sys.argv[1]).sessions)
 """
 
 

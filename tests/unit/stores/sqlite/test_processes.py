@@ -13,9 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from stenolog.stores.sqlite import processes
-from stenolog.stores.sqlite.processes import Process, current, is_gone, parse
-
-from .conftest import in_namespace
+from stenolog.stores.sqlite.processes import Process, current, has_ended, parse
+from support.namespaces import in_namespace
 
 PATIENCE = 120.0
 
@@ -75,15 +74,15 @@ def test_a_process_is_told_by_its_number_and_its_start() -> None:
         other = _parsed(words)
         assert other.number == child.pid
         assert _here().number == os.getpid()
-        assert _here().sees(other)
+        assert _here().can_check(other)
         assert other.started >= _here().started
         assert _parsed(str(other)) == other
 
 
 def test_one_that_lives_is_not_gone() -> None:
-    assert not is_gone(_here())
+    assert not has_ended(_here())
     with _child(_WAITS) as (_, words):
-        assert not is_gone(_parsed(words))
+        assert not has_ended(_parsed(words))
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["waited for", "not waited for"])
@@ -93,13 +92,13 @@ def test_one_that_was_killed_is_gone(heard: bool) -> None:
         _until_ended(child.pid)
         if heard:
             child.wait()
-        assert is_gone(_parsed(words))
+        assert has_ended(_parsed(words))
 
 
 def test_one_whose_number_was_given_out_again_is_gone() -> None:
     with _child(_WAITS) as (_, words):
         living = _parsed(words)
-        assert is_gone(replace(living, started=living.started - 1))
+        assert has_ended(replace(living, started=living.started - 1))
 
 
 def test_one_whose_first_thread_ended_lives_while_another_goes_on() -> None:
@@ -107,7 +106,7 @@ def test_one_whose_first_thread_ended_lives_while_another_goes_on() -> None:
         limit = time.monotonic() + PATIENCE
         while b") Z " not in (stat := _stat(child.pid)):
             assert time.monotonic() < limit, stat
-        assert not is_gone(_parsed(words))
+        assert not has_ended(_parsed(words))
 
 
 def _stat(number: int) -> bytes:
@@ -119,7 +118,7 @@ def test_a_name_that_looks_like_fields_deceives_nobody() -> None:
     set_name = ctypes.CDLL(None).prctl
     assert set_name(15, b"x) Z 1 (", 0, 0, 0) == 0
     try:
-        assert not is_gone(_here())
+        assert not has_ended(_here())
     finally:
         set_name(15, before, 0, 0, 0)
 
@@ -138,17 +137,17 @@ def test_a_forked_child_is_another_one() -> None:
     assert (other.number, here.number) == (child, os.getpid())
 
 
-@pytest.mark.parametrize("field", ["boot", "pids", "times"])
+@pytest.mark.parametrize("field", ["boot", "pid_namespace", "time_namespace"])
 def test_one_of_another_boot_or_namespace_is_not_seen(field: str) -> None:
     here = _here()
-    assert here.sees(replace(here, number=1))
-    assert not here.sees(replace(here, **{field: "another"}))
+    assert here.can_check(replace(here, number=1))
+    assert not here.can_check(replace(here, **{field: "another"}))
 
 
 def test_one_that_is_hidden_may_live(monkeypatch: pytest.MonkeyPatch) -> None:
     here = _here()
     monkeypatch.setattr(processes, "_PROC", processes._PROC / "nowhere")
-    assert not is_gone(replace(here, started=0))
+    assert not has_ended(replace(here, started=0))
 
 
 @pytest.mark.parametrize(
@@ -161,14 +160,14 @@ def test_words_that_say_nothing_are_nobody(words: str) -> None:
 
 @pytest.mark.parametrize("number", [0, -1, 10**30])
 def test_a_number_that_no_process_has_is_not_gone_for_certain(number: int) -> None:
-    assert not is_gone(replace(_here(), number=number))
+    assert not has_ended(replace(_here(), number=number))
 
 
 def test_in_another_namespace_one_does_not_see_who_is_in_this_one() -> None:
     with _child(_WAITS, *in_namespace("--mount-proc")) as (_, words):
         other = _parsed(words)
         assert other.boot == _here().boot
-        assert not _here().sees(other)
+        assert not _here().can_check(other)
 
 
 def test_where_proc_is_that_of_another_namespace_nothing_is_told() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stenolog import NoSuchSession, NothingToUndo, SQLiteStore
+from stenolog import NoSuchSession, SQLiteStore
+from stenolog.errors import NothingToUndo
 from stenolog.stores.sqlite.database import Database
 
 
@@ -87,8 +88,8 @@ def test_an_undo_step_that_is_kept_still_works_though_it_is_long(file: Path) -> 
     with SQLiteStore(file) as store:
         store.add_messages("a", [{"role": "user", "content": n} for n in range(1200)])
         store.set_summary("a", "classified")
-        wanted = [{"role": "user", "content": n} for n in range(1200) if n < 600 or n % 2]
-        store.set_history("a", wanted)
+        messages = [{"role": "user", "content": n} for n in range(1200) if n < 600 or n % 2]
+        store.set_history("a", messages)
         hidden = sum(message.hidden for message in store.get_history("a", full=True))
         store.purge("a", before=10)
         assert store.info("a").undoable == 2

@@ -8,7 +8,7 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.stores.sqlite import schema
 from stenolog.stores.sqlite.database_file import APPLICATION_ID
-from stenolog.stores.sqlite.queries import FOLLOWING, PLACES, SQL
+from stenolog.stores.sqlite.transactions import FURTHER_SQL, PARAMETER_COUNTS, SQL
 
 
 def _tables(connection: apsw.Connection) -> list[tuple[object, ...]]:
@@ -24,7 +24,7 @@ def _tables(connection: apsw.Connection) -> list[tuple[object, ...]]:
 def _made(*scripts: str) -> apsw.Connection:
     connection = apsw.Connection(":memory:")
     for script in scripts:
-        schema.run(connection, script)
+        schema.run_script(connection, script)
     return connection
 
 
@@ -32,11 +32,11 @@ def _old_database(file: Path, version: int) -> None:
     """A database as a stenolog of that schema left it."""
     connection = apsw.Connection(str(file))
     for script in schema.migrations()[:version]:
-        schema.run(connection, script)
-    schema.run(connection, f"PRAGMA user_version = {version}")
-    schema.run(connection, f"PRAGMA application_id = {APPLICATION_ID}")
-    schema.run(connection, "PRAGMA journal_mode = WAL")
-    schema.run(
+        schema.run_script(connection, script)
+    schema.run_script(connection, f"PRAGMA user_version = {version}")
+    schema.run_script(connection, f"PRAGMA application_id = {APPLICATION_ID}")
+    schema.run_script(connection, "PRAGMA journal_mode = WAL")
+    schema.run_script(
         connection,
         """
         INSERT INTO session VALUES
@@ -58,13 +58,13 @@ def test_a_fresh_schema_equals_the_migrated_one(file: Path) -> None:
     migrated = _made(*schema.migrations())
     try:
         assert _tables(fresh) == _tables(migrated)
-        assert fresh.pragma("user_version") == schema.newest() == len(schema.migrations())
+        assert fresh.pragma("user_version") == schema.newest_version() == len(schema.migrations())
     finally:
         fresh.close()
         migrated.close()
 
 
-@pytest.mark.parametrize("version", range(1, schema.newest()))
+@pytest.mark.parametrize("version", range(1, schema.newest_version()))
 def test_p13_an_older_database_is_brought_up_to_date_with_its_content(
     file: Path, version: int
 ) -> None:
@@ -78,13 +78,13 @@ def test_p13_an_older_database_is_brought_up_to_date_with_its_content(
     fresh = _made(*schema.migrations())
     try:
         assert _tables(connection) == _tables(fresh)
-        assert connection.pragma("user_version") == schema.newest()
+        assert connection.pragma("user_version") == schema.newest_version()
     finally:
         connection.close()
         fresh.close()
 
 
-@pytest.mark.parametrize("version", range(1, schema.newest()))
+@pytest.mark.parametrize("version", range(1, schema.newest_version()))
 def test_p13_who_only_reads_finds_an_older_database_as_if_it_were_up_to_date(
     file: Path, version: int
 ) -> None:
@@ -92,7 +92,7 @@ def test_p13_who_only_reads_finds_an_older_database_as_if_it_were_up_to_date(
     before = file.read_bytes()
     with SQLiteStore(file, read_only=True) as store:
         assert [message.content for message in store.get_history("a")] == ["old"]
-        assert store.database.outdated
+        assert store.database.is_outdated
         # Where there are sessions and no marks yet, somebody may have given aliases.
         assert store.mark("aliases") == ("1" if version < 3 else "")
         with store.database.read() as transaction:
@@ -111,10 +111,10 @@ def test_p13_who_reads_sees_what_a_writer_brought_up_to_date(file: Path) -> None
         with SQLiteStore(file) as writing:
             writing.change_mark("aliases")
             assert reading.mark("aliases") == writing.mark("aliases") == "2"
-        assert not reading.database.outdated
+        assert not reading.database.is_outdated
 
 
-@pytest.mark.parametrize("version", range(1, schema.newest()))
+@pytest.mark.parametrize("version", range(1, schema.newest_version()))
 def test_what_stands_for_a_newer_table_has_all_of_its_columns(version: int) -> None:
     fresh, old = _made(*schema.migrations()), _made(*schema.migrations()[:version])
     schema.show_as_newest(old, version)
@@ -141,9 +141,9 @@ def test_every_statement_is_one_that_sqlite_takes_without_a_full_scan(name: str)
     connection = _made(*schema.migrations())
     plan = [
         detail
-        for statement in (SQL[name], *FOLLOWING.get(name, ()))
+        for statement in (SQL[name], *FURTHER_SQL.get(name, ()))
         for *_, detail in connection.execute(
-            f"EXPLAIN QUERY PLAN {statement}", [None] * PLACES[statement]
+            f"EXPLAIN QUERY PLAN {statement}", [None] * PARAMETER_COUNTS[statement]
         )
     ]
     connection.close()

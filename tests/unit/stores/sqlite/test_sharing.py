@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stenolog import DamagedStore, SQLiteStore, StoreBusy
-from stenolog.stores.sqlite.gate import Caller
+from stenolog.stores.sqlite.gate import QueuedWrite
 from stenolog.stores.sqlite.transactions import Transaction
 
 
@@ -48,8 +48,8 @@ def test_p3_a_damaged_session_does_not_keep_others_from_being_appended_to(
         except DamagedStore as error:
             found[name] = type(error)
 
-    wanted = {"1": "good", "2": "bad", "3": "good", "4": "bad"}
-    threads = [threading.Thread(target=append, args=one) for one in wanted.items()]
+    outcomes = {"1": "good", "2": "bad", "3": "good", "4": "bad"}
+    threads = [threading.Thread(target=append, args=one) for one in outcomes.items()]
     with spoilt.database.write():
         # All of them stand at the gate, so they go into one transaction.
         for number, thread in enumerate(threads, start=1):
@@ -62,8 +62,8 @@ def test_p3_a_damaged_session_does_not_keep_others_from_being_appended_to(
     assert [message.content for message in spoilt.get_history("good")][3:] == ["1", "3"]
 
 
-def _caller(deadline: float) -> Caller:
-    caller = Caller(lambda _: "done")
+def _caller(deadline: float) -> QueuedWrite:
+    caller = QueuedWrite(lambda _: "done")
     caller.deadline = deadline
     return caller
 
@@ -75,11 +75,11 @@ def test_p8_of_a_group_only_those_give_up_whose_time_is_over(
     passed = time.monotonic()
     first, second, third = group = [_caller(at) for at in (passed, passed, math.inf)]
     with _gate_held(file):
-        store.database._lead(group)
+        store.database._run_group(group)
     assert [type(one.error) for one in (first, second)] == [StoreBusy, StoreBusy]
     assert first.error is not second.error
     assert not third.done
-    store.database._lead([third])
+    store.database._run_group([third])
     assert (third.done, third.error, third.result) == (True, None, "done")
 
 

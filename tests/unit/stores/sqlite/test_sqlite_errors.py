@@ -9,12 +9,12 @@ import pytest
 from stenolog import (
     DamagedStore,
     MaybeStored,
-    NewerFormat,
     NotStored,
     StenologError,
     StoreBusy,
     StoreUnavailable,
 )
+from stenolog.errors import NewerFormat
 from stenolog.stores.sqlite.sqlite_errors import commit_failure, read_failure, write_failure
 
 
@@ -70,11 +70,11 @@ def test_p8_damage_names_the_doctor() -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_p8_a_commit_that_was_refused_for_want_of_room_is_surely_absent(number: int) -> None:
-    refused = commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", number=number)
+    refused = commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", system_errno=number)
     assert type(refused) is NotStored
     assert os.strerror(number) in str(refused)
-    unknown = commit_failure(_error(apsw.SQLITE_IOERR_FSYNC), "x", number=number)
+    unknown = commit_failure(_error(apsw.SQLITE_IOERR_FSYNC), "x", system_errno=number)
     assert type(unknown) is MaybeStored
-    assert type(commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", number=errno.EIO)) is (
+    assert type(commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", system_errno=errno.EIO)) is (
         MaybeStored
     )

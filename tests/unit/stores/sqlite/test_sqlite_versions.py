@@ -9,8 +9,8 @@ import pytest
 from stenolog import SQLiteStore
 from stenolog.stores.sqlite.connections import Settings
 from stenolog.stores.sqlite.database import Database
+from stenolog.stores.sqlite.database_file import known_bugs
 from stenolog.stores.sqlite.dialect import SQLiteDialect
-from stenolog.stores.sqlite.sqlite_versions import known_bugs
 
 
 @pytest.mark.parametrize(

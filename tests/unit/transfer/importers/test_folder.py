@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import pytest
 
-import memory_disk
 from stenolog.errors import NotStored
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.folder import Folder, Source
 from stenolog.transfer.migration import migrate_from_json
+from support import temporary_folders
 
 FIRST: Final = ("the first conversation", "and more of it")
 SECOND: Final = ("the second conversation",)
@@ -23,7 +23,7 @@ SECOND: Final = ("the second conversation",)
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with memory_disk.folder() as workspace:
+    with temporary_folders.folder() as workspace:
         folder = workspace / "sessions"
         folder.mkdir(mode=0o700)
         yield folder

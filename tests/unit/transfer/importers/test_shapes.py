@@ -8,7 +8,7 @@ import pytest
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.transfer.importers import adk, langchain, openai_agents, strands
 from stenolog.transfer.importers.chat_format import ImportProblems, NotAMessage
-from unit.transfer.old_sources import said
+from support.import_sources import said
 
 IMAGE = "data:image/png;base64,aGk="
 

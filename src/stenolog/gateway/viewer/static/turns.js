@@ -1,12 +1,12 @@
-// The timeline of a session, drawn by uPlot: tokens of each turn as bars, what it cost as a line.
+// Chart of a session's turns, drawn by uPlot: tokens as bars, costs as a line.
 
 const chart = document.querySelector("#chart");
-const told = document.querySelector("#chart-told");
+const label = document.querySelector("#chart-label");
 const turns = JSON.parse(chart.dataset.turns);
 const priced = turns.some((one) => one.cost !== null);
 const column = (value) => turns.map(value);
 
-// The colours are those of the page, also when they change.
+// Colours of the page's theme, also after a change of the theme.
 const colour = (name) => () => getComputedStyle(chart).getPropertyValue(name).trim();
 const font = `12px ${getComputedStyle(chart).fontFamily}`;
 const grid = { stroke: colour("--faint"), width: 1 };
@@ -38,12 +38,11 @@ const cost = {
   points: { show: turns.length <= 30, size: 6, fill: colour("--card") },
 };
 
-function tell(place) {
-  const one = turns[place];
-  told.textContent = one ? one.words : told.dataset.words;
+function showLabel(place) {
+  label.textContent = turns[place]?.label ?? label.dataset.default;
 }
 
-// Few turns stand at the left, as wide as if there were more.
+// With few turns, bars have the width of eight turns and start at the left.
 const last = Math.max(turns.length, 8) - 0.5;
 const fromZero = (_plot, _low, high) => [0, (high || 1) * 1.08];
 const size = () => ({ width: chart.clientWidth, height: chart.clientWidth < 500 ? 200 : 240 });
@@ -69,19 +68,19 @@ const plot = new uPlot(
         : []),
     ],
     cursor: { drag: { x: false, y: false }, y: false, points: { show: false } },
-    hooks: { setCursor: [({ cursor }) => tell(cursor.left < 0 ? null : cursor.idx)] },
-    // The answered ones stand on the sent ones: the whole is drawn first, and these over it.
+    hooks: { setCursor: [({ cursor }) => showLabel(cursor.left < 0 ? null : cursor.idx)] },
+    // Output is stacked on input: the sum is drawn first, and the input over it.
     series: [
       {},
-      bars("answered", "--c-history"),
-      bars("sent", "--c-summary"),
+      bars("output tokens", "--c-history"),
+      bars("input tokens", "--c-summary"),
       ...(priced ? [cost] : []),
     ],
   },
   [
     turns.map((_one, place) => place),
-    column((one) => one.sent + one.answered),
-    column((one) => one.sent),
+    column((one) => one.input_tokens + one.output_tokens),
+    column((one) => one.input_tokens),
     ...(priced ? [column((one) => one.cost)] : []),
   ],
   chart,

@@ -7,7 +7,7 @@ const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 // --- asking the server ----------------------------------------------------------------------
 
 class Gone extends Error {
-  constructor() { super("The gateway does not answer."); }
+  constructor() { super("Can't reach the gateway."); }
 }
 
 async function ask(address, options) {
@@ -264,17 +264,18 @@ if (found) {
 
 // Names of the operations that can be undone.
 const OPERATIONS = {
-  checkpoint: "the compaction",
-  clear: "the clearing",
-  hide: "what was hidden last",
-  replace: "the edit or retry",
-  summary: "the change of the summary",
-  truncate: "the truncation",
+  checkpoint: "Summary",
+  clear: "Clear",
+  hide: "Hide",
+  replace: "Edit or retry",
+  summary: "Summary change",
+  truncate: "Truncation",
 };
 
-function whatCameBack({ shown }) {
-  if (!shown) return "the summary is as before";
-  return shown === 1 ? "1 message is in sight again" : `${shown} messages are in sight again`;
+function undoNotice({ op, shown }) {
+  const done = `${OPERATIONS[op] ?? op} undone.`;
+  if (!shown) return done;
+  return `${done} ${shown === 1 ? "1 message is" : `${shown} messages are`} visible to the model again.`;
 }
 
 const session = $("#session");
@@ -296,7 +297,7 @@ function part(fields) {
   if (full) fields.full = "true";
   return html(`${path}/fragment${ofAgent(fields)}`).then((made) => {
     const found = $(".part", made);
-    if (!found) throw new Error("The gateway answered something else than messages.");
+    if (!found) throw new Error("Unexpected response from the gateway. Reload the page.");
     return found;
   });
 }
@@ -372,7 +373,7 @@ function merge(made) {
     }
   }
   last.dataset.last = made.dataset.last;
-  $("#sight").textContent = made.dataset.messages;
+  $("#message-count").textContent = made.dataset.messages;
   return count;
 }
 
@@ -388,7 +389,7 @@ function tellState({ state, tokens, title }) {
   if (state === undefined) return;
   // A page rendered before the catalog was ready has no elements for them yet.
   if (!$("#state")) $(".titleline").prepend(named("i", "state"));
-  if (!$("#tokens")) $("#sight").after(named("span", "tokens"));
+  if (!$("#tokens")) $("#message-count").after(named("span", "tokens"));
   $("#state").className = `dot ${state}`;
   $("#state").title = state;
   $("#tokens").textContent = tokens;
@@ -427,7 +428,7 @@ async function refresh() {
 async function takeIn() {
   const stay = !atEnd();
   const height = document.documentElement.scrollHeight;
-  const sights = $$(".part", talk).map((one) => one.dataset.sight);
+  const digests = $$(".part", talk).map((one) => one.dataset.digest);
   // Load from the last prompt on: before it, only the visibility of messages can change.
   const prompt = articles().filter((one) => one.matches(".user:not(.hidden-one)")).at(-1);
   const last = Number($$(".part", talk).at(-1).dataset.last);
@@ -439,7 +440,7 @@ async function takeIn() {
   if (made === undefined) return;
   tellState(made.dataset);
   let count;
-  if (sights.every((one) => one === made.dataset.sight)) {
+  if (digests.every((one) => one === made.dataset.digest)) {
     count = merge(made);
   } else {
     await reload();
@@ -471,7 +472,7 @@ async function reload({ end = false } = {}) {
     if (known) keepReaderState(known, one);
   }
   talk.replaceChildren(...parts);
-  for (const id of ["sight", "tokens", "damage"]) {
+  for (const id of ["message-count", "tokens", "damage"]) {
     const now = $(`#${id}`, made);
     if (now) $(`#${id}`)?.replaceWith(now);
   }
@@ -569,7 +570,7 @@ if (talk) {
     if (button.matches("[data-undo]")) {
       const done = await trying(() => api("POST", `${base}/undo${ofAgent()}`));
       if (done === undefined) return;
-      toast(`Taken back, ${OPERATIONS[done.op] ?? done.op}: ${whatCameBack(done)}.`);
+      toast(undoNotice(done));
       await reload();
     } else if (button.matches("[data-show-hidden]")) {
       const gap = button.closest(".divider");
@@ -590,7 +591,7 @@ if (talk) {
       const new_key = talk.dataset.fork;
       const done = await trying(() => api("POST", `${base}/fork${ofAgent()}`, { new_key, at }));
       if (!done) return;
-      tellThere(`This is a copy of ${key} up to message ${at}; the original stays as it is`);
+      tellThere(`Forked from ${key} at message ${at}.`);
       location.assign(`/s/${encodeURIComponent(done.key)}${ofAgent()}`);
     }
   });
@@ -623,11 +624,11 @@ if (session) {
     const title = await asked("Title", $("#title").textContent);
     if (title === null) return;
     const done = await trying(() => api("PATCH", base + ofAgent(), { title: title.trim() || null }));
-    if (done) $("#title").textContent = done.title ?? key;
+    if (done) $("#title").textContent = done.title || key;
   });
   $("#retag").addEventListener("click", async () => {
     const now = JSON.parse($("#tags").dataset.tags);
-    const told = await asked("Tags, with commas between", now.join(", "));
+    const told = await asked("Tags (comma-separated)", now.join(", "));
     if (told === null) return;
     const tags = told.split(",").map((one) => one.trim()).filter(Boolean);
     const done = await trying(() => api("PATCH", base + ofAgent(), { tags }));
@@ -743,7 +744,7 @@ if (say) {
       }
     } catch (error) {
       const gone = error instanceof Gone;
-      toast(gone ? "The gateway does not answer; your text is kept" : error.message, true);
+      toast(gone ? "Can't reach the gateway. Your message is kept." : error.message, true);
       writing.hidden = true;
       box.value = box.value ? `${words}\n${box.value}` : words;
       fit();
@@ -756,8 +757,7 @@ if (say) {
 }
 
 $("#begin")?.addEventListener("click", async ({ currentTarget: button }) => {
-  const question = "What do you want to say to the agent?";
-  const words = await asked(question, "", { long: true, does: "Begin", enter: true });
+  const words = await asked("New conversation", "", { long: true, does: "Send", enter: true });
   if (!words?.trim()) return;
   const named = found.dataset.agent;
   // Once started, the answer is completed even if this page is left.

@@ -1,0 +1,545 @@
+"""The reader of message shapes. Pure.
+
+It reads chat messages and Responses items of OpenAI, content blocks of Anthropic, and plain text.
+`read_message` and `read_content` yield typed parts; anything else is an `UnknownPart` with the
+original value, so that nothing is lost. No value makes a function of this module raise.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeGuard
+
+import msgspec
+from msgspec import Struct
+
+from stenolog.records import Message
+
+Body = dict[str, Any]
+Spot = tuple[int, int]
+"""Index of a message, and index of a call or result in it."""
+
+ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+REASONING_FIELDS: Final = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "reasoning_details",
+    "thinking_blocks",
+)
+"""Fields of a message in which providers return the model's thinking."""
+THINKING_TYPES: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
+TEXT_TYPES: Final = ("text", "input_text", "output_text")
+"""Types of parts that contain only text."""
+UNNAMED: Final = "unknown"
+"""Name of a called tool if the call has none."""
+
+
+class TextPart(Struct, frozen=True):
+    """Text, also the text of a refusal."""
+
+    text: str
+    value: Any
+    """The part as the message contains it."""
+    field: str = ""
+    """Field of `value` that has the text; empty if `value` is the text."""
+
+
+class ThinkingPart(Struct, frozen=True):
+    """Thinking of the model; the text is empty if it is encrypted."""
+
+    text: str
+    value: Any
+    field: str
+    """Field that has the text: of the part, or of the message if `in_content` is False."""
+    in_content: bool = True
+
+
+class ImagePart(Struct, frozen=True):
+    """An image."""
+
+    url: str
+    """Address, or a `data:` URL for embedded images; empty if there is none."""
+    value: Any
+    detail: str = ""
+
+
+class FilePart(Struct, frozen=True):
+    """A file, a document, audio or video."""
+
+    kind: Literal["file", "audio", "video"]
+    name: str
+    """File name or title; may be empty."""
+    value: Any
+    content: Any = None
+    """Text or parts of a document, transcript of audio; None if there is only encoded data."""
+    field: str = ""
+    """Field of `value` that has the content."""
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A tool call."""
+
+    id: str | None
+    name: str
+    arguments: Any
+    value: Mapping[str, Any]
+    """The call as the message contains it."""
+    field: str = ""
+    """Field of `value` that has name and arguments; empty if `value` itself has them."""
+    in_content: bool
+    """Whether the call is a part of the content, not an item of `tool_calls`."""
+
+
+class ToolResult(Struct, frozen=True, kw_only=True):
+    """The result of a tool call."""
+
+    id: str | None
+    content: Any
+    value: Mapping[str, Any]
+    """The message, or the part of its content, that is the result."""
+    in_content: bool
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the tool reported an error."""
+        return self.value.get("is_error") is True
+
+
+class UnknownPart(Struct, frozen=True):
+    """A part, or a field of a message, that this module does not know."""
+
+    type: str
+    """Type of the part or name of the field; empty if it has none."""
+    value: Any
+    field: str = "content"
+    """Field of the message that has it."""
+
+    @property
+    def text(self) -> str | None:
+        """The field `text`, if it is text."""
+        text = self.value.get("text") if isinstance(self.value, Mapping) else None
+        return text if isinstance(text, str) else None
+
+
+Part = TextPart | ThinkingPart | ImagePart | FilePart | ToolCall | ToolResult | UnknownPart
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def read_message(body: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield all parts of a message in the order of reading: thinking, content, tool calls."""
+    if (item := _read_item(body)) is not None:
+        yield from _with_result(item)
+        return
+    yield from _thinking_fields(body)
+    content = body.get("content")
+    if body.get("role") in ("tool", "function"):
+        id = _text(body.get("tool_call_id"))
+        yield ToolResult(id=id, content=content, value=body, in_content=False)
+    else:
+        yield from read_content(content)
+    if (refusal := body.get("refusal")) is not None:
+        is_text = isinstance(refusal, str)
+        yield TextPart(refusal, refusal) if is_text else UnknownPart("refusal", refusal, "refusal")
+    if (audio := body.get("audio")) is not None:
+        is_audio = _is_mapping(audio)
+        yield _spoken(audio) if is_audio else UnknownPart("audio", audio, "audio")
+    for name in ("tool_calls", "function_call"):
+        if (calls := body.get(name)) is not None:
+            for call in calls if name == "tool_calls" and isinstance(calls, list) else [calls]:
+                known = _is_mapping(call)
+                yield read_listed_call(call) if known else UnknownPart(name, call, name)
+
+
+def read_content(content: Any) -> Iterator[Part]:
+    """Yield the parts of a content: text, a list of parts, or one part."""
+    if isinstance(content, str):
+        yield TextPart(content, content)
+    elif isinstance(content, list):
+        for part in content:
+            yield from _with_result(read_part(part))
+    elif content is not None:
+        yield from _with_result(read_part(content))
+
+
+def read_part(part: Any) -> Part:
+    """Return a part of a content, or a Responses item, as a typed value."""
+    if isinstance(part, str):
+        return TextPart(part, part)
+    if not _is_mapping(part):
+        return UnknownPart("", part)
+    kind = part.get("type")
+    if kind is None:
+        return TextPart(part["text"], part, "text") if _has_text(part) else UnknownPart("", part)
+    if not isinstance(kind, str):
+        return UnknownPart("", part)
+    reader = _READERS.get(kind)
+    if reader is None:
+        reader = next((read for end, read in _READERS_BY_END if kind.endswith(end)), None)
+    found = None if reader is None else reader(part)
+    return UnknownPart(kind, part) if found is None else found
+
+
+def read_listed_call(call: Mapping[str, Any]) -> ToolCall:
+    """Return an item of `tool_calls`, or the older `function_call`, as a tool call."""
+    inner, field = call.get("function"), "function"
+    if not _is_mapping(inner):
+        inner, field = call.get("custom"), "custom"
+    if not _is_mapping(inner):
+        inner, field = call, ""
+    return ToolCall(
+        id=_text(call.get("id")),
+        name=_text(inner.get("name")) or UNNAMED,
+        arguments=inner.get("arguments", inner.get("input")),
+        value=call,
+        field=field,
+        in_content=False,
+    )
+
+
+def unread_fields(body: Mapping[str, Any]) -> Body:
+    """Return the fields of a message that `read_message` does not read."""
+    item = _read_item(body)
+    if item is None or isinstance(item, UnknownPart):
+        return {name: value for name, value in body.items() if name not in _READ_FIELDS}
+    if isinstance(item, ToolCall) and not any(name in body for name in _ARGUMENTS):
+        return {}
+    return {name: value for name, value in body.items() if name not in _ITEM_FIELDS}
+
+
+def encoded_data(part: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the media type and the encoded data of a file in a part; empty if there is none."""
+    for inner in (part, *(value for value in part.values() if _is_mapping(value))):
+        for name in ("data", "file_data"):
+            if isinstance(data := inner.get(name), str):
+                kinds = (inner.get(name) for name in ("media_type", "mime_type", "mimeType"))
+                return next((kind for kind in kinds if isinstance(kind, str)), ""), data
+    return "", ""
+
+
+_READ_FIELDS: Final = frozenset(
+    {
+        *("role", "content", "tool_calls", "tool_call_id", "function_call", "refusal", "audio"),
+        *REASONING_FIELDS,
+    }
+)
+_ARGUMENTS: Final = ("arguments", "input", "args")
+_RESULT_FIELDS: Final = ("output", "outputs", "results", "result")
+"""Fields in which a Responses item has the result of its call."""
+_ITEM_FIELDS: Final = frozenset(
+    {
+        *("type", "id", "call_id", "tool_use_id", "status", "name", *_ARGUMENTS),
+        *("content", "summary", *_RESULT_FIELDS),
+    }
+)
+
+
+def _read_item(body: Mapping[str, Any]) -> Part | None:
+    """Return a Responses item that is not a message; None for messages."""
+    if "role" in body or not isinstance(body.get("type"), str):
+        return None
+    item = read_part(body)
+    if isinstance(item, UnknownPart):
+        return None if "content" in body else item
+    return item
+
+
+def _with_result(part: Part) -> Iterator[Part]:
+    """Yield a part, and the result if a Responses item has both a call and its result."""
+    yield part
+    if isinstance(part, ToolCall) and part.in_content:
+        for name in _RESULT_FIELDS:
+            if (content := part.value.get(name)) is not None:
+                if part.value["type"] == "image_generation_call" and isinstance(content, str):
+                    content = {"type": "image", "data": content, "mimeType": "image/png"}
+                yield ToolResult(id=part.id, content=content, value=part.value, in_content=True)
+
+
+def _thinking_fields(body: Mapping[str, Any]) -> Iterator[Part]:
+    for name in REASONING_FIELDS:
+        value = body.get(name)
+        if isinstance(value, str | list):
+            if value:
+                yield ThinkingPart(_joined(value), value, name, in_content=False)
+        elif value is not None:
+            yield UnknownPart(name, value, name)
+
+
+def _read_text(part: Mapping[str, Any]) -> TextPart | None:
+    return TextPart(part["text"], part, "text") if _has_text(part) else None
+
+
+def _read_refusal(part: Mapping[str, Any]) -> TextPart | None:
+    refusal = part.get("refusal")
+    return TextPart(refusal, part, "refusal") if isinstance(refusal, str) else None
+
+
+def _read_thinking(part: Mapping[str, Any]) -> ThinkingPart:
+    for field in _THOUGHTS:
+        if text := _joined(part.get(field)):
+            return ThinkingPart(text, part, field)
+    return ThinkingPart("", part, "")
+
+
+def _joined(value: Any) -> str:
+    """Return a text of thinking: text, or a list of blocks."""
+    if isinstance(value, str):
+        return value
+    blocks = value if isinstance(value, list) else []
+    texts = (_block_text(block) for block in blocks)
+    return "\n\n".join(text for text in texts if text)
+
+
+def _block_text(block: Any) -> str:
+    if isinstance(block, str):
+        return block
+    texts = (block.get(name) for name in _THOUGHTS) if _is_mapping(block) else ()
+    return next((text for text in texts if isinstance(text, str)), "")
+
+
+_THOUGHTS: Final = ("thinking", "text", "reasoning", "summary", "content")
+
+
+def _read_image(part: Mapping[str, Any]) -> ImagePart:
+    given = part.get("image_url")
+    detail = given.get("detail") if _is_mapping(given) else part.get("detail")
+    url = given.get("url") if _is_mapping(given) else given
+    if url is None:
+        source = part.get("source")
+        kind, data = encoded_data(part)
+        url = f"data:{kind};base64,{data}" if data else None
+        if url is None and _is_mapping(source):
+            url = source.get("url")
+    return ImagePart(_text(url) or "", part, _text(detail) or "")
+
+
+def _read_file(part: Mapping[str, Any]) -> FilePart:
+    kind: str = part["type"]
+    given = (part.get(name) for name in (kind, "source"))
+    inner: Mapping[str, Any] = next((one for one in given if _is_mapping(one)), {})
+    names = (inner.get("filename"), part.get("filename"), part.get("title"), part.get("name"))
+    name = next((name for name in names if isinstance(name, str)), "")
+    word: Any = next((word for word in ("audio", "video") if word in kind), "file")
+    if inner.get("type") == "text":
+        return FilePart(word, name, part, inner.get("data"), "source")
+    field = "source" if "content" in inner else "content"
+    return FilePart(word, name, part, inner.get("content", part.get("content")), field)
+
+
+def _spoken(audio: Mapping[str, Any]) -> FilePart:
+    return FilePart("audio", "", audio, audio.get("transcript"), "transcript")
+
+
+def _read_use(part: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(
+        id=_text(part.get("id")),
+        name=_text(part.get("name")) or UNNAMED,
+        arguments=part.get("input"),
+        value=part,
+        in_content=True,
+    )
+
+
+def _read_call(part: Mapping[str, Any]) -> ToolCall:
+    """Read a Responses item that is a call. Calls of other tools than functions have any fields."""
+    field = next((name for name in _ARGUMENTS if name in part), None)
+    kind = part["type"].removesuffix("_call")
+    named = _text(part.get("name")) or (UNNAMED if kind in ("function", "custom_tool") else kind)
+    rest = {name: value for name, value in part.items() if name not in _ITEM_FIELDS}
+    return ToolCall(
+        id=_text(part.get("call_id")) or _text(part.get("id")),
+        name=named,
+        arguments=rest if field is None else part[field],
+        value=part,
+        in_content=True,
+    )
+
+
+def _read_result(part: Mapping[str, Any]) -> ToolResult:
+    content = part.get("content")
+    return ToolResult(
+        id=_text(part.get("tool_use_id")) or _text(part.get("call_id")),
+        content=part.get("output") if content is None else content,
+        value=part,
+        in_content=True,
+    )
+
+
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Part | None]]] = {
+    **dict.fromkeys((*TEXT_TYPES, "summary_text"), _read_text),
+    "refusal": _read_refusal,
+    **dict.fromkeys((*THINKING_TYPES, "reasoning_text"), _read_thinking),
+    **dict.fromkeys(("image_url", "input_image", "image", "computer_screenshot"), _read_image),
+    **dict.fromkeys(
+        (
+            *("file", "input_file", "document", "container_upload", "search_result"),
+            *("input_audio", "audio", "audio_url", "video", "video_url", "input_video"),
+        ),
+        _read_file,
+    ),
+}
+_READERS_BY_END: Final[Sequence[tuple[str, Callable[[Mapping[str, Any]], Part]]]] = (
+    ("tool_use", _read_use),
+    ("tool_result", _read_result),
+    ("_call_output", _read_result),
+    ("_call", _read_call),
+)
+
+
+# --- roles, calls and results ----------------------------------------------------------------
+
+
+def body_of(message: Message | Mapping[str, Any]) -> Body:
+    """Return the stored object as a new dictionary."""
+    return message.to_dict() if isinstance(message, Message) else dict(message)
+
+
+def seq_of(message: Message | Mapping[str, Any]) -> int | None:
+    """Return the seq of a message, or None if it is not stored."""
+    return message.seq if isinstance(message, Message) else None
+
+
+def role_of(body: Mapping[str, Any]) -> str:
+    """Return the role, or empty text if it is not a role of the providers' APIs."""
+    role = body.get("role")
+    return role if isinstance(role, str) and role in ROLES else ""
+
+
+def calls_of(body: Mapping[str, Any]) -> list[ToolCall]:
+    """Return the tool calls of an assistant message that need a result, in order."""
+    if body.get("role") != "assistant":
+        return []
+    listed = [call for call in _items(body.get("tool_calls")) if _is_mapping(call)]
+    if listed:
+        return [read_listed_call(call) for call in listed]
+    return [_read_use(part) for part in _parts(body, "tool_use")]
+
+
+def results_of(body: Mapping[str, Any]) -> list[ToolResult]:
+    """Return the tool results in a message, in order."""
+    role = body.get("role")
+    if role == "tool":
+        id = _text(body.get("tool_call_id"))
+        return [ToolResult(id=id, content=body.get("content"), value=body, in_content=False)]
+    if role != "user":
+        return []
+    return [_read_result(part) for part in _parts(body, "tool_result")]
+
+
+def has_text(body: Mapping[str, Any]) -> bool:
+    """Whether this is a user message with content other than tool results."""
+    if body.get("role") != "user":
+        return False
+    content = body.get("content")
+    results = len(_parts(body, "tool_result"))
+    return results == 0 or (isinstance(content, list) and len(content) > results)
+
+
+def pair(bodies: Sequence[Mapping[str, Any]]) -> dict[Spot, Spot]:
+    """Return the position of the result for each answered call.
+
+    A result answers the newest call with its id; without an id, the first open call of the newest
+    message with calls. A call that reuses an id replaces earlier open calls with that id.
+    """
+    answers: dict[Spot, Spot] = {}
+    open_by_id: dict[str, list[Spot]] = {}
+    newest: list[Spot] = []
+    for index, body in enumerate(bodies):
+        calls = calls_of(body)
+        if calls:
+            newest = [(index, place) for place in range(len(calls))]
+            for call in calls:
+                if call.id is not None:
+                    open_by_id[call.id] = []
+            for place, call in enumerate(calls):
+                if call.id is not None:
+                    open_by_id[call.id].append((index, place))
+        for place, result in enumerate(results_of(body)):
+            waiting = newest if result.id is None else open_by_id.get(result.id, [])
+            spot = next((spot for spot in waiting if spot not in answers), None)
+            if spot is not None:
+                answers[spot] = (index, place)
+    return answers
+
+
+# --- text ------------------------------------------------------------------------------------
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a content in any format, with other parts as their type in brackets."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(filter(None, (_part_text(part) for part in content)))
+    return as_json(content)
+
+
+def text_parts_of(body: Mapping[str, Any]) -> str:
+    """Return the text of a message without calls, results and thinking."""
+    if body.get("role") == "tool":
+        return ""
+    content = body.get("content")
+    if isinstance(content, list):
+        content = [part for part in content if type_of(part) not in _NOT_WORDS]
+    return text_of(content)
+
+
+def type_of(part: Any) -> str:
+    """Return the type of a part; empty if it has none."""
+    kind = part.get("type") if _is_mapping(part) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def as_json(value: Any) -> str:
+    """Return the value as JSON text, or as `repr` if JSON cannot represent it."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        pass
+    # The fast codec rejects lone surrogates and integers beyond 64 bits.
+    try:
+        return json.dumps(value, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+
+
+_NOT_WORDS: Final = THINKING_TYPES | {"tool_use", "tool_result"}
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not _is_mapping(part):
+        return as_json(part)
+    for field in ("text", "content", "refusal"):
+        value = part.get(field)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list):
+            return text_of(value)
+    return f"[{type_of(part) or 'part'}]"
+
+
+def _parts(body: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
+    parts = _items(body.get("content"))
+    return [part for part in parts if _is_mapping(part) and part.get("type") == kind]
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _has_text(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get("text"), str)
+
+
+def _is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    # Nearly always a dictionary; checking for an abstract class is several times slower.
+    return type(value) is dict or isinstance(value, Mapping)

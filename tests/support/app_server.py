@@ -1,0 +1,28 @@
+"""An application behind the gateway's own server, in a thread of this process."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import ASGIApp
+
+from stenolog.gateway.server import ClientLimits, Server, config
+
+
+@contextmanager
+def served(
+    app: ASGIApp, *, limits: ClientLimits | None = None, connections: int = 200, idle: int = 1
+) -> Iterator[int]:
+    """The port at which it answers, until it is left."""
+    bound = socket.create_server(("127.0.0.1", 0))
+    server = Server(config(app, limits=limits, connections=connections, idle=idle, stopping=1.0))
+    # Connections are taken from here on: they wait until the server has begun.
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])))
+    thread.start()
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()

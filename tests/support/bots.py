@@ -1,0 +1,105 @@
+"""Bots for the tests: an agent, its channels and the small Telegram, opened and closed together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from stenolog.agent.instance import AgentInstance, AgentRegistry
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.spec import AgentSpec
+from stenolog.channels.channel_group import Channels
+from stenolog.channels.delivery import FIELD
+from stenolog.providers.chat_model import ChatModel
+from stenolog.settings.values import (
+    ChannelSettings,
+    Settings,
+    TelegramSettings,
+    WebhookSettings,
+)
+from stenolog.testing.scripted_model import ScriptedModel
+from support.agents import SPEC, open_agent
+from support.telegram_server import TOKEN, TelegramServer
+
+KEY: Final = "telegram:1001"
+ALICE: Final = 1001
+PATIENCE: Final = 120.0
+
+
+def telegram_settings(server: TelegramServer, **fields: Any) -> Settings:
+    """Settings with a bot that alice may talk to."""
+    given = {"token": TOKEN, "allow": (str(ALICE),), "base_url": server.url, **fields}
+    return Settings(channels=ChannelSettings(telegram=TelegramSettings(**given)))
+
+
+def webhook_settings(secret: str, **fields: Any) -> Settings:
+    """Settings with one webhook, `ci`."""
+    given: dict[str, Any] = {"secret": secret, "allow": ("alice",), **fields}
+    return Settings(webhooks={"ci": WebhookSettings(**given)})
+
+
+@asynccontextmanager
+async def agent_and_channels(
+    folder: Path,
+    settings: Settings,
+    script: Iterable[Any] | ChatModel,
+    *,
+    store: str = "jsonl",
+    spec: AgentSpec = SPEC,
+    opened: Callable[[AgentInstance], object] = repr,
+) -> AsyncIterator[tuple[AgentLoop, Channels]]:
+    """A loop and its channels, not yet started; closed as the daemon does. `opened`: the agent."""
+    model = script if isinstance(script, ChatModel) else ScriptedModel(script)
+    instance = open_agent(store, folder, model, spec=spec)
+    opened(instance)
+    loop = AgentLoop(AgentRegistry([instance]), ttl=5.0)
+    channels = Channels(loop, settings, pause=0.01)
+    try:
+        yield loop, channels
+    finally:
+        await channels.drain(wait_seconds=PATIENCE)
+        await asyncio.wait_for(loop.close(patience=1.0), 30)
+        await channels.close()
+
+
+@asynccontextmanager
+async def bot(
+    folder: Path,
+    server: TelegramServer,
+    script: Iterable[Any] | ChatModel,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[AgentLoop]:
+    """A bot that runs."""
+    told = telegram_settings(server, **(settings or {}))
+    async with agent_and_channels(folder, told, script, **options) as (loop, channels):
+        await channels.start()
+        yield loop
+
+
+@asynccontextmanager
+async def in_the_end(let_go: Callable[[], object]) -> AsyncIterator[None]:
+    """Whatever happens, let go of what waits, so that it can be closed."""
+    try:
+        yield
+    finally:
+        let_go()
+
+
+async def until(server: TelegramServer, met: Callable[[], bool]) -> None:
+    """Wait for the small Telegram, without keeping the bot from running."""
+    assert await asyncio.to_thread(server.wait_until, met, timeout=PATIENCE), "it never came about"
+
+
+def confirmed(server: TelegramServer, number: int) -> Callable[[], bool]:
+    """Whether an update was confirmed."""
+    return lambda: number not in server.unconfirmed
+
+
+def mark(loop: AgentLoop, key: str = KEY) -> Any:
+    """What the session says of its delivery."""
+    store = loop.registry.agent().store
+    assert store is not None
+    return store.info(key).meta.get(FIELD)

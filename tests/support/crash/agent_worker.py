@@ -1,0 +1,141 @@
+"""An agent as a process of its own, to be killed; run by its path.
+
+It hears messages and `resume` as JSON lines on standard input and says on standard output what
+happens, one line each. The end of its input is the end of its work. `ack` is said of a message when
+the model is asked for its answer, or the answer is there: until then nobody was promised anything.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+from stenolog.agent.instance import AgentInstance, AgentRegistry
+from stenolog.agent.loop import AgentLoop
+from stenolog.agent.spec import AgentSpec
+from stenolog.agent.tools import Tool, tool
+from stenolog.agent.turn_events import (
+    Event,
+    EventHandler,
+    InboundMessage,
+    ModelCalled,
+    SaveFailed,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+)
+from stenolog.context.window import Limits
+from stenolog.providers.openai_chat import OpenAIChat
+
+
+def _say(*words: object) -> None:
+    os.write(1, json.dumps(words).encode() + b"\n")
+
+
+def _teller(id: str) -> EventHandler:
+    """Says what happens to a message, or to what was resumed."""
+    unsaved = False
+
+    def tell(event: Event) -> None:
+        nonlocal unsaved
+        match event:
+            case SaveFailed():
+                unsaved = True
+                _say("unsaved", id, event.text)
+            case ModelCalled():
+                _say("asked" if unsaved or not id else "ack", id)
+            case TextDelta():
+                _say("said", id)
+            case ToolStarted():
+                _say("began", event.id)
+            case ToolFinished():
+                _say("ended", event.id)
+            case _:
+                pass
+
+    return tell
+
+
+def _tools(journal: Path) -> list[Tool]:
+    """One that may be repeated, and one that may not and writes down what it has done."""
+
+    @tool(repeatable=True)
+    async def look(what: Annotated[str, "what to look at"]) -> str:
+        """Look at something."""
+        await asyncio.sleep(0.03)
+        return f"seen {what}"
+
+    @tool
+    def pay(what: Annotated[str, "what to pay for"]) -> str:
+        """Pay for something, which must not happen twice."""
+        book = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(book, f"begin {what}\n".encode())
+            time.sleep(0.03)
+            os.write(book, f"end {what}\n".encode())
+        finally:
+            os.close(book)
+        return f"paid {what}"
+
+    return [look, pay]
+
+
+class _Worker:
+    def __init__(self, loop: AgentLoop) -> None:
+        self._loop = loop
+
+    async def work(self, lines: asyncio.StreamReader) -> None:
+        """Do as the lines say, all at once, and see that all of it comes to its end."""
+        async with asyncio.TaskGroup() as tasks:
+            async for line in lines:
+                tasks.create_task(self._careful(self._one(json.loads(line))))
+
+    async def _careful(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:  # noqa: BLE001 - told, and the test fails by it
+            _say("bug", traceback.format_exc())
+
+    async def _one(self, wanted: dict[str, str]) -> None:
+        if wanted.get("do") == "resume":
+            for answer in await self._loop.resume(on_event=_teller("")):
+                _say("resumed", answer.key, answer.outcome, answer.text, answer.seq)
+            _say("all resumed")
+            return
+        id = wanted["id"]
+        inbound = InboundMessage(key=wanted["key"], content=wanted["text"], id=id)
+        answer = await self._loop.handle(inbound, on_event=_teller(id))
+        if answer.saved:
+            _say("ack", id)
+        _say("answer", id, answer.outcome, answer.text, answer.seq)
+
+
+async def _main(where: str, url: str, journal: Path, ttl: float, resume_within: float) -> None:
+    spec = AgentSpec(
+        sessions=where,
+        system="Do as you are told.",
+        limits=Limits(max_history_messages=80),
+        resume_within=resume_within,
+    )
+    agent = AgentInstance.open(
+        spec, model=OpenAIChat("scripted", base_url=url), tools=_tools(journal)
+    )
+    loop = AgentLoop(AgentRegistry([agent]), ttl=ttl)
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+    )
+    _say("open")
+    await _Worker(loop).work(lines)
+    await loop.wait_until_idle()
+    _say("left", str(await loop.close()))
+
+
+if __name__ == "__main__":
+    where, url, journal, ttl, resume_within = sys.argv[1:]
+    asyncio.run(_main(where, url, Path(journal), float(ttl), float(resume_within)))

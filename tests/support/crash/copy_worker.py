@@ -1,0 +1,94 @@
+"""Processes that copy a workspace and are killed at the n-th step, and concurrent writers.
+
+`python -m support.crash.copy_worker` serves the requests of `migration_worker.Runner`.
+`python -m support.crash.copy_worker WHERE NAME` writes to a few sessions, deletes and restores
+them, until its standard input is closed.
+"""
+
+import os
+import random
+import select
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from stenolog import StoreBusy, UsageError
+from stenolog.stores.open_store import open_store
+from stenolog.transfer import backup
+from stenolog.transfer import copy as transfer
+from stenolog.transfer.copy_all import copy_place
+from support.crash.migration_worker import serve
+
+MOST = 1_500
+"""So much is done by each of those who write; then they wait."""
+
+
+def copy(where: str) -> None:
+    """Copy from one place to another: `SRC|DST`."""
+    source, target = where.split("|")
+    copied = copy_place(source, target)
+    assert copied.problems == 0, [found.problems for found in copied.namespaces.values()]
+
+
+def back_up(where: str) -> None:
+    """Take a backup: `SRC|DIR`."""
+    source, folder = where.split("|")
+    taken = backup.back_up(source, folder)
+    assert taken.problems == 0, [found.problems for found in taken.namespaces.values()]
+
+
+PROGRAMS = {"copy": copy, "back_up": back_up}
+
+
+def write(where: str, name: str) -> None:
+    """Say numbers in order, in sessions of one's own and in one of all, until told to stop."""
+    chance = random.Random(name)
+    said = 0
+    with open_store(where) as store:
+        print("writing", flush=True)
+        for _ in range(MOST):
+            if select.select([sys.stdin], [], [], 0)[0]:
+                break
+            key = f"{name}:{chance.randrange(3)}" if chance.random() < 0.7 else "all"
+            # Sessions that are not there, or too short; and whoever copies may hold one for long.
+            with suppress(UsageError, StoreBusy):
+                dice = chance.random()
+                if dice < 0.85 or key == "all":
+                    store.add_full_message(key, {"by": name, "n": said}, once=f"{name}{said}")
+                    said += 1
+                elif dice < 0.9:
+                    store.truncate_history(key, 5)
+                elif dice < 0.93:
+                    store.checkpoint(key, summary=f"up to {said}" * 900, upto=3)
+                elif dice < 0.96:
+                    store.compact(key)
+                elif dice < 0.98:
+                    store.delete(key)
+                else:
+                    store.restore(key)
+        sys.stdin.read()
+
+
+def _warm_up() -> None:
+    """Whatever is imported or read at first use is not met again in a child."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        with open_store(place / "x") as store:
+            store.add_message("a", "user", "b")
+            store.delete("a")
+            store.add_message("a", "user", "b")
+        copy_place(f"jsonl:{place}/x", f"sqlite:{place}/x.db")
+        copy_place(f"sqlite:{place}/x.db", f"jsonl:{place}/y")
+        backup.back_up(f"sqlite:{place}/x.db", f"{place}/z")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        write(*sys.argv[1:])
+        # Whatever is still open goes with the process.
+        os._exit(0)
+    _warm_up()
+    # So that a few sessions take several groups.
+    transfer.GROUP_SNAPSHOTS = 3  # type: ignore[misc]
+    serve(PROGRAMS)

@@ -1,0 +1,124 @@
+"""The other side of `postgres_writer`: starts writers, hears what they say, and judges the log."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from stenolog.stores.base import Store
+from support.crash import postgres_writer
+
+_PATIENCE: Final = 180.0
+
+
+class Writer:
+    """A process that writes until it is told to stop."""
+
+    def __init__(self, work: str, where: str, name: str) -> None:
+        self.name = name
+        self.tokens = work == "tokens"
+        self._process = subprocess.Popen(
+            [sys.executable, postgres_writer.__file__, work, where, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._heard = b""
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._stdin.close()
+        self._stdout.close()
+
+    def lines(self) -> list[list[Any]]:
+        """What it has said so far."""
+        return [json.loads(line) for line in self._heard.splitlines(True) if line.endswith(b"\n")]
+
+    def count(self, word: str) -> int:
+        """How often it has said this."""
+        return sum(line[0] == word for line in self.lines())
+
+    def go(self) -> None:
+        """Let it begin."""
+        self._stdin.write(b"go\n")
+        self._stdin.flush()
+
+    def stop(self) -> None:
+        """Let it end by itself."""
+        self._stdin.close()
+        limit = time.monotonic() + _PATIENCE
+        while self.listen(limit):
+            pass
+        assert self._process.wait(_PATIENCE) == 0, f"{self.name} failed: {self.lines()[-3:]}"
+
+    def listen(self, limit: float) -> bool:
+        """Take what it says next; False at its end."""
+        ready, _, _ = select.select([self._stdout], [], [], max(0.0, limit - time.monotonic()))
+        assert ready, f"{self.name} is silent, its last words: {self.lines()[-3:]}"
+        heard = os.read(self._stdout.fileno(), 1 << 16)
+        self._heard += heard
+        return bool(heard)
+
+
+def until(writers: Iterable[Writer], holds: Callable[[Writer], bool]) -> None:
+    """Listen to each of them until this holds for it."""
+    limit = time.monotonic() + _PATIENCE
+    for writer in writers:
+        while not holds(writer):
+            assert writer.listen(limit), f"{writer.name} ended: {writer.lines()[-3:]}"
+
+
+def store_more(writers: Iterable[Writer], count: int) -> None:
+    """Listen to each of them until so many more of its messages were acknowledged."""
+    writers = list(writers)
+    wanted = {writer.name: writer.count("stored") + count for writer in writers}
+    until(writers, lambda writer: writer.count("stored") >= wanted[writer.name])
+
+
+def judge(store: Store, writers: Iterable[Writer]) -> Counter[str]:
+    """Compare the log with what the writers were told; how often each was told what.
+
+    What was acknowledged is there once, at its seq. What was refused and never sent again is not.
+    What nobody knew of is there at most once.
+    """
+    writers = list(writers)
+    found: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    order: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for key in store.list_sessions():
+        for message in store.get_history(key):
+            text = str(message.content)
+            found[text].append((key, message.seq))
+            name, _, number = text.partition(".")
+            order[key, name].append(int(number))
+    assert {text: places for text, places in found.items() if len(places) > 1} == {}
+    assert [key for key, numbers in order.items() if numbers != sorted(numbers)] == []
+    told: Counter[str] = Counter()
+    known: set[str] = set()
+    for writer in writers:
+        for word, text, what in writer.lines():
+            told[word] += 1
+            known.add(text)
+            odd = int(text.partition(".")[2]) % 2
+            key = "everybody" if odd else f"own {writer.name}"
+            if word == "stored":
+                assert found.get(text) == [(key, what)], f"{text} was acknowledged as {what}"
+        said = writer.lines()
+        refused = {text for word, text, _ in said if word not in ("stored", "MaybeStored")}
+        unknown = {text for word, text, _ in said if word == "MaybeStored"}
+        stored = {text for word, text, _ in said if word == "stored"}
+        absent = refused - stored - unknown
+        assert not absent & set(found), f"refused, and yet there: {absent & set(found)}"
+    # The writer may have been told to stop in the middle of the last one.
+    assert set(found) <= known, f"nobody has said this: {set(found) - known}"
+    return told

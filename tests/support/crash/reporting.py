@@ -1,0 +1,5 @@
+"""Output of the crash suites."""
+
+from collections.abc import Callable
+
+Say = Callable[[str], None]

@@ -1,0 +1,115 @@
+"""Work of an agent in a process that kills itself; run by its path.
+
+    python killed_agent.py rewrite FOLDER STORE KILLS
+    python killed_agent.py answer FOLDER STORE
+
+`rewrite` replaces a history while a message arrives, once in each folder `FOLDER/N`, and is killed
+before the N-th of so many evenly spaced lines of our code. `answer` runs a turn whose question
+is cleared right before its answer is stored, and is killed right after that.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of the tests
+
+from stenolog.agent.history_changes import replace_history
+from stenolog.records import Message
+from stenolog.sessions.session_store import JSONLBackend
+from stenolog.stores.open_store import open_store
+from support.agents import KEY, agent_loop, say
+
+_OURS = f"{os.sep}stenolog{os.sep}"
+
+
+def place(store: str, folder: Path) -> str:
+    """Return the place of a store in this folder."""
+    return f"sqlite:{folder / 'steno.db'}" if store == "sqlite" else str(folder)
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Lines:
+    """Counts the lines of our code that run, and kills the process before one of them."""
+
+    def __init__(self, fatal: int = 0) -> None:
+        self.count = 0
+        self._fatal = fatal
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        if _OURS not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self._fatal:
+                _kill()
+        return self
+
+
+def _rewrite(store: str, folder: Path, lines: _Lines) -> None:
+    where = place(store, folder)
+    with open_store(where) as written, open_store(where) as other:
+        written.add_message(KEY, "user", "first")
+        written.add_message(KEY, "assistant", "answer")
+
+        def make(history: Sequence[Message]) -> Sequence[Message]:
+            other.add_message(KEY, "user", "late", once="late")
+            (folder / "arrived").touch()
+            return history[:1]
+
+        sys.settrace(lines)
+        try:
+            replace_history(JSONLBackend(written), KEY, make)
+        finally:
+            sys.settrace(None)
+
+
+def _rewrite_often(store: str, folder: Path, kills: int) -> None:
+    """Rewrite once to count the lines, then in children that are killed."""
+    lines = _Lines()
+    (folder / "0").mkdir(mode=0o700)
+    _rewrite(store, folder / "0", lines)
+    for number in range(1, kills + 1):
+        there = folder / str(number)
+        there.mkdir(mode=0o700)
+        child = os.fork()
+        if not child:
+            _rewrite(store, there, _Lines(max(1, lines.count * number // kills)))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+async def _answer(store: str, folder: Path) -> None:
+    async with agent_loop(store, folder, ["to early", "to late"]) as loop:
+        await say(loop, "early")
+        sessions: Any = type(loop.registry.agent().sessions)
+        add = sessions.add_full_message
+
+        def add_and_die(self: Any, key: str, body: Any, **named: Any) -> Any:
+            if body["role"] == "assistant":
+                with open_store(place(store, folder)) as other:
+                    other.clear(key)
+                add(self, key, body, **named)
+                _kill()
+            return add(self, key, body, **named)
+
+        sessions.add_full_message = add_and_die
+        await say(loop, "late")
+
+
+if __name__ == "__main__":
+    work, in_folder, on_store, *rest = sys.argv[1:]
+    if work == "rewrite":
+        _rewrite_often(on_store, Path(in_folder), int(rest[0]))
+    else:
+        asyncio.run(_answer(on_store, Path(in_folder)))
