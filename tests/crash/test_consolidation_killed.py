@@ -11,7 +11,7 @@ import pytest
 
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.open_store import open_store
 from support.crash.consolidation_worker import KEYS, PLACES
 from support.crash.migration_worker import Runner
@@ -25,7 +25,7 @@ def _check(where: str, told: str) -> None:
     with open_store(where) as sessions, open_store(where, namespace="notes") as store:
         notes = Notes(store)
         for who in ("telegram:1", "telegram:2"):
-            keys = [key for key in KEYS if person_in(key) == who]
+            keys = [key for key in KEYS if owner_in_key(key) == who]
             uids = {key: sessions.info(key).uid for key in keys}
             found = notes.list(Scope(who=who, of="sender"), full=True)
             daily = Counter((note.uid, note.seqs) for note in found if note.kind == "daily")

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.merge import TAKEN
+from stenolog.transfer.merge import IMPORT_TIME
 from support.crash.migration_worker import Runner
 from support.crash.reporting import Say
 
@@ -38,7 +38,7 @@ def _prepare(workspace: Path) -> None:
 
 def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The meta without the times at which something was taken in."""
-    receipts = [{**one, TAKEN: ""} for one in meta.get("imported", [])]
+    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
     return {**meta, "imported": receipts}
 
 

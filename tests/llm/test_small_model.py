@@ -13,7 +13,7 @@ from stenolog.context.context import Context
 from stenolog.context.summary import SECTIONS
 from stenolog.context.window import Limits
 from stenolog.memory.facade import Memory, open_memory
-from stenolog.memory.quotes import said
+from stenolog.memory.quotes import is_quoted
 from stenolog.providers.json_answers import read_object
 from stenolog.stores.open_store import open_store
 from support.small_model import CONTEXT, SmallModel, weights
@@ -54,7 +54,7 @@ def test_consolidation_by_a_real_model_tells_every_turn_and_invents_no_fact(
     spoken = [asked for asked, _ in TALK]
     notes = memory.notes.list(memory.scope(key=KEY))
     facts = [note for note in notes if note.kind == "core"]
-    assert all(said(note.quote, spoken) for note in facts)
+    assert all(is_quoted(note.quote, spoken) for note in facts)
     with capsys.disabled():
         print(f"\n    {done}")
         for note in notes:

@@ -55,7 +55,7 @@ def measure(
     *,
     count: int = TURNS,
     together: int = 5,
-    most_turns: int = 20,
+    max_turns: int = 20,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Live through the talk, and ask for every fact: what was found, of how many."""
@@ -67,7 +67,7 @@ def measure(
     ):
         context = Context(store, ask, limits=LIMITS)
         notes = Notes(kept)
-        consolidation = Consolidation(store, notes, ask, most_turns=most_turns)
+        consolidation = Consolidation(store, notes, ask, max_turns=max_turns)
         rejected = 0
         for number, turn in enumerate(turns(count), 1):
             store.add_messages(KEY, turn.messages)
@@ -179,7 +179,7 @@ def _by_the_small_model(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         # It loses its way where it is asked about several turns at once, and goes on inventing.
         model = SmallModel(weights(), longest=200)
-        found = measure(Path(folder), model, count=count, most_turns=1, progress=progress)
+        found = measure(Path(folder), model, count=count, max_turns=1, progress=progress)
     print()
     return found
 

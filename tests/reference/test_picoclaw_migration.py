@@ -76,7 +76,7 @@ def test_migrate_from_json_invalid_json(store: Store, old: Path) -> None:
     assert migrated.sessions == 1
     assert len(store.get_history("good")) == 1
     # There, only the log knows of it.
-    assert [Path(left.file).name for left in migrated.left] == ["bad.json"]
+    assert [Path(left.file).name for left in migrated.skipped] == ["bad.json"]
     assert (old / "bad.json").read_text() == "{invalid json"
 
 

@@ -937,7 +937,7 @@ def test_cancelled_at_the_moment_it_is_given_a_turn_is_not_held() -> None:
     run(main)
 
 
-def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(tmp_path: Path) -> None:
+def test_session_store_facade_is_rejected_with_hint_to_its_store(tmp_path: Path) -> None:
     face = stenolog.open_sessions(tmp_path)
     with pytest.raises(UsageError, match=r"needs a Store.*not JSONLBackend;.*as \.store$"):
         AsyncStore(face)  # type: ignore[arg-type]

@@ -19,9 +19,9 @@ from stenolog.cli.terminal_markdown import MarkdownStream
 from stenolog.gateway.error_responses import without_secrets
 from stenolog.gateway.viewer.markdown_html import MAX_RENDERED, to_html
 from stenolog.gateway.viewer.message_views import message_views, one_line, pretty
-from stenolog.memory.facts import Fact, is_backed
-from stenolog.memory.named_details import unsaid
-from stenolog.memory.quotes import follows, shares_enough
+from stenolog.memory.facts import Fact, is_supported
+from stenolog.memory.named_details import unsupported_details
+from stenolog.memory.quotes import is_related, shares_enough
 from stenolog.providers.request_errors import error_message
 from stenolog.redaction.redact import redact
 from stenolog.settings.secrets import without_password
@@ -81,9 +81,9 @@ def test_checking_a_note_takes_linear_time(unit: str) -> None:
     text = (unit * 200_000)[:200_000]
 
     def check() -> None:
-        unsaid(text, ["said"])
-        unsaid("Likes 5 teas", [text])
-        is_backed(Fact(text="The bank is near Oslo", quote="my bank"), [f"my bank {text}"])
+        unsupported_details(text, ["said"])
+        unsupported_details("Likes 5 teas", [text])
+        is_supported(Fact(text="The bank is near Oslo", quote="my bank"), [f"my bank {text}"])
 
     run_limited(check, cpu=20)
 
@@ -91,7 +91,7 @@ def test_checking_a_note_takes_linear_time(unit: str) -> None:
 def test_comparing_many_words_of_a_note_takes_linear_time() -> None:
     heard = " ".join(f"{number:x}" for number in range(40_000))
     fact = " ".join(f"g{number:x}" for number in range(40_000))
-    run_limited(lambda: (shares_enough(fact, [heard]), follows(fact, heard)), cpu=20)
+    run_limited(lambda: (shares_enough(fact, [heard]), is_related(fact, heard)), cpu=20)
 
 
 def _conversation(text: str) -> Conversation:

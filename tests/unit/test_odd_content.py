@@ -24,7 +24,7 @@ from stenolog.redaction.redact import SharingRedactor
 from stenolog.stores.base import Store
 from stenolog.testing.strategies import messages
 from stenolog.tokens import Tokens, message_tokens
-from stenolog.transfer.export.formats import Form, pieces
+from stenolog.transfer.export.formats import ExportFormat, export_pieces
 
 _FIELDS = (
     *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "stenolog"),
@@ -130,10 +130,10 @@ def _cli(_store: Store, _info: SessionInfo, history: list[Message]) -> None:
 
 
 def _export(_store: Store, info: SessionInfo, history: list[Message]) -> None:
-    forms: tuple[Form, ...] = ("jsonl", "openai", "markdown", "html")
+    forms: tuple[ExportFormat, ...] = ("jsonl", "openai", "markdown", "html")
     for form in forms:
         for wanted in (False, True):
-            assert b"".join(pieces(form, info, history, SharingRedactor(wanted=wanted)))
+            assert b"".join(export_pieces(form, info, history, SharingRedactor(enabled=wanted)))
 
 
 _Use = Callable[[Store, SessionInfo, list[Message]], None]

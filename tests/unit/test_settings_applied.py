@@ -266,4 +266,4 @@ def test_no_setting_of_retention_is_without_effect(tmp_path: Path, path: tuple[s
     [plain] = rules_of(_load(tmp_path, "[retention.old]\n"))
     [changed] = rules_of(_load(tmp_path, f"[retention.old]\n{path[-1]} = {value}\n"))
     assert plain != changed
-    assert not plain.says_something
+    assert not plain.has_condition

@@ -29,7 +29,7 @@ from stenolog.errors import (
 )
 from stenolog.messages import calls_of, has_text, text_parts_of
 from stenolog.records import Message
-from stenolog.sessions.keys import Parts, join, split
+from stenolog.sessions.keys import KeyParts, join_key, split_key
 from stenolog.sessions.session_store import SessionStore
 from stenolog.sessions.undoing import undo_last
 from stenolog.stores.base import Store
@@ -91,7 +91,7 @@ def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand |
 def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | None = None) -> str:
     """Return the key for a new session of a user. All sessions of a user share one memory."""
     moment = (at or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
-    return join(Parts(channel, sender, f"{moment}-{secrets.token_hex(2)}"))
+    return join_key(KeyParts(channel, sender, f"{moment}-{secrets.token_hex(2)}"))
 
 
 def sibling_key(key: str, thread: str = "") -> str:
@@ -100,13 +100,13 @@ def sibling_key(key: str, thread: str = "") -> str:
     Raises UsageError if `key` is not of the form channel:sender: its user is unknown, and two users
     must never be mistaken for one.
     """
-    parts = split(key)
+    parts = split_key(key)
     if parts is None:
         raise UsageError(
             f"the user of {key!r} is unknown: the key is not of the form channel:sender"
         )
     if thread:
-        return join(Parts(parts.channel, parts.who, thread))
+        return join_key(KeyParts(parts.channel, parts.who, thread))
     return new_key(parts.channel, parts.who)
 
 
@@ -267,7 +267,7 @@ class CommandRunner:
         Without a verified sender, the owner of `app:alice:1` is unknown, and `app:bob:1` may be the
         key of another user. Then the name gets a random suffix.
         """
-        name, parts = self._argument, split(self._key)
+        name, parts = self._argument, split_key(self._key)
         has_thread = parts is not None and parts.thread is not None
         if name and has_thread and not (self._sender or self._all_sessions):  # guard: fork-own-key
             return f"{name}-{secrets.token_hex(4)}"
@@ -299,7 +299,7 @@ class CommandRunner:
     def _matching(self) -> list[Entry]:
         """Return the user's sessions with the argument in their key, title or messages."""
         catalog, text = self._instance.catalog, self._argument
-        any_channel = self._all_sessions or split(self._key) is None
+        any_channel = self._all_sessions or split_key(self._key) is None
         prefix = "" if any_channel else f"{self._key.partition(':')[0]}:"
         entries: list[Entry] = []
         after: str | None = None

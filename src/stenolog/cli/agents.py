@@ -20,7 +20,7 @@ from stenolog.cli.config import Options, read_settings
 from stenolog.cli.output import error_sentence, one_line, plural
 from stenolog.errors import ModelRefused, StenologError, UsageError
 from stenolog.providers.chat_model import ChatModel, Delta
-from stenolog.sessions.folders import find_place, others_in
+from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.settings.conversion import CLI, MAIN, NO_STORE, model_of, spec_of, specs_of
 from stenolog.settings.model_selection import LOCAL, OLLAMA, PROVIDERS, SCRIPTED, NoModel
@@ -139,7 +139,7 @@ def _open_instance(settings: Settings, spec: AgentSpec, model: ChatModel) -> Age
 
 def _open_read_only(settings: Settings, spec: AgentSpec, model: ChatModel) -> AgentInstance:
     """Open the agent's sessions read-only."""
-    place = find_place(spec.sessions, spec.id)
+    place = locate_sessions(spec.sessions, spec.id)
     return AgentInstance(
         replace(spec, memory=False),
         model=model,
@@ -170,7 +170,7 @@ def _agent_spec(settings: Settings, options: Options) -> AgentSpec:
 def _agents_in(sessions: str) -> Sequence[str]:
     """Return the agents that have sessions there; none if the store cannot be read."""
     try:
-        return others_in(sessions).agents
+        return other_namespaces(sessions).agents
     except StenologError:
         return ()
 

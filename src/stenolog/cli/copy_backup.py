@@ -11,8 +11,8 @@ from stenolog.cli.output import PARTIAL, json_text, one_line, plural, progress_b
 from stenolog.cli.workspace import check_exists, display_name, workspace_option
 from stenolog.stores.open_store import address
 from stenolog.transfer.backup import BackupCheck, back_up, restore, verify
-from stenolog.transfer.copy import Step
-from stenolog.transfer.copy_all import CopyReport, Watch, copy_place
+from stenolog.transfer.copy import CopyStep
+from stenolog.transfer.copy_all import CopyReport, OnProgress, copy_place
 
 _PHASES: Final = {"copying": "Copying", "last pass": "Final pass", "comparing": "Comparing"}
 
@@ -47,7 +47,7 @@ def copy_command(
     unchanged in DST.
     """
     with show_progress(shown=not dry_run) as watch:
-        copied = copy_place(source, target, dry_run=dry_run, watch=watch)
+        copied = copy_place(source, target, dry_run=dry_run, on_progress=watch)
     if as_json:
         click.echo(json_text(report_fields(copied), indent=2))
     else:
@@ -62,7 +62,7 @@ def copy_command(
 
 
 @contextmanager
-def show_progress(*, shown: bool = True) -> Iterator[Watch | None]:
+def show_progress(*, shown: bool = True) -> Iterator[OnProgress | None]:
     """Show progress: a bar in a terminal, otherwise one line per pass."""
     if not shown:
         yield None
@@ -74,11 +74,11 @@ def show_progress(*, shown: bool = True) -> Iterator[Watch | None]:
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Watch]:
+def _progress_bar() -> Iterator[OnProgress]:
     with progress_bar("{task.fields[messages]:,} messages") as progress:
         task = progress.add_task("Copying", total=None, messages=0)
 
-        def watch(namespace: str, step: Step) -> None:
+        def watch(namespace: str, step: CopyStep) -> None:
             progress.update(
                 task,
                 description=f"{_PHASES[step.phase]} {one_line(namespace)}",
@@ -96,7 +96,7 @@ class _ProgressLines:
     def __init__(self) -> None:
         self._told: tuple[str, str, int] | None = None
 
-    def tell(self, namespace: str, step: Step) -> None:
+    def tell(self, namespace: str, step: CopyStep) -> None:
         now = namespace, step.phase, step.number
         if step.total and now != self._told:
             self._told = now
@@ -120,17 +120,17 @@ def report_fields(copied: CopyReport) -> dict[str, Any]:
         "dry_run": copied.dry_run,
         "not_compared": copied.not_compared,
         "unlocked": copied.unlocked,
-        "lost": sum(one.lost for found in copied.namespaces.values() for one in found.carried),
+        "lost": sum(one.lost for found in copied.namespaces.values() for one in found.copied),
         "namespaces": {
             name: {
-                "sessions": len(found.carried),
+                "sessions": len(found.copied),
                 "messages": found.messages,
                 "digest": found.digest(name),
                 "problems": [
                     {"key": one.key, "uid": one.uid, "reason": one.reason, "newer": one.newer}
                     for one in found.problems
                 ],
-                "only_there": list(found.only_there),
+                "only_there": list(found.only_in_target),
             }
             for name, found in copied.namespaces.items()
         },
@@ -178,13 +178,13 @@ def report_lines(copied: CopyReport, done: str) -> Iterator[str]:
             "missing."
         )
     for found in copied.namespaces.values():
-        for one in found.carried:
+        for one in found.copied:
             if one.lost:
                 yield (
                     f"{one_line(one.key)} is damaged in the source: {plural(one.lost, 'message')} "
                     "could not be read. Run `steno doctor` on the source for details."
                 )
-    only = sum(len(found.only_there) for found in copied.namespaces.values())
+    only = sum(len(found.only_in_target) for found in copied.namespaces.values())
     if only:
         yield f"The destination has {plural(only, 'other session')}, not changed."
 
@@ -240,7 +240,7 @@ def backup_command(
 def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
     check_exists(workspace)
     with show_progress() as watch:
-        taken = back_up(workspace, folder, watch=watch)
+        taken = back_up(workspace, folder, on_progress=watch)
     if as_json:
         click.echo(json_text({**report_fields(taken), "kept": taken.kept}, indent=2))
     else:
@@ -255,7 +255,7 @@ def _back_up(folder: str, workspace: str, *, as_json: bool) -> int:
 
 def _verify(folder: str, *, as_json: bool) -> int:
     with show_progress() as watch:
-        found = verify(folder, watch=watch)
+        found = verify(folder, on_progress=watch)
     if as_json:
         click.echo(json_text(_check_fields(found), indent=2))
     else:
@@ -270,7 +270,7 @@ def _verify(folder: str, *, as_json: bool) -> int:
 
 def _restore(folder: str, workspace: str, *, as_json: bool) -> int:
     with show_progress() as watch:
-        copied, checked = restore(folder, workspace, watch=watch)
+        copied, checked = restore(folder, workspace, on_progress=watch)
     newer = sum(one.newer for found in copied.namespaces.values() for one in found.problems)
     if as_json:
         report = {**report_fields(copied), "newer": newer, "backup": _check_fields(checked)}

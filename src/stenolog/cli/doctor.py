@@ -18,10 +18,10 @@ from stenolog.cli.workspace import check_exists, choose_workspace, workspace_opt
 from stenolog.errors import StenologError
 from stenolog.maintenance.environment_check import (
     CheckNote,
+    check_notes,
     low_disk,
-    not_indexed,
-    notes_of,
-    purged_text,
+    purged_but_in_fallback,
+    unindexed_sessions,
 )
 from stenolog.maintenance.repair import accept, repair
 from stenolog.maintenance.workspace_check import examine
@@ -85,10 +85,10 @@ def doctor_command(
         if repairing:
             settled += repair(place)
         report = examine(place)
-        more = (*not_indexed(place), *purged_text(place), *low_disk(place))
+        more = (*unindexed_sessions(place), *purged_but_in_fallback(place), *low_disk(place))
         report = replace(report, findings=(*report.findings, *more))
         with_notes = verbose or (sys.stderr.isatty() and not as_json)
-        notes = [*notes_of(place), *_mixed_notes(place)] if with_notes else []
+        notes = [*check_notes(place), *_mixed_notes(place)] if with_notes else []
     except (StenologError, OSError) as error:
         raise CheckFailed(error_sentence(error)) from error
 

@@ -15,9 +15,9 @@ from stenolog.cli.output import json_text, one_line, plural, printable
 from stenolog.cli.show import damage_lines, find_session, messages_are
 from stenolog.cli.workspace import Location, location_options, open_read_only
 from stenolog.redaction.redact import SharingRedactor
-from stenolog.transfer.export.formats import FOR_READERS, Form, pieces
+from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, export_pieces
 
-_SUFFIXES: Final[dict[str, Form]] = {
+_SUFFIXES: Final[dict[str, ExportFormat]] = {
     ".md": "markdown",
     ".markdown": "markdown",
     ".html": "html",
@@ -62,7 +62,7 @@ class _FormatType(click.Choice[str]):
 def export_command(
     key: str,
     full: bool,
-    form: Form | None,
+    form: ExportFormat | None,
     output: str | None,
     force: bool,
     redact: bool | None,
@@ -90,14 +90,14 @@ def export_command(
         raise click.UsageError("--json requires a file: add -o FILE.")
     form = _choose_format(output, form)
     # guard: export-redacted
-    sharing = SharingRedactor(wanted=form != "jsonl" if redact is None else redact)
+    sharing = SharingRedactor(enabled=form != "jsonl" if redact is None else redact)
     if not to_stdout and not force and os.path.lexists(str(output)):
         words = f"{one_line(str(output))} exists already. Use --force to overwrite it."
         raise click.ClickException(words)
     with open_read_only(where) as store:
         info = find_session(store, key)
         messages = store.get_history(info.key, full=full)
-        written = pieces(form, info, messages, sharing)
+        written = export_pieces(form, info, messages, sharing)
         if to_stdout:
             _print(written)
         else:
@@ -108,9 +108,9 @@ def export_command(
             fields: dict[str, Any] = {"key": info.key, "file": str(output), "format": form}
             fields |= {"messages": len(messages), "redacted": sharing.count}
             click.echo(json_text(fields))
-        if sharing.wanted and (sharing.count or form in FOR_READERS):
+        if sharing.enabled and (sharing.count or form in DOCUMENT_FORMATS):
             click.echo(_redaction_text(sharing.count), err=True)
-        if form in FOR_READERS and not full and info.count > info.visible:
+        if form in DOCUMENT_FORMATS and not full and info.count > info.visible:
             hidden = messages_are(info.count - info.visible)
             click.echo(f"{hidden} hidden. Use --all to include them.", err=True)
         for words in damage_lines(find_session(store, info.key), where.workspace):
@@ -123,7 +123,7 @@ def _redaction_text(taken_out: int) -> str:
     return f"Replaced {plural(taken_out, 'secret')}. Use --no-redact to keep them."
 
 
-def _choose_format(output: str | None, form: Form | None) -> Form:
+def _choose_format(output: str | None, form: ExportFormat | None) -> ExportFormat:
     """Return the format to write. Raises UsageError if the file suffix is unknown."""
     suffix = Path(output or "").suffix.lower()
     if form is not None:

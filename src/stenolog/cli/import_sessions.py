@@ -27,9 +27,8 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import META_SUFFIX
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import address, open_store
-from stenolog.transfer.importers.key_map import KeyMap, pair_of, pairs_of
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT, Layout
-from stenolog.transfer.importers.log_pairs import LOG_SUFFIX
+from stenolog.transfer.importers.key_map import KeyMap, parse_pair, parse_pairs
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, LOG_SUFFIX, Layout
 from stenolog.transfer.migration import ImportedSession, ImportReport, Progress, import_folder
 
 PROGRESS_BYTES: Final = 1024 * 1024
@@ -138,37 +137,37 @@ def import_command(
     usage, 3 something could not be imported; the reasons are on stderr.
     """  # noqa: D301 -- click knows a block by this character
     folder, only = _source_folder(source)
-    layouts = EVERY_LAYOUT if program is None else PROGRAMS[program]
+    layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
     look = partial(import_folder, folder, only=only, layouts=layouts)
     keys = _key_map(pairs, map_file, look)
     migrated = ImportReport()
     is_there = _store_exists(where)
     if not is_there:
         # Create a workspace only if there is a session to import.
-        migrated = look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=keys)
-    if is_there or migrated.taken:
+        migrated = look(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=keys)
+    if is_there or migrated.imported:
         with (_open_read_only if dry_run else _open_writable)(where) as store:
             in_place = isinstance(store, JSONLStore) and store.folder.samefile(folder)
             with _show_progress(folder, only, shown=not dry_run) as progress:
                 migrated = look(
                     store=store,
-                    renaming=in_place,
-                    own=in_place,
+                    rename_files=in_place,
+                    is_own=in_place,
                     aliases=bool(aliases),
                     dry_run=dry_run,
-                    renamed=keys,
+                    map_key=keys,
                     progress=progress,
                 )
             if _confirm_aliases(migrated, aliases, dry_run=dry_run):
-                named = look(store=store, renaming=False, aliases=True, renamed=keys)
+                named = look(store=store, rename_files=False, aliases=True, map_key=keys)
                 migrated = _with_aliases(migrated, named)
     if as_json:
-        for one in migrated.taken:
+        for one in migrated.imported:
             click.echo(json_text({**_fields(one), "dry_run": dry_run}))
-    elif sys.stdout.isatty() and migrated.taken:
+    elif sys.stdout.isatty() and migrated.imported:
         _print_table(migrated, color=ctx.color is not False)
     else:
-        for one in migrated.taken:
+        for one in migrated.imported:
             click.echo("\t".join(_row(one)))
     problems = list(_problem_lines(migrated))
     for words in (
@@ -177,42 +176,42 @@ def import_command(
         *_report_lines(migrated, source, program, dry_run=dry_run),
     ):
         click.echo(words, err=True)
-    if not migrated.taken and not migrated.migrated:
+    if not migrated.imported and not migrated.migrated:
         ctx.exit(1)
     ctx.exit(PARTIAL if problems else 0)
 
 
 def _confirm_aliases(migrated: ImportReport, aliases: bool | None, *, dry_run: bool) -> bool:
     """Ask in a terminal whether to accept the aliases that were found."""
-    found = [one for one in migrated.taken if one.aliases_left]
+    found = [one for one in migrated.imported if one.unaccepted_aliases]
     if not found or aliases is not None or dry_run or not sys.stdin.isatty():
         return False
     for one in found:
-        click.echo(_alias_line(one.key, one.aliases_left), err=True)
+        click.echo(_alias_line(one.key, one.unaccepted_aliases), err=True)
     return click.confirm("Accept these aliases?", err=True)
 
 
 def _with_aliases(migrated: ImportReport, named: ImportReport) -> ImportReport:
     """Return the first report with the aliases that the second run has added."""
-    given = {(one.file, one.key): one for one in named.taken}
-    taken = []
-    for one in migrated.taken:
+    given = {(one.file, one.key): one for one in named.imported}
+    imported = []
+    for one in migrated.imported:
         again = given.get((one.file, one.key))
-        if again is not None and one.aliases_left:
+        if again is not None and one.unaccepted_aliases:
             problems = tuple(dict.fromkeys((*one.problems, *again.problems)))
-            one = replace(one, aliases=again.aliases, aliases_left=(), problems=problems)
-        taken.append(one)
-    return replace(migrated, taken=tuple(taken))
+            one = replace(one, aliases=again.aliases, unaccepted_aliases=(), problems=problems)
+        imported.append(one)
+    return replace(migrated, imported=tuple(imported))
 
 
 def _alias_report(migrated: ImportReport, *, dry_run: bool) -> Iterator[str]:
-    for one in migrated.taken:
+    for one in migrated.imported:
         if one.aliases:
             has = "would have" if dry_run else "now has"
             yield f"{one_line(one.key)} {has} the aliases: {_alias_names(one.aliases)}."
-    left = [one for one in migrated.taken if one.aliases_left]
+    left = [one for one in migrated.imported if one.unaccepted_aliases]
     for one in left:
-        yield _alias_line(one.key, one.aliases_left)
+        yield _alias_line(one.key, one.unaccepted_aliases)
     if left:
         yield "These aliases were not accepted. To accept them, import again with --aliases."
 
@@ -228,9 +227,9 @@ def _alias_names(names: Sequence[str]) -> str:
 def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., ImportReport]) -> KeyMap:
     """Return the mapping from old to new keys. Raises UsageError for pairs that make no sense."""
     try:
-        given = KeyMap(tuple(map(pair_of, pairs)))
+        given = KeyMap(tuple(map(parse_pair, pairs)))
         text = "" if file is None else file.read_text("utf-8-sig")
-        keys = KeyMap(given.pairs + pairs_of(text))
+        keys = KeyMap(given.pairs + parse_pairs(text))
     except UsageError as error:
         raise click.UsageError(f"--map: {one_line(str(error))}") from error
     except (OSError, ValueError) as error:
@@ -244,8 +243,8 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Import
         return key
 
     # Check before anything is written: a typing error would create sessions with wrong names.
-    look(store=InMemoryStore(), renaming=False, dry_run=True, renamed=collect)
-    for pair in given.unused(found):
+    look(store=InMemoryStore(), rename_files=False, dry_run=True, map_key=collect)
+    for pair in given.unmatched(found):
         there = ", ".join(map(one_line, found[:MAX_KEYS_LISTED])) + (
             ", …" if len(found) > MAX_KEYS_LISTED else ""
         )
@@ -253,7 +252,7 @@ def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., Import
         raise click.UsageError(
             f"--map {one_line(str(pair))}: SOURCE has no session of that key{has}"
         )
-    for key in keys.shared(found):
+    for key in keys.duplicates(found):
         raise click.UsageError(f"--map: several sessions would get the key {one_line(key)}")
     return keys
 
@@ -268,7 +267,7 @@ def _fields(one: ImportedSession) -> dict[str, Any]:
         "file": one.file,
         "problems": list(one.problems),
         "aliases": list(one.aliases),
-        "aliases_left": list(one.aliases_left),
+        "aliases_left": list(one.unaccepted_aliases),
     }
 
 
@@ -289,7 +288,7 @@ def _print_table(migrated: ImportReport, *, color: bool) -> None:
         justify = "right" if name in ("added", "messages") else "left"
         columns[name] = {"no_wrap": name != "file", "overflow": "fold", "justify": justify}
     rows = []
-    for one in migrated.taken:
+    for one in migrated.imported:
         key, *others = _row(one)
         cells: dict[str, Any] = dict(zip(_MIN_WIDTHS, others, strict=True))
         cells["file"] = one_line(Path(one.file).name), "dim"
@@ -359,27 +358,27 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _is_searched_folder(folder: Path) -> bool:
     # Imported late: loads SQLite, which no other command needs.
-    from stenolog.transfer.importers.sources import is_searched
+    from stenolog.transfer.importers.framework_tables import is_searched
 
     return is_searched(folder)
 
 
 def _problem_lines(migrated: ImportReport) -> Iterator[str]:
-    for one in migrated.taken:
+    for one in migrated.imported:
         for words in one.problems:
             yield f"{one_line(one.file)}: {sentence(words)}"
-    for left in migrated.left:
+    for left in migrated.skipped:
         yield f"{one_line(left.file)} was skipped: {sentence(left.reason)}"
 
 
 def _report_lines(
     migrated: ImportReport, source: Path, program: str | None, *, dry_run: bool
 ) -> Iterator[str]:
-    if migrated.migrated and not migrated.taken:
+    if migrated.migrated and not migrated.imported:
         yield f"Already imported: {plural(migrated.migrated, 'file')} *.migrated."
-    if migrated.taken or migrated.left:
+    if migrated.imported or migrated.skipped:
         yield _total_line(migrated, dry_run=dry_run)
-    if not (migrated.taken or migrated.migrated or migrated.left):
+    if not (migrated.imported or migrated.migrated or migrated.skipped):
         known = "session files of a known program" if program is None else f"sessions of {program}"
         place = one_line(str(source))
         yield f"No {known} in {place}. `steno import --help` lists the programs."
@@ -397,14 +396,14 @@ def _total_line(migrated: ImportReport, *, dry_run: bool) -> str:
     words = [
         f"{done} {plural(migrated.sessions, 'session')}, {plural(migrated.messages, 'message')}"
     ]
-    known = [one for one in migrated.taken if one.known]
+    known = [one for one in migrated.imported if one.already_imported]
     never = sum(one.dropped for one in known)
     if known:
         words.append(f"{plural(len(known), 'session')} already imported")
     if never:
         words[-1] += f", except {plural(never, 'message')} that could not be imported"
-    if migrated.left:
-        words.append(f"{plural(len(migrated.left), 'file')} skipped")
+    if migrated.skipped:
+        words.append(f"{plural(len(migrated.skipped), 'file')} skipped")
     if migrated.dropped > never:
         words.append(f"{plural(migrated.dropped - never, 'message')} could not be imported")
     return f"{'; '.join(words)}."

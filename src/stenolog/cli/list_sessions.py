@@ -29,7 +29,7 @@ from stenolog.cli.output import (
 from stenolog.cli.show import damage_lines
 from stenolog.cli.workspace import Location, choose_workspace, location_options, open_read_only
 from stenolog.errors import StoreUnavailable
-from stenolog.sessions.folders import OtherNamespaces, Place, others_in
+from stenolog.sessions.folders import OtherNamespaces, SessionsLocation, other_namespaces
 from stenolog.stores.file_names import LOG_SUFFIX
 from stenolog.stores.open_store import address, open_store
 
@@ -89,7 +89,7 @@ def open_workspace_catalog(where: Location) -> Iterator[tuple[Catalog, IndexProg
         yield found
 
 
-def _open_for_indexing(store: "Store", place: "Place") -> "Store | None":
+def _open_for_indexing(store: "Store", place: "SessionsLocation") -> "Store | None":
     """Open a PostgreSQL database for writing, because it contains the catalog to update.
 
     Return None if that is not possible, or if it would migrate older tables: a read-only command
@@ -209,7 +209,7 @@ def _remarks(page: Page, where: Location, *, unfiltered: bool) -> Iterator[str]:
     if unfiltered and page.after is None:
         yield from _other_files(where, listed=len(page.entries))
     if unfiltered and (not page.entries or (where.agent is None and where.namespace is None)):
-        yield from _other_namespaces(others_in(place))
+        yield from _other_namespaces(other_namespaces(place))
 
 
 def _store_name(where: Location) -> str:
@@ -257,7 +257,7 @@ def _other_files(where: Location, *, listed: int) -> Iterator[str]:
         )
 
 
-def _foreign_sessions(place: Place) -> "list[Source]":
+def _foreign_sessions(place: SessionsLocation) -> "list[Source]":
     """Return the sessions of other programs in the place where they are imported from."""
     # Imported late: only needed if there are other files.
     from stenolog.transfer.importers.folder import Folder

@@ -29,7 +29,7 @@ from stenolog.errors import UsageError
 from stenolog.memory.note_files import NoteChanges, export_notes, import_notes
 from stenolog.memory.note_pages import from_markdown
 from stenolog.memory.notes import Draft, Kind, Note, Notes
-from stenolog.memory.scopes import Scope, scope_named
+from stenolog.memory.scopes import Scope, parse_scope_name
 from stenolog.sessions.folders import NOTES
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
@@ -563,7 +563,7 @@ def _target_scope(page: str, *, who: str | None, agent: str | None) -> Scope | N
     if agent is not None and who is None:
         named = from_markdown(page).scope
         who = None if named is None else named.name
-    return None if who is None else scope_named(who, agent=agent or "main")
+    return None if who is None else parse_scope_name(who, agent=agent or "main")
 
 
 def _changes_by_kind(edits: NoteChanges) -> dict[str, Sequence[Draft | Note]]:

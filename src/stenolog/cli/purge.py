@@ -24,20 +24,18 @@ from stenolog.cli.output import (
 from stenolog.cli.show import find_session
 from stenolog.cli.workspace import Location, check_exists, location_options, open_read_only
 from stenolog.errors import DamagedStore, InvalidKey, NoSuchSession, StenologError
-from stenolog.maintenance.retention_runs import forget_in_log, in_log, place_in_log
+from stenolog.maintenance.retention_runs import escaped_for_log, mask_keys_in_log, place_in_log
 from stenolog.memory.notes import Notes
-from stenolog.memory.progress import PREFIX as MARKS
-from stenolog.memory.progress import mark_uid
-from stenolog.memory.scopes import Scope, scope_of_key
+from stenolog.memory.scopes import MARK_PREFIX, Scope, mark_uid, scope_from_key
 from stenolog.records import Message, Trashed
-from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, claimed
-from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, find_place, others_in
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.aliases import NO_ALIASES, Aliases, alias_mark, aliases_in
+from stenolog.sessions.folders import CHANNELS, NAMESPACE, NOTES, locate_sessions, other_namespaces
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.open_store import address
 from stenolog.stores.snapshots import Snapshot, SnapshotStore
 from stenolog.stores.state import not_reached
-from stenolog.transfer.copy_all import namespaces_of, opened, opened_to_read
+from stenolog.transfer.copy_all import namespaces_of, opened_read_only, opened_store
 from stenolog.transfer.fallback import copies_in_fallback
 
 MAIN: Final = "main"
@@ -76,7 +74,7 @@ class _PurgeTarget(Struct, frozen=True, kw_only=True):
     @property
     def is_progress(self) -> bool:
         """Whether it only records the progress of consolidating a session."""
-        return self.is_notes and self.key.startswith(MARKS)
+        return self.is_notes and self.key.startswith(MARK_PREFIX)
 
     @property
     def confirmation(self) -> str:
@@ -90,7 +88,7 @@ class _PurgeTarget(Struct, frozen=True, kw_only=True):
             return self.key
         if self.is_progress:
             return "progress of consolidation"
-        scope = scope_of_key(self.key)
+        scope = scope_from_key(self.key)
         agent = "" if scope.agent == MAIN else f" (agent {scope.agent})"
         return f"notes of {scope.name}{agent}"
 
@@ -300,7 +298,7 @@ def _targets_of_person(workspace: str, who: str) -> list[_PurgeTarget]:
     for namespace in namespaces_of(workspace):
         if namespace in (CHANNELS, NOTES):
             continue  # channels contain no messages; notes are found through the sessions
-        with opened_to_read(workspace, namespace) as store:
+        with opened_read_only(workspace, namespace) as store:
             assert isinstance(store, Store), "every namespace is a Store"
             trash, left = store.list_trash(), _unfinished_purges(store)
             unknown = namespace if any(not one.key for one in left) else unknown
@@ -329,7 +327,7 @@ def _note_targets_of_person(
     if NOTES not in namespaces_of(workspace):
         return []
     uids = {uid for target in sessions for uid in target.uids}
-    with opened_to_read(workspace, NOTES) as store:
+    with opened_read_only(workspace, NOTES) as store:
         assert isinstance(store, Store), "every namespace is a Store"
         trash, left = store.list_trash(), _unfinished_purges(store)
         every = [*store.list_sessions(), *(one.key for one in (*trash, *left) if one.key)]
@@ -343,14 +341,14 @@ def _note_targets_of_person(
 
 def _has_notes_of(key: str, who: str) -> bool:
     try:
-        return _belongs_to(scope_of_key(key).who, who)
+        return _belongs_to(scope_from_key(key).who, who)
     except InvalidKey:
         return False  # not notes of stenolog
 
 
 def _is_mark_of(store: Store, key: str, who: str) -> bool:
     """Return whether a progress record, as older versions wrote it, names this person."""
-    if not key.startswith(MARKS):
+    if not key.startswith(MARK_PREFIX):
         return False
     try:
         metas = [store.info(key).meta]
@@ -361,7 +359,7 @@ def _is_mark_of(store: Store, key: str, who: str) -> bool:
 
 
 def _belongs_to(key: str, who: str) -> bool:
-    return who in (key, person_in(key))
+    return who in (key, owner_in_key(key))
 
 
 def _purge_all(
@@ -420,7 +418,7 @@ def _open_namespace(
         with open_read_only(where) if to_read else open_writable(where) as store:
             yield store
         return
-    with (opened_to_read if to_read else opened)(where.workspace, namespace) as store:
+    with (opened_read_only if to_read else opened_store)(where.workspace, namespace) as store:
         assert isinstance(store, Store), "every namespace is a Store"
         yield store
 
@@ -444,7 +442,7 @@ def _remove_traces(
 ) -> Iterator[str]:
     """Remove other traces of purged sessions; yield a phrase for each one that remains."""
     purged_keys = {
-        in_log(one.target.key)
+        escaped_for_log(one.target.key)
         for one in results
         if one.problem is None and one.target.before is None and not one.target.is_notes
     }
@@ -511,7 +509,9 @@ def _remaining_data(
                     f"{plural(notes, 'note')} about {one_line(key)}; `steno purge --scope` deletes "
                     "notes too"
                 )
-    agents = (None, *others_in(where.workspace).agents) if who is not None else (where.agent,)
+    agents = (
+        (None, *other_namespaces(where.workspace).agents) if who is not None else (where.agent,)
+    )
     for agent in agents if where.namespace in (None, NAMESPACE) else ():
         yield from fallback_copies(
             where.workspace,
@@ -534,9 +534,9 @@ def _count_notes(where: Location, key: str) -> int:
     try:
         if NOTES not in namespaces_of(where.workspace):
             return 0
-        with opened_to_read(where.workspace, NOTES) as store:
+        with opened_read_only(where.workspace, NOTES) as store:
             assert isinstance(store, Store), "every namespace is a Store"
-            agent, person = where.agent or MAIN, person_in(key)
+            agent, person = where.agent or MAIN, owner_in_key(key)
             scopes = {
                 Scope(agent=agent, who=key),
                 Scope(agent=agent, who=person),
@@ -554,10 +554,10 @@ def aliases_by_session(store: Store) -> Mapping[str, Collection[str]]:
     """Return the aliases of each session that has any, including deleted sessions."""
     if alias_mark(store) == NO_ALIASES:
         return {}
-    found = {key: set(names) for key, names in Aliases(store).claims().items()}
-    for life in deleted_snapshots(store):
-        if life.forked_from is None and claimed(life.meta):
-            found.setdefault(life.key, set()).update(claimed(life.meta))
+    found = {key: set(names) for key, names in Aliases(store).aliases_by_session().items()}
+    for snapshot in deleted_snapshots(store):
+        if snapshot.forked_from is None and aliases_in(snapshot.meta):
+            found.setdefault(snapshot.key, set()).update(aliases_in(snapshot.meta))
     return found
 
 
@@ -569,9 +569,9 @@ def forks_of(store: Store, keys: Collection[str]) -> Mapping[str, list[str]]:
             source = store.info(key).forked_from
             if source in keys and source is not None:
                 found.setdefault(source, []).append(key)
-    for life in deleted_snapshots(store):
-        if life.forked_from in keys and life.forked_from is not None:
-            found.setdefault(life.forked_from, []).append(life.key)
+    for snapshot in deleted_snapshots(store):
+        if snapshot.forked_from in keys and snapshot.forked_from is not None:
+            found.setdefault(snapshot.forked_from, []).append(snapshot.key)
     return found
 
 
@@ -589,7 +589,7 @@ def fallback_copies(
     workspace: str, agent: str | None, is_meant: Callable[[str], bool]
 ) -> Iterator[str]:
     """Yield a phrase for each session that the fallback folder still contains."""
-    place = find_place(workspace, agent)
+    place = locate_sessions(workspace, agent)
     for namespace, key in sorted(copies_in_fallback(place)):
         if is_meant(key):
             other = "" if namespace == NAMESPACE else f" --namespace {quote(namespace)}"
@@ -654,7 +654,7 @@ def remove_log_entries(workspace: str, is_meant: Callable[[str, str], bool]) -> 
     if address(workspace).engine != "jsonl":
         return "entries about it that retention wrote to the program's log"
     try:
-        forget_in_log(workspace, is_meant)
+        mask_keys_in_log(workspace, is_meant)
     except StenologError as error:
         return f"entries in the retention log: {error}"
     return ""

@@ -91,7 +91,7 @@ def run_command(
     rules = rules_of(read_settings(config))
     check_exists(where.workspace)
     for rule in rules:
-        if not rule.says_something:
+        if not rule.has_condition:
             click.echo(
                 f"Rule {rule.name} matches no session: it {_missing_condition(rule)}.", err=True
             )
@@ -194,13 +194,13 @@ def _rule_fields(rule: Rule) -> dict[str, Any]:
         "larger_than_bytes": rule.larger_than or None,
         "tag": rule.tag or None,
         "prefix": rule.prefix or None,
-        "spare_tag": rule.spare or None,
+        "spare_tag": rule.exclude_tag or None,
     }
 
 
 def _describe_sessions(rule: Rule) -> str:
     """Describe the sessions that a rule selects."""
-    if not rule.says_something:
+    if not rule.has_condition:
         return f"no sessions: the rule {_missing_condition(rule)}"
     parts = []
     if rule.older_than is not None:
@@ -215,7 +215,7 @@ def _describe_sessions(rule: Rule) -> str:
         parts.append(f"tagged {rule.tag}")
     if rule.prefix:
         parts.append(f"whose key starts with {rule.prefix}")
-    spared = f", except those tagged {rule.spare}" if rule.spare else ""
+    spared = f", except those tagged {rule.exclude_tag}" if rule.exclude_tag else ""
     if rule.action == "purge":
         return f"sessions in the trash, {' and '.join(parts)}{spared}"
     return f"sessions {' and '.join(parts)}{spared}"
@@ -223,7 +223,7 @@ def _describe_sessions(rule: Rule) -> str:
 
 def _missing_condition(rule: Rule) -> str:
     """Explain why a rule selects no session."""
-    if rule.asks_what_nobody_knows:
+    if rule.has_unknown_condition:
         return "purges, and purge rules can only use an age and a prefix"
     if rule.action == "purge":
         return "purges, and purge rules need an age"

@@ -98,7 +98,7 @@ def stats_command(
         fields = _fields(totals, cost, problems)
         asked = {"since": since and format_time(since), "until": until and format_time(until)}
         click.echo(json_text({**asked, **fields}, indent=2))
-    elif sys.stdout.isatty() and totals.whole.messages:
+    elif sys.stdout.isatty() and totals.total.messages:
         _draw(totals, cost, color=ctx.color is not False)
     else:
         for row in _rows(totals):
@@ -138,7 +138,7 @@ def _count(
 def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> Iterator[str]:
     for key, problem in problems.items():
         yield f"{one_line(key)}: {sentence(problem)}"
-    total = totals.whole
+    total = totals.total
     if not total.messages:
         yield "There are no messages."
         return
@@ -169,7 +169,7 @@ def _remarks(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> 
 
 def _report_rows(totals: Totals) -> Iterator[tuple[str, str, Counts]]:
     """Yield the kind, name and counts of each line of the report."""
-    yield "total", "", totals.whole
+    yield "total", "", totals.total
     for day in sorted(totals.days):
         yield "day", day.isoformat(), totals.days[day]
     for name in sorted(totals.models, key=lambda one: (-totals.models[one].tokens, one)):
@@ -192,7 +192,7 @@ def _fields(totals: Totals, cost: Cost | None, problems: Mapping[str, str]) -> d
             tables[kind].append({kind: shown, **_count_fields(counts)})
     return {
         "sessions": totals.sessions,
-        **_count_fields(totals.whole),
+        **_count_fields(totals.total),
         "days": tables["day"],
         "models": tables["model"],
         "channels": tables["channel"],
@@ -240,7 +240,7 @@ def _draw(totals: Totals, cost: Cost | None, *, color: bool) -> None:
         print_table(console, columns, cells)
         console.print()
 
-    total = totals.whole
+    total = totals.total
     parts = ((totals.sessions, "session"), (total.messages, "message"), (total.tokens, "token"))
     head = ", ".join(plural(number, what) for number, what in parts)
     if cost is not None and cost.models:

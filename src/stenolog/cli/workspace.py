@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.errors import UsageError
-from stenolog.sessions.folders import Place, check_workspace, find_place
+from stenolog.sessions.folders import SessionsLocation, check_workspace, locate_sessions
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import address, open_store
@@ -49,9 +49,9 @@ class Location(Struct, frozen=True, kw_only=True):
         return display_name(self.workspace)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SessionsLocation:
         """Return the place of the store. Raises UsageError."""
-        found = find_place(self.workspace, self.agent)
+        found = locate_sessions(self.workspace, self.agent)
         return found if self.namespace is None else replace(found, namespace=self.namespace)
 
 

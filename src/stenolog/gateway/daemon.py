@@ -251,7 +251,7 @@ class Daemon:
             wait = _RETENTION_INTERVAL
             try:
                 closing = self._gateway.closing.is_set
-                await asyncio.to_thread(apply_rules_everywhere, places, rules, until=closing)
+                await asyncio.to_thread(apply_rules_everywhere, places, rules, should_stop=closing)
             except Exception:
                 _logger.exception("applying the retention rules failed")
 

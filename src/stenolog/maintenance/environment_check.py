@@ -20,7 +20,7 @@ from stenolog.catalog.catalog_files import FileDatabase
 from stenolog.catalog.index import database_of
 from stenolog.catalog.indexing import NotIndexable, SessionReader, StampRules
 from stenolog.errors import StenologError
-from stenolog.sessions.folders import NAMESPACE, Place, find_place, others_in
+from stenolog.sessions.folders import NAMESPACE, SessionsLocation, locate_sessions, other_namespaces
 from stenolog.stores.base import Store
 from stenolog.stores.catalog_file import CatalogFileStore
 from stenolog.stores.disk import kind_at, network_kind
@@ -31,12 +31,12 @@ from stenolog.stores.open_store import address, open_store
 from stenolog.transfer.fallback import purged_since
 
 _MOUNTS: Final = "/proc/self/mounts"
-_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 """Maximum number of sessions that a note names."""
-_FLEETING: Final = {
-    "tmpfs": "in the memory of this machine: a restart or a power cut takes all of it",
-    "ramfs": "in the memory of this machine: a restart or a power cut takes all of it",
-    "overlay": "in a layer of a container: it goes when the container is removed",
+_TEMPORARY_FILESYSTEMS: Final = {
+    "tmpfs": "in memory: a restart or a power cut deletes everything",
+    "ramfs": "in memory: a restart or a power cut deletes everything",
+    "overlay": "in the writable layer of a container: it is deleted with the container",
 }
 
 
@@ -68,9 +68,8 @@ def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
         Finding(
             kind="low disk space",
             path=str(folder),
-            meaning=f"Only {free:,} bytes are free there. When they are used up, messages are "
-            "refused.",
-            advice="Make room. `steno archive --all` packs what was compacted.",
+            meaning=f"Only {free:,} bytes are free. When the disk is full, messages are rejected.",
+            advice="Free some space. `steno archive --all` compresses hidden messages.",
         )
     ]
 
@@ -83,21 +82,21 @@ def _folder(workspace: str) -> Path | None:
     return Path(found.path).absolute().parent if found.engine == "sqlite" else None
 
 
-def not_indexed(workspace: str) -> list[Finding]:
+def unindexed_sessions(workspace: str) -> list[Finding]:
     """Return a finding for each session that the catalog cannot index."""
     findings: list[Finding] = []
     with suppress(StenologError):  # the examination reports why a store cannot be read
-        for agent in (None, *others_in(workspace).agents):
-            findings += _not_indexed_of(workspace, agent)
+        for agent in (None, *other_namespaces(workspace).agents):
+            findings += _unindexed_of_agent(workspace, agent)
     return findings
 
 
-def purged_text(workspace: str) -> list[Finding]:
+def purged_but_in_fallback(workspace: str) -> list[Finding]:
     """Return a finding for each purged session that the fallback store still contains."""
     findings: list[Finding] = []
     with suppress(StenologError):  # the examination reports why a store cannot be read
-        for agent in (None, *others_in(workspace).agents):
-            place = find_place(workspace, agent)
+        for agent in (None, *other_namespaces(workspace).agents):
+            place = locate_sessions(workspace, agent)
             if place.fallback is None or not place.fallback.is_dir():
                 continue
             with open_store(place.where, namespace=place.namespace, read_only=True) as store:
@@ -115,8 +114,8 @@ def purged_text(workspace: str) -> list[Finding]:
     return findings
 
 
-def _not_indexed_of(workspace: str, agent: str | None) -> Iterator[Finding]:
-    place = find_place(workspace, agent)
+def _unindexed_of_agent(workspace: str, agent: str | None) -> Iterator[Finding]:
+    place = locate_sessions(workspace, agent)
     in_folder = address(place.where).engine == "jsonl"
     if in_folder and not Path(place.where, place.namespace).is_dir():
         return
@@ -127,14 +126,14 @@ def _not_indexed_of(workspace: str, agent: str | None) -> Iterator[Finding]:
                 kind="not indexed",
                 key=key,
                 path=_path_of(workspace, place, key) if in_folder else str(workspace),
-                meaning=f"List and search leave its messages out: {error}.",
+                meaning=f"`steno list` and `steno search` omit its messages: {error}.",
                 advice=f"Save it with `steno export {quote(key)}{whose} --all` and report this "
                 "as a defect of stenolog. All other sessions work; deleting this one also ends "
                 "the problem.",
             )
 
 
-def _path_of(workspace: str, place: Place, key: str) -> str:
+def _path_of(workspace: str, place: SessionsLocation, key: str) -> str:
     log = Path(place.where, place.namespace, log_name(key))
     return str(log.relative_to(address(workspace).path))
 
@@ -142,25 +141,25 @@ def _path_of(workspace: str, place: Place, key: str) -> str:
 # --- notes -----------------------------------------------------------------------------------
 
 
-def notes_of(workspace: str, *, mounts: str = _MOUNTS) -> list[CheckNote]:
+def check_notes(workspace: str, *, mounts: str = _MOUNTS) -> list[CheckNote]:
     """Return the notes on a workspace or a database.
 
     `mounts`: the file in which the system lists its file systems.
     """
-    notes = list(_of_the_disk(workspace, mounts))
+    notes = list(_disk_notes(workspace, mounts))
     try:
-        agents = others_in(workspace).agents
+        agents = other_namespaces(workspace).agents
     except StenologError:
         return notes  # the examination reports why it cannot be read
     for agent in (None, *agents):
         try:
-            notes += _of_sessions(workspace, agent)
+            notes += _session_notes(workspace, agent)
         except StenologError:
             continue
-    return [*notes, *_of_versions(workspace)]
+    return [*notes, *_version_notes(workspace)]
 
 
-def _of_the_disk(workspace: str, mounts: str) -> Iterator[CheckNote]:
+def _disk_notes(workspace: str, mounts: str) -> Iterator[CheckNote]:
     folder = _folder(workspace)
     if folder is None:
         return
@@ -177,42 +176,41 @@ def _of_the_disk(workspace: str, mounts: str) -> Iterator[CheckNote]:
             "cannot be relied on.",
             advice="Use a local disk, or PostgreSQL for many machines.",
         )
-    elif kind in _FLEETING:
+    elif kind in _TEMPORARY_FILESYSTEMS:
         yield CheckNote(
             kind="disk",
-            meaning=f"{folder} is {_FLEETING[kind]}.",
-            advice="Keep what is to last on a disk or a volume.",
+            meaning=f"{folder} is {_TEMPORARY_FILESYSTEMS[kind]}.",
+            advice="Use a disk or a volume for data that must be kept.",
         )
 
 
-def _of_sessions(workspace: str, agent: str | None) -> Iterator[CheckNote]:
-    place = find_place(workspace, agent)
+def _session_notes(workspace: str, agent: str | None) -> Iterator[CheckNote]:
+    place = locate_sessions(workspace, agent)
     in_folder = address(place.where).engine == "jsonl"
     if in_folder and not Path(place.where, place.namespace).is_dir():
         return
     whose = "" if agent is None else f" of the agent {agent}"
     with open_store(place.where, namespace=place.namespace, read_only=True) as store:
         if isinstance(store, CatalogFileStore) and (path := store.catalog_file()) is not None:
-            yield from _of_the_catalog(path)
+            yield from _catalog_notes(path)
         interrupted = _in_state(store, "interrupted")
         if interrupted:
             yield CheckNote(
                 kind="interrupted turns",
-                meaning=f"{_sessions(interrupted)}{whose} where the agent did not have the last "
-                f"word: {_keys(interrupted)}.",
-                advice="What an agent had begun, it ends when it is started again. "
-                "`steno list --state interrupted` shows them.",
+                meaning=f"{_sessions(interrupted)}{whose} with an unanswered last "
+                f"message: {_keys(interrupted)}.",
+                advice="The agent resumes them when it is started. "
+                "`steno list --state interrupted` lists them.",
             )
         running = _in_state(store, "running")
         if running:
             yield CheckNote(
                 kind="turns under way",
-                meaning=f"{_sessions(running)}{whose} in which somebody has the turn: "
-                f"{_keys(running)}.",
+                meaning=f"{_sessions(running)}{whose} with a turn in progress: {_keys(running)}.",
             )
 
 
-def _of_the_catalog(path: Path) -> Iterator[CheckNote]:
+def _catalog_notes(path: Path) -> Iterator[CheckNote]:
     if not path.exists():
         return
     database = FileDatabase(path, writable=False)
@@ -222,8 +220,8 @@ def _of_the_catalog(path: Path) -> Iterator[CheckNote]:
     except (CatalogDamaged, CatalogUnusable) as error:
         yield CheckNote(
             kind="index",
-            meaning=f"The index of the sessions is not used: {error}. No message is in it alone.",
-            advice="The next `steno list` makes it anew.",
+            meaning=f"The search index cannot be used: {error}. No messages are lost.",
+            advice="The next `steno list` rebuilds it.",
         )
     finally:
         database.close()
@@ -240,11 +238,11 @@ def _sessions(found: list[Entry]) -> str:
 
 
 def _keys(found: list[Entry]) -> str:
-    more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
-    return ", ".join(entry.key for entry in found[:_NAMED]) + more
+    more = f" and {len(found) - _MAX_NAMED:,} more" if len(found) > _MAX_NAMED else ""
+    return ", ".join(entry.key for entry in found[:_MAX_NAMED]) + more
 
 
-def _of_versions(workspace: str) -> Iterator[CheckNote]:
+def _version_notes(workspace: str) -> Iterator[CheckNote]:
     engine = address(workspace).engine
     if engine == "jsonl":
         yield CheckNote(kind="version", meaning=f"SQLite {sqlite3.sqlite_version}, for the index.")
@@ -274,7 +272,7 @@ def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
     Sessions that the catalog already holds, unchanged and without a problem, are not read again.
     Sessions that the store itself cannot read are skipped.
     """
-    indexed = _indexed(store)
+    indexed = _indexed_stamps(store)
     reader = SessionReader(store, StampRules())
     for key, stamp in store.stamps().items():
         if indexed.get(key) == stamp:
@@ -288,7 +286,7 @@ def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
             continue
 
 
-def _indexed(store: Store) -> dict[str, str]:
+def _indexed_stamps(store: Store) -> dict[str, str]:
     """Return the stamps of the sessions that the catalog holds without a problem."""
     database = database_of(store, keep=False)
     try:

@@ -43,21 +43,23 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class LogReport:
     """Result of judging the bytes of one log."""
 
     key: str | None = None
     state: State | None = None
     """The newest intact state; None if there is none or a newer version wrote it."""
     findings: tuple[Finding, ...] = ()
-    unsettled: bool = False
+    may_be_growing: bool = False
     """The end of the log may be a write in progress."""
 
 
 # --- one log ---------------------------------------------------------------------------------
 
 
-def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = False) -> Judged:
+def examine_log(
+    text: bytes, name: str, *, folder: str = "sessions", deleted: bool = False
+) -> LogReport:
     """Return the findings for the bytes of a log with this file name.
 
     `deleted`: the log is in the trash, where the file name does not contain the key and no process
@@ -67,78 +69,81 @@ def judge(text: bytes, name: str, *, folder: str = "sessions", deleted: bool = F
     key = None if deleted else file_names.key_of_log(name)
     records, _ = scan.read_records(text, offset=0)
     if not records:
-        return _judge_without_records(text, key, path)
+        return _examine_without_records(text, key, path)
 
     states = [record.body for record in records if isinstance(record, StateRecord)]
     unknown = [r.kind for r in records if isinstance(r, UnknownRecord) and not r.optional]
     newer = [f"format {state.format}" for state in states if state.format > FORMAT]
     newer += [kind for kind in unknown if kind.startswith("state")]
     if newer:
-        return Judged(key=key, findings=(_newer(key, path, newer[0]),))
+        return LogReport(key=key, findings=(_newer_format(key, path, newer[0]),))
 
     state = states[-1] if states else None
     key = state.key if state is not None else key
     if state is not None and not deleted and file_names.log_name(state.key) != name:
         # No process writes to the log, and no repair changes it, until it has its correct name.
-        return Judged(key=key, state=state, findings=(_wrong_name(state.key, path),))
+        return LogReport(key=key, state=state, findings=(_wrong_name(state.key, path),))
     found: list[Finding] = []
     if unknown:
         found.append(_unknown_kind(key, path, unknown[0]))
     if deleted and state is None:
-        found.append(_nameless(path))
-    damage = _Damage(text, key, path, state, deleted=deleted)
+        found.append(_unknown_key(path))
+    damage = _DamagedLog(text, key, path, state, deleted=deleted)
     may_write = state is not None and not found and not deleted
-    found += damage.in_the_middle()
+    found += damage.damaged_lines()
     # Restoring a deleted session moves its tail away; only messages that may have been acknowledged
     # are worth a finding.
-    found += [end for end in damage.at_the_end(may_write=may_write) if end.lost or not deleted]
-    found += damage.without_a_trace()
-    return Judged(
-        key=key, state=state, findings=tuple(found), unsettled=damage.scan.tail is not None
+    found += [end for end in damage.tail_findings(may_write=may_write) if end.lost or not deleted]
+    found += damage.missing_lines()
+    return LogReport(
+        key=key, state=state, findings=tuple(found), may_be_growing=damage.scan.tail is not None
     )
 
 
-def _judge_without_records(text: bytes, key: str | None, path: str) -> Judged:
-    find = partial(Finding, key=key, path=path)
+def _examine_without_records(text: bytes, key: str | None, path: str) -> LogReport:
+    finding_for = partial(Finding, key=key, path=path)
     if not text:
-        finding = find(
+        finding = finding_for(
             kind=Kind.EMPTY_FILE,
-            meaning="A session was begun and nothing was ever written. It is no session.",
+            meaning="Empty log: a session was created but nothing was stored. Safe to ignore.",
             advice=f"--repair moves it into {ASIDE}/.",
             repairable=True,
         )
     elif scan.looks_torn(text) and b"\n" in text.strip(b"\0\n"):
-        finding = find(
+        finding = finding_for(
             kind=Kind.DAMAGED_LINE,
             where="every line",
-            meaning="Not one of its lines is an intact record; what it held cannot be read.",
-            advice="Look at the disk, and put the file back from a backup. "
+            meaning="No line is an intact record, so no message can be read.",
+            advice="Check the disk and restore the file from a backup. "
             f"--repair moves it into {ASIDE}/.",
             repairable=True,
         )
     elif scan.looks_torn(text):
-        finding = find(
+        finding = finding_for(
             kind=Kind.NUL_BYTES if b"\0" in text else Kind.TORN_TAIL,
             where=f"bytes 0 to {len(text):,}",
-            meaning="The first write was cut off, and never acknowledged. It is no session.",
+            meaning="The first write was interrupted and never acknowledged, so no session exists. "
+            "Safe to ignore.",
             advice=f"--repair moves it into {ASIDE}/.",
             repairable=True,
         )
     else:
-        finding = find(
+        finding = finding_for(
             kind=Kind.FOREIGN_LOG,
             meaning="Another program wrote this file; stenolog neither reads nor changes it.",
             advice="Move it elsewhere.",
         )
-    return Judged(key=key, findings=(finding,), unsettled=finding.kind is not Kind.FOREIGN_LOG)
+    return LogReport(
+        key=key, findings=(finding,), may_be_growing=finding.kind is not Kind.FOREIGN_LOG
+    )
 
 
-def _newer(key: str | None, path: str, what: str) -> Finding:
+def _newer_format(key: str | None, path: str, what: str) -> Finding:
     return Finding(
         kind=Kind.NEWER_FORMAT,
         key=key,
         path=path,
-        meaning=f"A newer stenolog wrote it ({what}); this one does not judge it.",
+        meaning=f"A newer version of stenolog wrote this log ({what}), so it was not checked.",
         advice="Upgrade stenolog.",
     )
 
@@ -148,23 +153,24 @@ def _wrong_name(key: str, path: str) -> Finding:
         kind=Kind.WRONG_NAME,
         key=key,
         path=path,
-        meaning="The file holds a session whose key has another file name: it was renamed or "
-        "copied by hand, and neither name leads to it.",
-        advice=f"Rename it to {file_names.log_name(key)}, if there is no such file; "
-        "else move it elsewhere.",
+        meaning="The file name does not match the key of the session in it: the file was renamed "
+        "or copied by hand, and the session cannot be opened.",
+        advice=f"Rename it to {file_names.log_name(key)} if there is no such file; "
+        "otherwise move it elsewhere.",
     )
 
 
-def _nameless(path: str) -> Finding:
+def _unknown_key(path: str) -> Finding:
     uid = path.rpartition("/")[2].partition(".")[0]
     return Finding(
         kind=Kind.DAMAGED_LINE,
         key=None,
         path=path,
         where="every state",
-        meaning="The key of this deleted session cannot be read, so it is listed under its uid. "
+        meaning="The key of this deleted session cannot be read, so its uid is listed instead. "
         "Its messages can be read.",
-        advice=f"`steno restore {uid} --as KEY` brings it back, `steno purge {uid}` deletes it.",
+        advice=f"`steno restore {uid} --as KEY` restores it, `steno purge {uid}` deletes it "
+        "permanently.",
     )
 
 
@@ -173,13 +179,13 @@ def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
         kind=Kind.UNKNOWN_KIND,
         key=key,
         path=path,
-        meaning=f"It holds a record of the kind {kind!r}, which this version does not know; "
-        "the session can be read, not written.",
+        meaning=f"It contains a record of the unknown kind {kind!r}, so the session can be read "
+        "but not written.",
         advice="Upgrade stenolog.",
     )
 
 
-class _Damage:
+class _DamagedLog:
     """The damaged places of one log, each reported with the messages that it lost."""
 
     def __init__(
@@ -189,55 +195,59 @@ class _Damage:
         self.scan = scan.scan_log(text, offset=0, next_seq=first)
         self._text = text
         self._finding = partial(Finding, key=key, path=path)
-        self._first = "Restore the session. " if deleted else ""
+        self._restore_first = "Restore the session. " if deleted else ""
         known = [] if state is None else [*state.void, *state.purged]
         self._lost = spans.minus(self.scan.lost, spans.union(known))
-        self._places = _places(text) if self.scan.bad or self.scan.tail is not None else {}
+        self._bad_lines_by_offset = (
+            _bad_lines(text) if self.scan.bad or self.scan.tail is not None else {}
+        )
 
-    def in_the_middle(self) -> Iterator[Finding]:
+    def damaged_lines(self) -> Iterator[Finding]:
         """Yield a finding for each line before the last record that is not a record."""
-        glued: list[_Place] = []
+        without_line_end: list[_BadLine] = []
         for bad in self.scan.bad:
             if bad.offset >= self.scan.consumed:
                 continue
-            place = self._places[bad.offset]
-            lost = self._take(place)
-            if place.edited:
-                yield self._hand_edit(place, lost or place.own)
+            bad_line = self._bad_lines_by_offset[bad.offset]
+            lost = self._claim_lost(bad_line)
+            if bad_line.edited:
+                yield self._hand_edit_finding(bad_line, lost or bad_line.own)
             elif plain_message(bad.text.strip()) is not None:
-                yield self._added_by_hand(place)
+                yield self._added_line_finding(bad_line)
             elif not bad.known and not lost and salvage(bad.text):
-                glued.append(place)
+                without_line_end.append(bad_line)
             elif not bad.known:
-                yield self._damaged(place, bad.text, lost)
-        if glued:
-            yield self._glued(glued)
+                yield self._damaged_line_finding(bad_line, bad.text, lost)
+        if without_line_end:
+            yield self._line_end_finding(without_line_end)
 
-    def at_the_end(self, *, may_write: bool) -> Iterator[Finding]:
+    def tail_findings(self, *, may_write: bool) -> Iterator[Finding]:
         """Yield findings for the tail that the next writer would move away."""
         tail = self.scan.tail
         if tail is None:
             return
         start, end = self.scan.consumed, len(self._text)
-        edited = [place for place in self._places.values() if place.edited]
+        edited = [bad_line for bad_line in self._bad_lines_by_offset.values() if bad_line.edited]
         if start < end:
-            edited = [place for place in edited if place.offset >= start]
+            edited = [bad_line for bad_line in edited if bad_line.offset >= start]
             yield from (
-                self._hand_edit(place, tail.lost if place.batched else place.own)
-                for place in edited
+                self._hand_edit_finding(bad_line, tail.lost if bad_line.batched else bad_line.own)
+                for bad_line in edited
             )
         if start < end and edited:
             return
-        added = [place for place in self._places.values() if place.offset >= start]
-        if added and all(self._is_plain(place) for place in added):
-            yield from map(self._added_by_hand, added)
+        added = [
+            bad_line for bad_line in self._bad_lines_by_offset.values() if bad_line.offset >= start
+        ]
+        if added and all(self._is_plain(bad_line) for bad_line in added):
+            yield from map(self._added_line_finding, added)
             return
-        kind, meaning = _kind_of_tail(tail, self._text[start:])
+        kind, meaning = _describe_tail(tail, self._text[start:])
         # Moving away a batch that lacks only an edited line would make `--accept` impossible.
         repairable = may_write and not edited
-        now = "The next message sets it aside by itself; --repair does it now."
-        before = self._first or "See to what else is said of this log. "
-        later = f"{before}The next message then sets it aside."
+        now = "The next write skips it; --repair does so now."
+        before = self._restore_first or "Fix the other findings of this log first. "
+        later = f"{before}The next write then skips it."
         yield self._finding(
             kind=kind,
             where=f"from byte {start:,} to the end, {end - start:,} bytes" if start < end else "",
@@ -247,71 +257,77 @@ class _Damage:
             lost=tuple(tail.lost),
         )
 
-    def without_a_trace(self) -> Iterator[Finding]:
+    def missing_lines(self) -> Iterator[Finding]:
         """Yield a finding for messages that are missing although no line is damaged."""
         if self._lost:
             yield self._finding(
                 kind=Kind.MISSING_LINE,
-                meaning="Lines were removed by hand, or the file is an incomplete copy. "
-                + lost_in_words(self._lost),
-                advice="Put the file back from a backup, if you need them.",
+                meaning="Lines were deleted by hand, or the file is an incomplete copy. "
+                + describe_lost(self._lost),
+                advice="Restore the file from a backup if you need these messages.",
                 lost=tuple(self._lost),
             )
 
-    def _hand_edit(self, place: "_Place", lost: Sequence[Span]) -> Finding:
+    def _hand_edit_finding(self, bad_line: "_BadLine", lost: Sequence[Span]) -> Finding:
         return self._finding(
             kind=Kind.HAND_EDIT,
-            where=place.words(),
-            meaning="A whole record whose checksum does not fit: somebody edited it, or a bit "
-            f"flipped. It is left out. {lost_in_words(lost)}",
-            advice=f"{self._first}Read the line. --accept takes it in as it stands now.",
+            where=bad_line.position(),
+            meaning="Checksum mismatch: the line was edited or corrupted, so it is skipped. "
+            f"{describe_lost(lost)}",
+            advice=f"{self._restore_first}Read the line. --accept accepts it as it is.",
             lost=tuple(lost),
         )
 
-    def _is_plain(self, place: "_Place") -> bool:
-        line = self._text[place.offset : place.offset + place.length]
+    def _is_plain(self, bad_line: "_BadLine") -> bool:
+        line = self._text[bad_line.offset : bad_line.offset + bad_line.length]
         return plain_message(line) is not None
 
-    def _added_by_hand(self, place: "_Place") -> Finding:
+    def _added_line_finding(self, bad_line: "_BadLine") -> Finding:
         return self._finding(
             kind=Kind.HAND_EDIT,
-            where=place.words(),
-            meaning="A message in plain JSON that somebody added by hand. It is not a record of "
-            "the log, so it was never stored. No message is missing.",
-            advice=f"{self._first}Read the line. --accept stores it as a message.",
+            where=bad_line.position(),
+            meaning="A message in plain JSON was added by hand. It is not a record, so it is not "
+            "part of the session. No message is missing.",
+            advice=f"{self._restore_first}Read the line. --accept stores it as a message.",
         )
 
-    def _glued(self, places: Sequence["_Place"]) -> Finding:
-        others = f", and {len(places) - 1:,} more" if len(places) > 1 else ""
+    def _line_end_finding(self, bad_lines: Sequence["_BadLine"]) -> Finding:
+        others = f", and {len(bad_lines) - 1:,} more" if len(bad_lines) > 1 else ""
         return self._finding(
             kind=Kind.DAMAGED_LINE,
-            where=places[0].words() + others,
-            meaning="A line end was lost or changed (CRLF). Every record was found all the same. "
+            where=bad_lines[0].position() + others,
+            meaning="A line end is missing or was changed (CRLF), but every record was found. "
             "No message is missing.",
-            advice="Nothing needs to be done; keep editors that change line ends away from logs.",
+            advice="Nothing to do. Do not open logs in editors that change line ends.",
         )
 
-    def _damaged(self, place: "_Place", text: bytes, lost: Sequence[Span]) -> Finding:
-        nul = b"\0" in text
+    def _damaged_line_finding(
+        self, bad_line: "_BadLine", text: bytes, lost: Sequence[Span]
+    ) -> Finding:
+        has_nul = b"\0" in text
         return self._finding(
-            kind=Kind.NUL_BYTES if nul else Kind.DAMAGED_LINE,
-            where=place.words(),
-            meaning=("The disk lost this part of the file. " if nul else "It is not a record. ")
-            + lost_in_words(lost),
-            advice="The rest of the session is whole. Look at the disk; put the file back from a "
-            "backup, if you need the line.",
+            kind=Kind.NUL_BYTES if has_nul else Kind.DAMAGED_LINE,
+            where=bad_line.position(),
+            meaning=(
+                "The disk lost this part of the file (NUL bytes). "
+                if has_nul
+                else "It is not a record. "
+            )
+            + describe_lost(lost),
+            advice="The rest of the session is intact. Check the disk; restore the file from a "
+            "backup if you need this line.",
             lost=tuple(lost),
         )
 
-    def _take(self, place: "_Place") -> list[Span]:
+    def _claim_lost(self, bad_line: "_BadLine") -> list[Span]:
         """Remove from the lost seqs those between the neighbours of this place, and return them."""
-        found = spans.clipped(self._lost, place.low, min(place.high, self.scan.next_seq))
+        found = spans.clipped(self._lost, bad_line.low, min(bad_line.high, self.scan.next_seq))
         self._lost = spans.minus(self._lost, found)
         return found
 
 
 @dataclass(slots=True)
-class _Place:
+class _BadLine:
     """A line that is not a record."""
 
     line: int
@@ -327,27 +343,27 @@ class _Place:
     high: int
     """`low` and `high` limit the seqs that may be missing between the neighbours."""
 
-    def words(self) -> str:
+    def position(self) -> str:
         return f"line {self.line:,}, bytes {self.offset:,} to {self.offset + self.length:,}"
 
 
-def _places(text: bytes) -> dict[int, _Place]:
+def _bad_lines(text: bytes) -> dict[int, _BadLine]:
     """Return each line that is not a record, by its offset."""
-    found: dict[int, _Place] = {}
-    waiting: list[_Place] = []
+    found: dict[int, _BadLine] = {}
+    waiting: list[_BadLine] = []
     offset, low = 0, 1
     for number, line in enumerate(text.split(b"\n"), 1):
         record = parse_line(line) if line else None
         if record is not None:
-            for place in waiting:
-                place.high = record.seq - 1
+            for bad_line in waiting:
+                bad_line.high = record.seq - 1
             waiting.clear()
             low = record.seq + isinstance(record, Message)
         elif line:
             signed = re_sign(line)
             edit = parse_line(signed) if signed is not None else None
             own = [(edit.seq, edit.seq)] if isinstance(edit, Message) else []
-            place = _Place(
+            bad_line = _BadLine(
                 line=number,
                 offset=offset,
                 length=len(line),
@@ -357,31 +373,31 @@ def _places(text: bytes) -> dict[int, _Place]:
                 low=low,
                 high=sys.maxsize,
             )
-            found[offset] = place
-            waiting.append(place)
+            found[offset] = bad_line
+            waiting.append(bad_line)
         offset += len(line) + 1
     return found
 
 
-def _kind_of_tail(tail: scan.Tail, rest: bytes) -> tuple[Kind, str]:
+def _describe_tail(tail: scan.Tail, rest: bytes) -> tuple[Kind, str]:
     if b"\0" in rest:
         return (
             Kind.NUL_BYTES,
-            "The file ends with room that was reserved and never written, as a power cut leaves "
-            f"it. {lost_in_words(tail.lost)}",
+            "The file ends with reserved but unwritten space, probably after a power cut. "
+            f"{describe_lost(tail.lost)}",
         )
     if tail.seqs or tail.changes or not rest:
-        told = lost_in_words(tail.lost) if tail.lost else "None of them was acknowledged."
+        lost_text = describe_lost(tail.lost) if tail.lost else "The batch was never acknowledged."
         return (
             Kind.INCOMPLETE_BATCH,
-            f"Records that belong together are not all there; so none of them counts. {told}",
+            f"A batch is incomplete, so none of its records counts. {lost_text}",
         )
     if tail.lost or tail.damaged:
-        return Kind.DAMAGED_LINE, f"The last line is damaged. {lost_in_words(tail.lost)}"
-    return Kind.TORN_TAIL, "The last write was cut off, and never acknowledged."
+        return Kind.DAMAGED_LINE, f"The last line is damaged. {describe_lost(tail.lost)}"
+    return Kind.TORN_TAIL, "The last write was interrupted and never acknowledged."
 
 
-def lost_in_words(lost: Sequence[Span]) -> str:
+def describe_lost(lost: Sequence[Span]) -> str:
     """Return a sentence that names the messages which cannot be read."""
     if not lost:
         return "No message is missing."

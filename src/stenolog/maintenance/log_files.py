@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from stenolog.errors import StenologError
-from stenolog.maintenance.log_damage import Finding, Judged, Kind, judge, lost_in_words
+from stenolog.maintenance.log_damage import Finding, Kind, LogReport, describe_lost, examine_log
 from stenolog.records import Span, State
 from stenolog.stores import file_names, spans
 from stenolog.stores.disk import lock_until
@@ -18,27 +18,27 @@ from stenolog.stores.jsonl.directory import Directory
 BUSY_TIMEOUT: Final = 5.0
 
 
-def judge_file(
+def examine_log_file(
     directory: Directory, namespace: str, name: str, *, deleted: bool = False
-) -> Judged | None:
+) -> LogReport | None:
     """Judge a log; one that looks incomplete is read again under its lock."""
     descriptor = directory.open(name)
     if descriptor is None:
         return None
     try:
-        judged = judge(read_whole(descriptor), name, folder=namespace, deleted=deleted)
+        log_report = examine_log(read_whole(descriptor), name, folder=namespace, deleted=deleted)
     finally:
         descriptor.close()
-    if not judged.unsettled:
-        return judged
-    with standing_still(directory, name) as still:
-        if still is None:
+    if not log_report.may_be_growing:
+        return log_report
+    with locked_log(directory, name) as locked:
+        if locked is None:
             return None
-        return judge(read_whole(still), name, folder=namespace, deleted=deleted)
+        return examine_log(read_whole(locked), name, folder=namespace, deleted=deleted)
 
 
 @contextmanager
-def standing_still(directory: Directory, name: str) -> Iterator[int | None]:
+def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
     """Yield a descriptor of a log that is locked against writers; None if there is no log.
 
     Raises StoreBusy.
@@ -67,7 +67,7 @@ def read_whole(descriptor: int) -> bytes:
 
 
 @contextmanager
-def trash_of(directory: Directory) -> Iterator[Directory | None]:
+def opened_trash(directory: Directory) -> Iterator[Directory | None]:
     """Yield the folder of deleted logs; None if it cannot be opened."""
     try:
         found = Directory(directory.path / trash.FOLDER, read_only=True)
@@ -81,7 +81,7 @@ def trash_of(directory: Directory) -> Iterator[Directory | None]:
 
 
 @contextmanager
-def folder_below(directory: Directory, *below: str) -> Iterator[int | None]:
+def opened_subfolder(directory: Directory, *below: str) -> Iterator[int | None]:
     """Yield a descriptor of a subfolder; None if it cannot be opened."""
     try:
         descriptor = directory.subfolder(*below, create=False)
@@ -103,9 +103,9 @@ def names_in(folder: int | None) -> list[str]:
 
 
 @contextmanager
-def archives_standing_still(directory: Directory, uid: str) -> Iterator[int | None]:
+def locked_archives(directory: Directory, uid: str) -> Iterator[int | None]:
     """Yield a descriptor of a folder of archives, locked against compaction. Raises StoreBusy."""
-    with folder_below(directory, archive.FOLDER, uid) as folder:
+    with opened_subfolder(directory, archive.FOLDER, uid) as folder:
         if folder is not None:
             what = f"the folder {directory.path / archive.FOLDER / uid}"
             lock_until(folder, time.monotonic() + BUSY_TIMEOUT, what)
@@ -116,37 +116,38 @@ def archives_standing_still(directory: Directory, uid: str) -> Iterator[int | No
                 fcntl.flock(folder, fcntl.LOCK_UN)
 
 
-def archives_of(
-    directory: Directory, namespace: str, state: State, reached: set[str]
+def examine_archives(
+    directory: Directory, namespace: str, state: State, referenced: set[str]
 ) -> Iterator[Finding]:
-    """Yield findings about the archives of a session, and add their names to `reached`."""
-    named = state.archive
-    while named is not None:
-        reached.add(named.name)
-        path = f"{namespace}/{archive.FOLDER}/{state.uid}/{named.name}"
-        whole = [(named.first, named.last)]
-        gone = [*state.void, *state.purged]
+    """Yield findings about the archives of a session, and add their names to `referenced`."""
+    archive_ref = state.archive
+    while archive_ref is not None:
+        referenced.add(archive_ref.name)
+        path = f"{namespace}/{archive.FOLDER}/{state.uid}/{archive_ref.name}"
+        whole_span = [(archive_ref.first, archive_ref.last)]
+        known_missing = [*state.void, *state.purged]
         try:
-            opened = archive.read(directory, state.uid, named)
+            opened = archive.read(directory, state.uid, archive_ref)
         except StenologError as error:
-            yield _damaged_archive(state.key, path, f"It could not be read: {error}.", whole)
+            yield _damaged_archive(state.key, path, f"It could not be read: {error}.", whole_span)
             return
-        held = spans.union(((m.seq, m.seq) for m in opened.messages), gone)
-        lost = spans.minus(whole, held)
+        present = spans.union(((m.seq, m.seq) for m in opened.messages), known_missing)
+        lost = spans.minus(whole_span, present)
         if not os.path.lexists(directory.path / opened.path):
             yield Finding(
                 kind=Kind.MISSING_ARCHIVE,
                 key=state.key,
                 path=path,
-                meaning=f"The session's beginning was here. {lost_in_words(lost)}",
-                advice="Put the file back from a backup.",
+                meaning="The archive with the first messages of the session is missing. "
+                + describe_lost(lost),
+                advice="Restore the file from a backup.",
                 lost=tuple(lost),
             )
             return
         if any(not piece.known for piece in opened.bad) or lost:
-            meaning = f"Part of it cannot be unpacked or read. {lost_in_words(lost)}"
+            meaning = f"A part of the archive cannot be decompressed or read. {describe_lost(lost)}"
             yield _damaged_archive(state.key, path, meaning, lost)
-        named = opened.before if archive.is_before(opened.before, named) else None
+        archive_ref = opened.before if archive.is_before(opened.before, archive_ref) else None
 
 
 def _damaged_archive(key: str, path: str, meaning: str, lost: Sequence[Span]) -> Finding:
@@ -155,45 +156,45 @@ def _damaged_archive(key: str, path: str, meaning: str, lost: Sequence[Span]) ->
         key=key,
         path=path,
         meaning=meaning,
-        advice="Put the file back from a backup.",
+        advice="Restore the file from a backup.",
         lost=tuple(lost),
     )
 
 
-def listed_archives(directory: Directory) -> dict[str, list[str]]:
+def list_archives(directory: Directory) -> dict[str, list[str]]:
     """Return the archive files by uid."""
     found = {}
-    with folder_below(directory, archive.FOLDER) as top:
+    with opened_subfolder(directory, archive.FOLDER) as top:
         for uid in names_in(top):
-            with folder_below(directory, archive.FOLDER, uid) as below:
+            with opened_subfolder(directory, archive.FOLDER, uid) as below:
                 if below is not None:
                     found[uid] = names_in(below)
     return found
 
 
-def spare_archives(
+def unreferenced_archives(
     directory: Directory, folder: int | None, uid: str, key: str | None
 ) -> list[str]:
     """Return the files in a folder of archives that the session of this key does not refer to.
 
     Returns none if the session cannot be read. The folder must be locked.
     """
-    reached: set[str] = set()
+    referenced: set[str] = set()
     if key is not None:
         state = _state_of(directory, uid, key)
-        if state is None or list(archives_of(directory, "", state, reached)):
+        if state is None or list(examine_archives(directory, "", state, referenced)):
             return []
-    return [file for file in names_in(folder) if file not in reached]
+    return [file for file in names_in(folder) if file not in referenced]
 
 
 def _state_of(directory: Directory, uid: str, key: str) -> State | None:
     """Return the state of the session with this uid, live or deleted; None if unreadable."""
-    judged = judge_file(directory, "", file_names.log_name(key))
-    if judged is not None and judged.state is not None and judged.state.uid == uid:
-        return judged.state
-    with trash_of(directory) as folder:
+    log_report = examine_log_file(directory, "", file_names.log_name(key))
+    if log_report is not None and log_report.state is not None and log_report.state.uid == uid:
+        return log_report.state
+    with opened_trash(directory) as folder:
         for entry in trash.entries(directory) if folder is not None else []:
             if entry.uid == uid and folder is not None:
-                judged = judge_file(folder, "", entry.name, deleted=True)
-                return judged.state if judged is not None else None
+                log_report = examine_log_file(folder, "", entry.name, deleted=True)
+                return log_report.state if log_report is not None else None
     return None

@@ -14,16 +14,16 @@ from msgspec.structs import replace
 
 from stenolog.codec import control_line, parse_line, plain_line, plain_message, re_sign
 from stenolog.errors import StenologError
-from stenolog.maintenance.log_damage import ASIDE, Kind, judge
+from stenolog.maintenance.log_damage import ASIDE, Kind, examine_log
 from stenolog.maintenance.log_files import (
     BUSY_TIMEOUT,
-    archives_standing_still,
+    locked_archives,
+    locked_log,
+    opened_trash,
     read_whole,
-    spare_archives,
-    standing_still,
-    trash_of,
+    unreferenced_archives,
 )
-from stenolog.maintenance.workspace_check import LEFTOVER, examine, examine_folder, sqlite_doctor
+from stenolog.maintenance.workspace_check import LEFTOVER, examine, examine_folder, sqlite_checks
 from stenolog.records import Message, Record, Span, StateRecord, VoidRecord, timestamp
 from stenolog.sessions.folders import check_workspace, log_folders
 from stenolog.stores import spans
@@ -36,7 +36,7 @@ from stenolog.stores.jsonl.open_logs import OpenLogCache
 from stenolog.stores.open_store import address, open_store
 from stenolog.stores.state import copy
 
-_GONE = "it was settled meanwhile"
+_ALREADY_FIXED = "nothing to do: it is already fixed"
 
 
 def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
@@ -44,11 +44,13 @@ def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
     found = address(workspace)
     if found.engine == "sqlite":
         file = Path(found.path)
-        return _at(sqlite_doctor().repair(file), path=file.name)
+        return _with_path(sqlite_checks().repair(file), path=file.name)
     if found.engine == "postgresql":
         return _repair_server(workspace)
-    return _each(
-        workspace, lambda found: [finding for finding in found if finding.repairable], _repair
+    return _repair_findings(
+        workspace,
+        lambda found: [finding for finding in found if finding.repairable],
+        _repair_finding,
     )
 
 
@@ -60,10 +62,10 @@ def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
         from stenolog.stores.postgres import PostgresStore, database
 
         assert isinstance(store, PostgresStore), "it is the engine of this place"
-        return _at(database.repair(store.database), path=store.database.address)
+        return _with_path(database.repair(store.database), path=store.database.address)
 
 
-def _at(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
+def _with_path(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
     return [replace(one, finding=replace(one.finding, path=path)) for one in results]
 
 
@@ -72,10 +74,10 @@ def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
 
     All edits of a log are accepted together, with one result.
     """
-    return _each(workspace, _edits, _accept)
+    return _repair_findings(workspace, _hand_edits, _accept_edits)
 
 
-def _edits(found: Iterable[Finding]) -> list[Finding]:
+def _hand_edits(found: Iterable[Finding]) -> list[Finding]:
     live = [f for f in found if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
     return list({f.key: f for f in live if f.key is not None}.values())
 
@@ -88,34 +90,34 @@ class _Folder(msgspec.Struct, frozen=True):
     directory: Directory
 
 
-def _each(
+def _repair_findings(
     workspace: str | os.PathLike[str],
     choose: Callable[[Iterable[Finding]], list[Finding]],
-    settle: Callable[[_Folder, Finding], str],
+    repair_one: Callable[[_Folder, Finding], str],
 ) -> list[RepairResult]:
     found = address(workspace)
     if found.engine != "jsonl":
         return []  # databases are repaired elsewhere
     place = Path(found.path)
     check_workspace(place)
-    settled: list[RepairResult] = []
+    results: list[RepairResult] = []
     for path in log_folders(place):
         findings = choose(examine_folder(place, path).findings)
         if findings:
             directory = Directory(place / path, read_only=False)
             try:
                 folder = _Folder(path, directory)
-                settled += [_attempt(folder, finding, settle) for finding in findings]
+                results += [_attempt(folder, finding, repair_one) for finding in findings]
             finally:
                 directory.close()
-    return settled
+    return results
 
 
 def _attempt(
-    folder: _Folder, finding: Finding, settle: Callable[[_Folder, Finding], str]
+    folder: _Folder, finding: Finding, repair_one: Callable[[_Folder, Finding], str]
 ) -> RepairResult:
     try:
-        return RepairResult(finding=finding, done=True, words=settle(folder, finding))
+        return RepairResult(finding=finding, done=True, words=repair_one(folder, finding))
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
@@ -126,7 +128,7 @@ def _attempt(
 # --- repairing -------------------------------------------------------------------------------
 
 
-def _repair(folder: _Folder, finding: Finding) -> str:
+def _repair_finding(folder: _Folder, finding: Finding) -> str:
     directory = folder.directory
     *below, name = finding.path.removeprefix(f"{folder.path}/").split("/")
     if below == [trash.FOLDER]:
@@ -135,52 +137,54 @@ def _repair(folder: _Folder, finding: Finding) -> str:
         return _move_archive(folder, below[-1], name, finding.key)
     leftover = LEFTOVER.fullmatch(name)
     if leftover is not None:
-        with standing_still(directory, leftover[1]):
+        with locked_log(directory, leftover[1]):
             return _move(folder, directory.descriptor, name)
-    with standing_still(directory, name) as descriptor:
+    with locked_log(directory, name) as descriptor:
         if descriptor is None:
-            return _GONE
-        judged = judge(read_whole(descriptor), name)
-        if judged.state is None:
-            if any(found.repairable for found in judged.findings):
+            return _ALREADY_FIXED
+        log_report = examine_log(read_whole(descriptor), name)
+        if log_report.state is None:
+            if any(found.repairable for found in log_report.findings):
                 return _move(folder, directory.descriptor, name)
-            return _GONE
-    return _mark_void(directory, judged.state.key)
+            return _ALREADY_FIXED
+    return _mark_void(directory, log_report.state.key)
 
 
 def _move_trashed(folder: _Folder, name: str) -> str:
     """Move a file in the trash that is not a session."""
     leftover = LEFTOVER.fullmatch(name)
-    with trash_of(folder.directory) as deleted:
+    with opened_trash(folder.directory) as deleted:
         if deleted is None:
-            return _GONE
-        with standing_still(deleted, leftover[1] if leftover is not None else name) as descriptor:
+            return _ALREADY_FIXED
+        with locked_log(deleted, leftover[1] if leftover is not None else name) as descriptor:
             if leftover is None:
                 if descriptor is None:
-                    return _GONE
-                judged = judge(read_whole(descriptor), name, deleted=True)
-                if judged.state is not None or not any(f.repairable for f in judged.findings):
-                    return _GONE
+                    return _ALREADY_FIXED
+                log_report = examine_log(read_whole(descriptor), name, deleted=True)
+                if log_report.state is not None or not any(
+                    f.repairable for f in log_report.findings
+                ):
+                    return _ALREADY_FIXED
             return _move(folder, deleted.descriptor, name)
 
 
 def _mark_void(directory: Directory, key: str) -> str:
     """Let the store's writer mark the bad tail void, as it would before the next message."""
-    with _locked(directory, key) as log:
+    with _locked_log(directory, key) as log:
         if log is None:
-            return _GONE
+            return _ALREADY_FIXED
         with log.mutex:
             has_bad_tail = log.tail is not None
         if not has_bad_tail:
-            return _GONE
+            return _ALREADY_FIXED
         _, outcome = writer.append(log, [])
         if outcome.error is not None:
             raise outcome.failure(f"marking the tail of {key!r} as void")
-    return "marked as void; its bytes stay in the file"
+    return "marked as void; its bytes are still in the file"
 
 
 @contextmanager
-def _locked(directory: Directory, key: str) -> Iterator[Log | None]:
+def _locked_log(directory: Directory, key: str) -> Iterator[Log | None]:
     logs = OpenLogCache(directory, busy_timeout=BUSY_TIMEOUT, cache_bytes=0)
     try:
         yield logs.lock(key, create=False)
@@ -190,27 +194,29 @@ def _locked(directory: Directory, key: str) -> Iterator[Log | None]:
 
 
 def _move_archive(folder: _Folder, uid: str, name: str, key: str | None) -> str:
-    with archives_standing_still(folder.directory, uid) as archives:
-        if archives is None or name not in spare_archives(folder.directory, archives, uid, key):
-            return _GONE
+    with locked_archives(folder.directory, uid) as archives:
+        if archives is None or name not in unreferenced_archives(
+            folder.directory, archives, uid, key
+        ):
+            return _ALREADY_FIXED
         return _move(folder, archives, name, prefix=f"{uid}-")
 
 
 def _move(folder: _Folder, source: int, name: str, *, prefix: str = "") -> str:
     """Move a file into the folder `aside`, durably."""
-    with _aside(folder.directory) as aside:
+    with _opened_aside(folder.directory) as aside:
         target = f"{prefix}{name.lstrip('.')}.{_stamp()}"
         try:
             os.rename(name, target, src_dir_fd=source, dst_dir_fd=aside)
         except FileNotFoundError:
-            return _GONE
+            return _ALREADY_FIXED
         sync_folder(aside)
         sync_folder(source)
     return f"moved to {folder.path}/{ASIDE}/{target}"
 
 
 @contextmanager
-def _aside(directory: Directory) -> Iterator[int]:
+def _opened_aside(directory: Directory) -> Iterator[int]:
     folder = directory.subfolder(ASIDE, create=True)
     if folder is None:
         raise FileNotFoundError(directory.path / ASIDE)
@@ -228,21 +234,21 @@ def _stamp() -> str:
 # --- accepting -------------------------------------------------------------------------------
 
 
-def _accept(folder: _Folder, finding: Finding) -> str:
+def _accept_edits(folder: _Folder, finding: Finding) -> str:
     if finding.key is None:
-        return _GONE
-    with _locked(folder.directory, finding.key) as log:
+        return _ALREADY_FIXED
+    with _locked_log(folder.directory, finding.key) as log:
         if log is None:
-            return _GONE
+            return _ALREADY_FIXED
         with log.mutex:
             size, known = log.size, copy(log.known_state())
         text = log.read(0, size)
-        signed = accepted(text, last=0 if known.archive is None else known.archive.last)
+        signed = sign_edits(text, last=0 if known.archive is None else known.archive.last)
         if signed is None:
-            return _GONE
-        kept = _copy(folder.directory, log.name, text)
+            return _ALREADY_FIXED
+        copy_name = _copy(folder.directory, log.name, text)
         found = rewrite.replay(signed, known)
-        whole = rewrite.compose_log(
+        new_log = rewrite.compose_log(
             found.head,
             found.state,
             signed,
@@ -251,14 +257,14 @@ def _accept(folder: _Folder, finding: Finding) -> str:
             next_seq=found.next_seq,
             tail=found.tail,
         )
-        rewrite.replace_log(log, whole)
-    return f"taken in; the log as it was is {folder.path}/{ASIDE}/{kept}"
+        rewrite.replace_log(log, new_log)
+    return f"accepted; the previous log is {folder.path}/{ASIDE}/{copy_name}"
 
 
 def _copy(directory: Directory, name: str, text: bytes) -> str:
     """Write these bytes into the folder `aside`, durably, and return the file name."""
     target = f"{name}.{_stamp()}"
-    with _aside(directory) as aside:
+    with _opened_aside(directory) as aside:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(target, flags, 0o600, dir_fd=aside)
         try:
@@ -270,7 +276,7 @@ def _copy(directory: Directory, name: str, text: bytes) -> str:
     return target
 
 
-def accepted(text: bytes, *, last: int = 0) -> bytes | None:
+def sign_edits(text: bytes, *, last: int = 0) -> bytes | None:
     """Return the log with each hand edit signed, and each plain message as a record.
 
     Records that call one of them lost are changed. None if there is no hand edit. `last`: the seq
@@ -278,16 +284,16 @@ def accepted(text: bytes, *, last: int = 0) -> bytes | None:
     """
     lines = text.split(b"\n")
     records = [parse_line(line) if line else None for line in lines]
-    upcoming = _next_seqs(records)
+    next_seq = _next_seqs(records)
     at = ""
-    back: list[Span] = []
+    restored: list[Span] = []
     for index, line in enumerate(lines):
         if line and records[index] is None:
-            signed = re_sign(line) or _as_record(line, last + 1, upcoming[index], at)
+            signed = re_sign(line) or _as_record(line, last + 1, next_seq[index], at)
             if signed is not None:
                 lines[index] = signed
                 records[index] = parse_line(signed)
-                back += _brought_back(records[index])
+                restored += _readable_seqs(records[index])
         record = records[index]
         at = at if record is None else _time_of(record)
         last = record.seq if isinstance(record, Message) else last
@@ -298,24 +304,24 @@ def accepted(text: bytes, *, last: int = 0) -> bytes | None:
     for index, line in enumerate(lines):
         record = parse_line(line)
         if isinstance(record, StateRecord | VoidRecord):
-            lines[index] = _without(record, spans.union(back)) or line
+            lines[index] = _line_without_lost(record, spans.union(restored)) or line
     return b"\n".join(lines)
 
 
 def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
     """Return for each line the seq of the first message after it; None after the last one."""
     found: list[int | None] = []
-    upcoming: int | None = None
+    next_seq: int | None = None
     for record in reversed(records):
-        found.append(upcoming)
-        upcoming = record.seq if isinstance(record, Message) else upcoming
+        found.append(next_seq)
+        next_seq = record.seq if isinstance(record, Message) else next_seq
     return found[::-1]
 
 
-def _as_record(line: bytes, seq: int, upcoming: int | None, at: str) -> bytes | None:
+def _as_record(line: bytes, seq: int, next_seq: int | None, at: str) -> bytes | None:
     """Return the record of a message in plain JSON; None if it is none, or its seq is taken."""
     payload = plain_message(line)
-    if payload is None or not at or (upcoming is not None and seq >= upcoming):
+    if payload is None or not at or (next_seq is not None and seq >= next_seq):
         return None
     return plain_line(seq, at, payload).removesuffix(b"\n")
 
@@ -324,7 +330,7 @@ def _time_of(record: Record) -> str:
     return timestamp(record.at) if isinstance(record, Message) else record.at
 
 
-def _brought_back(record: Record | None) -> list[Span]:
+def _readable_seqs(record: Record | None) -> list[Span]:
     """Return the seqs that this record makes readable again: its own and those of its batch."""
     if not isinstance(record, Message):
         return []
@@ -332,16 +338,16 @@ def _brought_back(record: Record | None) -> list[Span]:
     return [(max(1, record.seq - index + 1), record.seq + count - index)]
 
 
-def _without(record: StateRecord | VoidRecord, back: list[Span]) -> bytes | None:
+def _line_without_lost(record: StateRecord | VoidRecord, restored: list[Span]) -> bytes | None:
     """Return the line of this record with these seqs no longer lost; None if nothing changes."""
     body: msgspec.Struct
     if isinstance(record, StateRecord):
-        lost = spans.minus(record.body.lost, back)
+        lost = spans.minus(record.body.lost, restored)
         if lost == record.body.lost:
             return None
         body = replace(record.body, lost=lost)
     else:
-        lost = spans.minus(record.body.lost, back)
+        lost = spans.minus(record.body.lost, restored)
         if lost == record.body.lost:
             return None
         body = replace(record.body, lost=lost, changes=record.body.changes if lost else [])

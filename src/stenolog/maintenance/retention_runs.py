@@ -14,9 +14,15 @@ from msgspec.structs import replace
 from stenolog.catalog import Catalog, Entry, open_catalog
 from stenolog.catalog.searchable_text import tags_from
 from stenolog.errors import NoSuchSession, StenologError, StoreBusy
-from stenolog.maintenance.retention_rules import MARK, Rule, Step, plan, trash_entries
+from stenolog.maintenance.retention_rules import (
+    RETENTION_FIELD,
+    RetentionStep,
+    Rule,
+    plan_retention,
+    trash_entries,
+)
 from stenolog.records import SessionInfo, Trashed, timestamp
-from stenolog.sessions.folders import find_place, others_in
+from stenolog.sessions.folders import locate_sessions, other_namespaces
 from stenolog.stores import log_reports
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.disk import overwrite_lines, sync_file, write_all
@@ -24,7 +30,7 @@ from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.open_store import address, open_store
 from stenolog.stores.snapshots import SnapshotMark, SnapshotStore
 
-LOG: Final = "retention.log"
+LOG_NAME: Final = "retention.log"
 """Log file in a workspace: one line per action, with tab-separated columns."""
 _PAGE: Final = 1_000
 _TTL: Final = 60.0
@@ -40,7 +46,7 @@ there.
 class RetentionResult(Struct, frozen=True, kw_only=True):
     """Result of a step."""
 
-    step: Step
+    step: RetentionStep
     agent: str | None
     """Agent of the session; None: the unnamed agent."""
     namespace: str
@@ -49,68 +55,70 @@ class RetentionResult(Struct, frozen=True, kw_only=True):
     """The reason for a failure, or the amount of data."""
 
 
-def carry_out(
-    store: Store, step: Step, begins: Callable[[], None] = lambda: None
+def execute_step(
+    store: Store, step: RetentionStep, on_start: Callable[[], None] = lambda: None
 ) -> tuple[Outcome, str]:
     """Execute a step if the session is unchanged since it was planned, and return the result.
 
-    `begins` is called immediately before something is deleted.
+    `on_start` is called immediately before something is deleted.
     """
     try:
         if step.action == "purge":
-            return _purge_deleted(store, step, begins)
+            return _purge_deleted(store, step, on_start)
         with store.lease(step.key, ttl=_TTL, wait=0):
             info = store.info(step.key)
             if info.uid != step.uid or info.updated != step.updated:
-                return "skipped", "it was changed meanwhile"
+                return "skipped", "it was changed since the plan was made"
             if step.action == "archive":
                 moved = store.compact(step.key).archived
                 if not moved:
-                    return "skipped", "what could be archived was said together with what stays"
+                    return "skipped", "the hidden messages are in a batch with visible ones"
                 return "done", f"{moved:,} messages moved into the archive"
             if info.lost or info.damaged:
-                return "skipped", "it is damaged; `steno doctor` tells more"
-            begins()
+                return "skipped", "it is damaged; run `steno doctor`"
+            on_start()
             # A separate write: an interruption here has deleted nothing.
-            store.set_meta(step.key, **{MARK: timestamp(datetime.now(UTC))})
-            gone = store.delete(step.key)
-            if gone.count != info.count:
+            store.set_meta(step.key, **{RETENTION_FIELD: timestamp(datetime.now(UTC))})
+            masked_columns = store.delete(step.key)
+            if masked_columns.count != info.count:
                 # Another process wrote at this moment: restore the session with the new messages.
-                store.restore(step.key, uid=gone.uid)
-                return "skipped", "it was changed meanwhile"
+                store.restore(step.key, uid=masked_columns.uid)
+                return "skipped", "it was changed since the plan was made"
     except StoreBusy:
-        return "skipped", "somebody has the turn in it"
+        return "skipped", "a turn is in progress"
     except NoSuchSession:
-        return "skipped", "it is gone already"
+        return "skipped", "it was already deleted"
     except StenologError as error:
         return "failed", str(error)
-    return "done", "it is in the trash"
+    return "done", "moved to the trash"
 
 
-def _purge_deleted(store: Store, step: Step, begins: Callable[[], None]) -> tuple[Outcome, str]:
+def _purge_deleted(
+    store: Store, step: RetentionStep, on_start: Callable[[], None]
+) -> tuple[Outcome, str]:
     """Purge the sessions of this key, if all are in the trash and the trash is as planned."""
     if step.unfinished and isinstance(store, PurgingStore):
-        begins()
+        on_start()
         store.finish_purge(step.uid)
-        return "done", "a purge that was interrupted is ended"
+        return "done", "completed an interrupted purge"
     entries = trash_entries(step.key, store.list_trash())
     own = (step.uid, step.updated)
     if own not in entries:
         return "skipped", "it is not in the trash"
     # Fewer are acceptable: others of this key may have just been purged.
     if not step.in_trash or not set(entries) <= set(step.trash_entries):
-        return "skipped", "what the trash has of this key was changed meanwhile"
+        return "skipped", "the trash changed since the plan was made"
     try:
         store.info(step.key)
     except NoSuchSession:
-        begins()
+        on_start()
         if isinstance(store, PurgingStore):
             # Only the checked session: another process may create a session of this key right now.
-            gone = store.purge_trash(step.key, [own])
+            masked_columns = store.purge_trash(step.key, [own])
         else:
-            gone = store.purge(step.key)
-        return "done", f"{gone.messages:,} messages deleted for good"
-    return "skipped", "there is a session of this key again"
+            masked_columns = store.purge(step.key)
+        return "done", f"{masked_columns.messages:,} messages deleted for good"
+    return "skipped", "a new session with this key exists"
 
 
 def apply_rules(
@@ -122,59 +130,61 @@ def apply_rules(
     dry_run: bool = False,
     confirm: Callable[[Sequence[RetentionResult]], bool] = lambda _: True,
     progress: Callable[[], None] = lambda: None,
-    until: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> list[RetentionResult]:
     """Execute the rules in a workspace: on the sessions of every agent, or of the given one.
 
     With `dry_run` nothing is done and the steps are returned as planned; otherwise `confirm` is
     called first. Actions are logged in retention.log in the workspace, or in the program's log if
-    the workspace is not a folder. `until` is called before each step; True stops the run. Raises
-    UsageError, StoreUnavailable.
+    the workspace is not a folder. `should_stop` is called before each step; True stops the run.
+    Raises UsageError, StoreUnavailable.
     """
     planned: list[RetentionResult] = []
-    if any(rule.says_something for rule in rules):
-        for who, name in _whose(workspace, agent, namespace):
+    if any(rule.has_condition for rule in rules):
+        for agent_name, name in _selected_agents(workspace, agent, namespace):
             # An interrupted purge of an unknown session is found in every namespace.
             ended_once = any(one.step.unfinished and not one.step.uid for one in planned)
             planned += (
                 one
-                for one in _planned(workspace, rules, who, name)
+                for one in _plan_for_agent(workspace, rules, agent_name, name)
                 if not (ended_once and one.step.unfinished and not one.step.uid)
             )
     if dry_run or not planned or not confirm(planned):  # guard: retention-dry-run
         return planned
-    ended: list[RetentionResult] = []
-    with _log_of(workspace) as tell:
-        begun: list[RetentionResult] = []
+    results: list[RetentionResult] = []
+    with _open_log(workspace) as log_result:
+        started: list[RetentionResult] = []
 
-        def begins(one: RetentionResult) -> None:
-            begun[:] = [one]
-            tell(replace(one, outcome="begins"))
+        def on_start(one: RetentionResult) -> None:
+            started[:] = [one]
+            log_result(replace(one, outcome="begins"))
 
-        for one in _carried_out(workspace, planned, until, begins):
+        for one in _execute_steps(workspace, planned, should_stop, on_start):
             # A skipped step would be skipped again in an hour and fill the log.
-            if one.outcome != "skipped" or begun:
-                tell(one)
-            begun.clear()
-            ended.append(one)
+            if one.outcome != "skipped" or started:
+                log_result(one)
+            started.clear()
+            results.append(one)
             progress()
-    return ended
+    return results
 
 
 def apply_rules_everywhere(
-    places: Iterable[str], rules: Sequence[Rule], *, until: Callable[[], bool] = lambda: False
+    places: Iterable[str], rules: Sequence[Rule], *, should_stop: Callable[[], bool] = lambda: False
 ) -> list[RetentionResult]:
     """Execute the rules in each of these places without confirmation, for a daemon.
 
     A failure in one place is logged and does not affect the others.
     """
-    ended: list[RetentionResult] = []
+    results: list[RetentionResult] = []
     for place in dict.fromkeys(places):
-        whose = _one_by_one(place)
-        while not until():
+        agent_and_namespace = _agents_of(place)
+        while not should_stop():
             try:
-                agent, namespace = next(whose)
-                ended += apply_rules(place, rules, agent=agent, namespace=namespace, until=until)
+                agent, namespace = next(agent_and_namespace)
+                results += apply_rules(
+                    place, rules, agent=agent, namespace=namespace, should_stop=should_stop
+                )
             except StopIteration:
                 break
             except StenologError as error:
@@ -182,33 +192,33 @@ def apply_rules_everywhere(
             except Exception as error:  # noqa: BLE001 - a fault here is none elsewhere
                 kind = type(error).__name__
                 log_reports.warning("retention: nothing was done: %s: %s", kind, error)
-    for one in ended:
+    for one in results:
         if one.outcome == "failed":
-            log_reports.warning("retention: %s", _line(one))
-    return ended
+            log_reports.warning("retention: %s", _log_line(one))
+    return results
 
 
-def _one_by_one(place: str) -> Iterator[tuple[str | None, str | None]]:
+def _agents_of(place: str) -> Iterator[tuple[str | None, str | None]]:
     """Yield each agent and namespace of a place, to be processed separately."""
     if address(place).engine == "memory":
         return
-    yield None, find_place(place, None).namespace
-    for name in others_in(place).agents:
+    yield None, locate_sessions(place, None).namespace
+    for name in other_namespaces(place).agents:
         yield name, None
 
 
-def _whose(
+def _selected_agents(
     workspace: str, agent: str | None, namespace: str | None
 ) -> list[tuple[str | None, str | None]]:
     if agent is not None or namespace is not None:
         return [(agent, namespace)]
-    return [(None, None), *((name, None) for name in others_in(workspace).agents)]
+    return [(None, None), *((name, None) for name in other_namespaces(workspace).agents)]
 
 
-def _planned(
+def _plan_for_agent(
     workspace: str, rules: Sequence[Rule], agent: str | None, namespace: str | None
 ) -> list[RetentionResult]:
-    place = find_place(workspace, agent)
+    place = locate_sessions(workspace, agent)
     name = namespace or place.namespace
     engine = address(place.where).engine
     if engine == "jsonl" and not Path(place.where, name).exists():
@@ -216,15 +226,15 @@ def _planned(
     with open_store(place.where, namespace=name, read_only=True) as store:
         # The catalog of a PostgreSQL store is in the database, and this only reads.
         with open_catalog(store, keep=engine != "postgresql") as catalog:
-            entries = list(_every(catalog))
+            entries = list(_all_entries(catalog))
         now = datetime.now(UTC)
-        steps = plan(
+        steps = plan_retention(
             entries,
             store.list_trash(),
             rules,
             now=now,
-            look=_looking(store),
-            tags_of=_tags_in_trash(store),
+            read_info=_info_reader(store),
+            tags_of=_trash_tags_reader(store),
             unfinished=store.unfinished_purges() if isinstance(store, PurgingStore) else (),
         )
     return [
@@ -232,20 +242,20 @@ def _planned(
     ]
 
 
-def _carried_out(
+def _execute_steps(
     workspace: str,
     planned: Sequence[RetentionResult],
-    until: Callable[[], bool],
-    begins: Callable[[RetentionResult], None],
+    should_stop: Callable[[], bool],
+    on_start: Callable[[RetentionResult], None],
 ) -> Iterator[RetentionResult]:
-    for whose in dict.fromkeys((one.agent, one.namespace) for one in planned):
-        agent, namespace = whose
-        with open_store(find_place(workspace, agent).where, namespace=namespace) as store:
+    for agent_and_namespace in dict.fromkeys((one.agent, one.namespace) for one in planned):
+        agent, namespace = agent_and_namespace
+        with open_store(locate_sessions(workspace, agent).where, namespace=namespace) as store:
             for one in planned:
-                if until():
+                if should_stop():
                     return
-                if (one.agent, one.namespace) == whose:
-                    outcome, words = carry_out(store, one.step, partial(begins, one))
+                if (one.agent, one.namespace) == agent_and_namespace:
+                    outcome, words = execute_step(store, one.step, partial(on_start, one))
                     yield RetentionResult(
                         step=one.step,
                         agent=agent,
@@ -255,7 +265,7 @@ def _carried_out(
                     )
 
 
-def _every(catalog: Catalog) -> Iterator[Entry]:
+def _all_entries(catalog: Catalog) -> Iterator[Entry]:
     after = None
     while True:
         page = catalog.list(limit=_PAGE, after=after)
@@ -265,17 +275,17 @@ def _every(catalog: Catalog) -> Iterator[Entry]:
         after = page.after
 
 
-def _looking(store: Store) -> Callable[[str], SessionInfo | None]:
-    def look(key: str) -> SessionInfo | None:
+def _info_reader(store: Store) -> Callable[[str], SessionInfo | None]:
+    def read_info(key: str) -> SessionInfo | None:
         try:
             return store.info(key)
         except StenologError:
             return None  # the doctor reports it
 
-    return look
+    return read_info
 
 
-def _tags_in_trash(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
+def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
     marks: dict[str, SnapshotMark] = {}
 
     def tags_of(one: Trashed) -> Sequence[str] | None:
@@ -299,64 +309,68 @@ def _tags_in_trash(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
 
 
 @contextmanager
-def _log_of(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
+def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
     """Yield the function that logs a result.
 
     Raises StoreUnavailable: an action that cannot be logged is not executed.
     """
     found = address(workspace)
     if found.engine != "jsonl":
-        yield lambda one: log_reports.info("retention: %s", _line(one))
+        yield lambda one: log_reports.info("retention: %s", _log_line(one))
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    path = Path(found.path, LOG)
+    path = Path(found.path, LOG_NAME)
     try:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise store_error(error, f"opening {path}") from error
 
-    def tell(one: RetentionResult) -> None:
+    def log_result(one: RetentionResult) -> None:
         try:
-            write_all(descriptor, f"{_line(one)}\n".encode("utf-8", "backslashreplace"))
+            write_all(descriptor, f"{_log_line(one)}\n".encode("utf-8", "backslashreplace"))
             sync_file(descriptor)
         except OSError as error:
             raise store_error(error, f"writing to {path}") from error
 
     try:
-        yield tell
+        yield log_result
     finally:
         os.close(descriptor)
 
 
-def forget_in_log(workspace: str, is_meant: Callable[[str, str], bool]) -> int:
+def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> int:
     """Mask the keys of purged sessions in the log and return the number of changed lines.
 
-    `is_meant` gets the place and the key of a session, as they appear in the log. The lines stay,
+    `is_purged` gets the place and the key of a session, as they appear in the log. The lines stay,
     because action, time and rule are no secret. Raises StoreUnavailable, DamagedStore.
     """
-    path = Path(address(workspace).path, LOG)
+    path = Path(address(workspace).path, LOG_NAME)
 
-    def instead(line: bytes) -> bytes:
+    def masked_line(line: bytes) -> bytes:
         parts = line.split(b"\t")
-        if len(parts) < _PARTS:
+        if len(parts) < _COLUMNS:
             return line
-        place, key = (part.decode("utf-8", "replace") for part in parts[_PLACE : _KEY + 1])
-        if not is_meant(place, key):
+        place, key = (
+            part.decode("utf-8", "replace") for part in parts[_PLACE_COLUMN : _KEY_COLUMN + 1]
+        )
+        if not is_purged(place, key):
             return line
         # Error messages may contain the key.
-        gone = (_KEY, _PARTS - 1) if parts[1] != b"done" else (_KEY,)
-        masked = [b"-" * len(part) if at in gone else part for at, part in enumerate(parts)]
+        masked_columns = (_KEY_COLUMN, _COLUMNS - 1) if parts[1] != b"done" else (_KEY_COLUMN,)
+        masked = [
+            b"-" * len(part) if at in masked_columns else part for at, part in enumerate(parts)
+        ]
         return b"\t".join(masked)
 
     try:
-        return overwrite_lines(path, instead)
+        return overwrite_lines(path, masked_line)
     except FileNotFoundError:
         return 0
     except OSError as error:
         raise store_error(error, f"changing {path}") from error
 
 
-def in_log(name: str) -> str:
+def escaped_for_log(name: str) -> str:
     """Return a key or another name as it appears in the log; it may contain any character."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
@@ -366,13 +380,13 @@ def place_in_log(agent: str | None, namespace: str) -> str:
     return namespace if agent is None else f"agent {agent}"
 
 
-_PLACE: Final = 4
-_KEY: Final = 5
-_PARTS: Final = 9
-"""Number of columns in a line of the log; `_PLACE` and `_KEY` are indexes of columns."""
+_PLACE_COLUMN: Final = 4
+_KEY_COLUMN: Final = 5
+_COLUMNS: Final = 9
+"""Number of columns in a line of the log. The other two are indexes of columns."""
 
 
-def _line(one: RetentionResult) -> str:
+def _log_line(one: RetentionResult) -> str:
     step = one.step
     parts = (
         timestamp(datetime.now(UTC)),
@@ -385,4 +399,4 @@ def _line(one: RetentionResult) -> str:
         f"last changed {timestamp(step.updated)}",
         one.words,
     )
-    return "\t".join(map(in_log, parts))
+    return "\t".join(map(escaped_for_log, parts))

@@ -22,17 +22,17 @@ from msgspec.structs import replace
 from stenolog.errors import StenologError, UsageError
 from stenolog.maintenance.log_damage import ASIDE, Kind
 from stenolog.maintenance.log_files import (
-    archives_of,
-    archives_standing_still,
-    folder_below,
-    judge_file,
-    listed_archives,
+    examine_archives,
+    examine_log_file,
+    list_archives,
+    locked_archives,
+    locked_log,
     names_in,
-    spare_archives,
-    standing_still,
-    trash_of,
+    opened_subfolder,
+    opened_trash,
+    unreferenced_archives,
 )
-from stenolog.sessions.folders import NAMESPACE, check_is_ours, check_workspace, log_folders
+from stenolog.sessions.folders import NAMESPACE, check_stenolog_folder, check_workspace, log_folders
 from stenolog.stores import file_names
 from stenolog.stores.catalog_file import NAME as CATALOG
 from stenolog.stores.catalog_file import journal_name, lock_name
@@ -56,9 +56,9 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
     """
     found = address(workspace)
     if found.engine == "sqlite":
-        doctor, file = sqlite_doctor(), Path(found.path)
+        doctor, file = sqlite_checks(), Path(found.path)
         if not file.exists():
-            raise UsageError(f"there is no database at {file}; is the name right?")
+            raise UsageError(f"there is no database at {file}; check the path")
         return _report(doctor.examine(file), str(file), path=file.name)
     if found.engine == "postgresql":
         return _examine_server(workspace)
@@ -66,30 +66,32 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
         raise UsageError(f"{workspace}: only a folder or a database can be examined")
     place = Path(found.path)
     check_workspace(place)
-    check_is_ours(place)
+    check_stenolog_folder(place)
     folders = log_folders(place)
-    all_seen = [examine_folder(place, folder) for folder in folders]
-    wide = dict.fromkeys(one for seen in all_seen for one in seen.open_to_others)
-    told = [finding for seen in all_seen for finding in seen.findings]
-    if wide:
-        told.append(_wide_permissions(str(place), list(wide)))
-    shut = {folder: why for folder in folders if (why := _refusal(place / folder)) is not None}
-    if shut:
-        told.append(_not_writable(list(shut), next(iter(shut.values()))))
+    reports = [examine_folder(place, folder) for folder in folders]
+    readable_by_others = dict.fromkeys(one for report in reports for one in report.wide_modes)
+    findings = [finding for report in reports for finding in report.findings]
+    if readable_by_others:
+        findings.append(_wide_permissions(str(place), list(readable_by_others)))
+    read_only = {
+        folder: why for folder in folders if (why := _why_read_only(place / folder)) is not None
+    }
+    if read_only:
+        findings.append(_not_writable(list(read_only), next(iter(read_only.values()))))
     return Report(
         workspace=str(place),
-        sessions=sum(seen.logs for seen in all_seen),
-        findings=tuple(told),
+        sessions=sum(report.logs for report in reports),
+        findings=tuple(findings),
     )
 
 
-def _refusal(folder: Path) -> str | None:
+def _why_read_only(folder: Path) -> str | None:
     with suppress(OSError):  # the examination has already reported it
         return write_problem(folder)
     return None
 
 
-def sqlite_doctor() -> ModuleType:
+def sqlite_checks() -> ModuleType:
     """Return the module that examines SQLite files. Raises UsageError without the driver."""
     # The driver is optional and slow to import.
     from stenolog.stores.sqlite.store import missing_driver
@@ -118,119 +120,128 @@ def _report(found: Report, workspace: str, *, path: str) -> Report:
 
 
 @dataclass(slots=True)
-class Seen:
+class FolderReport:
     """Running results of examining a folder."""
 
     logs: int = 0
     findings: list[Finding] = field(default_factory=list)
-    chains: dict[str, tuple[str, set[str]]] = field(default_factory=dict)
+    archives_by_uid: dict[str, tuple[str, set[str]]] = field(default_factory=dict)
     """The key of the session and the names of its archives, by uid."""
     purged: set[str] = field(default_factory=set)
     """Uids of sessions that are being purged: their missing files are no problem."""
     foreign: list[Finding] = field(default_factory=list)
     """Logs of other programs, reported together because there are often many."""
-    obscure: bool = False
+    may_hide_sessions: bool = False
     """A file here may belong to a session that this version cannot read."""
-    open_to_others: list[tuple[str, int]] = field(default_factory=list)
+    wide_modes: list[tuple[str, int]] = field(default_factory=list)
 
 
-def examine_folder(workspace: Path, folder: str) -> Seen:
+def examine_folder(workspace: Path, folder: str) -> FolderReport:
     """Examine one folder of logs, given as a path below the workspace.
 
     Raises StoreUnavailable, DamagedStore if the folder `sessions` itself cannot be read.
     """
-    seen = Seen()
+    report = FolderReport()
     try:
         directory = Directory(workspace / folder, read_only=True)
     except StenologError as error:
         if folder == NAMESPACE:
             raise
-        seen.findings.append(_unreadable(folder, None, error))
-        return seen
+        report.findings.append(_unreadable(folder, None, error))
+        return report
     try:
-        _look_at_folder(directory, workspace, folder, seen)
+        _check_folder(directory, workspace, folder, report)
     finally:
         directory.close()
-    return seen
+    return report
 
 
-def _look_at_folder(directory: Directory, workspace: Path, namespace: str, seen: Seen) -> None:
+def _check_folder(
+    directory: Directory, workspace: Path, namespace: str, report: FolderReport
+) -> None:
     # List the archives before reading the logs that refer to them: then an archive created in
     # between is not reported.
-    listed = listed_archives(directory)
+    listed = list_archives(directory)
     path = Path(namespace)
     for above in reversed((path, *path.parents)):
-        _look_at_mode(seen, str(above), (workspace / above).stat())
+        _check_mode(report, str(above), (workspace / above).stat())
     for name in sorted(directory.list_names()):
         found = directory.stat(name)
         if found is not None:
-            _look_at_entry(directory, namespace, name, found, seen)
-    _look_at_trash(directory, namespace, seen)
-    _look_at_locks(directory, namespace, seen)
-    if seen.foreign:
-        seen.findings.append(_foreign_logs(directory, seen.foreign))
+            _check_entry(directory, namespace, name, found, report)
+    _check_trash(directory, namespace, report)
+    _check_leases(directory, namespace, report)
+    if report.foreign:
+        report.findings.append(_foreign_logs(directory, report.foreign))
     for uid, files in listed.items():
-        _look_at_archives(directory, namespace, uid, files, seen)
+        _check_archives(directory, namespace, uid, files, report)
 
 
-def _look_at_entry(
-    directory: Directory, namespace: str, name: str, found: os.stat_result, seen: Seen
+def _check_entry(
+    directory: Directory, namespace: str, name: str, found: os.stat_result, report: FolderReport
 ) -> None:
     path = f"{namespace}/{name}"
     leftover = LEFTOVER.fullmatch(name)
     if (stat.S_ISDIR(found.st_mode) and name in _FOLDERS) or name in _CATALOG:
-        _look_at_mode(seen, path, found)
+        _check_mode(report, path, found)
     elif name in _FOLDERS or (
         name.endswith(file_names.LOG_SUFFIX) and not stat.S_ISREG(found.st_mode)
     ):
-        seen.findings.append(_not_a_file(path, name, found))
-        seen.obscure = True
+        report.findings.append(_not_a_file(path, name, found))
+        report.may_hide_sessions = True
     elif leftover is not None:
-        with standing_still(directory, leftover[1]):
+        with locked_log(directory, leftover[1]):
             if directory.stat(name) is not None:
-                seen.findings.append(_leftover_file(path, file_names.key_of_log(leftover[1])))
+                report.findings.append(_leftover_file(path, file_names.key_of_log(leftover[1])))
     elif name.endswith(file_names.LOG_SUFFIX):
-        _look_at_mode(seen, path, found)
-        _look_at_log(directory, namespace, name, seen)
+        _check_mode(report, path, found)
+        _check_log(directory, namespace, name, report)
     elif stat.S_ISDIR(found.st_mode) and name != ASIDE:
-        seen.obscure = True
+        report.may_hide_sessions = True
 
 
-def _look_at_log(
-    directory: Directory, namespace: str, name: str, seen: Seen, *, above: Directory | None = None
+def _check_log(
+    directory: Directory,
+    namespace: str,
+    name: str,
+    report: FolderReport,
+    *,
+    above: Directory | None = None,
 ) -> None:
     """Examine a log; `above`: the log is deleted, and this is the folder above the trash."""
     try:
-        judged = judge_file(directory, namespace, name, deleted=above is not None)
+        log_report = examine_log_file(directory, namespace, name, deleted=above is not None)
     except (StenologError, OSError) as error:
-        seen.obscure = True
+        report.may_hide_sessions = True
         key = file_names.key_of_log(name) if above is None else None
-        seen.findings.append(_unreadable(f"{namespace}/{name}", key, error))
+        report.findings.append(_unreadable(f"{namespace}/{name}", key, error))
         return
-    if judged is None:
+    if log_report is None:
         return
-    seen.logs += 1
-    for finding in judged.findings:
+    report.logs += 1
+    for finding in log_report.findings:
         if finding.kind is Kind.FOREIGN_LOG:
-            seen.foreign.append(finding)
+            report.foreign.append(finding)
         else:
-            seen.findings.append(finding)
-    state = judged.state
+            report.findings.append(finding)
+    state = log_report.state
     if state is None:
-        seen.obscure |= bool(judged.findings) and judged.findings[0].kind is Kind.NEWER_FORMAT
+        report.may_hide_sessions |= (
+            bool(log_report.findings) and log_report.findings[0].kind is Kind.NEWER_FORMAT
+        )
         return
-    reached: set[str] = set()
+    referenced: set[str] = set()
     root = namespace.removesuffix(f"/{trash.FOLDER}") if above is not None else namespace
-    found = archives_of(above or directory, root, state, reached)
-    seen.findings += found
-    seen.chains[state.uid] = (state.key, reached)
+    found = examine_archives(above or directory, root, state, referenced)
+    report.findings += found
+    report.archives_by_uid[state.uid] = (state.key, referenced)
 
 
 # --- the trash and the locks -----------------------------------------------------------------
 
 
-def _look_at_trash(directory: Directory, namespace: str, seen: Seen) -> None:
-    with trash_of(directory) as folder:
+def _check_trash(directory: Directory, namespace: str, report: FolderReport) -> None:
+    with opened_trash(directory) as folder:
         for name in sorted(folder.list_names()) if folder is not None else []:
             found = folder.stat(name) if folder is not None else None
             path = f"{namespace}/{trash.FOLDER}/{name}"
@@ -238,37 +249,37 @@ def _look_at_trash(directory: Directory, namespace: str, seen: Seen) -> None:
             if folder is None or found is None:
                 continue
             if leftover is not None:
-                with standing_still(folder, leftover[1]):
+                with locked_log(folder, leftover[1]):
                     if folder.stat(name) is not None:
-                        seen.findings.append(_leftover_file(path, None))
+                        report.findings.append(_leftover_file(path, None))
             elif (entry := trash.entry_of(name)) is not None and entry.purged:
-                seen.purged.add(entry.uid)
-                seen.findings.append(_unfinished_purge(folder, path, name))
+                report.purged.add(entry.uid)
+                report.findings.append(_unfinished_purge(folder, path, name))
             elif entry is not None and stat.S_ISREG(found.st_mode):
-                _look_at_mode(seen, path, found)
+                _check_mode(report, path, found)
                 above = f"{namespace}/{trash.FOLDER}"
-                _look_at_log(folder, above, name, seen, above=directory)
+                _check_log(folder, above, name, report, above=directory)
             elif name.endswith(file_names.LOG_SUFFIX):
-                seen.obscure = True
+                report.may_hide_sessions = True
 
 
-def _look_at_locks(directory: Directory, namespace: str, seen: Seen) -> None:
-    with folder_below(directory, leases.FOLDER) as folder:
+def _check_leases(directory: Directory, namespace: str, report: FolderReport) -> None:
+    with opened_subfolder(directory, leases.FOLDER) as folder:
         for name in names_in(folder):
             path = f"{namespace}/{leases.FOLDER}/{name}"
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             with suppress(OSError):
                 descriptor = os.open(name, flags, dir_fd=folder)
                 try:
-                    _look_at_mode(seen, path, os.fstat(descriptor))
-                    holder = _stalled(descriptor)
+                    _check_mode(report, path, os.fstat(descriptor))
+                    holder = _expired_holder(descriptor)
                 finally:
                     os.close(descriptor)
                 if holder is not None:
-                    seen.findings.append(_stalled_lease(path, name, holder))
+                    report.findings.append(_stalled_lease(path, name, holder))
 
 
-def _stalled(descriptor: int) -> leases.Holder | None:
+def _expired_holder(descriptor: int) -> leases.Holder | None:
     """Return the holder of an expired lease that is still locked."""
     holder = leases.read_holder(descriptor)
     now = datetime.now(UTC)
@@ -285,38 +296,38 @@ def _stalled(descriptor: int) -> leases.Holder | None:
 # --- archives --------------------------------------------------------------------------------
 
 
-def _look_at_archives(
-    directory: Directory, namespace: str, uid: str, files: Sequence[str], seen: Seen
+def _check_archives(
+    directory: Directory, namespace: str, uid: str, files: Sequence[str], report: FolderReport
 ) -> None:
     above = f"{namespace}/{archive.FOLDER}/{uid}"
-    key, reached = seen.chains.get(uid, (None, set[str]()))
-    if (key is None and seen.obscure) or uid in seen.purged:
+    key, referenced = report.archives_by_uid.get(uid, (None, set[str]()))
+    if (key is None and report.may_hide_sessions) or uid in report.purged:
         return
     for file in files:
         # A temporary file may have been renamed since it was listed.
         with suppress(FileNotFoundError):
             found = (directory.path / archive.FOLDER / uid / file).lstat()
-            _look_at_mode(seen, f"{above}/{file}", found)
-    if set(files) <= reached:
+            _check_mode(report, f"{above}/{file}", found)
+    if set(files) <= referenced:
         return
-    with archives_standing_still(directory, uid) as folder:
-        for file in spare_archives(directory, folder, uid, key):
+    with locked_archives(directory, uid) as folder:
+        for file in unreferenced_archives(directory, folder, uid, key):
             if file in files:
                 is_leftover = LEFTOVER.fullmatch(file) is not None
                 finding = _leftover_file if is_leftover else _unreferenced_archive
-                seen.findings.append(finding(f"{above}/{file}", key))
+                report.findings.append(finding(f"{above}/{file}", key))
 
 
-def _look_at_mode(seen: Seen, path: str, found: os.stat_result) -> None:
+def _check_mode(report: FolderReport, path: str, found: os.stat_result) -> None:
     if found.st_mode & 0o077 and not stat.S_ISLNK(found.st_mode):
-        seen.open_to_others.append((path, stat.S_IMODE(found.st_mode)))
+        report.wide_modes.append((path, stat.S_IMODE(found.st_mode)))
 
 
 def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
     """Return the finding for another kind of file with the name of a log or one of our folders."""
-    what = "something that is no file"
+    what = "something that is not a file"
     if stat.S_ISLNK(found.st_mode):
-        what = "a symbolic link, and none is followed here"
+        what = "a symbolic link, which is not followed"
     elif stat.S_ISDIR(found.st_mode):
         what = "a folder"
     places = {
@@ -329,8 +340,8 @@ def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
         kind=Kind.NOT_A_FILE,
         key=file_names.key_of_log(name),
         path=path,
-        meaning=f"Where {place} should be stands {what}.",
-        advice="Move it elsewhere, and put back what belongs here.",
+        meaning=f"Expected {place}, but found {what}.",
+        advice="Move it elsewhere and restore the expected file or folder.",
     )
 
 
@@ -341,7 +352,7 @@ def _unreadable(path: str, key: str | None, error: Exception) -> Finding:
         key=key,
         path=path,
         meaning=f"It could not be read: {error}.",
-        advice="Run the doctor as the user who owns the file, and look at the disk.",
+        advice="Run `steno doctor` as the user who owns the file, and check the disk.",
     )
 
 
@@ -366,8 +377,8 @@ def _leftover_file(path: str, key: str | None) -> Finding:
         kind=Kind.LEFTOVER,
         key=key,
         path=path,
-        meaning="Something that makes a log or an archive anew was interrupted before this file "
-        "counted. Nothing is missing.",
+        meaning="Temporary file of an interrupted rewrite of a log or an archive. No message is "
+        "missing.",
         advice=f"--repair moves it into {ASIDE}/.",
         repairable=True,
     )
@@ -379,10 +390,10 @@ def _unreferenced_archive(path: str, key: str | None) -> Finding:
         kind=Kind.UNREFERENCED_ARCHIVE,
         key=key,
         path=path,
-        meaning="No session leads to this archive: a compaction or a purge was interrupted, or the "
-        "log that did was removed by hand.",
-        advice="If you were purging, purge again, and it is gone. "
-        f"--repair moves it into {ASIDE}/; look whether a log is missing first.",
+        meaning="No session refers to this archive: a compaction or a purge was interrupted, or "
+        "the log of the session was deleted by hand.",
+        advice="If a purge was interrupted, repeat it. Otherwise check whether a log is missing; "
+        f"--repair moves the archive into {ASIDE}/.",
         repairable=True,
     )
 
@@ -396,7 +407,7 @@ def _unfinished_purge(folder: Directory, path: str, name: str) -> Finding:
         kind=Kind.LEFTOVER,
         key=state.key if state is not None else None,
         path=path,
-        meaning="A purge was interrupted: the session is gone for good, but not yet from the disk.",
+        meaning="A purge was interrupted: the session is deleted, but its file is still there.",
         advice="Purge it again." if state is not None else "Delete the file.",
     )
 
@@ -407,9 +418,9 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
         kind=Kind.STALLED_LEASE,
         key=file_names.key_of_log(name.removesuffix(leases.SUFFIX)),
         path=path,
-        meaning=f"{holder.describe()}, has the turn in this session and should have ended it by "
-        f"{holder.until}. Nobody else gets it.".replace("process", "Process", 1),
-        advice="Look what that process does; when it ends, the turn is free.",
+        meaning=f"{holder.describe()}, holds the lease of this session, which expired at "
+        f"{holder.until}. No other process can start a turn.".replace("process", "Process", 1),
+        advice="Check that process; the lease is released when it ends.",
     )
 
 
@@ -419,14 +430,14 @@ def _not_writable(folders: Sequence[str], why: str) -> Finding:
         kind=Kind.NOT_WRITABLE,
         path=folders[0],
         where=f"and {len(folders) - 1:,} more" if len(folders) > 1 else "",
-        meaning="What is there can be read, but every message from now on is lost.",
+        meaning="The sessions can be read, but new messages cannot be stored.",
         advice=f"{why}.",
     )
 
 
-def _wide_permissions(workspace: str, open_to_others: Sequence[tuple[str, int]]) -> Finding:
+def _wide_permissions(workspace: str, wide_modes: Sequence[tuple[str, int]]) -> Finding:
     """Return one finding for all paths that other users may read, with their modes."""
-    (path, mode), *others = open_to_others
+    (path, mode), *others = wide_modes
     return Finding(
         kind=Kind.WIDE_PERMISSIONS,
         path=path,

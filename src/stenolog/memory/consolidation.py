@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -37,14 +37,13 @@ from stenolog.errors import DamagedStore, LeaseLost, NoSuchSession, UsageError
 from stenolog.memory import extraction, facts
 from stenolog.memory.extraction import ExtractedFacts
 from stenolog.memory.facts import Fact
-from stenolog.memory.named_details import unsaid
+from stenolog.memory.named_details import unsupported_details
 from stenolog.memory.notes import Draft, Kind, Note, Notes
-from stenolog.memory.progress import Mark, Progress
-from stenolog.memory.scopes import Scope
+from stenolog.memory.scopes import MARK_PREFIX, Scope, agent_prefix
 from stenolog.memory.scopes import scope_of as own_scope
 from stenolog.memory.transcript import Turn, as_turn, batches, finished, gist
 from stenolog.providers.chat_model import COMPLETION_SIGNATURE, CompletionFunction, check_answer
-from stenolog.records import Message, SessionInfo
+from stenolog.records import Message, SessionInfo, timestamp
 from stenolog.redaction.redact import redact
 from stenolog.stores.base import FORKED_AT, Store
 from stenolog.tokens import Tokens
@@ -52,10 +51,10 @@ from stenolog.tokens import Tokens
 BUDGET: Final = 6_000
 """Maximum number of tokens of the turns in one model call."""
 
-MOST_TURNS: Final = 20
-MOST_CALLS: Final = 10
+MAX_TURNS: Final = 20
+MAX_CALLS: Final = 10
 """Maximum number of model calls in one run."""
-MOST_ATTEMPTS: Final = 8
+MAX_ATTEMPTS: Final = 8
 _FIRST_WAIT: Final = timedelta(minutes=1)
 _LONGEST_WAIT: Final = timedelta(hours=6)
 _LOCKS: Final = 64
@@ -83,6 +82,72 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
     """Time of the next attempt after the model failed. Runs before it do nothing."""
 
 
+class ProgressMark(Struct, frozen=True, kw_only=True):
+    """The progress of a session, and the number of failed attempts at the next turn."""
+
+    seq: int = 0
+    """Every finished turn up to this seq is in the notes."""
+    attempts: int = 0
+    retry_at: datetime | None = None
+    """Time of the next model call after a failure, or None."""
+
+
+class ConsolidationProgress:
+    """The marks of one agent, one per session.
+
+    Marks are stored in the notes store: deleting the notes deletes the marks too, and consolidation
+    starts from the beginning. A mark is named by the uid of its session. So a session that was
+    deleted and created again has no mark, a restored one finds its own, and no key is too long. The
+    mark does not contain the key of the session: a mark that is written during a purge reveals
+    nothing about the user.
+    """
+
+    def __init__(self, store: Store, *, agent: str) -> None:
+        """Store the marks in the notes store."""
+        self._store = store
+        self._prefix = MARK_PREFIX + agent_prefix(agent)
+
+    def read(self, uid: str) -> ProgressMark:
+        """Return the mark of a session; without one, a mark at the beginning."""
+        try:
+            meta = self._store.info(self._prefix + uid).meta
+        except NoSuchSession:
+            return ProgressMark()
+        attempts, retry_at = _positive_int(meta.get("attempts")), meta.get("retry_at")
+        return ProgressMark(
+            seq=_positive_int(meta.get("seq")),
+            attempts=attempts,
+            retry_at=datetime.fromisoformat(retry_at) if isinstance(retry_at, str) else None,
+        )
+
+    def move(self, uid: str, seq: int) -> None:
+        """Record that every finished turn up to this seq is in the notes.
+
+        The mark never moves backwards, except that of two concurrent calls the lower one may win.
+        Then turns are read again, and their idempotency keys prevent duplicate notes. Raises the
+        errors of the store.
+        """
+        mark = self.read(uid)
+        if seq > mark.seq:
+            # Earlier versions wrote `session`; see the class docstring.
+            self._store.set_meta(
+                self._prefix + uid, seq=seq, attempts=None, retry_at=None, session=None
+            )
+
+    def failed(self, uid: str, *, attempts: int, retry_at: datetime) -> None:
+        """Record the number of failed attempts at the turn after the mark, and the next time."""
+        self._store.set_meta(
+            self._prefix + uid,
+            attempts=attempts,
+            retry_at=timestamp(retry_at.astimezone(UTC)),
+            session=None,
+        )
+
+
+def _positive_int(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
 class Consolidation:
     """The consolidation of one store, which makes notes of its sessions. Thread-safe.
 
@@ -98,8 +163,8 @@ class Consolidation:
         agent: str = "main",
         scope_of: Callable[[str], Scope] | None = None,
         budget: int = BUDGET,
-        most_turns: int = MOST_TURNS,
-        most_attempts: int = MOST_ATTEMPTS,
+        max_turns: int = MAX_TURNS,
+        max_attempts: int = MAX_ATTEMPTS,
         tokens: Tokens | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -114,15 +179,15 @@ class Consolidation:
         self._agent = agent
         self._scope_of = scope_of or partial(own_scope, agent=agent)
         self._budget = budget
-        self._most_turns = most_turns
-        self._most_attempts = most_attempts
+        self._max_turns = max_turns
+        self._max_attempts = max_attempts
         self._tokens = tokens or Tokens()
         self._clock = clock
-        self._progress = Progress(notes.store, agent=agent)
+        self._progress = ConsolidationProgress(notes.store, agent=agent)
         # Two threads on one session would pay for each model call twice.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
-    def run(self, key: str, *, most_calls: int = MOST_CALLS) -> ConsolidationReport:
+    def run(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns after the mark, and move the mark.
 
         After `most_calls` model calls the remaining turns wait for the next run. Failures of the
@@ -130,17 +195,15 @@ class Consolidation:
         the mark. Returns an empty result for an unknown session.
         """
         if most_calls < 1:
-            raise UsageError(
-                f"most_calls={most_calls}: how often the model may be asked, 1 or more"
-            )
+            raise UsageError(f"most_calls must be 1 or more, not {most_calls}")
         with self._locks[hash(key) % _LOCKS]:
-            most = None if self._ask is None else most_calls * self._most_turns
-            work = self._read(key, most=most)
-            if work is None:
+            limit = None if self._ask is None else most_calls * self._max_turns
+            pending = self._read(key, limit=limit)
+            if pending is None:
                 return ConsolidationReport()
-            tally = _Tally()
-            self._settle(work, tally, most_calls)
-            return tally.result()
+            counters = _RunCounters()
+            self._process(pending, counters, most_calls)
+            return counters.result()
 
     def waiting(self) -> list[str]:
         """Return the keys of the sessions that have finished turns after their mark.
@@ -170,8 +233,8 @@ class Consolidation:
             self._progress.move(info.uid, info.last_seq)
 
     def _read(
-        self, key: str, *, most: int | None = None, upto: int | None = None
-    ) -> "_Work | None":
+        self, key: str, *, limit: int | None = None, upto: int | None = None
+    ) -> "_PendingTurns | None":
         """Return the first finished turns after the mark, or None if there is no such session."""
         try:
             before = self._store.info(key)
@@ -184,77 +247,77 @@ class Consolidation:
             return None
         if info.uid != before.uid:
             return None  # Deleted and created again during the read: left to the next run.
-        cut = finished(messages)
-        now = cut[:most]
-        told = [as_turn(turn, info) for turn in now if not _is_of_origin(turn, info)]
-        return _Work(
+        finished_turns = finished(messages)
+        now = finished_turns[:limit]
+        read = [as_turn(turn, info) for turn in now if not _is_copied_by_fork(turn, info)]
+        return _PendingTurns(
             info=info,
             mark=mark,
             # After the messages were read: with a second sender among them, the scope is the
             # session's.
             scope=self._scope_of(key),
-            turns=[turn for turn in told if turn is not None],
+            turns=[turn for turn in read if turn is not None],
             end=now[-1][-1].seq if now else mark.seq,
-            later=len(cut) - len(now),
+            later=len(finished_turns) - len(now),
         )
 
-    def _settle(self, work: "_Work", tally: "_Tally", most_calls: int) -> None:
+    def _process(self, pending: "_PendingTurns", counters: "_RunCounters", most_calls: int) -> None:
         """Ask the model, write notes and move the mark, for one group of turns after the other."""
-        uid, attempts, turns = work.info.uid, work.mark.attempts, work.turns
-        alone = 0  # number of turns to ask about one by one, after an unusable answer
-        tally.waiting = len(turns) + work.later
-        if self._is_too_early(work, tally):
+        uid, attempts, turns = pending.info.uid, pending.mark.attempts, pending.turns
+        ask_singly = 0  # number of turns to ask about one by one, after an unusable answer
+        counters.waiting = len(turns) + pending.later
+        if self._is_too_early(pending, counters):
             return
         while turns:
-            if tally.calls >= most_calls:
+            if counters.calls >= most_calls:
                 return
             # After a failure, try the oldest turn alone: the group may have been too large.
-            most = 1 if attempts or alone else self._most_turns
-            batch = next(batches(turns, budget=self._budget, most=most, count=self._tokens.text))
+            limit = 1 if attempts or ask_singly else self._max_turns
+            batch = next(batches(turns, budget=self._budget, most=limit, count=self._tokens.text))
             try:
-                heard = self._hear(batch, work.scope, tally)
+                extracted = self._ask_about(batch, pending.scope, counters)
             except _ModelFailed as failure:
                 attempts += 1
-                tally.problems.append(failure.told)
-                _logger.warning("no notes of %r yet: %s", work.info.key, failure.told)
-                if attempts < self._most_attempts:
-                    retry_at = self._clock() + _wait(attempts)
+                counters.problems.append(failure.text)
+                _logger.warning("no notes of %r yet: %s", pending.info.key, failure.text)
+                if attempts < self._max_attempts:
+                    retry_at = self._clock() + _retry_delay(attempts)
                     self._progress.failed(uid, attempts=attempts, retry_at=retry_at)
-                    tally.retry_at = retry_at
+                    counters.retry_at = retry_at
                     return
-                batch, heard = batch[:1], {}
-            if heard is None:
-                alone = len(batch)
+                batch, extracted = batch[:1], {}
+            if extracted is None:
+                ask_singly = len(batch)
                 continue
-            written = self._write(work, batch, heard, tally)
+            written = self._write(pending, batch, extracted, counters)
             if written is None:
-                tally.waiting = 0
+                counters.waiting = 0
                 return
             self._progress.move(uid, batch[-1].last)
-            tally.turns += written
+            counters.turns += written
             attempts, turns = 0, turns[len(batch) :]
-            alone = max(alone - 1, 0)
-            tally.waiting = len(turns) + work.later
+            ask_singly = max(ask_singly - 1, 0)
+            counters.waiting = len(turns) + pending.later
         # The last turns may have had nothing to note.
-        if self._exists(work):
-            self._progress.move(uid, work.end)
+        if self._exists(pending):
+            self._progress.move(uid, pending.end)
 
-    def _is_too_early(self, work: "_Work", tally: "_Tally") -> bool:
+    def _is_too_early(self, pending: "_PendingTurns", counters: "_RunCounters") -> bool:
         """Whether the delay after the last failure of the model is not over yet."""
-        retry_at = work.mark.retry_at
+        retry_at = pending.mark.retry_at
         if self._ask is None or retry_at is None or self._clock() >= retry_at:
             return False
-        tally.retry_at = retry_at
-        tally.problems.append(
-            f"the model failed {work.mark.attempts} times; it is asked again from "
+        counters.retry_at = retry_at
+        counters.problems.append(
+            f"the model failed {pending.mark.attempts} times; it is asked again from "
             f"{retry_at:%Y-%m-%d %H:%M} UTC on"
         )
         return True
 
     # --- asking ------------------------------------------------------------------------------
 
-    def _hear(
-        self, batch: Sequence[Turn], scope: Scope, tally: "_Tally"
+    def _ask_about(
+        self, batch: Sequence[Turn], scope: Scope, counters: "_RunCounters"
     ) -> dict[int, ExtractedFacts] | None:
         """Return the model's answer for each turn, by number from 1. Raises _ModelFailed.
 
@@ -263,14 +326,14 @@ class Consolidation:
         if self._ask is None:
             return {}
         names = [note.about for note in self._notes.list(scope, kind="core")]
-        tally.calls += 1
-        heard = self._answer(batch, extraction.subjects_of(names), self._ask)
-        if heard is None and len(batch) == 1:
-            told = f"the model's answer on the turn at {batch[0].last} is no JSON"
-            tally.problems.append(told)
-            _logger.warning("no facts of %r: %s", scope.who, told)
+        counters.calls += 1
+        extracted = self._answer(batch, extraction.newest_subjects(names), self._ask)
+        if extracted is None and len(batch) == 1:
+            text = f"the model's answer about the turn at {batch[0].last} is not JSON"
+            counters.problems.append(text)
+            _logger.warning("no facts of %r: %s", scope.who, text)
             return {}
-        return heard
+        return extracted
 
     def _answer(
         self, batch: Sequence[Turn], subjects: Sequence[str], ask: CompletionFunction
@@ -278,7 +341,7 @@ class Consolidation:
         count = len(batch)
         try:
             text = ask(
-                extraction.question(
+                extraction.build_prompt(
                     batch, subjects=subjects, budget=self._budget, count=self._tokens.text
                 ),
                 schema=extraction.schema(count),
@@ -287,18 +350,18 @@ class Consolidation:
             text = check_answer(text, COMPLETION_SIGNATURE)
         except Exception as error:
             # Clients raise exceptions of any type, and some include keys in the text.
-            told = redact(f"{type(error).__name__}: {error}").text
-            raise _ModelFailed(f"the model failed: {told}") from error
-        return extraction.read_answer(text, turns=count)
+            text = redact(f"{type(error).__name__}: {error}").text
+            raise _ModelFailed(f"the model failed: {text}") from error
+        return extraction.parse_answer(text, turns=count)
 
     # --- writing -----------------------------------------------------------------------------
 
     def _write(
         self,
-        work: "_Work",
+        pending: "_PendingTurns",
         batch: Sequence[Turn],
-        heard: dict[int, ExtractedFacts],
-        tally: "_Tally",
+        extracted: dict[int, ExtractedFacts],
+        counters: "_RunCounters",
     ) -> int | None:
         """Store the notes of these turns. Return their number, or None if the session is gone.
 
@@ -306,111 +369,118 @@ class Consolidation:
         invalidates the lease of `guarded`, and the lease is taken before the session is looked up.
         """
         try:
-            with self._notes.guarded(work.scope) as notes:
-                left = self._current(work, batch)
-                if left is not None:
-                    self._write_turns(work, notes, batch, heard, left, tally)
-                    return len(left)
+            with self._notes.guarded(pending.scope) as notes:
+                remaining = self._current(pending, batch)
+                if remaining is not None:
+                    self._write_turns(pending, notes, batch, extracted, remaining, counters)
+                    return len(remaining)
         except (LeaseLost, NoSuchSession):
-            if self._exists(work):
+            if self._exists(pending):
                 raise
-        self._notes.discard_empty(work.scope)
+        self._notes.discard_empty(pending.scope)
         return None
 
-    def _exists(self, work: "_Work") -> bool:
+    def _exists(self, pending: "_PendingTurns") -> bool:
         """Whether the session that was read still exists and was not created again."""
         try:
-            return self._store.info(work.info.key).uid == work.info.uid
+            return self._store.info(pending.info.key).uid == pending.info.uid
         except NoSuchSession:
             return False
 
-    def _current(self, work: "_Work", batch: Sequence[Turn]) -> dict[int, Turn] | None:
+    def _current(self, pending: "_PendingTurns", batch: Sequence[Turn]) -> dict[int, Turn] | None:
         """Return the current turns of a batch by last seq, or None if the session is gone."""
         if self._ask is None:
             # Without a model, no time has passed since the turns were read.
-            return {turn.last: turn for turn in batch} if self._exists(work) else None
-        now = self._read(work.info.key, upto=batch[-1].last)
-        if now is None or now.info.uid != work.info.uid:
+            return {turn.last: turn for turn in batch} if self._exists(pending) else None
+        now = self._read(pending.info.key, upto=batch[-1].last)
+        if now is None or now.info.uid != pending.info.uid:
             return None
         return {turn.last: turn for turn in now.turns}
 
     def _write_turns(
         self,
-        work: "_Work",
+        pending: "_PendingTurns",
         notes: Notes,
         batch: Sequence[Turn],
-        heard: dict[int, ExtractedFacts],
-        left: Mapping[int, Turn],
-        tally: "_Tally",
+        extracted: dict[int, ExtractedFacts],
+        remaining: Mapping[int, Turn],
+        counters: "_RunCounters",
     ) -> None:
         """Store both phases of each remaining turn. A turn that changed gets no facts."""
         # Read after the slow model call, because other processes write notes too.
-        told = any(one.facts for one in heard.values())
-        known = notes.list(work.scope, kind="core") if told else []
+        has_facts = any(one.facts for one in extracted.values())
+        known = notes.list(pending.scope, kind="core") if has_facts else []
         for number, asked in enumerate(batch, 1):
-            if (turn := left.get(asked.last)) is None:
+            if (turn := remaining.get(asked.last)) is None:
                 continue
-            one = heard.get(number, ExtractedFacts()) if turn == asked else ExtractedFacts()
-            tally.redacted += turn.redacted
-            self._write_daily(work, notes, turn, one, tally)
-            known = self._write_core(work, notes, turn, one, known, tally)
+            one = extracted.get(number, ExtractedFacts()) if turn == asked else ExtractedFacts()
+            counters.redacted += turn.redacted
+            self._write_daily(pending, notes, turn, one, counters)
+            known = self._write_core(pending, notes, turn, one, known, counters)
 
     def _write_daily(
-        self, work: "_Work", notes: Notes, turn: Turn, heard: ExtractedFacts, tally: "_Tally"
+        self,
+        pending: "_PendingTurns",
+        notes: Notes,
+        turn: Turn,
+        extracted: ExtractedFacts,
+        counters: "_RunCounters",
     ) -> None:
         draft = Draft(
             kind="daily",
-            text=self._entry(turn, heard, tally),
-            session=work.info.key,
-            uid=work.info.uid,
+            text=self._entry(turn, extracted, counters),
+            session=pending.info.key,
+            uid=pending.info.uid,
             seqs=turn.seqs,
             at=turn.at,
         )
-        added = notes.add(work.scope, [draft], once=_token(work, turn, "daily"))
-        tally.daily += len(added)
+        added = notes.add(pending.scope, [draft], once=_token(pending, turn, "daily"))
+        counters.daily += len(added)
 
-    def _entry(self, turn: Turn, heard: ExtractedFacts, tally: "_Tally") -> str:
+    def _entry(self, turn: Turn, extracted: ExtractedFacts, counters: "_RunCounters") -> str:
         """Return the model's entry, or the gist if the entry has names or numbers not said here."""
         said = [line.text for line in turn.lines]
         # The model was shown the time of the turn, so it may mention it.
         said.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
-        if unsaid(heard.daily, said):  # guard: entry-specifics-said
+        if unsupported_details(extracted.daily, said):  # guard: entry-specifics-said
             return gist(turn)
-        return tally.clean(heard.daily) or gist(turn)
+        return counters.clean(extracted.daily) or gist(turn)
 
     def _write_core(
         self,
-        work: "_Work",
+        pending: "_PendingTurns",
         notes: Notes,
         turn: Turn,
-        heard: ExtractedFacts,
+        extracted: ExtractedFacts,
         known: list[Note],
-        tally: "_Tally",
+        counters: "_RunCounters",
     ) -> list[Note]:
         """Add the facts of a turn, and return the core notes in force afterwards."""
         earlier = [note.quote for note in known if note.quote]
-        backed = [fact for fact in heard.facts if facts.is_backed(fact, turn.spoken, earlier)]
-        tally.rejected += heard.malformed + len(heard.facts) - len(backed)
+        backed = [
+            fact for fact in extracted.facts if facts.is_supported(fact, turn.spoken, earlier)
+        ]
+        counters.rejected += extracted.malformed + len(extracted.facts) - len(backed)
         drafts = facts.new_notes(
-            [_cleaned(fact, tally) for fact in backed],
+            [_redact_fact(fact, counters) for fact in backed],
             known,
             at=turn.at,
-            session=work.info.key,
-            uid=work.info.uid,
+            session=pending.info.key,
+            uid=pending.info.uid,
             seqs=turn.seqs,
         )
-        added = notes.add(work.scope, drafts, once=_token(work, turn, "core"))
-        tally.core += len(added)
-        gone = {id for note in added for id in note.supersedes}
-        here = {note.id for note in added}
-        return [note for note in known if note.id not in gone | here] + added
+        added = notes.add(pending.scope, drafts, once=_token(pending, turn, "core"))
+        counters.core += len(added)
+        superseded = {id for note in added for id in note.supersedes}
+        added_ids = {note.id for note in added}
+        return [note for note in known if note.id not in superseded | added_ids] + added
 
 
-class _Work(Struct, frozen=True, kw_only=True):
+class _PendingTurns(Struct, frozen=True, kw_only=True):
     """The unfinished work of one session."""
 
     info: SessionInfo
-    mark: Mark
+    mark: ProgressMark
     scope: Scope
     turns: list[Turn]
     """Turns after the mark that have content to note."""
@@ -420,7 +490,7 @@ class _Work(Struct, frozen=True, kw_only=True):
     """Number of finished turns after them."""
 
 
-class _Tally(Struct, kw_only=True):
+class _RunCounters(Struct, kw_only=True):
     """Counters of a run in progress."""
 
     turns: int = 0
@@ -456,21 +526,21 @@ class _Tally(Struct, kw_only=True):
 class _ModelFailed(Exception):
     """The model call raised an error."""
 
-    def __init__(self, told: str) -> None:
-        self.told = told
-        super().__init__(told)
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text)
 
 
-def _token(work: _Work, turn: Turn, phase: Kind) -> str:
-    return f"{work.info.uid}:{turn.last}:{phase}"
+def _token(pending: _PendingTurns, turn: Turn, phase: Kind) -> str:
+    return f"{pending.info.uid}:{turn.last}:{phase}"
 
 
-def _wait(attempts: int) -> timedelta:
+def _retry_delay(attempts: int) -> timedelta:
     """Return the delay after this number of failures in a row."""
     return min(_FIRST_WAIT * (1 << (attempts - 1)), _LONGEST_WAIT)
 
 
-def _is_of_origin(turn: Sequence[Message], info: SessionInfo) -> bool:
+def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
     """Whether a fork copied this turn. It is consolidated in the original session."""
     if info.forked_from is None:
         return False
@@ -480,11 +550,11 @@ def _is_of_origin(turn: Sequence[Message], info: SessionInfo) -> bool:
     return turn[-1].at <= info.created  # a fork from before `forked_at` was stored
 
 
-def _cleaned(fact: Fact, tally: _Tally) -> Fact:
+def _redact_fact(fact: Fact, counters: _RunCounters) -> Fact:
     """Redact a fact: a model may assemble a secret that was not recognizable in the text."""
     return Fact(
-        text=tally.clean(fact.text),
-        about=tally.clean(fact.about),
-        quote=tally.clean(fact.quote),
+        text=counters.clean(fact.text),
+        about=counters.clean(fact.about),
+        quote=counters.clean(fact.quote),
         confidence=fact.confidence,
     )

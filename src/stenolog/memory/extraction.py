@@ -16,12 +16,12 @@ from stenolog.memory.transcript import Count, Turn, shown
 from stenolog.providers.json_answers import read_object
 from stenolog.tokens import estimate
 
-MOST_FACTS: Final = 8
+MAX_FACTS: Final = 8
 """Maximum number of facts per turn."""
 
-LONGEST_DAILY: Final = 600
-_MOST_SUBJECTS: Final = 40
-_ANSWER: Final = 400
+MAX_DAILY: Final = 600
+_MAX_SUBJECTS: Final = 40
+_ANSWER_TOKENS: Final = 400
 """Tokens of an answer per turn."""
 
 _TASK: Final = """\
@@ -72,7 +72,7 @@ def schema(turns: int) -> dict[str, Any]:
     turn = {
         "turn": {"type": "integer"},
         "daily": {"type": "string"},
-        "facts": {"type": "array", "items": _object(fact), "maxItems": MOST_FACTS},
+        "facts": {"type": "array", "items": _object(fact), "maxItems": MAX_FACTS},
     }
     turn_list = {"type": "array", "items": _object(turn), "minItems": turns, "maxItems": turns}
     return _object({"turns": turn_list})
@@ -80,10 +80,10 @@ def schema(turns: int) -> dict[str, Any]:
 
 def answer_tokens(turns: int) -> int:
     """Return the maximum number of tokens of an answer about this number of turns."""
-    return 200 + _ANSWER * turns
+    return 200 + _ANSWER_TOKENS * turns
 
 
-def question(
+def build_prompt(
     turns: Sequence[Turn],
     *,
     subjects: Sequence[str] = (),
@@ -104,12 +104,12 @@ def question(
     ]
 
 
-def subjects_of(names: Sequence[str]) -> list[str]:
+def newest_subjects(names: Sequence[str]) -> list[str]:
     """Return the newest different names that facts are about, up to a maximum."""
-    return list(dict.fromkeys(name for name in reversed(names) if name))[:_MOST_SUBJECTS]
+    return list(dict.fromkeys(name for name in reversed(names) if name))[:_MAX_SUBJECTS]
 
 
-def read_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
+def parse_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
     """Return the parsed answer for each turn, by number from 1, or None if it is unusable."""
     found = read_object(text)
     if found is None:
@@ -118,25 +118,25 @@ def read_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
     if not isinstance(listed, list):
         # Asked about one turn, small models omit the list.
         listed = [found] if turns == 1 and "daily" in found else []
-    heard: dict[int, ExtractedFacts] = {}
-    for place, item in enumerate(listed, 1):
+    extracted: dict[int, ExtractedFacts] = {}
+    for position, item in enumerate(listed, 1):
         if isinstance(item, dict):
-            number = 1 if turns == 1 else _number(item.get("turn"), place)
+            number = 1 if turns == 1 else _number(item.get("turn"), position)
             if 1 <= number <= turns:
-                heard.setdefault(number, _heard(item))
-    return heard or None
+                extracted.setdefault(number, _parse_turn(item))
+    return extracted or None
 
 
-def _heard(item: Mapping[str, Any]) -> ExtractedFacts:
+def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
     listed = item.get("facts")
-    given = listed[:MOST_FACTS] if isinstance(listed, list) else []
-    facts = [fact for found in given if (fact := _fact(found)) is not None]
+    listed_facts = listed[:MAX_FACTS] if isinstance(listed, list) else []
+    facts = [fact for found in listed_facts if (fact := _fact(found)) is not None]
     daily = _line(item.get("daily"))
     return ExtractedFacts(
         # The smallest models return the dots of the example.
-        daily=daily[:LONGEST_DAILY] if words(daily) else "",
+        daily=daily[:MAX_DAILY] if words(daily) else "",
         facts=tuple(facts),
-        malformed=len(given) - len(facts),
+        malformed=len(listed_facts) - len(facts),
     )
 
 
@@ -150,8 +150,8 @@ def _fact(found: Any) -> Fact | None:
     return Fact(
         text=text,
         about=_line(found.get("about")),
-        quote=_sound(quote).strip(),
-        confidence=_share(found.get("confidence")),
+        quote=_without_surrogates(quote).strip(),
+        confidence=_confidence(found.get("confidence")),
     )
 
 
@@ -164,21 +164,21 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _share(value: Any) -> float:
+def _confidence(value: Any) -> float:
     """Return a number between 0 and 1; 0.5 if the value is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.5
     return float(min(max(value, 0), 1))
 
 
-def _number(value: Any, place: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else place
+def _number(value: Any, position: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else position
 
 
 def _line(value: Any) -> str:
-    return " ".join(_sound(value).split()) if isinstance(value, str) else ""
+    return " ".join(_without_surrogates(value).split()) if isinstance(value, str) else ""
 
 
-def _sound(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Join surrogate pairs and replace lone surrogates, which a store rejects."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

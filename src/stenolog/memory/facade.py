@@ -9,15 +9,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stenolog.catalog import Catalog, open_catalog
 from stenolog.errors import StoreClosed, UsageError
-from stenolog.memory.consolidation import MOST_CALLS, Consolidation, ConsolidationReport
-from stenolog.memory.facts import about_the_same, subject
+from stenolog.memory.consolidation import MAX_CALLS, Consolidation, ConsolidationReport
+from stenolog.memory.facts import normalize_subject, same_subject
 from stenolog.memory.notes import Draft, Kind, Note, Notes, PurgedNote
 from stenolog.memory.recall import RecallResult, recall
 from stenolog.memory.scopes import Scope, scope_of
 from stenolog.providers.chat_model import CompletionFunction, check_completion_function
 from stenolog.redaction.redact import redact
 from stenolog.sessions.aliases import Aliases
-from stenolog.sessions.folders import NOTES, find_place
+from stenolog.sessions.folders import NOTES, locate_sessions
 from stenolog.stores.arguments import check_store
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -89,13 +89,13 @@ class Memory:
         self._mutex = threading.Lock()
         self._catalog: Catalog | None = None
         self._closed = False
-        self._closes: tuple[Store, ...] = ()
+        self._opened_stores: tuple[Store, ...] = ()
         """Stores that `open_memory` opened and `close` closes."""
 
     def __repr__(self) -> str:
         return f"Memory({self._sessions!r}, {self.notes.store!r}, agent={self.agent!r})"
 
-    def consolidate(self, key: str, *, most_calls: int = MOST_CALLS) -> ConsolidationReport:
+    def consolidate(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns of a session that are not consolidated yet.
 
         Calls the model, at most `most_calls` times, so run it in a thread after a turn. `waiting`
@@ -134,16 +134,16 @@ class Memory:
         `key`: the session that asks; its visible messages are left out. `asking`: the same key, not
         an alias, for callers that pass `scope`.
         """
-        own = asking if key is None else self._aliases.own_key(key)
+        own_key = asking if key is None else self._aliases.own_key(key)
         return recall(
             question,
             scope=self.scope(key=key, scope=scope),
             notes=self.notes,
-            catalog=self._index(),
+            catalog=self._open_catalog(),
             budget=budget,
             half_life_days=self._half_life_days,
             now=self._clock().astimezone(self._zone),
-            exclude_session=own,
+            exclude_session=own_key,
             tokens=self._tokens,
         )
 
@@ -160,16 +160,16 @@ class Memory:
 
         A core note supersedes core notes with the same `about`.
         """
-        whose = self.scope(key=key, scope=scope)
-        named = subject(redact(about).text)
-        known = self.notes.list(whose, kind="core") if kind == "core" and named else []
+        owner = self.scope(key=key, scope=scope)
+        subject = normalize_subject(redact(about).text)
+        known = self.notes.list(owner, kind="core") if kind == "core" and subject else []
         draft = Draft(
             kind=kind,
             text=redact(text).text,
-            about=named,
-            supersedes=tuple(note.id for note in about_the_same(named, known)),
+            about=subject,
+            supersedes=tuple(note.id for note in same_subject(subject, known)),
         )
-        [note] = self.notes.add(whose, [draft])
+        [note] = self.notes.add(owner, [draft])
         return note
 
     @overload
@@ -204,8 +204,8 @@ class Memory:
 
         `purge`: delete its text permanently. The result lists where its content may still be found.
         """
-        whose = self.scope(key=key, scope=scope)
-        return self.notes.purge(whose, id) if purge else self.notes.forget(whose, id)
+        owner = self.scope(key=key, scope=scope)
+        return self.notes.purge(owner, id) if purge else self.notes.forget(owner, id)
 
     def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
         """Return the scope of a session, or the given scope. Raises UsageError without arguments.
@@ -215,18 +215,20 @@ class Memory:
         if scope is not None and key is None:
             return scope
         if key is None:
-            raise UsageError("whose memory? give the key of a session, or a scope")
+            raise UsageError("give the key of a session or a scope")
         own_key = self._aliases.own_key(key)
-        own = self._scope_of(own_key)
-        if scope is None or scope == own:
-            return own
+        own_scope = self._scope_of(own_key)
+        if scope is None or scope == own_scope:
+            return own_scope
         if scope != scope_of(own_key, agent=self.agent):
-            raise UsageError(f"the session {key!r} is of {own.name!r}, not of {scope.name!r}")
+            raise UsageError(
+                f"the session {key!r} belongs to {own_scope.name!r}, not to {scope.name!r}"
+            )
         return scope
 
     def _scope_of(self, key: str) -> Scope:
         """Return the scope of the sender of a session, or that of the session alone."""
-        sender = self._index().sender(key) if self._threads else ""
+        sender = self._open_catalog().sender(key) if self._threads else ""
         if sender:
             return Scope(agent=self.agent, who=sender, of="sender")
         return scope_of(key, agent=self.agent)
@@ -237,10 +239,10 @@ class Memory:
             catalog, self._catalog, self._closed = self._catalog, None, True
         if catalog is not None:
             catalog.close()
-        for store in self._closes:
+        for store in self._opened_stores:
             store.close()
 
-    def _index(self) -> Catalog:
+    def _open_catalog(self) -> Catalog:
         # Opened on first use, because consolidation may not need it.
         with self._mutex:
             if self._closed:
@@ -278,7 +280,7 @@ def open_memory(
     opened: list[Store] = []
     try:
         if sessions is None:
-            place = find_place(where, None if agent == AGENT else agent)
+            place = locate_sessions(where, None if agent == AGENT else agent)
             sessions = open_store(place.where, namespace=place.namespace)
             opened.append(sessions)
         notes = open_store(where, namespace=NOTES)
@@ -298,7 +300,7 @@ def open_memory(
         for store in opened:
             store.close()
         raise
-    memory._closes = tuple(opened)
+    memory._opened_stores = tuple(opened)
     return memory
 
 
@@ -309,6 +311,6 @@ def _zone_of(zone: object) -> tzinfo:
         if isinstance(zone, str):
             return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        words = "this system knows no such time zone; pip install tzdata if it knows none"
-        raise UsageError(f"zone={zone!r}: {words}") from error
-    raise UsageError(f'zone={zone!r}: a tzinfo is wanted, or a name such as "Europe/Zurich"')
+        hint = "unknown time zone; if all names are unknown, install tzdata"
+        raise UsageError(f"zone={zone!r}: {hint}") from error
+    raise UsageError(f'zone must be a tzinfo or a name such as "Europe/Zurich", not {zone!r}')

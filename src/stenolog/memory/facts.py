@@ -12,9 +12,9 @@ from msgspec import Struct
 from stenolog.memory import named_details, quotes
 from stenolog.memory.note_records import Draft, Note
 
-LONGEST_TEXT: Final = 500
-LONGEST_ABOUT: Final = 60
-LONGEST_QUOTE: Final = 500
+MAX_TEXT: Final = 500
+MAX_ABOUT: Final = 60
+MAX_QUOTE: Final = 500
 """Maximum number of characters that are stored of each field."""
 
 
@@ -29,34 +29,34 @@ class Fact(Struct, frozen=True, kw_only=True):
     confidence: float = 0.5
 
 
-def subject(about: str) -> str:
+def normalize_subject(about: str) -> str:
     """Normalize a subject for comparisons: words without case and punctuation."""
-    return " ".join(quotes.words(about))[:LONGEST_ABOUT].strip()
+    return " ".join(quotes.words(about))[:MAX_ABOUT].strip()
 
 
-def is_backed(fact: Fact, spoken: Sequence[str], earlier: Sequence[str] = ()) -> bool:
+def is_supported(fact: Fact, user_texts: Sequence[str], earlier: Sequence[str] = ()) -> bool:
     """Whether the user said the quote of a fact, and the fact can follow from it.
 
-    `spoken`: what the user said in this turn. `earlier`: what the user said before, such as the
+    `user_texts`: what the user said in this turn. `earlier`: what the user said before, such as the
     quotes of known facts; a name or a number in the fact may come from there.
     """
     # guard: fact-quote-checked
-    if not quotes.said(fact.quote, spoken) or not quotes.follows(fact.text, fact.quote):
+    if not quotes.is_quoted(fact.quote, user_texts) or not quotes.is_related(fact.text, fact.quote):
         return False
-    said = (*spoken, *earlier)
+    said = (*user_texts, *earlier)
     # guard: fact-specifics-said
-    if named_details.unsaid(f"{fact.text}\n{fact.about}", said):
+    if named_details.unsupported_details(f"{fact.text}\n{fact.about}", said):
         return False
     # guard: fact-values-said
-    if quotes.unsaid_values(fact.text, said):
+    if quotes.unsupported_values(fact.text, said):
         return False
     return quotes.shares_enough(fact.text, said)
 
 
-def about_the_same(about: str, known: Sequence[Note]) -> list[Note]:
+def same_subject(about: str, known: Sequence[Note]) -> list[Note]:
     """Return the notes with the same subject, which a new note replaces; empty without one."""
-    wanted = subject(about)
-    return [note for note in known if wanted and subject(note.about) == wanted]
+    subject = normalize_subject(about)
+    return [note for note in known if subject and normalize_subject(note.about) == subject]
 
 
 def new_notes(
@@ -76,21 +76,21 @@ def new_notes(
     contradicts himself within a turn, but often names two things.
     """
     drafts: list[Draft] = []
-    meanings = {_meaning(note.text) for note in known}
+    known_texts = {_text_key(note.text) for note in known}
     for fact in facts:
-        meaning = _meaning(fact.text)
-        if meaning in meanings:
+        text_key = _text_key(fact.text)
+        if text_key in known_texts:
             continue
-        meanings.add(meaning)
-        same = about_the_same(fact.about, known)
+        known_texts.add(text_key)
+        same = same_subject(fact.about, known)
         if at is not None and any(note.at > at for note in same):
             continue
         drafts.append(
             Draft(
                 kind="core",
-                text=_cut(fact.text, LONGEST_TEXT),
-                about=subject(fact.about),
-                quote=_cut(fact.quote, LONGEST_QUOTE),
+                text=_shortened(fact.text, MAX_TEXT),
+                about=normalize_subject(fact.about),
+                quote=_shortened(fact.quote, MAX_QUOTE),
                 session=session,
                 uid=uid,
                 seqs=seqs,
@@ -102,12 +102,12 @@ def new_notes(
     return drafts
 
 
-def _meaning(text: str) -> tuple[str, ...]:
+def _text_key(text: str) -> tuple[str, ...]:
     """Return the content words in order. Two texts with equal ones say the same."""
     # A text that has only function words is compared by all its words.
     return quotes.content_words(text) or tuple(quotes.words(text)) or (text,)
 
 
-def _cut(text: str, most: int) -> str:
+def _shortened(text: str, most: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"

@@ -7,7 +7,7 @@ from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.folders import NOTES
 from stenolog.stores.base import Store
-from stenolog.transfer.copy_all import namespaces_of, opened_to_read
+from stenolog.transfer.copy_all import namespaces_of, opened_read_only
 
 
 class MixedScope(Struct, frozen=True, kw_only=True):
@@ -24,15 +24,15 @@ def mixed_scopes(workspace: str) -> list[MixedScope]:
     try:
         if NOTES not in namespaces_of(workspace):
             return []
-        with opened_to_read(workspace, NOTES) as store:
+        with opened_read_only(workspace, NOTES) as store:
             if not isinstance(store, Store):
                 return []
-            return _mixed_in(Notes(store))
+            return _mixed_scopes_of(Notes(store))
     except StenologError:
         return []  # the doctor reports the reason
 
 
-def _mixed_in(notes: Notes) -> list[MixedScope]:
+def _mixed_scopes_of(notes: Notes) -> list[MixedScope]:
     found = []
     for scope in notes.scopes():
         mixed = [note for note in notes.list(scope, full=True) if note.mixed]

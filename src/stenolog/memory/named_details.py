@@ -53,19 +53,19 @@ _VERBS: Final = frozenset(_FOLLOWING.split())
 """Words that follow a subject: the capitalized word before one of them is a name, not a verb."""
 
 
-def unsaid(text: str, said: Iterable[str]) -> list[str]:
+def unsupported_details(text: str, said: Iterable[str]) -> list[str]:
     """Return the names, numbers and addresses of a text that none of the texts in `said` has."""
-    spoken = [_plain(one) for one in said]
+    said_texts = [_plain(one) for one in said]
     rest = _plain(text)
     missing = []
     for address in _addresses(rest):
-        if not any(_stands_in(address, one) for one in spoken):
+        if not any(_contains_address(address, one) for one in said_texts):
             missing.append(address)
     # The parts of an address were checked with it.
     rest = _ADDRESS.sub(lambda found: "," * (found.end() - found.start()), rest)
-    known_numbers = {number for one in spoken for number in _numbers(one)}
+    known_numbers = {number for one in said_texts for number in _numbers(one)}
     missing += [one for one in _numbers(rest) if one not in known_numbers]
-    known_words = {word for one in spoken for word in _words(one)}
+    known_words = {word for one in said_texts for word in _words(one)}
     missing += [name for name in _names(rest) if not _is_known(name, known_words)]
     return list(dict.fromkeys(missing))
 
@@ -79,7 +79,7 @@ def _addresses(text: str) -> Iterator[str]:
         yield found[0].lstrip(_LEADING).rstrip(_TRAILING)
 
 
-def _stands_in(address: str, text: str) -> bool:
+def _contains_address(address: str, text: str) -> bool:
     """Whether a text has the address, and not only as a part of a longer one."""
     pattern = rf"(?<![\w.@/-]){re.escape(address)}(?![\w@/-]|\.\w)"
     return re.search(pattern, text, re.IGNORECASE) is not None
@@ -103,16 +103,16 @@ def _names(text: str) -> Iterator[str]:
     """
     for sentence in _END.split(text):
         found = list(_CAPITALISED.finditer(sentence))
-        for place, match in enumerate(found):
+        for index, match in enumerate(found):
             word = match[0]
             if word.casefold() in _NO_NAMES or word.islower() or not _is_cased(word):
                 continue
-            if place or word[1:] != word[1:].lower():
+            if index or word[1:] != word[1:].lower():
                 yield word
                 continue
-            behind = sentence[match.end() :].lstrip()
+            rest_of_sentence = sentence[match.end() :].lstrip()
             after = found[1][0].casefold() if len(found) > 1 else ""
-            if after in _VERBS or behind[:1] in (",", ":") or word.endswith(("'s", "’s")):
+            if after in _VERBS or rest_of_sentence[:1] in (",", ":") or word.endswith(("'s", "’s")):
                 yield word
 
 

@@ -48,39 +48,44 @@ def import_notes(
     parsed or belongs to another scope; nothing is changed then.
     """
     page = from_markdown(text)
-    whose = _whose(page, scope)
-    edits = plan_edits(page, whose, notes.list(whose, full=True))
+    owner = _scope_of_page(page, scope)
+    edits = plan_edits(page, owner, notes.list(owner, full=True))
     if dry_run:
         return edits
     for draft in (*edits.changed, *edits.added):
-        notes.add(whose, [draft], once=_token(page, draft))
-    notes.forget_all(whose, [note.id for note in edits.forgotten])
+        notes.add(owner, [draft], once=_token(page, draft))
+    notes.forget_all(owner, [note.id for note in edits.forgotten])
     return edits
 
 
 def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
     """Return the changes of a page. `notes`: all notes of the scope, in force or not. Pure."""
     known = {note.id: note for note in notes}
-    in_force = {_said(note) for note in notes if note.in_force}
-    added: dict[_Said, Draft] = {}
+    in_force = {_content_of(note) for note in notes if note.in_force}
+    added: dict[_NoteContent, Draft] = {}
     changed: list[Draft] = []
     conflicts: list[str] = []
     for item in page.items:
         draft = _draft(item)
-        if _is_in(page, draft, known) or _said(item) == _said_now(item.id, known):
+        if _is_imported(page, draft, known) or _content_of(item) == _current_content(
+            item.id, known
+        ):
             continue
         note = known.get(item.id)
         if not item.id:
-            if _said(item) not in in_force:
-                added[_said(item)] = draft
+            if _content_of(item) not in in_force:
+                added[_content_of(item)] = draft
         elif note is not None and note.in_force:
             changed.append(draft)
-        elif note is None or _said(item) != _said(note):
-            conflicts.append(f"line {item.line}: {_fate(item.id, note)}; the change is left out")
-    left = {item.id for item in page.items}
-    deleted = [note for note in notes if note.id in page.exported and note.id not in left]
+        elif note is None or _content_of(item) != _content_of(note):
+            conflicts.append(
+                f"line {item.line}: {_why_not_in_force(item.id, note)}; the change is left out"
+            )
+    remaining = {item.id for item in page.items}
+    deleted = [note for note in notes if note.id in page.exported and note.id not in remaining]
     conflicts += [
-        f"{note.id} was deleted from the page: {_fate(note.id, note)}; the newer one stays"
+        f"{note.id} was deleted from the page, but {_why_not_in_force(note.id, note)}; "
+        "the newer note stays"
         for note in deleted
         if note.superseded is not None and not note.forgotten
     ]
@@ -93,19 +98,19 @@ def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
     )
 
 
-_Said = tuple[str, str, str]
+_NoteContent = tuple[str, str, str]
 
 
-def _said(thing: Item | Note) -> _Said:
+def _content_of(thing: Item | Note) -> _NoteContent:
     return thing.kind, thing.about, thing.text
 
 
-def _said_now(id: str, known: Mapping[str, Note]) -> _Said | None:
+def _current_content(id: str, known: Mapping[str, Note]) -> _NoteContent | None:
     """Return the content of the note that supersedes this one, or None if none is in force."""
     note = known.get(id)
     while note is not None and note.superseded_by:
         note = known.get(note.superseded_by)
-    return _said(note) if note is not None and note.in_force else None
+    return _content_of(note) if note is not None and note.in_force else None
 
 
 def _draft(item: Item) -> Draft:
@@ -113,7 +118,7 @@ def _draft(item: Item) -> Draft:
     return Draft(kind=item.kind, text=item.text, about=item.about, supersedes=older)
 
 
-def _is_in(page: Page, draft: Draft, known: Mapping[str, Note]) -> bool:
+def _is_imported(page: Page, draft: Draft, known: Mapping[str, Note]) -> bool:
     """Whether this edit of this page was imported before, even if the note changed since."""
     token = _token(page, draft)
     return token is not None and batch_name(token) in known
@@ -123,26 +128,26 @@ def _token(page: Page, draft: Draft) -> str | None:
     """Return the idempotency key of an edit, or None if the page is not an export."""
     if not page.export:
         return None
-    told = repr((draft.kind, draft.about, draft.text, draft.supersedes))
-    return f"{page.export}:{sha256(told.encode()).hexdigest()}"
+    content = repr((draft.kind, draft.about, draft.text, draft.supersedes))
+    return f"{page.export}:{sha256(content.encode()).hexdigest()}"
 
 
-def _fate(id: str, note: Note | None) -> str:
+def _why_not_in_force(id: str, note: Note | None) -> str:
     """Say why a note is not in force."""
     if note is None:
-        return f"there is no note {id} here"
+        return f"there is no note {id}"
     if note.forgotten:
-        return f"the note {id} was forgotten meanwhile"
-    return f"the note {id} was superseded by {note.superseded_by} meanwhile"
+        return f"the note {id} was forgotten since the export"
+    return f"the note {id} was superseded by {note.superseded_by} since the export"
 
 
-def _whose(page: Page, scope: Scope | None) -> Scope:
-    whose = page.scope or scope
-    if whose is None:
-        raise UsageError("the page does not say whose notes they are; name the user")
-    if scope is not None and scope != whose:
+def _scope_of_page(page: Page, scope: Scope | None) -> Scope:
+    owner = page.scope or scope
+    if owner is None:
+        raise UsageError("the page does not name its scope; give one")
+    if scope is not None and scope != owner:
         raise UsageError(
-            f"the page has the notes of {whose.who!r} (agent {whose.agent!r}), and not those of "
+            f"the page has the notes of {owner.who!r} (agent {owner.agent!r}), and not those of "
             f"{scope.who!r} (agent {scope.agent!r}); nothing was changed"
         )
-    return whose
+    return owner

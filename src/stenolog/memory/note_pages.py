@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from stenolog.errors import InvalidKey, UsageError
 from stenolog.memory.note_records import Kind, Note
-from stenolog.memory.scopes import Scope, scope_of_key
+from stenolog.memory.scopes import Scope, scope_from_key
 
 _HEADINGS: Final[dict[Kind, str]] = {"core": "Core facts", "daily": "Daily entries"}
 _KINDS: Final = {heading.casefold(): kind for kind, heading in _HEADINGS.items()}
@@ -59,9 +59,9 @@ class Page(Struct, frozen=True, kw_only=True):
 
 def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
     """Return a page with these notes. `export` is the name of the page, without spaces."""
-    shown = list(notes)
-    core = [note for note in shown if note.kind == "core"]
-    daily = [note for note in shown if note.kind == "daily"]
+    listed = list(notes)
+    core = [note for note in listed if note.kind == "core"]
+    daily = [note for note in listed if note.kind == "daily"]
     pieces = [
         f"<!-- steno notes of {quote(scope.key, safe=':._@+')}, export {export}\n{_HELP}-->\n",
         f"# Notes on {_escaped_in_line(scope.name)} (agent {_escaped_in_line(scope.agent)})\n",
@@ -71,7 +71,7 @@ def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
     ]
     for day, entries in groupby(daily, lambda note: note.at.date()):
         pieces += [f"### {day.isoformat()}\n", "".join(map(_item, entries))]
-    ids = "".join(f"{note.id}\n" for note in shown)
+    ids = "".join(f"{note.id}\n" for note in listed)
     return "\n".join([*pieces, f"<!-- steno exported ids:\n{ids}-->\n"])
 
 
@@ -88,7 +88,7 @@ def _item(note: Note) -> str:
 
 _TO_ESCAPE: Final = re.compile(r"\\(?![A-Za-z0-9])|<(?=!--)|&(?=#)")
 _IN_LINE: Final = re.compile(r"[\\*<&]")
-_UNSEEN: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+_INVISIBLE: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 _ESCAPED: Final = re.compile(r"\\([\\*<&])|&#x([0-9A-Fa-f]{1,6});")
 
 
@@ -97,19 +97,21 @@ def _escaped(text: str) -> str:
     body = text.strip("\n")
     before, _, after = text.partition(body)
     lines = _TO_ESCAPE.sub(r"\\\g<0>", body).split("\n")
-    return _coded(before) + "\n".join(map(_escaped_line, lines)) + _coded(after)
+    return _as_entities(before) + "\n".join(map(_escaped_line, lines)) + _as_entities(after)
 
 
 def _escaped_line(line: str) -> str:
-    seen = line.rstrip()
-    return _UNSEEN.sub(lambda found: _coded(found[0]), seen) + _coded(line[len(seen) :])
+    line_by_id = line.rstrip()
+    return _INVISIBLE.sub(lambda found: _as_entities(found[0]), line_by_id) + _as_entities(
+        line[len(line_by_id) :]
+    )
 
 
 def _escaped_in_line(text: str) -> str:
     return _escaped_line(_IN_LINE.sub(r"\\\g<0>", text))
 
 
-def _coded(text: str) -> str:
+def _as_entities(text: str) -> str:
     return "".join(f"&#x{ord(char):X};" for char in text)
 
 
@@ -128,13 +130,13 @@ def _char(found: re.Match[str]) -> str:
 
 def from_markdown(text: str) -> Page:
     """Parse an edited page. Raises UsageError, which names the wrong line."""
-    reader = _Reader()
+    reader = _PageParser()
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
-        reader.take(number, line.rstrip(" \t\r"))
+        reader.add_line(number, line.rstrip(" \t\r"))
     return reader.page()
 
 
-class _Reader:
+class _PageParser:
     """A line-by-line parser of a page."""
 
     def __init__(self) -> None:
@@ -148,38 +150,38 @@ class _Reader:
         self._open = False
         """Whether an indented line continues the last item."""
 
-    def take(self, number: int, line: str) -> None:
+    def add_line(self, number: int, line: str) -> None:
         if self._comment is not None or line.startswith("<!--"):
-            self._take_comment(number, line)
+            self._add_comment(number, line)
         elif not line:
             self._blank += 1
         elif line.startswith("#"):
-            self._take_heading(line)
+            self._add_heading(line)
         elif line.startswith(("  ", "\t")) and self._open:
             lines = self._items[-1][3]
             lines += [""] * self._blank
             lines.append(line[2:] if line.startswith("  ") else line[1:])
             self._blank = 0
         elif (item := _ITEM.match(line)) is not None:
-            self._take_item(number, item)
+            self._add_item(number, item)
         else:
             raise UsageError(
-                f"line {number} belongs to no note: begin it with `- ` for a new one, or with two "
-                "spaces to go on with the one above; nothing was changed"
+                f"line {number} belongs to no note: start it with `- ` for a new note, or with two "
+                "spaces to continue the note above; nothing was changed"
             )
 
-    def _take_comment(self, number: int, line: str) -> None:
+    def _add_comment(self, number: int, line: str) -> None:
         if self._comment is None:
             self._comment = []
         self._comment.append(line)
         self._open = False
-        _, ended, behind = line.partition("-->")
-        if not ended:
+        _, end_mark, trailing = line.partition("-->")
+        if not end_mark:
             return
-        if behind:
+        if trailing:
             raise UsageError(
-                f"line {number}: text behind the end of a comment, `-->`, belongs to no note; put "
-                "it on a line of its own; nothing was changed"
+                f"line {number}: text after the end of a comment, `-->`, belongs to no note; put "
+                "it on a separate line; nothing was changed"
             )
         first, *rest = self._comment
         if head := _HEAD.match(first):
@@ -188,15 +190,15 @@ class _Reader:
             self._exported += [name for name in rest if name != "-->"]
         self._comment = None
 
-    def _take_heading(self, line: str) -> None:
+    def _add_heading(self, line: str) -> None:
         self._open = False
         if line.startswith("## "):
             self._kind = _KINDS.get(line[3:].strip().casefold())
 
-    def _take_item(self, number: int, item: re.Match[str]) -> None:
+    def _add_item(self, number: int, item: re.Match[str]) -> None:
         if self._kind is None:
             wanted = " or ".join(f"`## {heading}`" for heading in _HEADINGS.values())
-            raise UsageError(f"line {number}: a note stands below {wanted}; nothing was changed")
+            raise UsageError(f"line {number}: a note must be below {wanted}; nothing was changed")
         self._items.append((self._kind, item["id"] or "", number, [item["text"] or ""]))
         self._blank = 0
         self._open = True
@@ -204,14 +206,14 @@ class _Reader:
     def page(self) -> Page:
         """Return the parsed page. Raises UsageError."""
         if self._comment is not None:
-            raise UsageError("a comment, `<!--`, does not end; nothing was changed")
-        items = [_read_item(*item) for item in self._items]
-        seen: dict[str, int] = {}
+            raise UsageError("a comment, `<!--`, has no end; nothing was changed")
+        items = [_parse_item(*item) for item in self._items]
+        line_by_id: dict[str, int] = {}
         for item in items:
-            if item.id and seen.setdefault(item.id, item.line) != item.line:
+            if item.id and line_by_id.setdefault(item.id, item.line) != item.line:
                 raise UsageError(
-                    f"line {item.line}: the id of line {seen[item.id]} stands here again; delete "
-                    "the comment to make it a new note; nothing was changed"
+                    f"line {item.line} has the same id as line {line_by_id[item.id]}; delete the "
+                    "comment with the id to make it a new note. Nothing was changed"
                 )
         return Page(
             scope=self._scope,
@@ -221,7 +223,7 @@ class _Reader:
         )
 
 
-def _read_item(kind: Kind, id: str, line: int, lines: Sequence[str]) -> Item:
+def _parse_item(kind: Kind, id: str, line: int, lines: Sequence[str]) -> Item:
     text = "\n".join(lines)
     about = _ABOUT.match(text)
     if about is not None:
@@ -243,6 +245,6 @@ def _read_item(kind: Kind, id: str, line: int, lines: Sequence[str]) -> Item:
 
 def _scope_named(name: str) -> Scope:
     try:
-        return scope_of_key(unquote(name))
+        return scope_from_key(unquote(name))
     except InvalidKey as error:
-        raise UsageError(f"the head of the page names no scope: {error}") from error
+        raise UsageError(f"the first comment of the page has an invalid scope: {error}") from error

@@ -104,9 +104,9 @@ def check_drafts(drafts: Sequence[Draft]) -> None:
     """Raise UsageError unless every draft can be stored as a note."""
     for draft in drafts:
         if draft.kind not in get_args(Kind):
-            raise UsageError(f"kind {draft.kind!r}: one of {', '.join(get_args(Kind))} is wanted")
+            raise UsageError(f"kind must be one of {', '.join(get_args(Kind))}, not {draft.kind!r}")
         if not draft.text.strip():
-            raise UsageError("a note has text; this one is empty")
+            raise UsageError("the text of a note must not be empty")
 
 
 def batch_name(once: str | None) -> str:
@@ -139,16 +139,16 @@ def message_of(draft: Draft, id: str) -> dict[str, Any]:
         "seqs": list(draft.seqs),
         "supersedes": list(draft.supersedes),
     }
-    told = {name: value for name, value in fields.items() if value}
+    stored_fields = {name: value for name, value in fields.items() if value}
     if draft.confidence != 1.0:
-        told["confidence"] = draft.confidence
-    return {"role": ROLE, "kind": draft.kind, "id": id, "content": draft.text, **told}
+        stored_fields["confidence"] = draft.confidence
+    return {"role": ROLE, "kind": draft.kind, "id": id, "content": draft.text, **stored_fields}
 
 
 # --- from messages to notes ------------------------------------------------------------------
 
 
-class Standing(Struct, frozen=True):
+class NoteRecord(Struct, frozen=True):
     """The state of a note according to one message."""
 
     seq: int
@@ -159,13 +159,13 @@ class Standing(Struct, frozen=True):
     """Whether to list it: not purged, and of a kind that this version knows."""
 
 
-def standing_of(scope: Scope, message: Message) -> Standing | None:
+def record_of(scope: Scope, message: Message) -> NoteRecord | None:
     """Return the state of the note in a message, or None if the message is not a note."""
     stored = _stored(message)
     if stored is None:
         return None
     hidden = message.hidden or stored.forgotten
-    return Standing(
+    return NoteRecord(
         seq=message.seq,
         note=_note(scope, message, stored, forgotten=hidden),
         purged=stored.kind == PURGED,
@@ -173,7 +173,7 @@ def standing_of(scope: Scope, message: Message) -> Standing | None:
     )
 
 
-def in_order(note: Note) -> tuple[datetime, str, int]:
+def sort_key(note: Note) -> tuple[datetime, str, int]:
     """Return the sort key of notes: time, then position in the batch."""
     batch, _, number = note.id.partition("-")
     return note.at, batch, int(number) if number.isdecimal() else 0
@@ -229,26 +229,28 @@ def plan_purge(
 ) -> PurgePlan | None:
     """Plan the purge of a note, or the rest of an interrupted one. None without such a note."""
     stored = [(message, _stored(message)) for message in messages]
-    own = [(message, one) for message, one in stored if one is not None and one.id == id]
-    texts = [(message, one) for message, one in own if one.kind != PURGED]
-    if not own:
+    records_of_note = [
+        (message, one) for message, one in stored if one is not None and one.id == id
+    ]
+    texts = [(message, one) for message, one in records_of_note if one.kind != PURGED]
+    if not records_of_note:
         return None
-    message, one = (texts or own)[-1]
+    message, one = (texts or records_of_note)[-1]
     note = _note(scope, message, one, forgotten=True)
     if not texts:
         return PurgePlan((), (), 0, note)
-    if own[-1][1].kind == PURGED:
+    if records_of_note[-1][1].kind == PURGED:
         return PurgePlan((), (), message.seq + 1, note)
-    kept = _carried(stored, id, upto=message.seq)
+    kept = _messages_to_keep(stored, id, upto=message.seq)
     return PurgePlan(
-        [*map(_copy_of, kept), _mark(one)],
+        [*map(_copy_of, kept), _purge_record(one)],
         [*(found.at for found in kept), now],
         message.seq + 1,
         note,
     )
 
 
-def _mark(purged: _Stored) -> dict[str, Any]:
+def _purge_record(purged: _Stored) -> dict[str, Any]:
     """Return the record that replaces a purged note.
 
     It keeps `supersedes`: otherwise the notes that the purged one replaced would be in force again,
@@ -258,7 +260,7 @@ def _mark(purged: _Stored) -> dict[str, Any]:
     return {**mark, "supersedes": list(purged.supersedes)} if purged.supersedes else mark
 
 
-def _carried(
+def _messages_to_keep(
     stored: Sequence[tuple[Message, _Stored | None]], id: str, *, upto: int
 ) -> list[Message]:
     """Return the messages up to a seq to keep: not the note, nor notes with a later message."""

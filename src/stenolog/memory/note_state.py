@@ -12,7 +12,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from stenolog.memory.note_records import Note, Standing, batch_of, in_order, standing_of
+from stenolog.memory.note_records import Note, NoteRecord, batch_of, record_of, sort_key
 from stenolog.memory.scopes import Scope
 from stenolog.records import Message
 
@@ -26,68 +26,70 @@ class NoteState:
     def __init__(self, scope: Scope) -> None:
         """Create the state of a scope without notes."""
         self._scope = scope
-        self._standing: dict[str, Standing] = {}
+        self._records: dict[str, NoteRecord] = {}
         self._newer: dict[str, tuple[str, ...]] = {}
         """By id: ids of the notes that supersede it."""
         self._ordered: list[Note] = []
         """Notes to list, regardless of which are superseded."""
 
     def __len__(self) -> int:
-        return len(self._standing)
+        return len(self._records)
 
     def after(self, messages: Iterable[Message]) -> Self:
         """Return the state after additional messages."""
-        found = [one for message in messages if (one := standing_of(self._scope, message))]
+        found = [one for message in messages if (one := record_of(self._scope, message))]
         if not found:
             return self
-        grown = type(self)(self._scope)
-        grown._standing = self._standing.copy()
-        grown._newer = self._newer.copy()
-        new = [one for one in found if grown._take(one)]
+        new_state = type(self)(self._scope)
+        new_state._records = self._records.copy()
+        new_state._newer = self._newer.copy()
+        new = [one for one in found if new_state._add_record(one)]
         if self._ordered and len(new) == len(found):
-            grown._ordered = self._ordered.copy()
+            new_state._ordered = self._ordered.copy()
             for one in new:
                 if one.listed:
-                    insort(grown._ordered, one.note, key=in_order)
+                    insort(new_state._ordered, one.note, key=sort_key)
         else:
-            listed = (one.note for one in grown._standing.values() if one.listed)
-            grown._ordered = sorted(listed, key=in_order)
-        return grown
+            listed = (one.note for one in new_state._records.values() if one.listed)
+            new_state._ordered = sorted(listed, key=sort_key)
+        return new_state
 
-    def _take(self, one: Standing) -> bool:
+    def _add_record(self, one: NoteRecord) -> bool:
         """Return whether the id is new. A later message replaces an earlier one, except a purge."""
         id = one.note.id
-        before = self._standing.get(id)
+        before = self._records.get(id)
         if before is not None and before.purged and not one.purged:
             return False
-        self._standing[id] = one
+        self._records[id] = one
         for older in dict.fromkeys(one.note.supersedes):
             if id not in (known := self._newer.get(older, ())):
                 self._newer[older] = (*known, id)
         return before is None
 
-    def standing(self, id: str) -> Standing | None:
+    def record(self, id: str) -> NoteRecord | None:
         """Return the state of the note with this id, or None."""
-        return self._standing.get(id)
+        return self._records.get(id)
 
     def ids(self) -> Iterable[str]:
         """Return all ids, including those of purged notes."""
-        return self._standing.keys()
+        return self._records.keys()
 
     @cached_property
     def notes(self) -> list[Note]:
         """All notes that are not purged, oldest first, with their current state."""
-        upto = self._mixed_upto
-        found = [self._seen(note) if note.id in self._newer else note for note in self._ordered]
-        if upto:
+        last_mixed = self._last_mixed_seq
+        found = [
+            self._with_successor(note) if note.id in self._newer else note for note in self._ordered
+        ]
+        if last_mixed:
             found = [
-                replace(note, mixed=True) if self._standing[note.id].seq <= upto else note
+                replace(note, mixed=True) if self._records[note.id].seq <= last_mixed else note
                 for note in found
             ]
-        return _agreed(found)
+        return _supersede_same_subject(found)
 
     @property
-    def _mixed_upto(self) -> int:
+    def _last_mixed_seq(self) -> int:
         """Last seq that a different session wrote to the scope of this session, or 0.
 
         The authors of the notes up to this seq are unknown, and so is which notes they were shown.
@@ -97,7 +99,7 @@ class NoteState:
         own = ("", self._scope.who)
         others = (
             one.seq
-            for one in self._standing.values()
+            for one in self._records.values()
             # Consolidation stores the uid of the session; notes written by hand have none.
             if one.note.uid and one.note.session not in own
         )
@@ -113,7 +115,7 @@ class NoteState:
             if note.superseded is None and not note.forgotten and not note.mixed
         }
 
-    def _seen(self, note: Note) -> Note:
+    def _with_successor(self, note: Note) -> Note:
         """Return the note with the note that supersedes it, if any."""
         newest = self._successor(note.id)
         if newest is None:
@@ -125,30 +127,32 @@ class NoteState:
         seen = {id}
         level: Iterable[str] = self._newer.get(id, ())
         while level:
-            here = [self._standing[name] for name in level if name not in seen]
-            alive = [one.note for one in here if not one.note.forgotten and not one.purged]
-            if alive:
-                return min(alive, key=lambda note: (note.at, note.id))
+            level_records = [self._records[name] for name in level if name not in seen]
+            visible = [
+                one.note for one in level_records if not one.note.forgotten and not one.purged
+            ]
+            if visible:
+                return min(visible, key=lambda note: (note.at, note.id))
             seen.update(level)
             # A note that supersedes a forgotten one also supersedes the notes before it.
             level = [name for up in level for name in self._newer.get(up, ()) if name not in seen]
         return None
 
 
-def _agreed(notes: list[Note]) -> list[Note]:
+def _supersede_same_subject(notes: list[Note]) -> list[Note]:
     """Mark all facts with the same subject as superseded, except those of the newest turn.
 
     A fact names the notes that it supersedes, but two concurrent sessions do not know each other's
     facts.
     """
-    newest = {note.about: note for note in notes if _is_learnt(note)}
+    newest = {note.about: note for note in notes if _is_learned_fact(note)}
     return [
         replace(note, superseded=newest[note.about].at, superseded_by=newest[note.about].id)
-        if _is_learnt(note) and batch_of(newest[note.about].id) != batch_of(note.id)
+        if _is_learned_fact(note) and batch_of(newest[note.about].id) != batch_of(note.id)
         else note
         for note in notes
     ]
 
 
-def _is_learnt(note: Note) -> bool:
+def _is_learned_fact(note: Note) -> bool:
     return bool(note.about and note.session) and note.kind == "core" and note.in_force

@@ -38,7 +38,7 @@ from stenolog.memory.note_records import (
     plan_purge,
 )
 from stenolog.memory.note_state import NoteState
-from stenolog.memory.scopes import Of, Scope, scope_of_key, scope_prefix
+from stenolog.memory.scopes import Scope, ScopeKind, scope_from_key, scope_prefix
 from stenolog.memory.time_words import Period
 from stenolog.records import Undone
 from stenolog.stores.base import Lease, PurgingStore, Store
@@ -48,14 +48,14 @@ from stenolog.stores.base import Lease, PurgingStore, Store
 # has few notes.
 
 
-def has_all(query: Query, text: str) -> bool:
+def matches_query(query: Query, text: str) -> bool:
     """Whether a text has all required terms of a query and no excluded one."""
     lines = tokenizer.lines(text)
     tokens = f" {lines.parts}  {lines.more} "
-    return all(_has(term, tokens) != term.is_excluded for term in query.terms)
+    return all(_has_term(term, tokens) != term.is_excluded for term in query.terms)
 
 
-def _has(term: Term, tokens: str) -> bool:
+def _has_term(term: Term, tokens: str) -> bool:
     """Whether a text has a term in the given spelling, or with each word written as one."""
     written = [part for word in term.words for part in word.parts]
     joined = [part for word in term.words for part in word.joined or word.parts]
@@ -74,8 +74,8 @@ def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[s
         else:
             together = list(run)
             # A pair of characters has no longer forms; texts that start with it have it as a token.
-            goes_on = begins and together[-1] == form[-1] and not set(together[-1]) <= singles
-            yield f" {' '.join(together)}{'' if goes_on else ' '}"
+            is_prefix = begins and together[-1] == form[-1] and not set(together[-1]) <= singles
+            yield f" {' '.join(together)}{'' if is_prefix else ' '}"
 
 
 # --- notes ----------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[s
 
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
-_TTL: Final = 10.0
+_LEASE_SECONDS: Final = 10.0
 """Lease time of each step in seconds. On SQLite, the next writer waits this long after a kill."""
 
 
@@ -106,7 +106,7 @@ class Notes:
     def __init__(self, store: Store) -> None:
         """Use this store, opened in the namespace `notes`. The caller closes it."""
         self._store = store
-        self._kept = NoteCache(store)
+        self._cache = NoteCache(store)
 
     @property
     def store(self) -> Store:
@@ -126,7 +126,7 @@ class Notes:
         if not drafts:
             return []
         batch = batch_name(once)
-        if once is not None and (known := self._carried(scope, batch)) is not None:
+        if once is not None and (known := self._known_batch(scope, batch)) is not None:
             return known
         ids = ids_in(batch, len(drafts))
         messages = [message_of(draft, id) for draft, id in zip(drafts, ids, strict=True)]
@@ -137,7 +137,7 @@ class Notes:
         except OnceConflict as known_token:
             first = known_token.seq
         added = self._store.get_history(scope.key, after=first - 1, full=True)
-        return _of_batch(batch, NoteState(scope).after(added))
+        return _notes_of_batch(batch, NoteState(scope).after(added))
 
     @contextmanager
     def guarded(self, scope: Scope) -> Iterator["Notes"]:
@@ -150,40 +150,40 @@ class Notes:
         same time, StoreBusy if another process writes to the scope for too long.
         """
         try:
-            lease = self._store.lease(scope.key, ttl=_TTL)
+            lease = self._store.lease(scope.key, ttl=_LEASE_SECONDS)
         except NoSuchSession:
             self._store.set_meta(scope.key, notes=True)
-            lease = self._store.lease(scope.key, ttl=_TTL)
+            lease = self._store.lease(scope.key, ttl=_LEASE_SECONDS)
         with lease:
-            fenced = copy.copy(self)
-            fenced._store = lease.store  # guard: notes-lose-to-a-purge
-            yield fenced
+            leased_notes = copy.copy(self)
+            leased_notes._store = lease.store  # guard: notes-lose-to-a-purge
+            yield leased_notes
 
     def discard_empty(self, scope: Scope) -> None:
         """Purge a scope that never had a note. Do nothing if it has one or does not exist."""
         try:
             if self._store.info(scope.key).last_seq:
                 return
-            gone = self._store.delete(scope.key)
+            purged_note = self._store.delete(scope.key)
         except NoSuchSession:
             return
         # Another process may have added a note between the two calls.
-        if gone.count or not isinstance(self._store, PurgingStore):
-            self._store.restore(scope.key, uid=gone.uid)
+        if purged_note.count or not isinstance(self._store, PurgingStore):
+            self._store.restore(scope.key, uid=purged_note.uid)
         else:
-            self._store.purge_trash(scope.key, [(gone.uid, gone.deleted)])
+            self._store.purge_trash(scope.key, [(purged_note.uid, purged_note.deleted)])
 
     def list(
         self, scope: Scope, *, kind: Kind | None = None, full: bool = False
     ) -> builtins.list[Note]:
         """Return the notes in force, oldest first. `full`: superseded and forgotten ones too."""
-        noted = self._kept.read(scope).noted
-        found = noted.notes if full else noted.in_force.values()
+        state = self._cache.read(scope).state
+        found = state.notes if full else state.in_force.values()
         return [note for note in found if kind is None or note.kind == kind]
 
     def get(self, scope: Scope, id: str) -> Note:
         """Return the note with this id, even if it is forgotten. Raises NoSuchNote."""
-        for note in self._kept.read(scope).noted.notes:
+        for note in self._cache.read(scope).state.notes:
             if note.id == id:
                 return note
         raise NoSuchNote(id)
@@ -194,13 +194,13 @@ class Notes:
         The syntax is that of the catalog: `"two words"`, `-word`, `wor*`. Searches the text, the
         subject and the quote.
         """
-        asked = parse(query)
-        if asked.is_empty:
+        parsed = parse(query)
+        if parsed.is_empty:
             return []
         found = [
             note
             for note in self.list(scope)
-            if has_all(asked, f"{note.about}\n{note.text}\n{note.quote}")
+            if matches_query(parsed, f"{note.about}\n{note.text}\n{note.quote}")
         ]
         return found[::-1]
 
@@ -218,11 +218,11 @@ class Notes:
         newest. `stems`: words as returned by stemming.stem. Without stems, only notes of the
         period.
         """
-        kept = self._kept.read(scope)
-        known = kept.noted.in_force
+        cached = self._cache.read(scope)
+        known = cached.state.in_force
         found = list(reversed(known))
         if stems:
-            shared = kept.words.shared(dict.fromkeys(stems), known)
+            shared = cached.words.shared(dict.fromkeys(stems), known)
             found = [id for id in found if id in shared]
             found.sort(key=shared.__getitem__, reverse=True)
         if period is not None:
@@ -234,12 +234,12 @@ class Notes:
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
         """Return every scope that ever had notes, of one agent or of all."""
         found = []
-        kinds = get_args(Of)
+        kinds = get_args(ScopeKind)
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
         for prefix in prefixes:
             for key in self._store.list_sessions(prefix=prefix):
                 try:
-                    found.append(scope_of_key(key))
+                    found.append(scope_from_key(key))
                 except InvalidKey:
                     continue  # not a scope
         return found
@@ -256,14 +256,14 @@ class Notes:
         """Forget several notes, each as one undo step. If one does not exist, forget none."""
         if not ids:
             return
-        with self._alone(scope, otherwise=NoSuchNote(ids[0])) as lease:
-            noted = self._kept.read(scope).noted
+        with self._leased(scope, missing_error=NoSuchNote(ids[0])) as lease:
+            state = self._cache.read(scope).state
             found = []
             for id in ids:
-                standing = noted.standing(id)
-                if standing is None or standing.purged:
+                record = state.record(id)
+                if record is None or record.purged:
                     raise NoSuchNote(id)
-                found += [standing.seq] if not standing.note.forgotten else []
+                found += [record.seq] if not record.note.forgotten else []
             for number, seq in enumerate(found):
                 if number:
                     lease.renew()
@@ -274,8 +274,8 @@ class Notes:
 
         A purge ends some of these steps; see `purge`.
         """
-        nothing = NothingToUndo(f"no note of {scope.who!r} was forgotten that could come back")
-        with self._alone(scope, otherwise=nothing) as lease:
+        nothing = NothingToUndo(f"there is no forgotten note of {scope.who!r} to restore")
+        with self._leased(scope, missing_error=nothing) as lease:
             try:
                 return lease.store.undo(scope.key)
             except NothingToUndo:
@@ -289,7 +289,7 @@ class Notes:
         among them, and all notes forgotten earlier, can no longer be restored by undo. A note after
         the purged one that was forgotten later than these can.
         """
-        with self._alone(scope, otherwise=NoSuchNote(id)) as lease:
+        with self._leased(scope, missing_error=NoSuchNote(id)) as lease:
             store = lease.store
             messages = store.get_history(scope.key, full=True)
             plan = plan_purge(scope, messages, id, now=datetime.now(UTC))
@@ -299,25 +299,27 @@ class Notes:
             if plan.append:
                 store.add_messages(scope.key, plan.append, at=plan.at)
                 lease.renew()
-            left = store.purge(scope.key, before=plan.before).not_reached if plan.before else ()
-        told = _also_told(plan.note, self.list(scope, full=True))
-        gone = replace(plan.note, text="", about="", quote="")
-        return PurgedNote(note=gone, not_reached=(*left, *told))
+            not_reached = (
+                store.purge(scope.key, before=plan.before).not_reached if plan.before else ()
+            )
+        other_places = _other_places(plan.note, self.list(scope, full=True))
+        purged_note = replace(plan.note, text="", about="", quote="")
+        return PurgedNote(note=purged_note, not_reached=(*not_reached, *other_places))
 
     @contextmanager
-    def _alone(self, scope: Scope, *, otherwise: UsageError) -> Iterator[Lease]:
+    def _leased(self, scope: Scope, *, missing_error: UsageError) -> Iterator[Lease]:
         """Hold the lease of the scope, so that no other process forgets notes in it.
 
-        Raises `otherwise` if the scope does not exist.
+        Raises `missing_error` if the scope does not exist.
         """
         try:
-            lease = self._store.lease(scope.key, ttl=_TTL)
+            lease = self._store.lease(scope.key, ttl=_LEASE_SECONDS)
         except NoSuchSession:
-            raise otherwise from None
+            raise missing_error from None
         with lease:
             yield lease
 
-    def _carried(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
+    def _known_batch(self, scope: Scope, batch: str) -> builtins.list[Note] | None:
         """Return the remaining notes of a batch from before a purge, or None.
 
         A purge removes the idempotency keys, but the ids of the notes it kept identify the batch.
@@ -328,36 +330,36 @@ class Notes:
             return None
         if info.count >= info.last_seq:
             return None
-        noted = self._kept.read(scope).noted
-        if not any(batch_of(id) == batch for id in noted.ids()):
+        state = self._cache.read(scope).state
+        if not any(batch_of(id) == batch for id in state.ids()):
             return None
-        return _of_batch(batch, noted)
+        return _notes_of_batch(batch, state)
 
 
 def _hide(store: Store, scope: Scope, seq: int) -> None:
     """Hide the message of a note. At the store's limit, append a forgotten copy instead."""
     try:
         store.hide(scope.key, seq, seq)
-    except UsageError as refused:
-        if type(refused) is not UsageError:
+    except UsageError as error:
+        if type(error) is not UsageError:
             raise
         # The store hides a thousand ranges already. The last message of an id counts.
         [message, *_] = store.get_history(scope.key, after=seq - 1, full=True)
         store.add_messages(scope.key, [{**message.to_dict(), "forgotten": True}], at=[message.at])
 
 
-def _of_batch(batch: str, noted: NoteState) -> list[Note]:
-    return [note for note in noted.notes if batch_of(note.id) == batch]
+def _notes_of_batch(batch: str, state: NoteState) -> list[Note]:
+    return [note for note in state.notes if batch_of(note.id) == batch]
 
 
-def _also_told(purged: Note, left: Sequence[Note]) -> Iterator[str]:
+def _other_places(purged: Note, not_reached: Sequence[Note]) -> Iterator[str]:
     """Yield the places that may still have the text of a purged note, one sentence each."""
     if purged.session:
         seqs = ", ".join(map(str, purged.seqs))
         yield (
-            f"the session {purged.session!r} still holds what was said"
+            f"the session {purged.session!r} still contains the original messages"
             + (f" (seq {seqs})" if seqs else "")
         )
-    for note in left:
+    for note in not_reached:
         if note.session == purged.session and set(note.seqs) & set(purged.seqs):
             yield f"the note {note.id} was made of the same messages"

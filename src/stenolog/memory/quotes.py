@@ -27,16 +27,16 @@ _APOSTROPHE: Final = re.compile(
     "(?<=\\w)['\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}](?=\\w)"
 )
 _END: Final = re.compile(r"[.?!\n…\N{FULLWIDTH QUESTION MARK}\N{FULLWIDTH EXCLAMATION MARK}。؟।]")
-_LEFT_OUT: Final = re.compile(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
+_ELLIPSIS: Final = re.compile(r"\.{3,}|\N{HORIZONTAL ELLIPSIS}|\[\.\.\.\]")
 
 # Without negations and tenses of verbs: "does not eat" and "was" change the meaning.
-_SMALL: Final = (
+_FUNCTION_WORD_LIST: Final = (
     "a about also am an and any are as at be but by for from has have he her hers him his i if im "
     "in into is it its ive just me mine my of on or our ours please really she so some than that "
     "the their them then there these they this to too us user users very we which who with you "
     "your yours"
 )
-_EMPTY: Final = frozenset(_SMALL.split())
+_FUNCTION_WORDS: Final = frozenset(_FUNCTION_WORD_LIST.split())
 
 _COMMON: Final = (
     "all been being can come comes could did do does get gets give gives go goes going got had how "
@@ -45,7 +45,7 @@ _COMMON: Final = (
     "want wants was were what when will would yes 我 你 他 她 它 们 的 是 了 在 有 不 也 很 都 和 "
     "就 这 那 一 个"
 )
-_SAYS_LITTLE: Final = _EMPTY | frozenset(_COMMON.split())
+_STOP_WORDS: Final = _FUNCTION_WORDS | frozenset(_COMMON.split())
 """Words that occur in almost any sentence."""
 
 _INTRODUCTIONS: Final = (
@@ -54,7 +54,7 @@ _INTRODUCTIONS: Final = (
 )
 _INTRODUCING: Final = frozenset(_INTRODUCTIONS.split())
 """Words that introduce a value: the bank is X, trust X, send it to X."""
-_BEING: Final = frozenset(["are", "is", "was", "were"])
+_FORMS_OF_BE: Final = frozenset(["are", "is", "was", "were"])
 _PLAIN_WORDS: Final = (
     "able afraid age aged ago allergic always answer answered answers asked based become becoming "
     "born bought buy buying change changing day days drink drinking drinks each eat eating eats "
@@ -86,33 +86,33 @@ def words(text: str) -> list[str]:
 
 def content_words(text: str) -> tuple[str, ...]:
     """Return the words that are not function words, in order, without a plural s."""
-    return tuple(_singular(word) for word in words(text) if word not in _EMPTY)
+    return tuple(_singular(word) for word in words(text) if word not in _FUNCTION_WORDS)
 
 
-def said(quote: str, texts: Iterable[str]) -> bool:
+def is_quoted(quote: str, texts: Iterable[str]) -> bool:
     """Whether one of these texts contains the quote, word for word.
 
     If the quote omits words ("…"), its parts must occur in one sentence, in order.
     """
-    parts = [found for part in _LEFT_OUT.split(quote) if (found := _with_ends(part))]
+    parts = [found for part in _ELLIPSIS.split(quote) if (found := _with_ends(part))]
     if not parts or any(not _long_enough(part) for part in parts):
         return False
     # The dots may be the user's own.
-    spoken, whole = list(texts), _with_ends(quote)
-    if any(_has_in_order(_with_ends(text), [whole]) for text in spoken):
+    said_words, whole = list(texts), _with_ends(quote)
+    if any(_contains_in_order(_with_ends(text), [whole]) for text in said_words):
         return True
-    sentences = (words(one) for text in spoken for one in _END.split(text))
-    return len(parts) > 1 and any(_has_in_order(one, parts) for one in sentences)
+    sentences = (words(one) for text in said_words for one in _END.split(text))
+    return len(parts) > 1 and any(_contains_in_order(one, parts) for one in sentences)
 
 
-def follows(fact: str, quote: str) -> bool:
+def is_related(fact: str, quote: str) -> bool:
     """Whether a fact can follow from a quote: whether they share a significant word.
 
     This is not a proof. It rejects facts that have nothing to do with the quote; and also true
     facts in completely different words or in another language.
     """
-    heard = _Forms(_telling(quote))
-    return any(heard.have(word) for word in _telling(fact))
+    forms = _WordForms(_significant_words(quote))
+    return any(forms.has_form_of(word) for word in _significant_words(fact))
 
 
 def shares_enough(fact: str, texts: Iterable[str]) -> bool:
@@ -120,35 +120,38 @@ def shares_enough(fact: str, texts: Iterable[str]) -> bool:
 
     Without this rule, "my bank" would support any sentence that has the word bank in it.
     """
-    heard = _Forms(word for text in texts for word in _telling(text))
-    told = _telling(fact)
-    return sum(map(heard.have, told)) * 4 >= len(told)
+    forms = _WordForms(word for text in texts for word in _significant_words(text))
+    fact_words = _significant_words(fact)
+    return sum(map(forms.has_form_of, fact_words)) * 4 >= len(fact_words)
 
 
-def unsaid_values(fact: str, texts: Iterable[str]) -> list[str]:
+def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
     """Return the significant words after "is", "called", "to" and the like that were not said.
 
     "The bank is evilbank" and "send it to mallory" do harm without a capital letter too. Only
     English words are recognized before a value.
     """
-    told = _values(fact)
-    if not told:
+    fact_words = _values(fact)
+    if not fact_words:
         return []
-    heard = {word for text in texts for word in _telling(text)}
-    stems = {_stem(word) for word in told}
+    forms = {word for text in texts for word in _significant_words(text)}
+    stems = {_stem(word) for word in fact_words}
     lengths = {len(stem) for stem in stems}
-    found = {stem for word in heard for length in lengths if (stem := word[:length]) in stems}
-    return [word for word in told if word not in heard and _stem(word) not in found]
+    found = {stem for word in forms for length in lengths if (stem := word[:length]) in stems}
+    return [word for word in fact_words if word not in forms and _stem(word) not in found]
 
 
 def _values(fact: str) -> list[str]:
-    spoken = words(fact)
-    first = next((place for place, word in enumerate(spoken) if word in _INTRODUCING), len(spoken))
-    if spoken[1:2] and spoken[1] in _BEING:
+    said_words = words(fact)
+    first = next(
+        (position for position, word in enumerate(said_words) if word in _INTRODUCING),
+        len(said_words),
+    )
+    if said_words[1:2] and said_words[1] in _FORMS_OF_BE:
         first = 0  # "evilbank is the user's bank"
-    telling = _telling(fact) - _PLAIN - _INTRODUCING
+    significant = _significant_words(fact) - _PLAIN - _INTRODUCING
     # `specifics` compares numbers: there "two" equals 2.
-    return [word for word in spoken[first:] if word in telling and not word.isdecimal()]
+    return [word for word in said_words[first:] if word in significant and not word.isdecimal()]
 
 
 def _stem(word: str) -> str:
@@ -156,16 +159,16 @@ def _stem(word: str) -> str:
     return word[: min(max(_SAME_BEGINNING, len(word) - _LONGEST_ENDING), _LONGEST_STEM)]
 
 
-def _telling(text: str) -> set[str]:
-    return {word for word in words(text) if word not in _SAYS_LITTLE and not _HIRAGANA.match(word)}
+def _significant_words(text: str) -> set[str]:
+    return {word for word in words(text) if word not in _STOP_WORDS and not _HIRAGANA.match(word)}
 
 
 def _with_ends(text: str) -> list[str]:
     """Return the words, with a full stop between sentences."""
     found: list[str] = []
     for sentence in _END.split(text):
-        if spoken := words(sentence):
-            found += [".", *spoken] if found else spoken
+        if said_words := words(sentence):
+            found += [".", *said_words] if found else said_words
     return found
 
 
@@ -173,19 +176,19 @@ def _long_enough(part: Sequence[str]) -> bool:
     return len(part) > 1 or len(part[0]) >= SHORTEST_WORD
 
 
-def _has_in_order(text: Sequence[str], parts: Sequence[Sequence[str]]) -> bool:
-    spoken = " " + " ".join(text) + " "
-    place = 0
+def _contains_in_order(text: Sequence[str], parts: Sequence[Sequence[str]]) -> bool:
+    said_words = " " + " ".join(text) + " "
+    position = 0
     for part in parts:
         # With spaces around, so that "art" is not found in "cart".
-        found = spoken.find(" " + " ".join(part) + " ", place)
+        found = said_words.find(" " + " ".join(part) + " ", position)
         if found < 0:
             return False
-        place = found + len(" ".join(part)) + 1
+        position = found + len(" ".join(part)) + 1
     return True
 
 
-class _Forms:
+class _WordForms:
     """Words that can be searched for forms of the same word: pay and pays, allergic and allergy.
 
     Each search takes constant time, because a user or a model may send very many words.
@@ -200,7 +203,7 @@ class _Forms:
             if len(word) >= length
         }
 
-    def have(self, word: str) -> bool:
+    def has_form_of(self, word: str) -> bool:
         """Whether a known word starts like this one, up to the length of the shorter one."""
         if word in self._words:
             return True

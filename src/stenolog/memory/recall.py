@@ -13,8 +13,15 @@ from stenolog.catalog import Catalog
 from stenolog.errors import UsageError
 from stenolog.memory.notes import Note, Notes
 from stenolog.memory.prompt_block import strip_blocks
-from stenolog.memory.ranking import Candidate, Commonness, Question, Ranked, rank, understood
-from stenolog.memory.recall_format import RecallHit, RecallResult, tell
+from stenolog.memory.ranking import (
+    Candidate,
+    Question,
+    RankedCandidate,
+    WordFrequencies,
+    parse_question,
+    rank,
+)
+from stenolog.memory.recall_format import RecallHit, RecallResult, format_recall
 from stenolog.memory.scopes import Scope
 from stenolog.tokens import Tokens
 
@@ -23,10 +30,10 @@ __all__ = ["RecallHit", "RecallResult", "recall"]
 CANDIDATES: Final = 200
 """Maximum number of messages that are ranked, and of notes."""
 
-_LEAST: Final = 0.25
+_MIN_RELATIVE_SCORE: Final = 0.25
 """Minimum score, relative to the best candidate."""
 
-_MOST_TOLD: Final = 50
+_MAX_ENTRIES: Final = 50
 
 
 def recall(
@@ -39,14 +46,14 @@ def recall(
     half_life_days: float = 30.0,
     now: datetime | None = None,
     exclude_session: str | None = None,
-    unasked: bool = True,
+    include_recent_facts: bool = True,
     tokens: Tokens | None = None,
 ) -> RecallResult:
     """Return notes and messages of one scope that match a question, within `budget` tokens.
 
-    `unasked`: fill the remaining budget with the newest core facts, which may be relevant without
-    sharing a word with the question. `now`: its time zone is used for dates and for words such as
-    "yesterday". `tokens`: the token counter of the model that gets the block.
+    `include_recent_facts`: fill the remaining budget with the newest core facts, which may be
+    relevant without sharing a word with the question. `now`: its time zone is used for dates and
+    for words such as "yesterday". `tokens`: the token counter of the model that gets the block.
 
     `exclude_session`: the session that asks. Its visible messages are left out; its summarized
     messages are not. `half_life_days`: the time after which half of the reduction by age applies; 0
@@ -55,23 +62,29 @@ def recall(
     moment = datetime.now(UTC) if now is None else now
     count = (tokens or Tokens()).text
     if moment.tzinfo is None:
-        raise UsageError(f"now={moment.isoformat()}: a time with its zone is wanted")
-    asked = understood(question, now=moment)
-    more = _newest_facts(notes, scope) if unasked and notes is not None else []
-    if asked.empty:
-        return tell([], asked, more=more, budget=budget, count=count, zone=moment.tzinfo)
-    noted = [] if notes is None else _notes(asked, notes, scope)
-    said, commonness = _messages(asked, catalog, scope, exclude_session)
+        raise UsageError(f"now must have a time zone: {moment.isoformat()}")
+    parsed = parse_question(question, now=moment)
+    extra = _newest_facts(notes, scope) if include_recent_facts and notes is not None else []
+    if parsed.empty:
+        return format_recall(
+            [], parsed, extra=extra, budget=budget, count=count, zone=moment.tzinfo
+        )
+    note_candidates = [] if notes is None else _notes(parsed, notes, scope)
+    message_candidates, frequencies = _messages(parsed, catalog, scope, exclude_session)
     ranked = rank(
-        asked, [*noted, *said], now=moment, half_life_days=half_life_days, commonness=commonness
+        parsed,
+        [*note_candidates, *message_candidates],
+        now=moment,
+        half_life_days=half_life_days,
+        frequencies=frequencies,
     )
-    worthy = _worthy(ranked, asked)
-    return tell(worthy, asked, more=more, budget=budget, count=count, zone=moment.tzinfo)
+    best = _best_entries(ranked, parsed)
+    return format_recall(best, parsed, extra=extra, budget=budget, count=count, zone=moment.tzinfo)
 
 
-def _newest_facts(notes: Notes, scope: Scope) -> list[Ranked]:
-    facts = notes.list(scope, kind="core")[: -_MOST_TOLD - 1 : -1]
-    return [Ranked(candidate=_candidate(note), score=0.0) for note in facts]
+def _newest_facts(notes: Notes, scope: Scope) -> list[RankedCandidate]:
+    facts = notes.list(scope, kind="core")[: -_MAX_ENTRIES - 1 : -1]
+    return [RankedCandidate(candidate=_candidate(note), score=0.0) for note in facts]
 
 
 def _candidate(note: Note) -> Candidate:
@@ -90,10 +103,10 @@ def _messages(
     catalog: Catalog | None,
     scope: Scope,
     session: str | None,
-) -> tuple[list[Candidate], Commonness]:
+) -> tuple[list[Candidate], WordFrequencies]:
     """Return the messages of the scope that may be relevant to the question."""
     if catalog is None:
-        return [], Commonness()
+        return [], WordFrequencies()
     period = question.period
     found = catalog.candidates(
         question.stems,
@@ -105,8 +118,8 @@ def _messages(
         until=None if period is None else period.until,
         limit=CANDIDATES,
     )
-    own_words = _plain(question.text)
-    said = [
+    normalized_question = _normalized(question.text)
+    message_candidates = [
         Candidate(
             kind="message",
             source=f"{one.key}:{one.seq}",
@@ -118,27 +131,27 @@ def _messages(
         )
         for one in found.messages
         if (text := strip_blocks(one.text).strip())
-        and not (one.role == "user" and _plain(text) == own_words)
+        and not (one.role == "user" and _normalized(text) == normalized_question)
     ]
-    return said, Commonness(count=found.count, containing=found.containing)
+    return message_candidates, WordFrequencies(count=found.count, containing=found.containing)
 
 
-def _worthy(ranked: Sequence[Ranked], question: Question) -> list[Ranked]:
+def _best_entries(ranked: Sequence[RankedCandidate], question: Question) -> list[RankedCandidate]:
     """Return each text once, without those that score much worse than the best."""
-    told: set[str] = set()
-    kept: list[Ranked] = []
+    seen: set[str] = set()
+    kept: list[RankedCandidate] = []
     for one in ranked:
-        if question.stems and one.score < _LEAST * ranked[0].score:
+        if question.stems and one.score < _MIN_RELATIVE_SCORE * ranked[0].score:
             break
-        words = _plain(one.candidate.text)
-        if words not in told:
-            told.add(words)
+        words = _normalized(one.candidate.text)
+        if words not in seen:
+            seen.add(words)
             kept.append(one)
-        if len(kept) == _MOST_TOLD:
+        if len(kept) == _MAX_ENTRIES:
             break
     return kept
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     """Normalize case and spaces for comparisons."""
     return " ".join(text.casefold().split())

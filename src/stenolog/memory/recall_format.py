@@ -9,16 +9,16 @@ from msgspec import Struct
 from stenolog.catalog.stemming import stem
 from stenolog.catalog.tokenizer import word_positions
 from stenolog.memory.prompt_block import memory_block
-from stenolog.memory.ranking import Kind, Question, Ranked
+from stenolog.memory.ranking import Kind, Question, RankedCandidate
 
-WIDTH: Final = 400
+MAX_TEXT: Final = 400
 """Maximum number of characters of a text in a line."""
 
-_BEFORE: Final = 60
+_CONTEXT: Final = 60
 """Maximum number of characters of a text before the first matching word."""
-_CUT: Final = "…"
-_MOST_LOOKED_AT: Final = 8_000
-_MOST_MISSES: Final = 3
+_ELLIPSIS: Final = "…"
+_MAX_SCANNED: Final = 8_000
+_MAX_MISSES: Final = 3
 """Number of entries that do not fit after which the search for shorter ones stops."""
 
 
@@ -45,11 +45,11 @@ class RecallResult(Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
 
-def tell(
-    ranked: Sequence[Ranked],
+def format_recall(
+    ranked: Sequence[RankedCandidate],
     question: Question,
     *,
-    more: Sequence[Ranked] = (),
+    extra: Sequence[RankedCandidate] = (),
     budget: int,
     count: Callable[[str], int],
     zone: tzinfo | None,
@@ -57,27 +57,27 @@ def tell(
     """Format as many of the best entries as fit the budget.
 
     Core facts come first, newest first; the other entries follow by score. An entry that does not
-    fit is left out; a shorter one that follows soon may still fit. `more`: additional entries,
+    fit is left out; a shorter one that follows soon may still fit. `extra`: additional entries,
     added as soon as the best entries have used half of the budget.
     """
     chosen: list[RecallHit] = []
     spent = count(memory_block([""]))
     # Poor matches must not displace facts about the user.
-    for some, most in ((ranked, budget // 2), (more, budget), (ranked, budget)):
+    for entries, limit in ((ranked, budget // 2), (extra, budget), (ranked, budget)):
         misses = 0
-        told = {found.source for found in chosen}
-        for one in some:
-            if one.candidate.source in told:
+        chosen_sources = {found.source for found in chosen}
+        for one in entries:
+            if one.candidate.source in chosen_sources:
                 continue
-            found = _found(one, question)
+            found = _to_hit(one, question)
             cost = count(f"\n{_line(found, zone)}")
-            if spent + cost <= (most if chosen else budget):
+            if spent + cost <= (limit if chosen else budget):
                 chosen.append(found)
                 spent += cost
-            elif (misses := misses + 1) == _MOST_MISSES:
+            elif (misses := misses + 1) == _MAX_MISSES:
                 break
     while chosen:
-        ordered = sorted(chosen, key=_order)
+        ordered = sorted(chosen, key=_sort_key)
         block = memory_block([_line(found, zone) for found in ordered])
         tokens = count(block)
         if tokens <= budget:
@@ -87,7 +87,7 @@ def tell(
     return RecallResult()
 
 
-def _order(found: RecallHit) -> tuple[bool, float]:
+def _sort_key(found: RecallHit) -> tuple[bool, float]:
     is_core = found.kind == "core"
     return not is_core, -found.at.timestamp() if is_core else -found.score
 
@@ -98,44 +98,46 @@ def _line(found: RecallHit, zone: tzinfo | None) -> str:
     return f"- [{day}] ({who}, {found.source}) {found.text}"
 
 
-def _found(ranked: Ranked, question: Question) -> RecallHit:
+def _to_hit(ranked: RankedCandidate, question: Question) -> RecallHit:
     one = ranked.candidate
     return RecallHit(
         kind=one.kind,
         source=one.source,
         at=one.at,
         role=one.role,
-        text=shortened(one.text, question.stems),
+        text=excerpt(one.text, question.stems),
         score=ranked.score,
     )
 
 
-def shortened(text: str, stems: Sequence[str], *, width: int = WIDTH) -> str:
+def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT) -> str:
     """Return a text as one line. Of a long text, return the part with the most of these stems."""
     line = " ".join(text.split())
     if len(line) <= width:
         return line
-    wanted = set(stems)
-    spots = [
-        (start, said)
-        for start, _, word in word_positions(line[:_MOST_LOOKED_AT])
-        if (said := wanted.intersection(map(stem, word.parts)))
+    wanted_stems = set(stems)
+    matches = [
+        (start, matched)
+        for start, _, word in word_positions(line[:_MAX_SCANNED])
+        if (matched := wanted_stems.intersection(map(stem, word.parts)))
     ]
-    start = max(0, min(_start(spots, width) - _BEFORE, len(line) - width))
+    start = max(0, min(_best_start(matches, width) - _CONTEXT, len(line) - width))
     end = start + width
     if start > 0:
-        start = line.find(" ", start, start + _BEFORE) + 1 or start
+        start = line.find(" ", start, start + _CONTEXT) + 1 or start
     if end < len(line):
-        space = line.rfind(" ", end - _BEFORE, end)
+        space = line.rfind(" ", end - _CONTEXT, end)
         end = space if space > start else end
-    return f"{_CUT * (start > 0)}{line[start:end]}{_CUT * (end < len(line))}"
+    return f"{_ELLIPSIS * (start > 0)}{line[start:end]}{_ELLIPSIS * (end < len(line))}"
 
 
-def _start(spots: Sequence[tuple[int, set[str]]], width: int) -> int:
+def _best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
     """Return the start of the first window that has the most different stems."""
     best, start = 0, 0
-    for first, _ in spots:
-        different = len({one for at, said in spots if first <= at < first + width for one in said})
+    for first, _ in matches:
+        different = len(
+            {one for at, matched in matches if first <= at < first + width for one in matched}
+        )
         if different > best:
             best, start = different, first
     return start

@@ -12,11 +12,13 @@ from msgspec import Struct
 from stenolog.codec import check_key
 from stenolog.errors import InvalidKey
 
-Of = Literal["session", "sender"]
+ScopeKind = Literal["session", "sender"]
 
-_SENDER: Final = "%40"
+_SENDER_PREFIX: Final = "%40"
 """Prefix of senders' scopes in the notes store; an escaped agent name never starts with it."""
 _AT: Final = "@"
+MARK_PREFIX: Final = ":mark:"
+"""Prefix of consolidation marks; the key of a scope never starts with a colon."""
 
 
 class Scope(Struct, frozen=True, kw_only=True):
@@ -25,14 +27,14 @@ class Scope(Struct, frozen=True, kw_only=True):
     agent: str = "main"
     who: str
     """Key of the session, or the sender: a user (`telegram:123`) or a group chat."""
-    of: Of = "session"
+    of: ScopeKind = "session"
     """Whether the notes belong to one session, or to all sessions of one verified sender."""
 
     @property
     def key(self) -> str:
         """The unique key of the scope's session in the notes store. Raises InvalidKey."""
         if not self.agent or not self.who:
-            raise InvalidKey("a scope has an agent and a user or a chat; neither may be empty")
+            raise InvalidKey("a scope needs an agent and a user or chat; neither may be empty")
         # Everything after the first colon is `who`, so only the agent needs escaping.
         key = scope_prefix(self.agent, self.of) + self.who  # guard: note-scope
         check_key(key)
@@ -46,7 +48,7 @@ class Scope(Struct, frozen=True, kw_only=True):
         return _AT + self.who if self.who.startswith(_AT) else self.who
 
 
-def scope_named(name: str, *, agent: str = "main") -> Scope:
+def parse_scope_name(name: str, *, agent: str = "main") -> Scope:
     """Return the scope with this name, the inverse of `Scope.name`."""
     if name.startswith(2 * _AT):
         return Scope(agent=agent, who=name[1:])
@@ -63,21 +65,26 @@ def scope_of(key: str, *, agent: str = "main") -> Scope:
     return Scope(agent=agent, who=key)
 
 
-def scope_of_key(notes_key: str) -> Scope:
+def scope_from_key(notes_key: str) -> Scope:
     """Return the scope with this `key`. Raises InvalidKey if it is not the key of a scope."""
-    of: Of = "sender" if notes_key.startswith(_SENDER) else "session"
-    agent, _, who = notes_key.removeprefix(_SENDER).partition(":")
+    of: ScopeKind = "sender" if notes_key.startswith(_SENDER_PREFIX) else "session"
+    agent, _, who = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
     scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=who, of=of)
     if scope.key != notes_key:
-        raise InvalidKey(f"{notes_key!r} is not the key of a scope; its session holds no notes")
+        raise InvalidKey(f"{notes_key!r} is not the key of a scope")
     return scope
 
 
-def scope_prefix(agent: str, of: Of) -> str:
+def scope_prefix(agent: str, of: ScopeKind) -> str:
     """Return the common prefix of the keys of all scopes of an agent and a kind."""
-    return (_SENDER if of == "sender" else "") + agent_prefix(agent)
+    return (_SENDER_PREFIX if of == "sender" else "") + agent_prefix(agent)
 
 
 def agent_prefix(agent: str) -> str:
     """Return the escaped agent name that keys in the notes store start with."""
     return agent.replace("%", "%25").replace(":", "%3A") + ":"  # guard: scope-agent-escaped
+
+
+def mark_uid(key: str) -> str | None:
+    """Return the uid of the session of a mark, or None if the key does not belong to a mark."""
+    return key.rpartition(":")[2] if key.startswith(MARK_PREFIX) else None

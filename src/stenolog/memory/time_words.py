@@ -98,7 +98,7 @@ class TimeMention(Struct, frozen=True):
     rest: str
 
 
-def told(text: str, *, now: datetime) -> TimeMention:
+def find_period(text: str, *, now: datetime) -> TimeMention:
     """Return the first period that a text names, relative to `now`, or None as the period."""
     for pattern, meaning in _RULES:
         for found in pattern.finditer(text):
@@ -192,7 +192,7 @@ def _this(found: re.Match[str], now: datetime) -> Period:
 
 
 def _weekday(found: re.Match[str], now: datetime) -> Period:
-    back = (now.weekday() - _WEEKDAYS[_small(found["weekday"])]) % 7
+    back = (now.weekday() - _WEEKDAYS[_normalized_name(found["weekday"])]) % 7
     return _days(now - timedelta(days=back))
 
 
@@ -207,7 +207,7 @@ def _weekend(_found: re.Match[str], now: datetime) -> Period:
 
 def _named(found: re.Match[str], now: datetime) -> Period:
     """Return a month or a day of it, in the given year or else the latest that has started."""
-    month = _MONTHS[_small(found["month"])]
+    month = _MONTHS[_normalized_name(found["month"])]
     parts = found.groupdict()
     year, day = parts.get("year"), parts.get("day")
     if day is None:
@@ -232,10 +232,10 @@ def _in_year(found: re.Match[str], now: datetime) -> Period:
 
 
 def _many(text: str) -> int:
-    return int(text) if text.isdigit() else _NUMBERS[_small(text)]
+    return int(text) if text.isdigit() else _NUMBERS[_normalized_name(text)]
 
 
-def _small(name: str) -> str:
+def _normalized_name(name: str) -> str:
     """Normalize a name for the tables: patterns that ignore case match a dotless i as an i."""
     return name.translate(_DOTS).casefold()
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from stenolog.redaction.secret_fields import is_value, kind_of
 
 
-class Secret(Struct, frozen=True):
+class SecretPattern(Struct, frozen=True):
     """A kind of secret, and how to find it."""
 
     name: str
@@ -29,9 +29,9 @@ class Secret(Struct, frozen=True):
         return any(hint in small for hint in self.hints)
 
 
-def _key(name: str, hint: str, pattern: str) -> Secret:
+def _key(name: str, hint: str, pattern: str) -> SecretPattern:
     """Return the pattern of a key that does not continue a longer word."""
-    return Secret(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), (hint,))
+    return SecretPattern(name, re.compile(rf"(?<![A-Za-z0-9_-])(?:{pattern})"), (hint,))
 
 
 _LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
@@ -56,7 +56,7 @@ def _is_credential(found: re.Match[str]) -> bool:
     return any(map(str.isdigit, value)) or _LONG_RUN.search(value) is not None
 
 
-PRIVATE_KEY: Final = Secret(
+PRIVATE_KEY: Final = SecretPattern(
     "private key",
     # A truncated key extends to the end of the text. The group is not possessive: before Python
     # 3.11.3 a possessive one matched one character too many.
@@ -67,7 +67,7 @@ PRIVATE_KEY: Final = Secret(
     ("private key",),
 )
 
-_PUTTY: Final = Secret(
+_PUTTY: Final = SecretPattern(
     "private key",
     # Lines of base64; the next line, Private-MAC, has a hyphen.
     re.compile(
@@ -80,7 +80,7 @@ _PUTTY: Final = Secret(
 _KEYS: Final = (
     _key("api key", "sk-ant-", r"sk-ant-[A-Za-z0-9_-]{20,}+"),
     _key("api key", "sk-", r"sk-(?:proj|svcacct|admin|or-v1)-[A-Za-z0-9_-]{20,}+"),
-    Secret(
+    SecretPattern(
         "api key", re.compile(r"(?<![A-Za-z0-9_-])sk-[A-Za-z0-9_-]{20,}+"), ("sk-",), _is_random
     ),
     _key("api key", "aiza", r"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
@@ -96,7 +96,7 @@ _KEYS: Final = (
     _key("token", "github_pat_", r"github_pat_[A-Za-z0-9_]{22,}+"),
     _key("token", "glpat-", r"glpat-[A-Za-z0-9_-]{20,}+"),
     # GitLab: runners, deploy tokens and others. GLRT is also a test in statistics.
-    Secret(
+    SecretPattern(
         "token",
         re.compile(r"(?<![A-Za-z0-9_-])gl(?:rt|dt|ptt|cbt|ft|soat|imt|agent)-[A-Za-z0-9_-]{20,}+"),
         ("glrt-", "gldt-", "glptt-", "glcbt-", "glft-", "glsoat-", "glimt-", "glagent-"),
@@ -104,7 +104,7 @@ _KEYS: Final = (
     ),
     _key("token", "shp", r"shp(?:at|ca|pa|ss)_[A-Za-z0-9]{32,}+"),  # Shopify
     _key("token", "dapi", r"dapi[a-f0-9]{32}(?:-[0-9]{1,2})?(?![A-Za-z0-9])"),  # Databricks
-    Secret(  # HashiCorp Vault
+    SecretPattern(  # HashiCorp Vault
         "token",
         re.compile(r"(?<![A-Za-z0-9_.-])hv[sbr]\.[A-Za-z0-9_-]{20,}+"),
         ("hvs.", "hvb.", "hvr."),
@@ -122,7 +122,7 @@ _KEYS: Final = (
     _key("api key", "rubygems_", r"rubygems_[A-Za-z0-9]{40,}+"),
     _key("token", "sntry", r"sntry[su]_[A-Za-z0-9_+/=-]{40,}+"),  # Sentry
     _key("api key", "nrak-", r"NRAK-[A-Za-z0-9]{20,}+"),  # New Relic
-    Secret(  # Discord bot: id in base64, time, signature
+    SecretPattern(  # Discord bot: id in base64, time, signature
         "token",
         re.compile(
             r"(?<![A-Za-z0-9_.-])[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}+"
@@ -141,10 +141,10 @@ _KEYS: Final = (
         r"webhook\.office\.com/webhookb2/(?P<value>[A-Za-z0-9@/._-]{30,}+)",
     ),
     # Azure shared access signature.
-    Secret("token", re.compile(r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"), ("sig=",)),
+    SecretPattern("token", re.compile(r"(?<=[?&;])sig=(?P<value>[\w%+/=.~-]{20,}+)"), ("sig=",)),
     # The gateway's cookie and login links.
     _key("cookie", "steno", r"steno[a-z_-]{0,20}=(?P<value>[0-9]{6,20}\.[\w.-]{16,}+)"),
-    Secret("token", re.compile(r"/login\?code=(?P<value>[\w.-]{8,}+)"), ("/login?code=",)),
+    SecretPattern("token", re.compile(r"/login\?code=(?P<value>[\w.-]{8,}+)"), ("/login?code=",)),
     _key("token", "xox", r"xox[abcdeoprs]-[A-Za-z0-9-]{10,}+"),
     _key("token", "xapp-", r"xapp-[0-9]-[A-Za-z0-9-]{20,}+"),
     _key("token", "hooks.slack.com", r"hooks\.slack\.com/services/[A-Za-z0-9/]{20,}+"),
@@ -160,18 +160,18 @@ _KEYS: Final = (
 )
 
 _HEADERS: Final = (
-    Secret(
+    SecretPattern(
         "token",
         re.compile(r"(?i)\bbearer:?[ \t]{1,4}(?P<value>[\w.~+/=-]{16,}+)"),
         ("bearer",),
         _is_credential,
     ),
-    Secret(
+    SecretPattern(
         "password",
         re.compile(r"(?i)\bauthorization:[ \t]{0,4}basic[ \t]{1,4}(?P<value>[a-z0-9+/=]{8,}+)"),
         ("basic",),
     ),
-    Secret(
+    SecretPattern(
         "token",
         re.compile(
             r"(?i)\bauthorization:[ \t]{0,4}(?:token|apikey|key)[ \t]{1,4}"
@@ -180,7 +180,7 @@ _HEADERS: Final = (
         ("authorization",),
         _is_credential,
     ),
-    Secret(
+    SecretPattern(
         "cookie",
         re.compile(
             r"(?i)(?<![\w-])set-cookie:[ \t]{0,4}[^\s=;,\"']{1,64}="
@@ -188,7 +188,7 @@ _HEADERS: Final = (
         ),
         ("set-cookie",),
     ),
-    Secret(
+    SecretPattern(
         "cookie",
         re.compile(
             r"(?i)(?<![\w-])cookie:[ \t]{0,4}(?P<value>[^\s=;,\"']{1,64}=(?!\[redacted)[^\s\"'\\]"
@@ -198,7 +198,7 @@ _HEADERS: Final = (
     ),
     # In URLs: scheme://user:password@host. The password may contain an @ or a slash, so it extends
     # to the last @. Text that starts with a port number is not a password.
-    Secret(
+    SecretPattern(
         "password",
         re.compile(
             r"://[^\s/:@\[]{0,64}+:(?P<value>(?!\[redacted|[0-9]{1,5}(?:[/?#]|\Z))\S{1,256})@"
@@ -207,54 +207,54 @@ _HEADERS: Final = (
     ),
 )
 
-_GIVEN: Final = (
+_OPTION_VALUE: Final = (
     r"(?:(?P<quote>[\"'])(?P<quoted>[^\"'\n]{1,256})(?P=quote)|(?P<value>[^\s\"'`\\]{3,1024}+))"
 )
 
 
-def _is_given(found: re.Match[str]) -> bool:
+def _is_option_value(found: re.Match[str]) -> bool:
     """Whether the text after an option is its value and not the rest of a sentence."""
     value = found["quoted"] or found["value"].rstrip(".,;:!?)]}")
-    if value.startswith("-") or _NO_VALUE.match(value) or value.startswith("$"):
+    if value.startswith("-") or _PLACEHOLDER.match(value) or value.startswith("$"):
         return False
     letters = value.replace("_", "").replace("-", "")
     return not (letters.isalpha() and (letters.islower() or letters.isupper()))
 
 
-def _is_glued(found: re.Match[str]) -> bool:
+def _is_attached_password(found: re.Match[str]) -> bool:
     """Whether the text directly after `-p` is a password and not a placeholder."""
     value = found["quoted"] or found["value"]
-    return not (_NO_VALUE.match(value) or value[0] in "$%<-" or value.isupper())
+    return not (_PLACEHOLDER.match(value) or value[0] in "$%<-" or value.isupper())
 
 
 def _is_after_curl(found: re.Match[str]) -> bool:
     before = found.string[max(0, found.start() - 300) : found.start()]
-    return "curl" in before.rpartition("\n\n")[2] and not _NO_VALUE.match(found["value"])
+    return "curl" in before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(found["value"])
 
 
 _COMMANDS: Final = (
-    Secret(
+    SecretPattern(
         "secret",
         re.compile(
             r"(?i)(?<![\w-])--(?:[a-z]{1,20}-){0,3}(?:password|passwd|passphrase|token|secret"
-            rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_GIVEN}"
+            rf"|(?:api|access|secret)-?key)[ \t]{{1,4}}{_OPTION_VALUE}"
         ),
         ("--",),
-        _is_given,
+        _is_option_value,
     ),
-    Secret(
+    SecretPattern(
         "password",
-        re.compile(rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_GIVEN}"),
+        re.compile(rf"\bsshpass[ \t]{{1,4}}-p[ \t]{{0,4}}{_OPTION_VALUE}"),
         ("sshpass",),
-        _is_given,
+        _is_option_value,
     ),
-    Secret(
+    SecretPattern(
         "password",
-        re.compile(rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_GIVEN}"),
+        re.compile(rf"\bmysql[a-z]{{0,8}}\b[^\n|;&]{{0,200}}?[ \t]-p{_OPTION_VALUE}"),
         ("mysql",),
-        _is_glued,
+        _is_attached_password,
     ),
-    Secret(
+    SecretPattern(
         "password",
         re.compile(
             r"(?<![\w-])(?:-u|--user)[ \t=]{0,4}[\"']?[^\s:\"'/]{1,64}:"
@@ -263,7 +263,7 @@ _COMMANDS: Final = (
         ("curl",),
         _is_after_curl,
     ),
-    Secret(
+    SecretPattern(
         "password",
         re.compile(
             r"\bmachine\s{1,8}\S{1,128}+\s{1,8}login\s{1,8}\S{1,128}+"
@@ -271,7 +271,7 @@ _COMMANDS: Final = (
         ),
         ("login",),
     ),
-    Secret(
+    SecretPattern(
         "access key",
         re.compile(r"(?i)\b(?:account|sharedaccess)key=(?P<value>[a-z0-9+/=]{20,}+)"),
         ("accountkey=", "sharedaccesskey="),
@@ -292,7 +292,7 @@ def _is_secret_element(found: re.Match[str]) -> bool:
 
 _VALUE: Final = r"(?:(?P<quote>[\"'`])(?P<quoted>[^\"'`\n]{1,256})(?P=quote)|(?P<bare>\S{1,256}+))"
 
-_SAID: Final = re.compile(
+_PASSWORD: Final = re.compile(
     r"(?i)(?:password|passwd|passphrase|passcode|pwd)"
     r"(?:(?<!redacted: password)\]|%5d|\*\*|__)?(?P<closed>[\"'`]?)"
     r"(?:\s{1,4}(?:for|of|on|to)(?:\s{1,4}[\w'.-]{1,24}){1,4}?)?"
@@ -313,10 +313,10 @@ _ASSIGNED_HINTS: Final = (
     *("secret", "key", "token", "passwort", "kennwort", "contrase", "mot de passe", "senha"),
     *("пароль", "密码", "パスワード"),
 )
-_OF_A_KEY: Final = re.compile(
+_KEY_PREFIX: Final = re.compile(
     r"(?i)(?:api|access|private|secret|signing|encryption|fernet|master|hmac|jwt|aes)[_ -]?\Z"
 )
-_OF_A_TOKEN: Final = re.compile(r"(?i)(?:access|auth|refresh|api|bot|session|id)[_ -]?\Z")
+_TOKEN_PREFIX: Final = re.compile(r"(?i)(?:access|auth|refresh|api|bot|session|id)[_ -]?\Z")
 _PIN: Final = re.compile(
     r"(?i)(?<![^\W_])pin(?:[ _-](?:code|number))?[\"'`]?"
     r"(?:\s{0,4}[=:]\s{0,4}|\s{1,4}is(?:\s{0,4}:\s{0,4}|\s{1,4}))[\"'`]?(?P<value>[0-9]{4,8})\b"
@@ -324,20 +324,20 @@ _PIN: Final = re.compile(
 
 _ASSIGNS: Final = ("=", ":", ":=", "=>")
 
-_NO_VALUE: Final = re.compile(
+_PLACEHOLDER: Final = re.compile(
     # Placeholders and references instead of a secret.
     r"(?i)\[(?:redacted|hidden|removed|masked|filtered|your|\.)|\*\*|••|\.\.\.|…|<[^<>\s]{1,40}>|<your\b"
     r"|\{|%[(sd]|\$[{(]|\$[A-Z_]{0,30}(?:pass|pwd|secret|token|key)|\([a-z]{1,30}\b|x{3,}\b|your[_-]"
     r"|os\.|env[.\[]|process\.|config[.\[]|settings\.|self\.|[\w.]{1,60}\("
 )
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,4})?")
-_INSTEAD: Final = """
+_PLACEHOLDER_WORDS: Final = """
     any bool boolean bytes changeme char false int nil none null number object optional passwd
     password pwd secret secretstr str string text true undefined varchar
 """
-_PLACEHOLDERS: Final = frozenset(_INSTEAD.split())
+_PLACEHOLDERS: Final = frozenset(_PLACEHOLDER_WORDS.split())
 
-_SAID_OF_ONE: Final = """
+_SENTENCE_WORD_LIST: Final = """
     a about again all also always an another any as at bad based been being but by case-sensitive
     complex correct different easy empty enough fine for from good gone hard here hers his
     important impossible in incorrect invalid it its just kept known less long lost mandatory mine
@@ -347,38 +347,38 @@ _SAID_OF_ONE: Final = """
     theirs there this to too unique unknown unsafe up valid very weak what where which with without
     wrong your yours
 """
-_GOES_ON: Final = frozenset(_SAID_OF_ONE.split())
+_SENTENCE_WORDS: Final = frozenset(_SENTENCE_WORD_LIST.split())
 """Words that continue a sentence about a password."""
 
 
 def _is_password(found: re.Match[str]) -> bool:
     """Whether the text after `password` is a password and not the rest of the sentence."""
     value = _plain(found)
-    if len(value) < 3 or _NO_VALUE.match(value) or value.lower() in _PLACEHOLDERS:
+    if len(value) < 3 or _PLACEHOLDER.match(value) or value.lower() in _PLACEHOLDERS:
         return False
     if found["closed"] and _NUMBER.fullmatch(value):
         return False  # a field, which `secret_fields` has checked
     if found["quoted"] is not None or "=" in found["sep"]:
         return True
-    if not value.isalpha() and value.lower() not in _GOES_ON:
+    if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
         return "to" not in found["sep"].lower() or any(map(str.isdigit, value))
     ends = found["bare"][-1] in ".,;!?)" or found["next"].strip().lower() in ("", "and", "but")
     word = value.lower()
-    said = word in _GOES_ON or word.endswith(("ed", "ing", "en", "ly"))
+    said = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
     return ends and not said and "to" not in found["sep"].lower()
 
 
 def _is_assigned(found: re.Match[str]) -> bool:
     """Whether the text after `api key` or similar words is a key: long, and not a word."""
     before = found.string[max(0, found.start() - 12) : found.start()]
-    if found["key"] and not _OF_A_KEY.search(before):
+    if found["key"] and not _KEY_PREFIX.search(before):
         return False
-    if found["token"] and not _OF_A_TOKEN.search(before):
+    if found["token"] and not _TOKEN_PREFIX.search(before):
         alone = not before[-1:].isascii() or not before[-1:].isalnum()
         if not alone or found["sep"].strip()[:1] not in ("=", ":"):
             return False
     value = _plain(found)
-    if len(value) < (4 if found["password"] else 8) or _NO_VALUE.match(value):
+    if len(value) < (4 if found["password"] else 8) or _PLACEHOLDER.match(value):
         return False
     if any(map(str.isdigit, value)):
         return any(map(str.isalpha, value))
@@ -418,11 +418,11 @@ SECRETS: Final = (  # guard: keys-redacted
     *_KEYS,
     *_HEADERS,
     *_COMMANDS,
-    Secret("secret", _ELEMENT, ("</",), _is_secret_element),
-    Secret("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
-    Secret("pin", _PIN, ("pin",)),
-    Secret("card number", _CARD, tuple("3456"), _is_card),
+    SecretPattern("secret", _ELEMENT, ("</",), _is_secret_element),
+    SecretPattern("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
+    SecretPattern("pin", _PIN, ("pin",)),
+    SecretPattern("card number", _CARD, tuple("3456"), _is_card),
     # Last, because the decision on a word depends on the text after it, which may be a secret.
-    Secret("password", _SAID, ("pass", "pwd"), _is_password),
+    SecretPattern("password", _PASSWORD, ("pass", "pwd"), _is_password),
 )
 """All kinds in search order: the most specific first."""

@@ -8,37 +8,37 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from stenolog.redaction.patterns import PRIVATE_KEY, SECRETS, Secret
+from stenolog.redaction.patterns import PRIVATE_KEY, SECRETS, SecretPattern
 from stenolog.redaction.secret_fields import (
-    Kind,
-    SecretField,
-    below,
-    found_in,
+    SecretKind,
+    SecretSpan,
+    find_secret_fields,
     is_number,
     is_schema,
     is_value,
+    kind_below,
     kind_of,
     stub_of,
 )
 
-_RUN: Final = re.compile(r"\S*")
+_NON_SPACES: Final = re.compile(r"\S*")
 _MARGIN: Final = 1_000
 """In characters. No secret with a space is longer, except a private key."""
 
 
-_LONG_NAME: Final = 16
+_MIN_NAME: Final = 16
 """In characters. No secret that is recognized by its form is shorter."""
-_UNSEEN: Final = re.compile(
+_INVISIBLE: Final = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
     # The same characters as JSON escapes.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
 """Invisible characters, which can hide a secret from a pattern."""
-_HARMLESS: Final = re.compile(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
+_TOO_SHORT: Final = re.compile(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
 """Texts that are too short for a secret that is recognized by its form."""
-_HIDING: Final = re.compile(
-    _UNSEEN.pattern
+_INVISIBLE_OR_ESCAPED: Final = re.compile(
+    _INVISIBLE.pattern
     + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
 )
 """Invisible characters, and letters written as escapes."""
@@ -65,44 +65,44 @@ def redact(text: str) -> Redacted:
     Returns the same text and count 0 if there is none. Only secrets with a known form or field name
     are found; a secret in plain words stays. Invisible characters do not hide a secret.
     """
-    return _out_of(text, SECRETS)
+    return _redact_with(text, SECRETS)
 
 
-def _out_of(text: str, secrets: Iterable[Secret]) -> Redacted:
-    if _HARMLESS.fullmatch(text):
+def _redact_with(text: str, secrets: Iterable[SecretPattern]) -> Redacted:
+    if _TOO_SHORT.fullmatch(text):
         return Redacted(text, 0)
-    found = _Finding(text, _hiding(text))  # guard: hidden-characters-redacted
-    found.take_out(list(found_in(found.text)))  # guard: secret-fields-redacted
-    for secret in _possible(found.text, secrets):
-        found.take_out(_found(found.text, secret))
-    return found.redacted()
+    found = _Replacement(text, _hidden_characters(text))  # guard: hidden-characters-redacted
+    found.replace_secrets(list(find_secret_fields(found.text)))  # guard: secret-fields-redacted
+    for secret in _hinted_patterns(found.text, secrets):
+        found.replace_secrets(_find_secrets(found.text, secret))
+    return found.result()
 
 
-def _hiding(text: str) -> list[SecretField]:
+def _hidden_characters(text: str) -> list[SecretSpan]:
     """Return invisible characters and escaped letters, with the letters as replacements."""
     if text.isascii() and "\\u" not in text:
         return []
     return [
-        SecretField(*one.span(), chr(int(one["letter"], 16)) if one["letter"] else "")
-        for one in _HIDING.finditer(text)
+        SecretSpan(*one.span(), chr(int(one["letter"], 16)) if one["letter"] else "")
+        for one in _INVISIBLE_OR_ESCAPED.finditer(text)
     ]
 
 
-class _Finding:
+class _Replacement:
     """A text in which secrets are replaced step by step, with positions in the original text.
 
     Each step searches the result of the previous one, so that no secret is found twice.
     """
 
-    def __init__(self, text: str, hiding: list[SecretField]) -> None:
+    def __init__(self, text: str, hidden: list[SecretSpan]) -> None:
         self.text = text
-        self._first = text
-        self._steps: list[_Step] = []
+        self._original = text
+        self._steps: list[_PositionMap] = []
         self._stubs: list[tuple[int, int, int, str]] = []
-        if hiding:
-            self._replace(hiding)
+        if hidden:
+            self._replace(hidden)
 
-    def take_out(self, found: list[SecretField]) -> None:
+    def replace_secrets(self, found: list[SecretSpan]) -> None:
         """Replace these secrets (sorted by position) by their stubs."""
         if not found:
             return
@@ -113,27 +113,27 @@ class _Finding:
             self._stubs.append((start, end, len(self._steps), one.stub))
         self._replace(found)
 
-    def redacted(self) -> Redacted:
+    def result(self) -> Redacted:
         """Return the original text with the stubs."""
         if not self._stubs:
-            return Redacted(self._first, 0)
+            return Redacted(self._original, 0)
         pieces, at, count = list[str](), 0, 0
         # A later secret may contain an earlier one; then it ends at or after it.
         for start, end, _, stub in sorted(self._stubs, key=lambda one: (one[0], -one[2])):
             if start >= at:
-                pieces += [self._first[at:start], stub]
+                pieces += [self._original[at:start], stub]
                 at, count = end, count + 1
-        return Redacted("".join([*pieces, self._first[at:]]), count)
+        return Redacted("".join([*pieces, self._original[at:]]), count)
 
-    def _replace(self, found: list[SecretField]) -> None:
-        self._steps.append(_Step(found))
-        self.text = _without(self.text, found)
+    def _replace(self, found: list[SecretSpan]) -> None:
+        self._steps.append(_PositionMap(found))
+        self.text = _replace_spans(self.text, found)
 
 
-class _Step:
+class _PositionMap:
     """A mapping of positions in a text to positions before one replacement step."""
 
-    def __init__(self, found: list[SecretField]) -> None:
+    def __init__(self, found: list[SecretSpan]) -> None:
         self._found = found
         self._starts: list[int] = []
         shorter = 0
@@ -147,8 +147,8 @@ class _Step:
         if at < 0:
             return place, place + 1
         one = self._found[at]
-        behind = place - self._starts[at] - len(one.stub)
-        return (one.start, one.end) if behind < 0 else (one.end + behind, one.end + behind + 1)
+        offset = place - self._starts[at] - len(one.stub)
+        return (one.start, one.end) if offset < 0 else (one.end + offset, one.end + offset + 1)
 
 
 def redact_data(value: Any) -> RedactedData:
@@ -156,7 +156,7 @@ def redact_data(value: Any) -> RedactedData:
 
     A text that contains JSON is redacted as JSON, and is otherwise unchanged.
     """
-    walk = _Walk()
+    walk = _DataRedactor()
     return RedactedData(walk.value(value), walk.count)
 
 
@@ -177,10 +177,10 @@ _JSON: Final = json.JSONDecoder(
 _SCALAR: Final = re.compile(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
 
 
-class _Walk:
+class _DataRedactor:
     """A traversal of data that counts its secrets."""
 
-    def __init__(self, secrets: Iterable[Secret] = SECRETS) -> None:
+    def __init__(self, secrets: Iterable[SecretPattern] = SECRETS) -> None:
         self.count = 0
         self._secrets = secrets
         """Kinds of secrets to search for in texts."""
@@ -191,7 +191,7 @@ class _Walk:
         Names count as scalars too.
         """
 
-    def value(self, value: Any, kind: Kind | None = None, *, directly: bool = False) -> Any:
+    def value(self, value: Any, kind: SecretKind | None = None, *, directly: bool = False) -> Any:
         """Return the value without secrets. With a kind, the whole value is a secret."""
         match value:
             case list() if not isinstance(value, _Fields):
@@ -200,52 +200,52 @@ class _Walk:
                 return dict(self._object(list(value.items()), kind))
             case _Fields():
                 return _Fields(self._object(value, kind))
-        told = self._scalar(value, kind, directly=directly)
-        if told is not value:
-            self.changed[self._scalars] = told
+        redacted_value = self._scalar(value, kind, directly=directly)
+        if redacted_value is not value:
+            self.changed[self._scalars] = redacted_value
         self._scalars += 1
-        return told
+        return redacted_value
 
-    def _list(self, values: list[Any], kind: Kind | None) -> Iterator[Any]:
+    def _list(self, values: list[Any], kind: SecretKind | None) -> Iterator[Any]:
         """Redact a list. A private key may span several items, as in a cell of a notebook."""
-        key: Kind | None = None
+        key: SecretKind | None = None
         for value in values:
-            told = self.value(value, key or kind)
+            redacted_value = self.value(value, key or kind)
             if isinstance(value, str):
-                within = key is not None or told.endswith(_CUT_OFF_KEY)
+                within = key is not None or redacted_value.endswith(_CUT_OFF_KEY)
                 key = kind_of("private_key") if within and "-----END" not in value else None
-            yield told
+            yield redacted_value
 
-    def _object(self, fields: list[tuple[Any, Any]], above: Kind | None) -> Iterator[Any]:
+    def _object(self, fields: list[tuple[Any, Any]], above: SecretKind | None) -> Iterator[Any]:
         schema = above is not None and any(is_schema(str(name), one) for name, one in fields)
-        beside = self._told_beside(fields)
-        is_a_word = any(name == "logprob" for name, _ in fields)
+        named_kind = self._kind_from_sibling(fields)
+        is_model_token = any(name == "logprob" for name, _ in fields)
         for name, value in fields:
-            said = _UNSEEN.sub("", name) if isinstance(name, str) else ""
-            own = kind_of(said)
-            if said == "token" and is_a_word:
+            field_name = _INVISIBLE.sub("", name) if isinstance(name, str) else ""
+            own = kind_of(field_name)
+            if field_name == "token" and is_model_token:
                 own = None  # a piece of a model's answer
-            if said.lower() == "value":
-                own = own or beside
-            kind = own or below(above, said, schema=schema)
+            if field_name.lower() == "value":
+                own = own or named_kind
+            kind = own or kind_below(above, field_name, schema=schema)
             yield self._name(name), self.value(value, kind, directly=own is not None)
 
     def _name(self, name: Any) -> Any:
-        if isinstance(name, str) and len(name) >= _LONG_NAME:
+        if isinstance(name, str) and len(name) >= _MIN_NAME:
             return self.value(name)
         self._scalars += 1
         return name
 
-    def _told_beside(self, fields: list[tuple[Any, Any]]) -> Kind | None:
+    def _kind_from_sibling(self, fields: list[tuple[Any, Any]]) -> SecretKind | None:
         """Return the kind of the value in `{"name": "Authorization", "value": …}`."""
         for name, value in fields:
             if isinstance(name, str) and name.lower() in ("name", "key") and isinstance(value, str):
-                return kind_of(_UNSEEN.sub("", value))
+                return kind_of(_INVISIBLE.sub("", value))
         return None
 
-    def _scalar(self, value: Any, kind: Kind | None, *, directly: bool) -> Any:
+    def _scalar(self, value: Any, kind: SecretKind | None, *, directly: bool) -> Any:
         if isinstance(value, str) and not isinstance(value, _Number):
-            if kind is None or not is_value(kind, _UNSEEN.sub("", value)):
+            if kind is None or not is_value(kind, _INVISIBLE.sub("", value)):
                 return self._text(value)
         elif (
             kind is None
@@ -260,14 +260,18 @@ class _Walk:
     def _text(self, text: str) -> str:
         if text.lstrip()[:1] in ("{", "[", '"'):
             try:
-                inner = _Walk(_possible(text, self._secrets) if _is_open(text) else self._secrets)
-                inner.value(_JSON.decode(text))
+                nested = _DataRedactor(
+                    _hinted_patterns(text, self._secrets)
+                    if _has_no_escapes(text)
+                    else self._secrets
+                )
+                nested.value(_JSON.decode(text))
             except (ValueError, RecursionError):
                 pass  # not JSON: redact it as ordinary text
             else:
-                self.count += inner.count
-                return inner.in_place(text)
-        found = _out_of(text, self._secrets)
+                self.count += nested.count
+                return nested.in_place(text)
+        found = _redact_with(text, self._secrets)
         self.count += found.count
         return found.text
 
@@ -279,8 +283,8 @@ class _Walk:
         for number, one in enumerate(_SCALAR.finditer(text)):
             if number in self.changed:
                 # Keep ASCII escapes: a lone surrogate has no other form.
-                told = json.dumps(self.changed[number], ensure_ascii=one[0].isascii())
-                pieces += [text[at : one.start()], told]
+                redacted_value = json.dumps(self.changed[number], ensure_ascii=one[0].isascii())
+                pieces += [text[at : one.start()], redacted_value]
                 at = one.end()
         return "".join([*pieces, text[at:]])
 
@@ -298,38 +302,38 @@ def redact_ends(text: str, *, most: int) -> Redacted:
     # Drop the run without spaces at the cut: it may have lost its recognizable part.
     words = keys.text[: most + _MARGIN].rsplit(None, 1)
     head = redact(words[0] if len(words) == 2 else "")
-    tail = redact(_RUN.sub("", keys.text[-most - _MARGIN :], count=1))
+    tail = redact(_NON_SPACES.sub("", keys.text[-most - _MARGIN :], count=1))
     return Redacted(
         f"{head.text[:-_MARGIN]}\n…\n{tail.text[_MARGIN:]}", keys.count + head.count + tail.count
     )
 
 
-def _redacted(text: str, secrets: Iterable[Secret]) -> Redacted:
-    found = _Finding(text, [])
-    for secret in _possible(text, secrets):
-        found.take_out(_found(found.text, secret))
-    return found.redacted()
+def _redacted(text: str, secrets: Iterable[SecretPattern]) -> Redacted:
+    found = _Replacement(text, [])
+    for secret in _hinted_patterns(text, secrets):
+        found.replace_secrets(_find_secrets(found.text, secret))
+    return found.result()
 
 
-def _possible(text: str, secrets: Iterable[Secret]) -> list[Secret]:
+def _hinted_patterns(text: str, secrets: Iterable[SecretPattern]) -> list[SecretPattern]:
     """Return the kinds that may occur in the text, to skip the search for most of them."""
     small = text.lower()
     return [secret for secret in secrets if secret.is_hinted(small)]
 
 
-def _is_open(text: str) -> bool:
+def _has_no_escapes(text: str) -> bool:
     """Whether a JSON text has no escaped or invisible characters that could hide a secret."""
     escapes = "\\u" in text or "\\/" in text
-    return not escapes and (text.isascii() or _UNSEEN.search(text) is None)
+    return not escapes and (text.isascii() or _INVISIBLE.search(text) is None)
 
 
-def _found(text: str, secret: Secret) -> list[SecretField]:
+def _find_secrets(text: str, secret: SecretPattern) -> list[SecretSpan]:
     """Return the secrets of one kind, in order."""
-    at, found = 0, list[SecretField]()
+    at, found = 0, list[SecretSpan]()
     while (match := secret.pattern.search(text, at)) is not None:
         if secret.check(match):
             start, at = _span(match)
-            found.append(SecretField(start, at, f"[redacted: {secret.name}]"))
+            found.append(SecretSpan(start, at, f"[redacted: {secret.name}]"))
         else:
             # The rejected match may contain the start of a real secret.
             at = match.start() + 1
@@ -342,16 +346,16 @@ def _span(match: re.Match[str]) -> tuple[int, int]:
     A value without quotes extends to the next space, without punctuation that ends the sentence or
     closes a bracket. `!` and `?` count as part of it: passwords often end with them.
     """
-    told = match.groupdict()
-    if told.get("bare"):
-        run = _RUN.match(match.string, match.start("bare"))
+    redacted_value = match.groupdict()
+    if redacted_value.get("bare"):
+        run = _NON_SPACES.match(match.string, match.start("bare"))
         start, end = run.span() if run else match.span("bare")
         return start, start + len(match.string[start:end].rstrip(".,;:)]}"))
-    name = next((name for name in ("quoted", "value") if told.get(name)), None)
+    name = next((name for name in ("quoted", "value") if redacted_value.get(name)), None)
     return match.span() if name is None else match.span(name)
 
 
-def _without(text: str, found: list[SecretField]) -> str:
+def _replace_spans(text: str, found: list[SecretSpan]) -> str:
     pieces = []
     at = 0
     for one in found:
@@ -365,10 +369,10 @@ def _without(text: str, found: list[SecretField]) -> str:
 
 
 class SharingRedactor:
-    """A redactor of shared texts and data that counts secrets. Inactive unless `wanted`."""
+    """A redactor of shared texts and data that counts secrets. Inactive unless `enabled`."""
 
-    def __init__(self, *, wanted: bool) -> None:
-        self.wanted = wanted
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
         self.count = 0
         """Number of secrets redacted so far."""
 
@@ -378,12 +382,12 @@ class SharingRedactor:
 
     def data(self, value: Any) -> Any:
         """Return the redacted data: texts, lists and objects."""
-        if not self.wanted:
+        if not self.enabled:
             return value
         found = redact_data(value)
         self.count += found.count
         return found.value
 
-    def again(self, text: str) -> str:
+    def without_counting(self, text: str) -> str:
         """Return the redacted text without counting its secrets."""
-        return str(redact_data(text).value) if self.wanted else text
+        return str(redact_data(text).value) if self.enabled else text

@@ -14,7 +14,7 @@ from unicodedata import normalize
 from msgspec import Struct
 
 
-class Kind(Struct, frozen=True):
+class SecretKind(Struct, frozen=True):
     """A kind of secret with the names of its fields."""
 
     name: str
@@ -28,8 +28,8 @@ class Kind(Struct, frozen=True):
     """Whether all values below such a field are secrets."""
 
 
-def _kind(name: str, fields: str, words: str = "(?!)", **rest: bool) -> Kind:
-    return Kind(name, re.compile(fields), re.compile(words), **rest)
+def _kind(name: str, fields: str, words: str = "(?!)", **rest: bool) -> SecretKind:
+    return SecretKind(name, re.compile(fields), re.compile(words), **rest)
 
 
 _OWNERS: Final = """
@@ -38,7 +38,7 @@ _OWNERS: Final = """
     service smtp ssh sudo truststore user vpn wifi
 """
 """Prefixes that make `pass` a password, unlike a mountain pass or a boarding pass."""
-_PAGES: Final = (
+_PAGE_TOKENS: Final = (
     r"(?:.*_)?(?:next|prev|previous|page|paging|pagination|continuation|cursor|sync|start|end|stop"
     r"|resume|cancellation|eos|bos|pad|unk|mask|sep|cls)_?token"
 )
@@ -67,15 +67,15 @@ _KINDS: Final = (
     _kind("token", r"(?:x_)?auth", r"[a-z]{2,12}[0-9]?", deep=False),
     _kind("pin", r"(?:.*_)?(?:pin|pin_code|cvv|cvc|otp)", numbers=True),
 )
-_NONE: Final = re.compile(f"{_PAGES}|{_FLAGS}")
+_NOT_SECRET: Final = re.compile(f"{_PAGE_TOKENS}|{_FLAGS}")
 _LONGEST: Final = 64
 """Number of characters at the end of a name that are used."""
-_WHERE: Final = re.compile(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
+_NAME_SUFFIX: Final = re.compile(r"\s*+(?:\([^()]{0,60}\)|@[\w.-]{1,60})\s*+\Z")
 """A suffix such as in `password (prod)`."""
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_APART: Final = re.compile(r"[^a-z0-9]+")
+_CAMEL_CASE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEPARATORS: Final = re.compile(r"[^a-z0-9]+")
 
-_NO_VALUE: Final = re.compile(
+_PLACEHOLDER: Final = re.compile(
     r"(?i)\s*+(?:\[redacted: [a-z ]{1,20}\]|\*++|•++|x{3,}+|\.\.\.|…|<[^<>\s]{1,40}>"
     r"|\$\{[^{}\s]{1,60}\}|string|null|none|nil|true|false|undefined|optional|required|yes|no)?\s*+"
 )
@@ -83,10 +83,10 @@ _NO_VALUE: Final = re.compile(
 _DIGITS: Final = re.compile(r"\s*+[0-9]{3,8}\s*+")
 _LONG_NUMBER: Final = re.compile(r"-?[0-9]{4,}+")
 _TYPES: Final = ("string", "number", "integer", "boolean", "object", "array", "null")
-_OF_A_SCHEMA: Final = ("properties", "$ref", "enum", "anyOf", "oneOf", "allOf")
-_GIVEN: Final = ("value", "default", "const", "example")
+_SCHEMA_FIELDS: Final = ("properties", "$ref", "enum", "anyOf", "oneOf", "allOf")
+_SCHEMA_VALUES: Final = ("value", "default", "const", "example")
 """Fields of a schema that contain values."""
-_ABOUT: Final = ("description", "title", "label", "placeholder")
+_DESCRIPTIONS: Final = ("description", "title", "label", "placeholder")
 
 _NAME: Final = re.compile(
     # Starts at the first of several backslashes, so that each run of them is scanned once.
@@ -96,13 +96,13 @@ _QUOTE: Final = re.compile(r"(?P<escapes>\\{0,31})(?P<mark>[\"'])")
 _BARE: Final = re.compile(r"-?[0-9]{4,40}+(?![\w.\"'\\])")
 _PUNCTUATION: Final = re.compile(r"[\[\]{}]|(?<!\\)\\{0,31}[\"']")
 _COLON: Final = re.compile(r"\s*+:")
-_IS_A_WORD: Final = re.compile(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
+_LOGPROB: Final = re.compile(r"\s{0,8},\s{0,8}\\{0,31}[\"']logprob")
 """Follows a token of a model: a piece of its answer, not a secret."""
 
 Span = tuple[int, int]
 
 
-class SecretField(Struct, frozen=True):
+class SecretSpan(Struct, frozen=True):
     """The span of a secret in a text, and its replacement."""
 
     start: int
@@ -111,49 +111,49 @@ class SecretField(Struct, frozen=True):
 
 
 @lru_cache(maxsize=4096)
-def kind_of(name: str) -> Kind | None:
+def kind_of(name: str) -> SecretKind | None:
     """Return the kind of secret of a field name, or None."""
-    own = _WHERE.sub("", name[-2 * _LONGEST :])
+    own = _NAME_SUFFIX.sub("", name[-2 * _LONGEST :])
     plain = own if own.isascii() else normalize("NFKC", own)
-    words = _APART.sub("_", _HUMP.sub("_", plain[-_LONGEST:]).lower())
+    words = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", plain[-_LONGEST:]).lower())
     words = words.strip("_").rstrip("0123456789_")
-    if _NONE.fullmatch(words):
+    if _NOT_SECRET.fullmatch(words):
         return None
     return next((kind for kind in _KINDS if kind.fields.fullmatch(words)), None)
 
 
-def is_value(kind: Kind, value: str) -> bool:
+def is_value(kind: SecretKind, value: str) -> bool:
     """Whether the value of such a field is a secret and not a placeholder."""
     if kind.name == "pin":
         return _DIGITS.fullmatch(value) is not None
-    return _NO_VALUE.fullmatch(value) is None and kind.words.fullmatch(value) is None
+    return _PLACEHOLDER.fullmatch(value) is None and kind.words.fullmatch(value) is None
 
 
-def is_number(kind: Kind, value: str) -> bool:
+def is_number(kind: SecretKind, value: str) -> bool:
     """Whether a number in a field of this kind is a secret."""
     return kind.numbers and _LONG_NUMBER.fullmatch(value) is not None and is_value(kind, value)
 
 
-def below(kind: Kind | None, name: str, *, schema: bool) -> Kind | None:
+def kind_below(kind: SecretKind | None, name: str, *, schema: bool) -> SecretKind | None:
     """Return the kind of a field inside an object that is a secret as a whole, or None."""
-    if kind is None or not kind.deep or name in _ABOUT:
+    if kind is None or not kind.deep or name in _DESCRIPTIONS:
         return None
-    return kind if not schema or name in _GIVEN else None
+    return kind if not schema or name in _SCHEMA_VALUES else None
 
 
 def is_schema(name: str, value: Any) -> bool:
     """Whether an object with this field is a schema, which describes a type and has no value."""
     if name == "type":
         return isinstance(value, str) and value.lower() in _TYPES
-    return name in _OF_A_SCHEMA
+    return name in _SCHEMA_FIELDS
 
 
-def stub_of(kind: Kind) -> str:
+def stub_of(kind: SecretKind) -> str:
     """Return the replacement of a secret."""
     return f"[redacted: {kind.name}]"
 
 
-def found_in(text: str) -> Iterator[SecretField]:
+def find_secret_fields(text: str) -> Iterator[SecretSpan]:
     """Yield the secrets of a text that follow the name of their field, in order."""
     at = 0
     while (match := _NAME.search(text, at)) is not None:
@@ -165,25 +165,25 @@ def found_in(text: str) -> Iterator[SecretField]:
         if number is not None and is_number(kind, number[0]):
             # In the quotes of the name, so that JSON stays valid.
             stub = f"{match['quote']}{stub_of(kind)}{match['quote']}"
-            yield SecretField(number.start(), number.end(), stub)
-        spans, at = _values(text, at, kind)
+            yield SecretSpan(number.start(), number.end(), stub)
+        spans, at = _value_spans(text, at, kind)
         for start, end in spans:
             if is_value(kind, text[start:end]):
-                yield SecretField(start, end, stub_of(kind))
+                yield SecretSpan(start, end, stub_of(kind))
 
 
-def _values(text: str, at: int, kind: Kind) -> tuple[list[Span], int]:
+def _value_spans(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
     """Return the spans of the value at this position, or of all texts in it, and its end."""
     if text[at : at + 1] in ("[", "{"):
-        return _inside(text, at, kind) if kind.deep else ([], at)
+        return _spans_inside(text, at, kind) if kind.deep else ([], at)
     quote = _QUOTE.match(text, at)
     if quote is None:
         return [], at
     end, behind = _end(text, quote)
-    return [] if _IS_A_WORD.match(text, behind) else [(quote.end(), end)], behind
+    return [] if _LOGPROB.match(text, behind) else [(quote.end(), end)], behind
 
 
-def _inside(text: str, at: int, kind: Kind) -> tuple[list[Span], int]:
+def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int]:
     """Return the spans of the texts in the list or object at this position, without names."""
     depth, name, schema = 0, "", False
     spans = list[tuple[str, Span]]()
@@ -206,7 +206,7 @@ def _inside(text: str, at: int, kind: Kind) -> tuple[list[Span], int]:
                 schema = schema or is_schema(name, said)
     else:
         at = len(text)
-    return [span for name, span in spans if below(kind, name, schema=schema)], at
+    return [span for name, span in spans if kind_below(kind, name, schema=schema)], at
 
 
 def _end(text: str, quote: re.Match[str]) -> Span:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from stenolog.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from stenolog.sessions.keys import Origin, key_for, split
+    from stenolog.sessions.keys import Origin, key_for, split_key
     from stenolog.sessions.session_manager import SessionManager
     from stenolog.sessions.session_store import JSONLBackend, SessionHealth, SessionStore
 else:
@@ -18,7 +18,7 @@ else:
             "SessionManager": "stenolog.sessions.session_manager",
             "SessionStore": "stenolog.sessions.session_store",
             "key_for": "stenolog.sessions.keys",
-            "split": "stenolog.sessions.keys",
+            "split_key": "stenolog.sessions.keys",
         },
     )
 
@@ -29,5 +29,5 @@ __all__ = [
     "SessionManager",
     "SessionStore",
     "key_for",
-    "split",
+    "split_key",
 ]

@@ -20,7 +20,7 @@ from stenolog.errors import DamagedStore, NoSuchSession
 from stenolog.stores.base import MarkedStore, Store
 from stenolog.stores.locks import ThreadLock
 
-REMEMBERED: Final = 10_000
+MAX_CACHED_KEYS: Final = 10_000
 """Maximum number of cached keys that are known not to be aliases."""
 _MARK: Final = "aliases"
 NO_ALIASES: Final = ""
@@ -33,91 +33,94 @@ class Aliases:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mutex = ThreadLock()
-        self._plain: set[str] = set()
+        self._non_aliases: set[str] = set()
         """Keys that resolved to themselves when they were read."""
-        self._sessions: set[str] = set()
+        self._known_sessions: set[str] = set()
         """Keys of sessions that this process has read or written."""
         self._mark: object = None
-        self._seen = array("q")
+        self._stamp_hashes = array("q")
         """Hash of each key and stamp at the last scan: eight bytes instead of both strings."""
-        self._claims: dict[str, tuple[str, ...]] = {}
+        self._aliases_by_session: dict[str, tuple[str, ...]] = {}
         """The aliases of each session that has any."""
         self._owners: Mapping[str, str] = {}
-        self._ever: set[str] = set()
+        self._all_aliases: set[str] = set()
         """Every alias seen so far: its session may be restored from the trash."""
 
     def own_key(self, key: str) -> str:
         """Return the key of the session that this name opens; the name itself if it is no alias."""
         check_key(key)
         mark = alias_mark(self._store)
-        if mark == NO_ALIASES or self._was_never_given(key, mark):
+        if mark == NO_ALIASES or self._is_no_alias(key, mark):
             return key
         if self._exists(key):
             return key
         owner = self.owners().get(key)
-        if key in self._ever and (owner is None or key not in self._aliases_of(owner)):
+        if key in self._all_aliases and (owner is None or key not in self._aliases_of(owner)):
             # The session was deleted or restored under another key, or lost this alias.
-            owner = self.owners(anew=True).get(key)
+            owner = self.owners(rescan=True).get(key)
         return key if owner is None else owner
 
     def key_to_write(self, key: str) -> str:
         """Return the `own_key`, without reading the store if `note_session` recorded the key."""
-        known = key.__class__ is str and key in self._sessions
+        known = key.__class__ is str and key in self._known_sessions
         return key if known else self.own_key(key)
 
     def note_session(self, key: str) -> None:
         """Remember that a session with exactly this key exists."""
-        _remember(self._sessions, key)
+        _remember(self._known_sessions, key)
 
     def forget_session(self, key: str) -> None:
         """Resolve this key again before the next write, because its session was deleted."""
-        self._sessions.discard(key)
+        self._known_sessions.discard(key)
 
     def key_to_read(self, key: str) -> str:
         """Return the `own_key`, without reading the store if the name resolved to itself before.
 
         That session may have been deleted since: a caller that finds nothing must use `own_key`.
         """
-        if key.__class__ is str and key in self._plain:
+        if key.__class__ is str and key in self._non_aliases:
             return key
         own = self.own_key(key)
         if own == key:
-            _remember(self._plain, key)
+            _remember(self._non_aliases, key)
         return own
 
-    def _was_never_given(self, key: str, mark: str | None) -> bool:
+    def _is_no_alias(self, key: str, mark: str | None) -> bool:
         """Return whether no alias has this name and no alias was added since the last scan."""
-        return mark is not None and mark == self._mark and key not in self._ever
+        return mark is not None and mark == self._mark and key not in self._all_aliases
 
-    def owners(self, *, anew: bool = False) -> Mapping[str, str]:
+    def owners(self, *, rescan: bool = False) -> Mapping[str, str]:
         """Return every alias and its session; an existing session of that key takes precedence."""
         with self._mutex:
             mark = alias_mark(self._store)
             if mark == NO_ALIASES:
                 return {}
-            if anew or mark is None or mark != self._mark:
-                self._look()
+            if rescan or mark is None or mark != self._mark:
+                self._rescan()
                 self._mark = mark
             return self._owners
 
-    def claims(self) -> Mapping[str, tuple[str, ...]]:
+    def aliases_by_session(self) -> Mapping[str, tuple[str, ...]]:
         """Return the aliases of each session that has any; two sessions may claim the same one."""
-        self.owners(anew=True)
-        return self._claims
+        self.owners(rescan=True)
+        return self._aliases_by_session
 
-    def _look(self) -> None:
+    def _rescan(self) -> None:
         """Read the aliases of all sessions that changed since the last scan."""
         stamps = self._store.stamps()
-        seen = set(self._seen)
+        seen = set(self._stamp_hashes)
         new = [key for key, stamp in stamps.items() if hash((key, stamp)) not in seen]
-        gone = self._claims.keys() - stamps.keys()
+        removed = self._aliases_by_session.keys() - stamps.keys()
         found = {key: names for key in new if (names := self._aliases_of(key))}
-        if found or not self._claims.keys().isdisjoint((*gone, *new)):
-            kept = {key: self._claims[key] for key in self._claims.keys() - {*gone, *new}}
-            self._claims = kept | found
-            self._owners = _owners(self._claims)
-            self._ever.update(self._owners)
-        self._seen = array("q", map(hash, stamps.items()))
+        if found or not self._aliases_by_session.keys().isdisjoint((*removed, *new)):
+            kept = {
+                key: self._aliases_by_session[key]
+                for key in self._aliases_by_session.keys() - {*removed, *new}
+            }
+            self._aliases_by_session = kept | found
+            self._owners = _owner_by_alias(self._aliases_by_session)
+            self._all_aliases.update(self._owners)
+        self._stamp_hashes = array("q", map(hash, stamps.items()))
 
     def _exists(self, key: str) -> bool:
         try:
@@ -134,24 +137,28 @@ class Aliases:
             # that misses an alias would start a second session.
             return ()
         # A fork has a copy of the meta, but not the aliases.
-        return () if info.forked_from is not None else claimed(info.meta)
+        return () if info.forked_from is not None else aliases_in(info.meta)
 
 
 def _remember(keys: set[str], key: str) -> None:
-    if len(keys) >= REMEMBERED:
+    if len(keys) >= MAX_CACHED_KEYS:
         keys.clear()
     keys.add(key)
 
 
-def _owners(claims: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def _owner_by_alias(aliases_by_session: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the owner of each alias.
 
     Two sessions may claim one alias if they were imported at the same time: the smaller key wins.
     """
-    return {alias: key for key in sorted(claims, reverse=True) for alias in claims[key]}
+    return {
+        alias: key
+        for key in sorted(aliases_by_session, reverse=True)
+        for alias in aliases_by_session[key]
+    }
 
 
-def claimed(meta: Mapping[str, object]) -> tuple[str, ...]:
+def aliases_in(meta: Mapping[str, object]) -> tuple[str, ...]:
     """Return the aliases in the meta of a session."""
     names = meta.get("aliases")
     if not isinstance(names, list):

@@ -27,15 +27,15 @@ AGENTS: Final = "agents"
 FALLBACK: Final = ".fallback"
 """Suffix that the fallback store adds to the name of a folder or a database."""
 
-_OURS: Final = b'{"kind":"'
+_RECORD_START: Final = b'{"kind":"'
 """Start of every line of a log."""
 CHANNELS: Final = "channels"
 """State of chat apps that gateways keep. It contains no conversations."""
 
-_NOT_OTHERS: Final = (NAMESPACE, NOTES, CHANNELS)
+_KNOWN_NAMESPACES: Final = (NAMESPACE, NOTES, CHANNELS)
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class SessionsLocation(Struct, frozen=True, kw_only=True):
     """The location of the sessions of an agent."""
 
     where: str | os.PathLike[str]
@@ -65,15 +65,15 @@ class OtherNamespaces(Struct, frozen=True, kw_only=True):
     """Without the notes: they are not conversations."""
 
 
-def agents_namespace(agent: str) -> str:
+def agent_namespace(agent: str) -> str:
     """Return the namespace of an agent's sessions in a database."""
     return f"{AGENTS}.{escape_key(agent)}"
 
 
-def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
+def locate_sessions(where: str | os.PathLike[str], agent: str | None) -> SessionsLocation:
     """Return the store and the folders of an agent. Raises UsageError."""
     if agent is not None and (not isinstance(agent, str) or not agent):
-        raise UsageError(f"agent {agent!r}: a name is wanted, or none")
+        raise UsageError(f"agent must be a name or None, not {agent!r}")
     found = address(where)
     path = Path(found.path)
     match found.engine:
@@ -81,7 +81,7 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
             check_no_file(path)
             workspace = path if agent is None else path / AGENTS / escape_key(agent)
             folder = workspace / NAMESPACE
-            return Place(
+            return SessionsLocation(
                 where=workspace,
                 namespace=NAMESPACE,
                 old=folder,
@@ -90,21 +90,23 @@ def find_place(where: str | os.PathLike[str], agent: str | None) -> Place:
                 json_fallback=folder,
             )
         case "sqlite":
-            old: Path | None = _beside_database(path.parent, agent)
+            old: Path | None = _legacy_folder(path.parent, agent)
             # Other databases and logs may share the folder of the old sessions.
-            apart = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escape_key(agent)}"
-            json_fallback: Path | None = Path(f"{path}{apart}")
-            beside = Path(f"{path}{FALLBACK}")  # guard: fallback-folder-per-database
-            fallback: Path | None = beside if agent is None else beside / AGENTS / escape_key(agent)
+            suffix = f".{NAMESPACE}" if agent is None else f".{AGENTS}/{escape_key(agent)}"
+            json_fallback: Path | None = Path(f"{path}{suffix}")
+            fallback_folder = Path(f"{path}{FALLBACK}")  # guard: fallback-folder-per-database
+            fallback: Path | None = (
+                fallback_folder if agent is None else fallback_folder / AGENTS / escape_key(agent)
+            )
         case _:
             old = fallback = json_fallback = None
-    namespace = NAMESPACE if agent is None else agents_namespace(agent)
-    return Place(
+    namespace = NAMESPACE if agent is None else agent_namespace(agent)
+    return SessionsLocation(
         where=where, namespace=namespace, old=old, fallback=fallback, json_fallback=json_fallback
     )
 
 
-def _beside_database(folder: Path, agent: str | None) -> Path:
+def _legacy_folder(folder: Path, agent: str | None) -> Path:
     if agent is not None:
         return folder / AGENTS / escape_key(agent) / NAMESPACE
     # A database may be in the folder of the old sessions itself. A folder of any other name is not
@@ -117,32 +119,31 @@ def check_workspace(place: Path) -> None:
     try:
         if not place.is_dir():
             check_no_file(place)
-            raise UsageError(f"there is no workspace at {place}; is the name right?")
+            raise UsageError(f"there is no workspace at {place}; check the path")
         with os.scandir(place) as entries:
-            here = [entry.name for entry in entries]
+            names = [entry.name for entry in entries]
     except OSError as error:
         raise store_error(error, f"looking into {place}") from error
-    if NAMESPACE not in here and any(name.endswith(LOG_SUFFIX) for name in here):
+    if NAMESPACE not in names and any(name.endswith(LOG_SUFFIX) for name in names):
         name = place.resolve().name
         other = "" if name == NAMESPACE else f", with --namespace {name}"
         raise UsageError(
-            f"there are logs in {place} itself; name the workspace, which is the folder above it"
-            f"{other}"
+            f"{place} contains logs itself; give the workspace, which is its parent folder{other}"
         )
 
 
-def check_is_ours(place: Path) -> None:
+def check_stenolog_folder(place: Path) -> None:
     """Raise UsageError if a folder is not empty and contains nothing of stenolog."""
     try:
         folders = _folders(place, follow=True)
-        ours = any(os.path.lexists(place / name) for name in (NAMESPACE, NOTES, AGENTS))
-        if ours or log_folders(place) or not any(place.iterdir()):
+        is_ours = any(os.path.lexists(place / name) for name in (NAMESPACE, NOTES, AGENTS))
+        if is_ours or log_folders(place) or not any(place.iterdir()):
             return
-        inside = [name for name in folders if (place / name / NAMESPACE).is_dir()]
+        nested = [name for name in folders if (place / name / NAMESPACE).is_dir()]
     except OSError as error:
         raise store_error(error, f"looking into {place}") from error
-    meant = f"; did you mean {os.path.join(place, inside[0])}?" if inside else ""  # noqa: PTH118
-    raise UsageError(f"there is nothing of stenolog in {place}{meant}")
+    suggestion = f"; did you mean {os.path.join(place, nested[0])}?" if nested else ""  # noqa: PTH118
+    raise UsageError(f"there is no stenolog data in {place}{suggestion}")
 
 
 def log_folders(workspace: Path) -> list[str]:
@@ -159,20 +160,20 @@ def log_folders(workspace: Path) -> list[str]:
     return found
 
 
-def others_in(where: str | os.PathLike[str]) -> OtherNamespaces:
+def other_namespaces(where: str | os.PathLike[str]) -> OtherNamespaces:
     """Return the agents and namespaces that have sessions. Raises as open_store."""
     found = address(where)
     match found.engine:
         case "jsonl":
-            return _others_in_folder(Path(found.path))
+            return _other_folders(Path(found.path))
         case "sqlite" | "postgresql":
             with open_store(where, read_only=True) as store:
-                return _others_in_database(store)
+                return _other_in_database(store)
         case _:
             return OtherNamespaces()
 
 
-def _others_in_folder(workspace: Path) -> OtherNamespaces:
+def _other_folders(workspace: Path) -> OtherNamespaces:
     agents, namespaces = [], []
     for folder in log_folders(workspace):
         *above, name = folder.split("/")
@@ -181,19 +182,19 @@ def _others_in_folder(workspace: Path) -> OtherNamespaces:
             continue
         if agent is not None and name == NAMESPACE:
             agents.append(agent)
-        elif not above and name not in _NOT_OTHERS:
+        elif not above and name not in _KNOWN_NAMESPACES:
             namespaces.append(name)
     return OtherNamespaces(agents=tuple(agents), namespaces=tuple(namespaces))
 
 
-def _others_in_database(store: Store) -> OtherNamespaces:
+def _other_in_database(store: Store) -> OtherNamespaces:
     assert isinstance(store, NamespacedStore), "a database has namespaces"
     agents, namespaces = [], []
     for name in store.namespaces():
         agent = unescape_key(name.removeprefix(f"{AGENTS}."))
-        if agent is not None and agents_namespace(agent) == name:
+        if agent is not None and agent_namespace(agent) == name:
             agents.append(agent)
-        elif name not in _NOT_OTHERS:
+        elif name not in _KNOWN_NAMESPACES:
             namespaces.append(name)
     return OtherNamespaces(agents=tuple(agents), namespaces=tuple(namespaces))
 
@@ -203,11 +204,11 @@ def _namespaces(place: Path) -> Iterator[str]:
     if os.path.lexists(place / NAMESPACE):  # also if it is not a folder: its reader reports that
         yield NAMESPACE
     for name in _folders(place, follow=False):
-        if name != NAMESPACE and _holds_logs(place / name, by_name=name == NOTES):
+        if name != NAMESPACE and _has_logs(place / name, by_name=name == NOTES):
             yield name
 
 
-def _holds_logs(folder: Path, *, by_name: bool) -> bool:
+def _has_logs(folder: Path, *, by_name: bool) -> bool:
     try:
         logs = chain(_logs(folder), _logs(folder / TRASH))
         return any(by_name or _is_ours(log) for log in logs)
@@ -217,7 +218,7 @@ def _holds_logs(folder: Path, *, by_name: bool) -> bool:
 
 def _is_ours(log: Path) -> bool:
     with log.open("rb") as file:
-        return file.read(len(_OURS)) == _OURS
+        return file.read(len(_RECORD_START)) == _RECORD_START
 
 
 def _folders(place: Path, *, follow: bool) -> list[str]:

@@ -36,7 +36,7 @@ class Origin(Struct, frozen=True, kw_only=True):
     """The thread or topic in that group; None outside of threads."""
 
 
-class Parts(Struct, frozen=True):
+class KeyParts(Struct, frozen=True):
     """The parts of a key."""
 
     channel: str
@@ -52,13 +52,13 @@ def key_for(origin: Origin, *, scope: Scope = "sender") -> str:
     thread = None if origin.thread is None else _text("thread", origin.thread)
     match scope:
         case "sender":
-            return join(Parts(channel, sender))
+            return join_key(KeyParts(channel, sender))
         case "thread":
-            return join(Parts(channel, sender, thread))
+            return join_key(KeyParts(channel, sender, thread))
         case "group":
-            return join(Parts(channel, chat or sender))
+            return join_key(KeyParts(channel, chat or sender))
         case _:
-            raise UsageError(f"scope {scope!r}: one of {', '.join(get_args(Scope))} is wanted")
+            raise UsageError(f"scope must be one of {', '.join(get_args(Scope))}, not {scope!r}")
 
 
 def _text(name: str, part: object) -> str:
@@ -66,17 +66,17 @@ def _text(name: str, part: object) -> str:
         return part
     if isinstance(part, int) and not isinstance(part, bool):
         return str(part)
-    raise InvalidKey(f"{name}={part!r}: text or a whole number is wanted")
+    raise InvalidKey(f"{name} must be a string or an int, not {part!r}")
 
 
-def person_in(key: str) -> str:
+def owner_in_key(key: str) -> str:
     """Return the user or chat that a key names: `telegram:1` for `telegram:9:1`.
 
     A client can choose any key, so the result is only a candidate. `steno purge --scope` asks the
     user to confirm it.
     """
-    parts = split(key)
-    return key if parts is None else join(Parts(parts.channel, parts.who))
+    parts = split_key(key)
+    return key if parts is None else join_key(KeyParts(parts.channel, parts.who))
 
 
 def owner_for(origin: Origin, *, scope: Scope = "sender") -> str:
@@ -93,8 +93,8 @@ def cli_sender(key: str) -> str:
     Only `cli:default` and its threads have a sender. Scripts may pass a different key for each of
     their users, so other keys have none.
     """
-    parts = split(key)
-    is_own = parts is not None and join(Parts(parts.channel, parts.who)) == CLI_DEFAULT
+    parts = split_key(key)
+    is_own = parts is not None and join_key(KeyParts(parts.channel, parts.who)) == CLI_DEFAULT
     return CLI_DEFAULT if is_own else ""
 
 
@@ -106,7 +106,7 @@ def check_sender(sender: str) -> None:
             raise InvalidKey(f"sender {sender!r} must not begin with @")
 
 
-def join(parts: Parts) -> str:
+def join_key(parts: KeyParts) -> str:
     """Return the key of these parts. Raises InvalidKey."""
     given = [parts.channel, *([] if parts.thread is None else [parts.thread]), parts.who]
     if not all(given):
@@ -116,18 +116,18 @@ def join(parts: Parts) -> str:
     return key
 
 
-def split(key: str) -> Parts | None:
-    """Return the parts of a key; None for a key that `join` did not make."""
+def split_key(key: str) -> KeyParts | None:
+    """Return the parts of a key; None for a key that `join_key` did not make."""
     parts = key.split(":")
     if len(parts) not in (2, 3) or not all(parts):
         return None
     plain = [_plain(part) for part in parts]
     if [_escaped(part) for part in plain] != parts:
         return None
-    return Parts(plain[0], plain[-1], plain[1] if len(plain) == 3 else None)
+    return KeyParts(plain[0], plain[-1], plain[1] if len(plain) == 3 else None)
 
 
-def from_reference_name(name: str) -> str | None:
+def key_from_zeroclaw_name(name: str) -> str | None:
     """Return the key for zeroclaw's `channel_sender` or `channel_thread_sender`; None if ambiguous.
 
     Its names do not distinguish a separating `_` from one in the sender's name: `telegram_alice_b`
@@ -139,7 +139,7 @@ def from_reference_name(name: str) -> str | None:
         return None
     if len(parts) == 3 and not _NUMBER.fullmatch(parts[1]):  # guard: old-name-not-guessed
         return None
-    return join(Parts(parts[0], parts[-1], parts[1] if len(parts) == 3 else None))
+    return join_key(KeyParts(parts[0], parts[-1], parts[1] if len(parts) == 3 else None))
 
 
 def _escaped(part: str) -> str:

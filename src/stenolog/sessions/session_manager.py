@@ -58,10 +58,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_FileMark = tuple[int, int, int]
+_FileVersion = tuple[int, int, int]
 """Identifies a version of a file: inode, size, modification time."""
 
-Held = tuple[str, bool]
+FileContent = tuple[str, bool]
 """The key of the session in a file, and whether stenolog wrote it."""
 
 
@@ -85,8 +85,8 @@ class SessionManager(JSONLBackend):
             self.directory, because=because, old=None if old is None else Path(old)
         )
         super().__init__(self._files)
-        nothing: list[str] = []
-        self._failures.read("opening", None, self._files.list_sessions, otherwise=nothing)
+        no_keys: list[str] = []
+        self._failures.read("opening", None, self._files.list_sessions, default=no_keys)
 
     def __repr__(self) -> str:
         return f"SessionManager({str(self.directory)!r})"
@@ -99,31 +99,33 @@ class SessionManager(JSONLBackend):
         self._files.save(key)
 
 
-def _changing(
+def _write_method(
     method: Callable[Concatenate[InMemoryStore, P], T],
 ) -> "Callable[Concatenate[JSONFileStore, P], T]":
     """Return a method that makes this call in memory and writes the file."""
 
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._change(_key(*args, **kwargs), lambda memory: method(memory, *args, **kwargs))
+        return self._change(
+            _first_argument(*args, **kwargs), lambda memory: method(memory, *args, **kwargs)
+        )
 
     return call
 
 
-def _reading(
+def _read_method(
     method: Callable[Concatenate[InMemoryStore, P], T],
 ) -> "Callable[Concatenate[JSONFileStore, P], T]":
     """Return a method that makes this call on the content of the file."""
 
     @wraps(method)
     def call(self: "JSONFileStore", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return method(self._seen(_key(*args, **kwargs)), *args, **kwargs)
+        return method(self._memory_of(_first_argument(*args, **kwargs)), *args, **kwargs)
 
     return call
 
 
-def _key(key: Any, *_: object, **__: object) -> str:
+def _first_argument(key: Any, *_: object, **__: object) -> str:
     """Return the first argument of a call."""
     check_key(key)
     return str(key)
@@ -149,9 +151,9 @@ class JSONFileStore:
         """Number of changes of each session that this process has seen."""
         self._rewrites: dict[str, int] = {}
         """The same without changes that only appended messages."""
-        self._marks: dict[str, _FileMark] = {}
+        self._file_versions: dict[str, _FileVersion] = {}
         """The known version of each file, by name."""
-        self._held: dict[str, Held] = {}
+        self._file_contents: dict[str, FileContent] = {}
         """The content of that version."""
         self._unreadable: dict[str, str] = {}
 
@@ -200,13 +202,13 @@ class JSONFileStore:
         """Append one message and return its seq."""
         return self.add_messages(key, [message], once=once)[0]
 
-    set_summary = _changing(InMemoryStore.set_summary)
-    set_history = _changing(InMemoryStore.set_history)
-    truncate_history = _changing(InMemoryStore.truncate_history)
-    checkpoint = _changing(InMemoryStore.checkpoint)
-    clear = _changing(InMemoryStore.clear)
-    hide = _changing(InMemoryStore.hide)
-    pop = _changing(InMemoryStore.pop)
+    set_summary = _write_method(InMemoryStore.set_summary)
+    set_history = _write_method(InMemoryStore.set_history)
+    truncate_history = _write_method(InMemoryStore.truncate_history)
+    checkpoint = _write_method(InMemoryStore.checkpoint)
+    clear = _write_method(InMemoryStore.clear)
+    hide = _write_method(InMemoryStore.hide)
+    pop = _write_method(InMemoryStore.pop)
 
     def set_meta(self, key: str, /, **fields: Any) -> None:
         """Set fields for this process; None removes one."""
@@ -221,20 +223,20 @@ class JSONFileStore:
     def save(self, key: str) -> None:
         """Write the file of a session again if it was removed."""
         check_key(key)
-        with self._alone() as folder:
+        with self._locked() as folder:
             session = self._current(folder, key)
-            if session.ours and _file_mark(folder, file_name(key)) is None:
+            if session.ours and _file_version(folder, file_name(key)) is None:
                 self._write(folder, session)
 
     def _change(self, key: str, call: Callable[[InMemoryStore], T]) -> T:
         """Make a call on the file's current content, and write the result before it is visible."""
         check_key(key)
         self._check_writable()
-        with self._alone() as folder:
+        with self._locked() as folder:
             before = self._current(folder, key)
             memory = self._in_memory(key, before)
             result = call(memory)
-            after = _kept(before, memory)
+            after = _session_from_memory(before, memory)
             if after != before:
                 self._write(folder, after)
             return result
@@ -260,49 +262,49 @@ class JSONFileStore:
             )
         session = replace(session, updated=now)
         try:
-            self._make_room(folder, name, key)
+            self._keep_foreign_file(folder, name, key)
             disk.replace_file(folder, name, json_file.compose(session))
         except OSError as error:
             # If the rename succeeded and only the last sync failed, the file is read again.
-            self._marks.pop(name, None)
+            self._file_versions.pop(name, None)
             raise StoreUnavailable(f"writing {self.directory / name}: {error.strerror}") from error
-        self._know(key, session)
-        self._marks[name] = _file_mark(folder, name) or (0, 0, 0)
-        self._held[name] = (key, True)
+        self._remember(key, session)
+        self._file_versions[name] = _file_version(folder, name) or (0, 0, 0)
+        self._file_contents[name] = (key, True)
 
-    def _make_room(self, folder: int, name: str, key: str) -> None:
+    def _keep_foreign_file(self, folder: int, name: str, key: str) -> None:
         """Keep the reference's file under another name if it has the name of our file.
 
         If it is the same session, our file has its content. If it is another one, whose key the
         reference writes the same way, the copy is still a session file.
         """
-        if _file_mark(folder, name) is None or self._held.get(name) == (key, True):
+        if _file_version(folder, name) is None or self._file_contents.get(name) == (key, True):
             return
-        is_same = self._held.get(name, (key,))[0] == key
-        _copy_apart(folder, name, ".original" if is_same else json_file.SUFFIX)
+        is_same = self._file_contents.get(name, (key,))[0] == key
+        _keep_copy(folder, name, ".original" if is_same else json_file.SUFFIX)
 
     # --- unsupported calls -------------------------------------------------------------------
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
         """Raise UsageError: there are no undo steps."""
         del answered
-        _refuse("undo", key)
+        _raise_unsupported("undo", key)
 
     def fork(self, key: str, new_key: str, *, at: int | None = None) -> None:
         """Raise UsageError."""
         del new_key, at
-        _refuse("fork", key)
+        _raise_unsupported("fork", key)
 
     def delete(self, key: str) -> Trashed:
         """Delete a session that has only meta; raise UsageError for any other."""
-        if not _is_empty(self._known(key)):
-            _refuse("delete", key)
+        if not _is_empty(self._session_of(key)):
+            _raise_unsupported("delete", key)
         return self._local.delete(key)
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
         """Raise UsageError."""
         del uid, as_key
-        _refuse("restore", key)
+        _raise_unsupported("restore", key)
 
     def list_trash(self) -> list[Trashed]:
         """Return an empty list."""
@@ -312,14 +314,14 @@ class JSONFileStore:
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Raise UsageError: delete the file by hand."""
         del before
-        _refuse("purge", key)
+        _raise_unsupported("purge", key)
 
     # --- reading -----------------------------------------------------------------------------
 
-    get_history = _reading(InMemoryStore.get_history)
-    get_summary = _reading(InMemoryStore.get_summary)
-    info = _reading(InMemoryStore.info)
-    view = _reading(InMemoryStore.view)
+    get_history = _read_method(InMemoryStore.get_history)
+    get_summary = _read_method(InMemoryStore.get_summary)
+    info = _read_method(InMemoryStore.info)
+    view = _read_method(InMemoryStore.view)
 
     def _in_memory(self, key: str, session: JSONSession) -> InMemoryStore:
         """Return a store in memory that has only this session."""
@@ -338,8 +340,8 @@ class JSONFileStore:
         snapshot = Snapshot(
             key=key,
             uid=_uid(key),
-            created=_written(created),
-            updated=_written(session.updated or max(times, default=created)),
+            created=_stored_time(created),
+            updated=_stored_time(session.updated or max(times, default=created)),
             last_seq=len(session.messages),
             floor=floor,
             hidden=spans.union((seq, seq) for seq in hidden if seq > floor),
@@ -350,7 +352,7 @@ class JSONFileStore:
         messages = [
             Message(
                 seq=seq,
-                _at=_written(message.at or session.created),
+                _at=_stored_time(message.at or session.created),
                 _body=Raw(message.payload),
                 _once=message.once,
             )
@@ -370,14 +372,14 @@ class JSONFileStore:
         """Return a page of keys in order."""
         check_optional_int(limit=limit)
         if limit is not None and limit < 0:
-            raise UsageError(f"limit={limit}: a number of sessions is not negative")
-        self._look_around()
+            raise UsageError(f"limit must be 0 or more, not {limit}")
+        self._load_all()
         keys = sorted(key for key in self._sessions if key.startswith(prefix))
         return [key for key in keys if after is None or key > after][:limit]
 
     def stamps(self) -> dict[str, str]:
         """Return for each session a stamp that changes with every change."""
-        self._look_around()
+        self._load_all()
         local = self._local.stamps()
         return {key: f"{n}:{local.get(key, '')}" for key, n in self._versions.items()}
 
@@ -394,7 +396,7 @@ class JSONFileStore:
         )
 
     def _news(self, key: str, after: int) -> NewMessages | None:
-        session = self._known(key)
+        session = self._session_of(key)
         if _is_empty(session):
             return None
         return _uid(key), len(session.messages), self.get_history(key, after=after, full=True)
@@ -407,7 +409,7 @@ class JSONFileStore:
         self._local.set_summary(key, "leased")  # creates the session there
         return ManagerLease(self._local.lease(key, ttl=ttl, wait=wait), self)
 
-    def _behind(self, lease: InMemoryLease) -> "JSONFileStore":
+    def _with_lease(self, lease: InMemoryLease) -> "JSONFileStore":
         fenced = copy.copy(self)
         fenced._lease = lease
         return fenced
@@ -424,26 +426,27 @@ class JSONFileStore:
         """Return the state of the folder."""
         self._check_open()
         problems = [f"{name}: {reason}" for name, reason in sorted(self._unreadable.items())]
-        wrong = []
-        cannot = refusal(self.directory) if self.because is not None else None
-        if cannot is not None:
-            wrong.append(
-                f"nothing can be saved, neither in the store ({self.because}) nor as {cannot}"
+        errors = []
+        not_writable = why_not_writable(self.directory) if self.because is not None else None
+        if not_writable is not None:
+            errors.append(
+                f"nothing can be stored: the store is unusable ({self.because}), and so are "
+                f"{not_writable}"
             )
         elif self.because is not None:
-            wrong.append(
+            errors.append(
                 f"sessions are kept as JSON files in {self.directory} for this run, and merged "
                 f"when the store can be used again: {self.because}"
             )
         free: int | None = None
         try:
-            room = os.statvfs(self.directory)
-            free = room.f_bavail * room.f_frsize
+            filesystem = os.statvfs(self.directory)
+            free = filesystem.f_bavail * filesystem.f_frsize
         except FileNotFoundError:
             pass  # created with the first write
         except OSError as error:
-            wrong.append(f"looking at {self.directory}: {error.strerror}")
-        return Health(ok=not wrong, free_bytes=free, problems=(*wrong, *problems))
+            errors.append(f"looking at {self.directory}: {error.strerror}")
+        return Health(ok=not errors, free_bytes=free, problems=(*errors, *problems))
 
     def close(self) -> None:
         """Release everything; a second call does nothing."""
@@ -451,8 +454,8 @@ class JSONFileStore:
             self._closed.set()
             self._local.close()
             self._sessions.clear()
-            self._marks.clear()
-            self._held.clear()
+            self._file_versions.clear()
+            self._file_contents.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -463,7 +466,7 @@ class JSONFileStore:
     # --- the files ---------------------------------------------------------------------------
 
     @contextmanager
-    def _alone(self) -> Iterator[int]:
+    def _locked(self) -> Iterator[int]:
         """Yield a descriptor of the folder, locked against other threads and processes."""
         with self._mutex:
             self._check_open()
@@ -472,8 +475,8 @@ class JSONFileStore:
             except OSError as error:
                 raise StoreUnavailable(f"making {self.directory}: {error.strerror}") from error
             with self._opened() as folder:
-                what = f"the folder {self.directory}"
-                disk.wait_for_lock(folder, seconds=BUSY_TIMEOUT, what=what)
+                label = f"the folder {self.directory}"
+                disk.wait_for_lock(folder, seconds=BUSY_TIMEOUT, what=label)
                 try:
                     yield folder
                 finally:
@@ -498,7 +501,7 @@ class JSONFileStore:
         finally:
             os.close(folder)
 
-    def _know(self, key: str, session: JSONSession) -> None:
+    def _remember(self, key: str, session: JSONSession) -> None:
         before = self._sessions.get(key)
         self._sessions[key] = session
         self._versions[key] = self._versions.get(key, 0) + 1
@@ -509,7 +512,7 @@ class JSONFileStore:
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
 
-    def _known(self, key: str) -> JSONSession:
+    def _session_of(self, key: str) -> JSONSession:
         check_key(key)
         with self._mutex:
             self._check_open()
@@ -517,66 +520,66 @@ class JSONFileStore:
                 self._current(folder, key)
             return self._sessions.get(key, JSONSession(key=key))
 
-    def _seen(self, key: str) -> InMemoryStore:
+    def _memory_of(self, key: str) -> InMemoryStore:
         """Return a store in memory with the current content of a session's file."""
         with self._mutex:
-            return self._in_memory(key, self._known(key))
+            return self._in_memory(key, self._session_of(key))
 
     def _current(self, folder: int, key: str) -> JSONSession:
         """Return the session from its file if another process has written it, else from memory.
 
         If the file is gone, another process imported it, and the content in memory is still valid.
         """
-        self._catch_up(folder, file_name(key))
+        self._load_changed(folder, file_name(key))
         return self._sessions.get(key, JSONSession(key=key))
 
-    def _look_around(self) -> None:
+    def _load_all(self) -> None:
         """Load all new or changed files."""
         with self._mutex:
             self._check_open()
             with suppress(FileNotFoundError), self._opened() as folder:
                 for name in _session_names(folder):
-                    self._catch_up(folder, name)
+                    self._load_changed(folder, name)
             if self._old is not None:
                 with suppress(FileNotFoundError), self._opened(self._old) as folder:
                     for name in _session_names(folder):
-                        self._go_on_with(folder, name, str(self._old / name))
+                        self._load_old(folder, name, str(self._old / name))
 
-    def _catch_up(self, folder: int, name: str) -> None:
+    def _load_changed(self, folder: int, name: str) -> None:
         """Load a file that changed.
 
         Of two files with one key, the one with our file name counts.
         """
-        session = self._changed(folder, name, name)
+        session = self._changed_session(folder, name, name)
         if session is None:
             return
         key = session.key or ""
-        self._held[name] = (key, session.ours)
+        self._file_contents[name] = (key, session.ours)
         if file_name(key) == name or key not in self._sessions:
-            self._know(key, session)
+            self._remember(key, session)
 
-    def _go_on_with(self, folder: int, name: str, path: str) -> None:
+    def _load_old(self, folder: int, name: str, path: str) -> None:
         """Load a file of the old folder, unless stenolog wrote it for another store."""
-        session = self._changed(folder, name, path)
+        session = self._changed_session(folder, name, path)
         if session is not None and not session.ours:
             key = session.key or ""
             if key not in self._sessions:
-                self._know(key, session)
+                self._remember(key, session)
 
-    def _changed(self, folder: int, name: str, known_as: str) -> JSONSession | None:
+    def _changed_session(self, folder: int, name: str, name_in_cache: str) -> JSONSession | None:
         """Return the session in a changed file; None if the file is unchanged or missing."""
-        mark = _file_mark(folder, name)
-        if mark is None or mark == self._marks.get(known_as):
+        mark = _file_version(folder, name)
+        if mark is None or mark == self._file_versions.get(name_in_cache):
             return None
-        self._marks[known_as] = mark
-        self._held.pop(known_as, None)
-        self._unreadable.pop(known_as, None)
+        self._file_versions[name_in_cache] = mark
+        self._file_contents.pop(name_in_cache, None)
+        self._unreadable.pop(name_in_cache, None)
         try:
             session = json_file.parse(_read_file(folder, name))
             key = session.key or name.removesuffix(json_file.SUFFIX)
             check_key(key)
         except (ValueError, UsageError, OSError) as error:
-            self._unreadable[known_as] = str(error)
+            self._unreadable[name_in_cache] = str(error)
             return None
         return replace(session, key=key)
 
@@ -588,7 +591,7 @@ class ManagerLease:
         self._lease = lease
         self.key = lease.key
         self.epoch = lease.epoch
-        self.store = files._behind(lease)
+        self.store = files._with_lease(lease)
 
     @property
     def lost(self) -> bool:
@@ -610,14 +613,14 @@ class ManagerLease:
         self.release()
 
 
-def _refuse(call: str, key: str) -> Never:
+def _raise_unsupported(call: str, key: str) -> Never:
     check_key(key)
     raise UsageError(
         f"{call} is not available here: SessionManager keeps sessions as plain JSON files"
     )
 
 
-def _kept(before: JSONSession, memory: InMemoryStore) -> JSONSession:
+def _session_from_memory(before: JSONSession, memory: InMemoryStore) -> JSONSession:
     """Return a session with the changes that a call made in memory."""
     key, last = before.key or "", len(before.messages)
     tokens: dict[int, str] = {}
@@ -645,7 +648,7 @@ def _only_appends(before: JSONSession, after: JSONSession) -> bool:
     return before.summary == after.summary and kept == before.messages
 
 
-def _written(moment: datetime | None) -> str:
+def _stored_time(moment: datetime | None) -> str:
     return json_file.NO_TIME.isoformat() if moment is None else timestamp(moment)
 
 
@@ -676,7 +679,7 @@ def _read_file(folder: int, name: str) -> bytes:
         return file.read()
 
 
-def _file_mark(folder: int, name: str) -> _FileMark | None:
+def _file_version(folder: int, name: str) -> _FileVersion | None:
     """Return the current version of a file; None if it does not exist."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -685,14 +688,14 @@ def _file_mark(folder: int, name: str) -> _FileMark | None:
     return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def _copy_apart(folder: int, name: str, end: str) -> None:
+def _keep_copy(folder: int, name: str, suffix: str) -> None:
     """Copy a file to a free name with this ending before it is replaced.
 
     With the ending of session files the copy is a session file too. Raises OSError.
     """
     text = _read_file(folder, name)
-    for other in _names_apart(name, end):
-        if _file_mark(folder, other) is None:
+    for other in _copy_names(name, suffix):
+        if _file_version(folder, other) is None:
             disk.replace_file(folder, other, text)
             return
         with suppress(OSError):
@@ -700,20 +703,20 @@ def _copy_apart(folder: int, name: str, end: str) -> None:
                 return  # copied by a process that was killed before it replaced the file
 
 
-def _names_apart(name: str, end: str) -> Iterator[str]:
-    if end != json_file.SUFFIX:
-        yield name + end
+def _copy_names(name: str, suffix: str) -> Iterator[str]:
+    if suffix != json_file.SUFFIX:
+        yield name + suffix
     for number in count(2):
-        stem = name.removesuffix(end)
-        yield f"{stem}-{number}{end}" if stem != name else f"{name}{end}-{number}"
+        stem = name.removesuffix(suffix)
+        yield f"{stem}-{number}{suffix}" if stem != name else f"{name}{suffix}-{number}"
 
 
-def refusal(directory: Path) -> str | None:
+def why_not_writable(directory: Path) -> str | None:
     """Return why no file can be written to a folder; None if it can. Creates the folder."""
     files = f"JSON files in {directory}"
     try:
         disk.make_private(directory)
     except OSError as error:
         return f"{files} ({error.strerror})"
-    may = os.access(directory, os.W_OK | os.X_OK)
-    return None if may else f"{files} (it may not be written)"
+    is_writable = os.access(directory, os.W_OK | os.X_OK)
+    return None if is_writable else f"{files} (it may not be written)"

@@ -19,11 +19,11 @@ from stenolog.stores.locks import ThreadLock
 
 __all__ = ["JSONLBackend", "SessionHealth", "SessionStore"]
 
-WORTH_A_REWRITE: Final = 64 * 1024
+MIN_COMPACT_BYTES: Final = 64 * 1024
 """Minimum size of the live log, in bytes, for `save` to compact it."""
 
 _logger = logging.getLogger("stenolog")
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 class SessionHealth(Struct, frozen=True, kw_only=True):
@@ -193,8 +193,8 @@ class JSONLBackend:
         return self._failures.write(
             "add_message",
             key,
-            lambda: self._written(
-                key, lambda own: self._store.add_message(own, role, content, once=once)
+            lambda: self._write_to(
+                key, lambda own_key: self._store.add_message(own_key, role, content, once=once)
             ),
         )
 
@@ -205,8 +205,8 @@ class JSONLBackend:
         return self._failures.write(
             "add_full_message",
             key,
-            lambda: self._written(
-                key, lambda own: self._store.add_full_message(own, message, once=once)
+            lambda: self._write_to(
+                key, lambda own_key: self._store.add_full_message(own_key, message, once=once)
             ),
         )
 
@@ -217,19 +217,20 @@ class JSONLBackend:
         return self._failures.read(
             "get_history",
             key,
-            lambda: self._read(
-                key, lambda own: self._store.get_history(own, last=last, after=after, full=full)
+            lambda: self._read_from(
+                key,
+                lambda own_key: self._store.get_history(own_key, last=last, after=after, full=full),
             ),
-            otherwise=[],
+            default=[],
         )
 
     def get_summary(self, key: str) -> str:
         """Return the summary; an empty text on failure. Logs and counts failures."""
         return self._failures.read(
-            "get_summary", key, lambda: self._read(key, self._store.get_summary), otherwise=""
+            "get_summary", key, lambda: self._read_from(key, self._store.get_summary), default=""
         )
 
-    def _read(self, key: str, get: Callable[[str], _Found]) -> _Found:
+    def _read_from(self, key: str, get: Callable[[str], _Result]) -> _Result:
         """Read the session that this key opens; resolve the key again if nothing is found."""
         found = get(self._aliases.key_to_read(key))
         if not found:
@@ -237,10 +238,10 @@ class JSONLBackend:
             found = get(self._aliases.own_key(key))
         return found
 
-    def _written(self, key: str, write: Callable[[str], _Found]) -> _Found:
-        own = self._aliases.key_to_write(key)
-        done = write(own)
-        self._aliases.note_session(own)
+    def _write_to(self, key: str, write: Callable[[str], _Result]) -> _Result:
+        own_key = self._aliases.key_to_write(key)
+        done = write(own_key)
+        self._aliases.note_session(own_key)
         return done
 
     def set_summary(self, key: str, text: str) -> bool:
@@ -302,7 +303,7 @@ class JSONLBackend:
             return
         below = info.floor - info.archived
         above = info.last_seq - info.floor
-        if below > above and info.bytes >= WORTH_A_REWRITE:
+        if below > above and info.bytes >= MIN_COMPACT_BYTES:
             self._store.compact(key)
 
     def list_sessions(
@@ -313,7 +314,7 @@ class JSONLBackend:
             "list_sessions",
             None,
             lambda: self._store.list_sessions(prefix=prefix, limit=limit, after=after),
-            otherwise=[],
+            default=[],
         )
 
     def health(self) -> SessionHealth:
@@ -344,31 +345,31 @@ class _Failures:
     """Wrapper that logs and counts failures of calls instead of raising them."""
 
     def __init__(self) -> None:
-        self._counting = ThreadLock()
+        self._mutex = ThreadLock()
         self._writes = 0
         self._reads = 0
         self._last_error: str | None = None
-        self._write_trouble: str | None = None
+        self._write_error: str | None = None
 
-    def write(self, call: str, key: str, write: Callable[[], _Found]) -> _Found | None:
+    def write(self, call: str, key: str, write: Callable[[], _Result]) -> _Result | None:
         """Return the result of the write; None if it failed."""
         try:
             result = write()
         except StenologError as error:
-            words = _in_words(call, key, error)
-            _logger.log(logging.ERROR, words)
+            text = _describe(call, key, error)
+            _logger.log(logging.ERROR, text)
         except Exception as error:
-            words = _in_words(call, key, error)
-            _logger.exception(words)
+            text = _describe(call, key, error)
+            _logger.exception(text)
         else:
-            with self._counting:
-                self._write_trouble = None
+            with self._mutex:
+                self._write_error = None
             return result
 
-        with self._counting:
+        with self._mutex:
             self._writes += 1
-            self._last_error = words
-            self._write_trouble = f"the newest write failed: {words}"
+            self._last_error = text
+            self._write_error = f"the newest write failed: {text}"
         return None
 
     def change(self, call: str, key: str, change: Callable[[], object]) -> bool:
@@ -381,45 +382,45 @@ class _Failures:
         return bool(self.write(call, key, changed))
 
     def read(
-        self, call: str, key: str | None, read: Callable[[], _Found], *, otherwise: _Found
-    ) -> _Found:
-        """Return the result of the read; `otherwise` if it failed."""
+        self, call: str, key: str | None, read: Callable[[], _Result], *, default: _Result
+    ) -> _Result:
+        """Return the result of the read; `default` if it failed."""
         try:
             return read()
         except StenologError as error:
-            words = _in_words(call, key, error)
-            _logger.log(logging.ERROR, "%s; taken as empty", words)
+            text = _describe(call, key, error)
+            _logger.log(logging.ERROR, "%s; taken as empty", text)
         except Exception as error:
-            words = _in_words(call, key, error)
-            _logger.exception("%s; taken as empty", words)
+            text = _describe(call, key, error)
+            _logger.exception("%s; taken as empty", text)
 
-        with self._counting:
+        with self._mutex:
             self._reads += 1
-            self._last_error = words
-        return otherwise
+            self._last_error = text
+        return default
 
-    def health(self, ask: Callable[[], Health]) -> SessionHealth:
+    def health(self, check: Callable[[], Health]) -> SessionHealth:
         """Return the store's health and the failures; a failed health check is a problem in it."""
         try:
-            found = ask()
+            found = check()
         except StenologError as error:
             found = Health(ok=False, free_bytes=None, problems=(str(error),))
         except Exception as error:
             _logger.exception("health failed")
             found = Health(ok=False, free_bytes=None, problems=(repr(error),))
 
-        with self._counting:
-            trouble = () if self._write_trouble is None else (self._write_trouble,)
+        with self._mutex:
+            write_error = () if self._write_error is None else (self._write_error,)
             return SessionHealth(
-                ok=found.ok and not trouble,
+                ok=found.ok and not write_error,
                 free_bytes=found.free_bytes,
-                problems=(*found.problems, *trouble),
+                problems=(*found.problems, *write_error),
                 failed_writes=self._writes,
                 failed_reads=self._reads,
                 last_error=self._last_error,
             )
 
 
-def _in_words(call: str, key: str | None, error: Exception) -> str:
-    of = "" if key is None else f" of {key!r}"
-    return f"{call}{of} failed: {type(error).__name__}: {error}"
+def _describe(call: str, key: str | None, error: Exception) -> str:
+    suffix = "" if key is None else f" of {key!r}"
+    return f"{call}{suffix} failed: {type(error).__name__}: {error}"

@@ -14,13 +14,13 @@ def undo_last(store: Store, key: str) -> Undone:
     If the change replaced messages, the answer to the replacement is hidden too: it would otherwise
     follow the restored messages without its question.
     """
-    newest = _newest(store, key)
+    newest = _last_step(store, key)
     if newest is None or newest.op != "replace":
         return store.undo(key)
-    return store.undo(key, answered=_answered(store.get_history(key), newest))
+    return store.undo(key, answered=_answer_seqs(store.get_history(key), newest))
 
 
-def _newest(store: Store, key: str) -> Undo | None:
+def _last_step(store: Store, key: str) -> Undo | None:
     """Return the step that would be undone; None if it is unknown."""
     if not isinstance(store, SnapshotStore):
         return None
@@ -32,7 +32,7 @@ def _newest(store: Store, key: str) -> Undo | None:
         return None  # the store reports the error
 
 
-def _answered(history: Sequence[Message], step: Undo) -> Span | None:
+def _answer_seqs(history: Sequence[Message], step: Undo) -> Span | None:
     """Return the seqs of the answer that followed a replacement."""
     added = [step.added] if step.added is not None else []
     end = max((last for _, last in (*step.newly, *added)), default=0)

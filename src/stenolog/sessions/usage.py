@@ -49,7 +49,7 @@ class Counts:
         """Counted and estimated tokens."""
         return self.prompt + self.answer + self.estimated
 
-    def take(self, usage: Mapping[str, int], cost: float | None) -> None:
+    def add_answer(self, usage: Mapping[str, int], cost: float | None) -> None:
         """Count an answer by its provider's token counts."""
         self.answers += 1
         self.prompt += usage.get("prompt", 0)
@@ -67,7 +67,7 @@ class Totals:
     price: Price | None = None
     sessions: int = 0
     """Number of sessions with at least one message in the given time range."""
-    whole: Counts = field(default_factory=Counts)
+    total: Counts = field(default_factory=Counts)
     days: dict[date, Counts] = field(default_factory=dict)
     """By the day on which the message was stored, in UTC."""
     models: dict[str, Counts] = field(default_factory=dict)
@@ -88,49 +88,49 @@ class Totals:
         Counts messages stored at `since` or later and before `until`.
         """
         channel = self.channels.setdefault(channel_of(info.key) or "", Counts())
-        before = self.whole.messages
+        before = self.total.messages
         copied = forked_at(info)
-        waiting: list[tuple[Message, int]] = []
+        uncounted: list[tuple[Message, int]] = []
         for message in messages:
             if message.seq <= copied:
                 continue  # copied from the session it was forked from, and counted there
             body = message.to_dict()
-            wanted = (since is None or message.at >= since) and (
+            in_range = (since is None or message.at >= since) and (
                 until is None or message.at < until
             )
-            of_model = body.get("role") == "assistant"
-            usage = usage_of(body) if of_model else None
+            is_answer = body.get("role") == "assistant"
+            usage = usage_of(body) if is_answer else None
             name = model_of(body) or ""
             # Only answers have a model; other messages count by day and channel.
-            sums = [self.whole, channel, self.days.setdefault(message.at.date(), Counts())]
-            sums += [self.models.setdefault(name, Counts())] if of_model and wanted else []
-            if wanted:
+            sums = [self.total, channel, self.days.setdefault(message.at.date(), Counts())]
+            sums += [self.models.setdefault(name, Counts())] if is_answer and in_range else []
+            if in_range:
                 for counts in sums:
                     counts.messages += 1
             if usage is not None:
-                waiting.clear()  # included in the provider's prompt tokens
-                if wanted:
+                uncounted.clear()  # included in the provider's prompt tokens
+                if in_range:
                     cost = self.price(name, usage) if self.price is not None else None
                     for counts in sums:
-                        counts.take(usage, cost)
-            elif of_model:
-                if wanted:
-                    own = _tokens(body)
+                        counts.add_answer(usage, cost)
+            elif is_answer:
+                if in_range:
+                    estimate = _tokens(body)
                     for counts in sums:
-                        counts.estimated += own
-                self._settle(waiting, channel)
-            elif wanted:
-                waiting.append((message, _tokens(body)))
-        self._settle(waiting, channel)
-        self.sessions += self.whole.messages > before
+                        counts.estimated += estimate
+                self._count_estimates(uncounted, channel)
+            elif in_range:
+                uncounted.append((message, _tokens(body)))
+        self._count_estimates(uncounted, channel)
+        self.sessions += self.total.messages > before
         self._drop_empty()
 
-    def _settle(self, waiting: list[tuple[Message, int]], channel: Counts) -> None:
+    def _count_estimates(self, uncounted: list[tuple[Message, int]], channel: Counts) -> None:
         """Count the estimated tokens of messages that no provider counted."""
-        for message, tokens in waiting:
-            for counts in (self.whole, channel, self.days[message.at.date()]):
+        for message, tokens in uncounted:
+            for counts in (self.total, channel, self.days[message.at.date()]):
                 counts.estimated += tokens
-        waiting.clear()
+        uncounted.clear()
 
     def _drop_empty(self) -> None:
         self.days = {day: counts for day, counts in self.days.items() if counts.messages}
@@ -183,10 +183,10 @@ def _price(package: Any, name: str, counted: Mapping[str, int]) -> float | None:
         cache_read_tokens=counted.get("cached", 0),
     )
     provider, slash, rest = name.partition("/")
-    ways: list[tuple[str, str | None]] = [(rest, provider), (rest, None)] if slash else []
-    for reference, of in [*ways, (name, None)]:
+    attempts: list[tuple[str, str | None]] = [(rest, provider), (rest, None)] if slash else []
+    for reference, provider_id in [*attempts, (name, None)]:
         try:
-            found = package.calc_price(usage, model_ref=reference, provider_id=of)
+            found = package.calc_price(usage, model_ref=reference, provider_id=provider_id)
         except (LookupError, ValueError):
             continue
         return float(found.total_price)

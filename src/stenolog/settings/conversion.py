@@ -123,7 +123,7 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
             larger_than=int(rule.larger_than_mb * _MEGABYTE),
             tag=rule.tag,
             prefix=rule.prefix,
-            spare=rule.spare_tag,
+            exclude_tag=rule.spare_tag,
         )
         for name, rule in sorted(settings.retention.items())
     )

@@ -25,24 +25,31 @@ from stenolog.stores.disk import make_private, release_lock, replace_file, wait_
 from stenolog.stores.jsonl.directory import store_error
 from stenolog.stores.open_store import address
 from stenolog.transfer.comparison import digest_of
-from stenolog.transfer.copy import CopiedSession, CopyTotals, Known, Progress, Step, copy_snapshots
+from stenolog.transfer.copy import (
+    CopiedSession,
+    CopyStep,
+    CopyTotals,
+    EarlierCopy,
+    Progress,
+    copy_snapshots,
+)
 from stenolog.transfer.copy_all import (
     CopyReport,
-    Openings,
-    Watch,
-    alias_looks,
-    check_apart,
+    DestinationErrors,
+    OnProgress,
+    check_different_places,
     namespaces_of,
-    opened,
-    opened_to_read,
+    opened_read_only,
+    opened_store,
+    updating_alias_marker,
 )
 
 MANIFEST: Final = "backup.json"
 _LOCK: Final = ".backup.lock"
-_OURS: Final = (_LOCK, f".{MANIFEST}.new")
+_TEMPORARY_FILES: Final = (_LOCK, f".{MANIFEST}.new")
 """Files that a killed first backup may leave before it writes the manifest."""
 _FORMAT: Final = 1
-_PATIENCE: Final = 5.0
+_LOCK_TIMEOUT: Final = 5.0
 
 
 class Entry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,7 +81,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Digest of the manifest itself."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class DamagedBackupSession(Struct, frozen=True, kw_only=True):
     """A session of a backup that is damaged or missing."""
 
     namespace: str
@@ -90,7 +97,7 @@ class BackupCheck(Struct, frozen=True, kw_only=True):
     messages: int
     taken: str
     """Time at which the backup finished; empty if it did not."""
-    findings: tuple[Finding, ...]
+    findings: tuple[DamagedBackupSession, ...]
 
 
 class BackupReport(CopyReport, frozen=True, kw_only=True):
@@ -100,16 +107,16 @@ class BackupReport(CopyReport, frozen=True, kw_only=True):
     """Number of sessions in the backup that the store no longer has."""
 
 
-def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackupReport:
+def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -> BackupReport:
     """Back up everything in a place, or update an earlier backup.
 
     Raises UsageError if the folder contains anything else or is inside the workspace; otherwise as
     copy_snapshots. A namespace that cannot be opened in the folder is reported as a problem; if
     none can be opened, that error is raised.
     """
-    target, begun = _place(folder), time.monotonic()
-    check_apart(where, target)
-    _check_outside(where, Path(folder))
+    target, started = _folder_address(folder), time.monotonic()
+    check_different_places(where, target)
+    _check_outside_workspace(where, Path(folder))
     if os.path.lexists(folder):
         # Check before creating anything in the folder.
         _manifest_to_extend(Path(folder), where)
@@ -119,44 +126,53 @@ def back_up(where: str, folder: str, *, watch: Watch | None = None) -> BackupRep
         _write_manifest(Path(folder), replace(before, begun=_now(), finished=None))
         found: dict[str, CopyTotals] = {}
         entries = dict(before.namespaces)
-        openings = Openings()
+        errors = DestinationErrors()
         for name in names:
             known = entries.get(name, {})
             with (
-                opened(where, name, source=True) as here,
-                openings.tried(name, opened(target, name)) as there,
+                opened_store(where, name, source=True) as source_store,
+                errors.attempt(name, opened_store(target, name)) as target_store,
             ):
-                if there is None:
+                if target_store is None:
                     continue
-                with alias_looks(here, there):
+                with updating_alias_marker(source_store, target_store):
                     found[name] = copy_snapshots(
-                        here, there, known=_known(known), progress=_for(watch, name)
+                        source_store,
+                        target_store,
+                        known=_known_copies(known),
+                        progress=_namespace_progress(on_progress, name),
                     )
             entries[name] = known | _entries(found[name], known)
-        refused = openings.refused(any_taken=bool(found))
+        problems_by_namespace = errors.problems_by_namespace(any_opened=bool(found))
         _write_manifest(
             Path(folder), replace(before, begun=_now(), finished=_now(), namespaces=entries)
         )
     problems = [(name, problem) for name, one in found.items() for problem in one.problems]
-    here_now = {one.uid for one in _carried(found)} | {problem.uid for _, problem in problems}
+    here_now = {one.uid for one in _copied_sessions(found)} | {
+        problem.uid for _, problem in problems
+    }
     # For a session that cannot be opened, only the key is known.
     unread = {(name, problem.key) for name, problem in problems if not problem.uid}
     kept = sum(
         uid not in here_now and (entry.deleted is not None or (name, entry.key) not in unread)
         for name, entries in entries.items()
-        if name not in refused
+        if name not in problems_by_namespace
         for uid, entry in entries.items()
     )
-    return BackupReport(namespaces=found | refused, seconds=time.monotonic() - begun, kept=kept)
+    return BackupReport(
+        namespaces=found | problems_by_namespace, seconds=time.monotonic() - started, kept=kept
+    )
 
 
-def verify(folder: str, *, watch: Watch | None = None) -> BackupCheck:
+def verify(folder: str, *, on_progress: OnProgress | None = None) -> BackupCheck:
     """Read a whole backup and compare it with its manifest. Raises UsageError, DamagedStore."""
     manifest = read_manifest(Path(folder))
-    findings: list[Finding] = []
+    findings: list[DamagedBackupSession] = []
     sessions = messages = 0
     for name, entries in manifest.namespaces.items():
-        digests, unread = _digests(folder, name, _for(watch, name)) if entries else ({}, {})
+        digests, unread = (
+            _digests(folder, name, _namespace_progress(on_progress, name)) if entries else ({}, {})
+        )
         for uid, entry in entries.items():
             if digests.get(uid) == entry.digest:
                 sessions += 1
@@ -168,10 +184,12 @@ def verify(folder: str, *, watch: Watch | None = None) -> BackupCheck:
             elif uid not in digests:
                 reason = "it is missing"
             elif manifest.finished is None:
-                reason = "it is damaged, or newer: the last backup was cut short; run it again"
+                reason = "it is damaged, or newer: the last backup was interrupted; run it again"
             else:
-                reason = "it is damaged: not what was taken"
-            findings.append(Finding(namespace=name, key=entry.key, uid=uid, reason=reason))
+                reason = "it is damaged: its content differs from the backed-up one"
+            findings.append(
+                DamagedBackupSession(namespace=name, key=entry.key, uid=uid, reason=reason)
+            )
     return BackupCheck(
         sessions=sessions,
         messages=messages,
@@ -181,34 +199,37 @@ def verify(folder: str, *, watch: Watch | None = None) -> BackupCheck:
 
 
 def restore(
-    folder: str, where: str, *, watch: Watch | None = None
+    folder: str, where: str, *, on_progress: OnProgress | None = None
 ) -> tuple[CopyReport, BackupCheck]:
     """Restore the sessions of a backup. Sessions that are newer in the store stay unchanged.
 
     Sessions that are damaged in the backup are skipped; the second value names them. Raises
     UsageError, DamagedStore, and as copy_snapshots.
     """
-    source, begun = _place(folder), time.monotonic()
-    check_apart(source, where)
-    checked = verify(folder, watch=watch)
+    source, started = _folder_address(folder), time.monotonic()
+    check_different_places(source, where)
+    checked = verify(folder, on_progress=on_progress)
     damaged = {finding.uid for finding in checked.findings}
     found: dict[str, CopyTotals] = {}
-    openings = Openings()
+    errors = DestinationErrors()
     for name, entries in read_manifest(Path(folder)).namespaces.items():
         if not entries or name not in namespaces_of(source):
             continue
         with (
-            opened_to_read(source, name) as here,
-            openings.tried(name, opened(where, name)) as there,
+            opened_read_only(source, name) as source_store,
+            errors.attempt(name, opened_store(where, name)) as target_store,
         ):
-            if there is None:
+            if target_store is None:
                 continue
-            with alias_looks(here, there):
+            with updating_alias_marker(source_store, target_store):
                 found[name] = copy_snapshots(
-                    here, there, left_out=damaged, progress=_for(watch, name)
+                    source_store,
+                    target_store,
+                    exclude_uids=damaged,
+                    progress=_namespace_progress(on_progress, name),
                 )
-    found |= openings.refused(any_taken=bool(found))
-    return CopyReport(namespaces=found, seconds=time.monotonic() - begun), checked
+    found |= errors.problems_by_namespace(any_opened=bool(found))
+    return CopyReport(namespaces=found, seconds=time.monotonic() - started), checked
 
 
 def _digests(
@@ -219,11 +240,11 @@ def _digests(
     The second value holds the reasons why sessions cannot be opened, by uid, or by key if the uid
     is unknown.
     """
-    if name not in namespaces_of(_place(folder)):
+    if name not in namespaces_of(_folder_address(folder)):
         return {}, {}
     found: dict[str, str] = {}
     unread: dict[str, str] = {}
-    with opened_to_read(_place(folder), name) as store:
+    with opened_read_only(_folder_address(folder), name) as store:
         marks = store.list_snapshots()
         for number, mark in enumerate(marks, 1):
             try:
@@ -234,7 +255,9 @@ def _digests(
             if mark.problem:
                 unread[mark.uid or mark.key] = mark.problem
             if progress is not None:
-                step = Step(phase="comparing", number=1, done=number, total=len(marks), messages=0)
+                step = CopyStep(
+                    phase="comparing", number=1, done=number, total=len(marks), messages=0
+                )
                 progress(step)
     return found, unread
 
@@ -258,14 +281,14 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.format > _FORMAT:
         raise DamagedStore(f"{path} was written by a newer stenolog; upgrade this one")
     if manifest.digest != _digest(manifest):
-        raise _damaged(path, "its digest is another one")
+        raise _damaged(path, "its digest does not match")
     return manifest
 
 
 def _damaged(path: Path, reason: str) -> DamagedStore:
     return DamagedStore(
-        f"{path} is damaged ({reason}); remove it if the sessions beside it are well "
-        "(`steno doctor` says), copy them with `steno copy`, and take another backup"
+        f"{path} is damaged ({reason}); if `steno doctor` finds no problem in the sessions next to "
+        "it, delete the file, copy them with `steno copy`, and make a new backup"
     )
 
 
@@ -292,7 +315,7 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
 
     Raises UsageError if the folder contains anything but a backup.
     """
-    source = _name_of(where)
+    source = _source_digest(where)
     if (folder / MANIFEST).exists():
         found = read_manifest(folder)
         # Earlier versions hashed the URL with its password.
@@ -301,19 +324,19 @@ def _manifest_to_extend(folder: Path, where: str) -> Manifest:
         # Stamps are only comparable within the store they come from.
         return found if same else _without_stamps(found)
     try:
-        others = [entry.name for entry in folder.iterdir() if entry.name not in _OURS]
+        others = [entry.name for entry in folder.iterdir() if entry.name not in _TEMPORARY_FILES]
     except OSError as error:
         raise store_error(error, f"looking into {folder}") from error
     if others:
         what = "a workspace" if log_folders(folder) else "something else"
         raise UsageError(
-            f"{folder} holds {what} and no backup; name an empty folder, or that of an earlier "
+            f"{folder} contains {what}, not a backup; give an empty folder or that of an earlier "
             "backup"
         )
     return Manifest(source=source, begun=_now())
 
 
-def _check_outside(where: str, folder: Path) -> None:
+def _check_outside_workspace(where: str, folder: Path) -> None:
     """Raise UsageError if the backup folder is a part of the workspace."""
     found = address(where)
     if found.engine != "jsonl":
@@ -323,8 +346,8 @@ def _check_outside(where: str, folder: Path) -> None:
     for name in (NAMESPACE, NOTES, AGENTS, *logs):
         if inside.is_relative_to((workspace / name).resolve()):
             raise UsageError(
-                f"{folder} is in {workspace / name}, which is a part of the workspace itself; "
-                "name a folder elsewhere"
+                f"{folder} is inside the workspace ({workspace / name}); "
+                "give a folder outside of it"
             )
 
 
@@ -336,7 +359,7 @@ def _without_stamps(manifest: Manifest) -> Manifest:
     return replace(manifest, namespaces=plain)
 
 
-def _name_of(where: str) -> str:
+def _source_digest(where: str) -> str:
     found = address(where)
     if found.engine in ("jsonl", "sqlite"):
         where = f"{found.engine}:{Path(found.path).resolve()}"
@@ -360,9 +383,9 @@ def _digest_of_text(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _known(entries: dict[str, Entry]) -> dict[str, Known]:
+def _known_copies(entries: dict[str, Entry]) -> dict[str, EarlierCopy]:
     return {
-        uid: Known(
+        uid: EarlierCopy(
             stamp=entry.stamp,
             digest=entry.digest,
             last_seq=entry.last_seq,
@@ -376,7 +399,7 @@ def _known(entries: dict[str, Entry]) -> dict[str, Known]:
 def _entries(found: CopyTotals, before: dict[str, Entry]) -> dict[str, Entry]:
     now = _now()
     entries = {}
-    for one in found.carried:
+    for one in found.copied:
         old = before.get(one.uid)
         same = old is not None and old.digest == one.digest
         entries[one.uid] = Entry(
@@ -391,12 +414,12 @@ def _entries(found: CopyTotals, before: dict[str, Entry]) -> dict[str, Entry]:
     return entries
 
 
-def _carried(found: dict[str, CopyTotals]) -> Iterator[CopiedSession]:
+def _copied_sessions(found: dict[str, CopyTotals]) -> Iterator[CopiedSession]:
     for one in found.values():
-        yield from one.carried
+        yield from one.copied
 
 
-def _place(folder: str) -> str:
+def _folder_address(folder: str) -> str:
     return f"jsonl:{folder}"
 
 
@@ -404,8 +427,8 @@ def _now() -> str:
     return timestamp(datetime.now(UTC))
 
 
-def _for(watch: Watch | None, name: str) -> Progress | None:
-    return None if watch is None else lambda step: watch(name, step)
+def _namespace_progress(on_progress: OnProgress | None, name: str) -> Progress | None:
+    return None if on_progress is None else lambda step: on_progress(name, step)
 
 
 @contextmanager
@@ -418,7 +441,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise store_error(error, f"opening {folder}") from error
     try:
-        wait_for_lock(descriptor, seconds=_PATIENCE, what=f"another backup into {folder}")
+        wait_for_lock(descriptor, seconds=_LOCK_TIMEOUT, what=f"another backup into {folder}")
         yield
     finally:
         release_lock(descriptor)

@@ -20,27 +20,27 @@ from stenolog.stores.snapshots import Snapshot, SnapshotReading, token_of
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_FORM: Final = b"stenolog life 1\n"
+_DIGEST_VERSION: Final = b"stenolog life 1\n"
 """Version of the digested form: a different form must never give equal digests."""
-_LEFT: Final = "The destination is left as it is"
-NEWER: Final = (
-    f"the destination went on by itself and has more than the source. {_LEFT}: copy from there to "
-    "here, or to another place"
+_UNCHANGED: Final = "The destination was not changed"
+TARGET_NEWER: Final = (
+    "the destination has newer messages that the source does not have. "
+    f"{_UNCHANGED}: copy in the other direction, or to another destination"
 )
 DIVERGED: Final = (
-    f"the destination has other content under the same uid: both went on by themselves. {_LEFT}: "
-    "fork, rename or purge one of the two, or copy to another place"
+    "source and destination have the same session with different content: both were written to. "
+    f"{_UNCHANGED}: fork, rename or purge one of the two, or copy to another destination"
 )
-LOST_HERE: Final = (
-    f"the source has lost messages to damage that the destination still has. {_LEFT}: copy the "
-    "session back from there"
+SOURCE_DAMAGED: Final = (
+    "the source has lost messages to damage that the destination still has. "
+    f"{_UNCHANGED}: copy the session back from the destination"
 )
-DAMAGED_THERE: Final = (
-    f"the copy in the destination is damaged. {_LEFT}: purge the session there and copy again"
+TARGET_DAMAGED: Final = (
+    f"the copy in the destination is damaged. {_UNCHANGED}: purge the session there and copy again"
 )
 
 
-class NewlyLost(Exception):
+class UnknownDamage(Exception):
     """Messages are missing through damage that was not known before."""
 
     def __init__(self, seqs: list[Span]) -> None:
@@ -54,7 +54,7 @@ class MessagesDigest:
     __slots__ = ("_hash", "bytes", "messages")
 
     def __init__(self) -> None:
-        self._hash: _Hash = sha256(_FORM)
+        self._hash: _Hash = sha256(_DIGEST_VERSION)
         self.messages = 0
         """Number of messages added."""
         self.bytes = 0
@@ -73,12 +73,12 @@ class MessagesDigest:
 
     def with_snapshot(self, snapshot: Snapshot) -> str:
         """Return the digest of a snapshot that has these messages."""
-        whole = self._hash.copy()
-        whole.update(canonical(snapshot))
-        return whole.hexdigest()
+        all_lost = self._hash.copy()
+        all_lost.update(canonical(snapshot))
+        return all_lost.hexdigest()
 
-    def passing(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield all messages of a snapshot and add each to the digest. Raises NewlyLost."""
+    def digesting(self, snapshot: Snapshot, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield all messages of a snapshot and add each to the digest. Raises UnknownDamage."""
         expected, gaps, add = 1, list[Span](), self.add
         for message in messages:
             if message.seq != expected:
@@ -88,11 +88,11 @@ class MessagesDigest:
             yield message
         if expected <= snapshot.last_seq:
             gaps.append((expected, snapshot.last_seq))
-        if gaps and (new := spans.minus(gaps, missing(snapshot))):
-            raise NewlyLost(new)
+        if gaps and (new := spans.minus(gaps, missing_seqs(snapshot))):
+            raise UnknownDamage(new)
 
 
-def missing(snapshot: Snapshot) -> list[Span]:
+def missing_seqs(snapshot: Snapshot) -> list[Span]:
     """Return the seqs of a snapshot that are known to have no message."""
     return spans.union(snapshot.lost, snapshot.void, snapshot.purged)
 
@@ -105,7 +105,7 @@ def canonical(snapshot: Snapshot) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def of_many(digests: Iterable[tuple[str, str, str]]) -> str:
+def combined_digest(digests: Iterable[tuple[str, str, str]]) -> str:
     """Return one digest for many sessions, given as namespace, uid and digest."""
     lines = [json.dumps(one) for one in digests]
     return sha256("\n".join(sorted(lines)).encode()).hexdigest()
@@ -119,15 +119,17 @@ def digest_of(reading: SnapshotReading) -> str:
     digest = MessagesDigest()
     lost: list[Span] = []
     try:
-        for _ in digest.passing(reading.snapshot, reading.messages):
+        for _ in digest.digesting(reading.snapshot, reading.messages):
             pass
-    except NewlyLost as met:
-        lost = met.seqs
-    whole = spans.union(reading.snapshot.lost, lost)
-    return digest.with_snapshot(replace(reading.snapshot, lost=whole) if lost else reading.snapshot)
+    except UnknownDamage as damage:
+        lost = damage.seqs
+    all_lost = spans.union(reading.snapshot.lost, lost)
+    return digest.with_snapshot(
+        replace(reading.snapshot, lost=all_lost) if lost else reading.snapshot
+    )
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class Comparison(Struct, frozen=True, kw_only=True):
     """Result of a comparison."""
 
     digest: MessagesDigest
@@ -135,59 +137,61 @@ class Verdict(Struct, frozen=True, kw_only=True):
     equal: bool = False
     reason: str = ""
     """Why the destination must not be written to; empty if it may be."""
-    newer: bool = False
+    is_newer: bool = False
     """The destination has everything that the source has."""
 
 
-def compare(here: SnapshotReading, there: SnapshotReading) -> Verdict:
+def compare(source_reading: SnapshotReading, target_reading: SnapshotReading) -> Comparison:
     """Compare a session in the source with the one of the same uid in the destination.
 
-    An earlier copy that was not written to since may be written to. Raises NewlyLost if the source
-    turns out to be damaged.
+    An earlier copy that was not written to since may be written to. Raises UnknownDamage if the
+    source turns out to be damaged.
     """
-    source, target = here.snapshot, there.snapshot
-    seen = _Seen(source, target.last_seq)
+    source, target = source_reading.snapshot, target_reading.snapshot
+    comparison = _MessageComparison(source, target.last_seq)
     copied = MessagesDigest()
     try:
-        for message in copied.passing(target, there.messages):
-            seen.take(message, here.messages)
-    except NewlyLost:
+        for message in copied.digesting(target, target_reading.messages):
+            comparison.compare_next(message, source_reading.messages)
+    except UnknownDamage:
         # The destination is damaged; `finish` reports damage of the source.
-        return Verdict(digest=seen.digest, reason=DAMAGED_THERE)
-    seen.finish(here.messages)
-    ahead = target.last_seq > source.last_seq or target.number > source.number
+        return Comparison(digest=comparison.digest, reason=TARGET_DAMAGED)
+    comparison.finish(source_reading.messages)
+    target_is_ahead = target.last_seq > source.last_seq or target.number > source.number
     equal = (
-        not seen.differ
+        not comparison.differ
         and source.last_seq == target.last_seq
-        and seen.digest.with_snapshot(source) == copied.with_snapshot(target)
+        and comparison.digest.with_snapshot(source) == copied.with_snapshot(target)
     )
-    found = Verdict(digest=seen.digest, equal=equal)
+    found = Comparison(digest=comparison.digest, equal=equal)
     if equal:
         return found
     # Messages that were purged in the source do not count as lost.
-    if seen.other or (seen.only_there and not ahead and there.untouched):
-        reason = DIVERGED if seen.other else LOST_HERE
-        return Verdict(digest=seen.digest, reason=reason)
-    if not there.untouched or ahead:
-        behind = source.last_seq > target.last_seq or source.number > target.number
-        newer = not behind and not seen.only_here
-        reason = NEWER if newer else DIVERGED
-        return Verdict(digest=seen.digest, reason=reason, newer=newer)
+    if comparison.has_different or (
+        comparison.only_in_target and not target_is_ahead and target_reading.untouched
+    ):
+        reason = DIVERGED if comparison.has_different else SOURCE_DAMAGED
+        return Comparison(digest=comparison.digest, reason=reason)
+    if not target_reading.untouched or target_is_ahead:
+        source_is_ahead = source.last_seq > target.last_seq or source.number > target.number
+        is_newer = not source_is_ahead and not comparison.only_in_source
+        reason = TARGET_NEWER if is_newer else DIVERGED
+        return Comparison(digest=comparison.digest, reason=reason, is_newer=is_newer)
     return found
 
 
-class _Seen:
+class _MessageComparison:
     """State of a comparison of two sessions, message by message."""
 
     def __init__(self, source: Snapshot, upto: int) -> None:
         self.digest = MessagesDigest()
-        self.other = False
+        self.has_different = False
         """A message differs between the two."""
-        self.only_here = False
+        self.only_in_source = False
         """A message is missing in the destination."""
-        self.only_there = False
+        self.only_in_target = False
         """A message is missing in the source and was not purged."""
-        self.purged = False
+        self.was_purged = False
         """A message was purged in the source, but not in the destination."""
         self._source = source
         self._upto = upto
@@ -197,47 +201,49 @@ class _Seen:
 
     @property
     def differ(self) -> bool:
-        return self.other or self.only_here or self.only_there or self.purged
+        return self.has_different or self.only_in_source or self.only_in_target or self.was_purged
 
-    def take(self, there: Message, here: Iterator[Message]) -> None:
+    def compare_next(self, target_message: Message, source_messages: Iterator[Message]) -> None:
         """Compare the next message of the destination."""
-        while (mine := self._peek(here)) is not None and mine.seq < there.seq:
-            self._pass(mine)
-            self.only_here = True
-        if mine is None or mine.seq > there.seq:
-            if spans.contains(self._source.purged, there.seq):
-                self.purged = True
+        while (
+            message := self._peek(source_messages)
+        ) is not None and message.seq < target_message.seq:
+            self._advance(message)
+            self.only_in_source = True
+        if message is None or message.seq > target_message.seq:
+            if spans.contains(self._source.purged, target_message.seq):
+                self.was_purged = True
             else:
-                self.only_there = True
+                self.only_in_target = True
             return
-        self._pass(mine)
-        if _content(mine) != _content(there):
-            self.other = True
+        self._advance(message)
+        if _content(message) != _content(target_message):
+            self.has_different = True
 
-    def finish(self, here: Iterator[Message]) -> None:
-        """End the comparison. Raises NewlyLost for messages missing in the source."""
-        while (mine := self._peek(here)) is not None and mine.seq <= self._upto:
-            self._pass(mine)
-            self.only_here = True
+    def finish(self, source_messages: Iterator[Message]) -> None:
+        """End the comparison. Raises UnknownDamage for messages missing in the source."""
+        while (message := self._peek(source_messages)) is not None and message.seq <= self._upto:
+            self._advance(message)
+            self.only_in_source = True
         end = min(self._upto, self._source.last_seq)
-        self._note_gap(end + 1)
+        self._record_gap(end + 1)
         if self._gaps:
-            raise NewlyLost(self._gaps)
+            raise UnknownDamage(self._gaps)
 
-    def _peek(self, here: Iterator[Message]) -> Message | None:
+    def _peek(self, source_messages: Iterator[Message]) -> Message | None:
         if self._next is None:
-            self._next = next(here, None)
+            self._next = next(source_messages, None)
         return self._next
 
-    def _pass(self, mine: Message) -> None:
-        self._note_gap(mine.seq)
-        self._expected = mine.seq + 1
-        self.digest.add(mine)
+    def _advance(self, message: Message) -> None:
+        self._record_gap(message.seq)
+        self._expected = message.seq + 1
+        self.digest.add(message)
         self._next = None
 
-    def _note_gap(self, upto: int) -> None:
+    def _record_gap(self, upto: int) -> None:
         if upto > self._expected:
-            gap = spans.minus([(self._expected, upto - 1)], missing(self._source))
+            gap = spans.minus([(self._expected, upto - 1)], missing_seqs(self._source))
             self._gaps = spans.union(self._gaps, gap)
 
 

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from stenolog.errors import DamagedStore, NoSuchSession, StenologError, StoreBusy, StoreUnavailable
 from stenolog.records import Health, Message, Purged, SessionInfo, timestamp
-from stenolog.sessions.folders import NAMESPACE, Place, log_folders
+from stenolog.sessions.folders import NAMESPACE, SessionsLocation, log_folders
 from stenolog.stores import disk, spans, withdrawn_messages
 from stenolog.stores.base import FORKED_AT, NOT_FORKED, Deleted, PurgingStore, Store
 from stenolog.stores.file_names import LOG_SUFFIX, escape_key
@@ -38,11 +38,16 @@ from stenolog.stores.json_file import JSONMessage, NotASession, time_of
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.snapshots import Snapshot, SnapshotMark, SnapshotStore, token_of
 from stenolog.transfer import merge
-from stenolog.transfer.import_report import ImportedSession, ImportReport, report
-from stenolog.transfer.importers.legacy_session import LegacySession, Source, SourceFiles
-from stenolog.transfer.migration import import_folder, merge_from
+from stenolog.transfer.importers.legacy_session import LegacySession, Source, SourceContent
+from stenolog.transfer.migration import (
+    ImportedSession,
+    ImportReport,
+    import_folder,
+    log_report,
+    merge_source,
+)
 
-PATIENCE: Final = 60.0
+LOCK_TIMEOUT: Final = 60.0
 """Seconds to wait for a process that merges the fallback store."""
 LOCK: Final = "fallback.lock"
 PURGES: Final = "purges"
@@ -65,14 +70,16 @@ class FallbackStore(JSONLStore):
         super().__init__(workspace, namespace=NAMESPACE)
         self.because = because
         self._fallback_lock = lock
-        self._noted_purges = workspace / PURGES
+        self._purge_notes = workspace / PURGES
 
     def purge(self, key: str, *, before: int | None = None) -> Purged:
         """Purge here, and in the store at the merge."""
         uids = [one.uid for one in self.list_trash() if one.key == key] if before is None else []
         with suppress(NoSuchSession, DamagedStore):
             uids.append(self.info(key).uid)
-        with self._noted(self._purge_of(key, uids, before=before)):  # guard: fallback-purge-noted
+        with self._noting(
+            self._describe_purge(key, uids, before=before)
+        ):  # guard: fallback-purge-noted
             return super().purge(key, before=before)
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
@@ -80,34 +87,34 @@ class FallbackStore(JSONLStore):
 
         The store's session of this key has other messages too, and was not deleted here.
         """
-        with self._noted(self._purge_of(key, [uid for uid, _ in entries], is_trash=True)):
+        with self._noting(self._describe_purge(key, [uid for uid, _ in entries], is_trash=True)):
             return super().purge_trash(key, entries)
 
     def health(self) -> Health:
         """Return the health of the folder: never ok, because the sessions belong in the store."""
         found = super().health()
-        words = (
+        reason = (
             f"sessions are kept in {self.folder} for this run, and merged when the store can be "
             f"used again: {self.because}"
         )
-        return Health(ok=False, free_bytes=found.free_bytes, problems=(words, *found.problems))
+        return Health(ok=False, free_bytes=found.free_bytes, problems=(reason, *found.problems))
 
     def close(self) -> None:
         """Close the store and release the lock."""
         super().close()
         self._fallback_lock.release()
 
-    def _purge_of(
+    def _describe_purge(
         self, key: str, uids: Sequence[str], *, before: int | None = None, is_trash: bool = False
-    ) -> "_Purge":
+    ) -> "_PurgeNote":
         read_in: dict[str, int] = {}
         for uid in uids:
             with (
                 suppress(NoSuchSession, DamagedStore),
                 self.read_snapshot(SnapshotMark(key=key, uid=uid, stamp="")) as reading,
             ):
-                read_in |= _ends(merge.receipts(reading.snapshot.meta))
-        return _Purge(
+                read_in |= _last_seq_by_digest(merge.import_receipts(reading.snapshot.meta))
+        return _PurgeNote(
             key=key,
             at=datetime.now(UTC),
             before=before,
@@ -117,29 +124,29 @@ class FallbackStore(JSONLStore):
         )
 
     @contextmanager
-    def _noted(self, purge: "_Purge") -> Iterator[None]:
+    def _noting(self, purge: "_PurgeNote") -> Iterator[None]:
         """Note the purge before it runs, and after it that it completed.
 
         The note of a failed purge stays: the merge finds out whether the purge took effect.
         """
         name = f"{timestamp(purge.at).replace(':', '')}-{os.urandom(4).hex()}.json"
-        self._note(name, purge)
+        self._write_note(name, purge)
         try:
             yield
         except NoSuchSession:
-            (self._noted_purges / name).unlink(missing_ok=True)
+            (self._purge_notes / name).unlink(missing_ok=True)
             raise
-        self._note(name, replace(purge, made=datetime.now(UTC)))
+        self._write_note(name, replace(purge, made=datetime.now(UTC)))
 
-    def _note(self, name: str, purge: "_Purge") -> None:
+    def _write_note(self, name: str, purge: "_PurgeNote") -> None:
         try:
-            _write(self._noted_purges, name, purge)
+            _write_json(self._purge_notes, name, purge)
         except OSError as error:
-            words = f"noting a purge in {self._noted_purges}: {error.strerror}"
-            raise StoreUnavailable(words) from error
+            reason = f"noting a purge in {self._purge_notes}: {error.strerror}"
+            raise StoreUnavailable(reason) from error
 
 
-def open_fallback(place: Place, *, because: str) -> FallbackStore:
+def open_fallback(place: SessionsLocation, *, because: str) -> FallbackStore:
     """Open the fallback store of a store, with the legacy sessions in it.
 
     Raises StenologError or OSError if it cannot be written.
@@ -149,8 +156,8 @@ def open_fallback(place: Place, *, because: str) -> FallbackStore:
     disk.make_private(workspace)
     lock = _open_lock(workspace, _LOCK_FLAGS | os.O_CREAT)
     try:
-        if _locked(lock, fcntl.LOCK_EX):
-            _read_in(place, workspace)
+        if _try_lock(lock, fcntl.LOCK_EX):
+            _import_legacy_sessions(place, workspace)
         _wait_for_merge(workspace, lock)
         return FallbackStore(workspace, lock, because=because)
     except BaseException:
@@ -160,34 +167,34 @@ def open_fallback(place: Place, *, because: str) -> FallbackStore:
 
 def _wait_for_merge(workspace: Path, lock: disk.Descriptor) -> None:
     """Take the shared lock once no process merges the fallback store. Raises StoreBusy."""
-    deadline = time.monotonic() + PATIENCE
-    while not _locked(lock, fcntl.LOCK_SH):
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while not _try_lock(lock, fcntl.LOCK_SH):
         if time.monotonic() > deadline:
             raise StoreBusy(f"{workspace}: another process merges it")
         time.sleep(_POLL)
 
 
-def _read_in(place: Place, workspace: Path) -> None:
+def _import_legacy_sessions(place: SessionsLocation, workspace: Path) -> None:
     """Copy the legacy sessions; their files stay unchanged."""
-    purged = {purge.key for _, purge in _purges(workspace)}
+    purged = {purge.key for _, purge in _pending_purges(workspace)}
     with JSONLStore(workspace, namespace=NAMESPACE) as store:
         for folder, fallbacks in place.legacy_folders():
             found = import_folder(
                 folder,
                 store,
                 thorough=False,
-                renaming=False,
+                rename_files=False,
                 fallbacks=fallbacks,
-                own=True,
-                without=purged,
+                is_own=True,
+                exclude_keys=purged,
             )
-            report(found, store)
+            log_report(found, store)
 
 
 # --- merging it into the store ---------------------------------------------------------------
 
 
-def merge_fallback(place: Place, store: Store) -> None:
+def merge_fallback(place: SessionsLocation, store: Store) -> None:
     """Merge the fallback store and rename its folder. Raises what the store raises."""
     workspace = place.fallback
     if workspace is None:
@@ -202,7 +209,7 @@ def merge_fallback(place: Place, store: Store) -> None:
     try:
         is_alone = False
         with suppress(OSError):  # without locks, no process can use the fallback store
-            is_alone = _locked(lock, fcntl.LOCK_EX)
+            is_alone = _try_lock(lock, fcntl.LOCK_EX)
         if not (workspace / NAMESPACE).is_dir():
             _repeat_purges(workspace, None, store, is_alone=False)
             return  # it was merged before
@@ -214,11 +221,11 @@ def merge_fallback(place: Place, store: Store) -> None:
         with fallback:
             _repeat_purges(workspace, fallback, store, is_alone=is_alone)
             entries = _FallbackSnapshots(fallback, store, workspace)
-            merged = merge_from(entries, store, entries.record)
+            merged = merge_source(entries, store, entries.record)
             _repeat_deletions(workspace, fallback, store)
-        report(merged, store)
-        if is_alone and not merged.left:
-            _move_away(workspace, merged)
+        log_report(merged, store)
+        if is_alone and not merged.skipped:
+            _rename_merged_folder(workspace, merged)
     finally:
         lock.release()
 
@@ -228,7 +235,7 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
     used = set(fallback.list_sessions())
     for one in fallback.list_trash():
         try:
-            record = _record_of(workspace, one.uid)
+            record = _read_record(workspace, one.uid)
             if record.deleted == one.deleted:  # guard: fallback-deletion-repeated-once
                 continue
             with suppress(NoSuchSession):
@@ -237,10 +244,10 @@ def _repeat_deletions(workspace: Path, fallback: JSONLStore, store: Store) -> No
         except (StenologError, NotASession) as error:
             _logger.warning("the deletion of %r cannot be repeated: %s", one.key, error)
         else:
-            _record(workspace, one.key, replace(record, deleted=one.deleted))
+            _write_record(workspace, one.key, replace(record, deleted=one.deleted))
 
 
-def _move_away(workspace: Path, merged: ImportReport) -> None:
+def _rename_merged_folder(workspace: Path, merged: ImportReport) -> None:
     now = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
     target = workspace / f"{NAMESPACE}.merged-{now}"
     try:
@@ -250,11 +257,11 @@ def _move_away(workspace: Path, merged: ImportReport) -> None:
         _logger.warning("%s was merged, but cannot be renamed: %s", workspace, error.strerror)
         return
     shutil.rmtree(workspace / MERGED, ignore_errors=True)
-    count = sum(one.added for one in merged.taken)
+    count = sum(one.added for one in merged.imported)
     _logger.info("%d messages of the fallback were merged; its files are in %s", count, target)
 
 
-def copies_in_fallback(place: Place) -> Iterator[tuple[str, str]]:
+def copies_in_fallback(place: SessionsLocation) -> Iterator[tuple[str, str]]:
     """Yield namespace and key of each session in the fallback store, merged or not.
 
     Sessions that cannot be read are skipped. Nothing is written.
@@ -273,7 +280,7 @@ def copies_in_fallback(place: Place) -> Iterator[tuple[str, str]]:
                 )
 
 
-def purged_since(place: Place, store: Store) -> list[str]:
+def purged_since(place: SessionsLocation, store: Store) -> list[str]:
     """Return the keys of the fallback store that were merged, and then purged in the store."""
     workspace = place.fallback
     if workspace is None or workspace.is_symlink() or not isinstance(store, SnapshotStore):
@@ -281,7 +288,7 @@ def purged_since(place: Place, store: Store) -> list[str]:
     records = []
     for path in (workspace / MERGED).glob("[!.]*.json"):
         with suppress(OSError, ValueError):
-            records.append(convert(json.loads(path.read_bytes()), _Merged))
+            records.append(convert(json.loads(path.read_bytes()), _MergeRecord))
     there = {mark.uid for mark in store.list_snapshots()} if records else set()
     gone = {one.uid for one in records if not there.issuperset(one.stored)}
     if not gone or not (workspace / NAMESPACE).is_dir():
@@ -298,7 +305,7 @@ class _FallbackSnapshots:
         self._store = store
         self._workspace = workspace
         self._keys: dict[str, str] = {}
-        self._records: dict[str, _Merged] = {}
+        self._records: dict[str, _MergeRecord] = {}
         """The record that each session gets once it is merged."""
         self.path = fallback.folder
         self.name = str(self.path)
@@ -309,13 +316,13 @@ class _FallbackSnapshots:
         self._keys = {escape_key(key) + LOG_SUFFIX: key for key in self._fallback.list_sessions()}
         return [Source(name=name, body=None) for name in self._keys]
 
-    def read(self, source: Source) -> SourceFiles:
+    def read(self, source: Source) -> SourceContent:
         """Return the unmerged part of a session. Raises NotASession if it cannot be read."""
         try:
             info = self._fallback.info(self._keys[source.name])
         except StenologError as error:
             raise NotASession(str(error)) from error
-        record = _record_of(self._workspace, info.uid)
+        record = _read_record(self._workspace, info.uid)
         is_same = bool(record.stored) and record.stored[-1] == _uid(self._store, record.key)
         # Merged messages are never merged into another session: they were purged or deleted.
         after = record.after if is_same else record.last_seq  # guard: fallback-purged-stays-purged
@@ -323,7 +330,7 @@ class _FallbackSnapshots:
             mark = SnapshotMark(key=info.key, uid=info.uid, stamp="")
             with self._fallback.read_snapshot(mark) as reading:
                 messages = list(reading.messages)
-                found = _found(reading.snapshot, messages, after=after)
+                found = _to_source_files(reading.snapshot, messages, after=after)
                 last = reading.snapshot.last_seq
         except StenologError as error:
             raise NotASession(str(error)) from error
@@ -335,18 +342,20 @@ class _FallbackSnapshots:
             return replace(found, session=nothing)
         return found
 
-    def record(self, source: Source, taken: ImportedSession) -> None:
+    def record(self, source: Source, imported: ImportedSession) -> None:
         """Record that a session was merged, and into which session of the store."""
-        record, uid = self._records[source.name], _uid(self._store, taken.key)
+        record, uid = self._records[source.name], _uid(self._store, imported.key)
         stored = (*(one for one in record.stored if one != uid), *([uid] if uid else []))
-        record = replace(record, key=taken.key, stored=stored)
-        if record != _record_of(self._workspace, record.uid):
-            _record(self._workspace, self._keys[source.name], record)
+        record = replace(record, key=imported.key, stored=stored)
+        if record != _read_record(self._workspace, record.uid):
+            _write_record(self._workspace, self._keys[source.name], record)
 
 
-def _found(snapshot: Snapshot, messages: Sequence[Message], *, after: int) -> SourceFiles:
+def _to_source_files(
+    snapshot: Snapshot, messages: Sequence[Message], *, after: int
+) -> SourceContent:
     """Return a session as an old one: all of it, or only its messages after a seq."""
-    receipts = merge.receipts(snapshot.meta)
+    receipts = merge.import_receipts(snapshot.meta)
     hidden = spans.union([(1, snapshot.floor)] if snapshot.floor else [], snapshot.hidden)
     tokens = _tokens(snapshot, messages)
     kept = tuple(
@@ -373,18 +382,20 @@ def _found(snapshot: Snapshot, messages: Sequence[Message], *, after: int) -> So
         problems=(f"{lost} messages of the fallback cannot be read",) if lost else (),
     )
     # A legacy session without new messages here is as old as its file.
-    said = [moment for one in receipts if (moment := time_of(one.get("updated"))) is not None]
-    changed = updated if has_new or not said else max(said)
-    return SourceFiles(session, _digest(snapshot, session), changed, ())
+    imported_times = [
+        moment for one in receipts if (moment := time_of(one.get("updated"))) is not None
+    ]
+    changed = updated if has_new or not imported_times else max(imported_times)
+    return SourceContent(session, _digest(snapshot, session), changed, ())
 
 
 def _tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
     """Return the token of each message that was added here; legacy messages have none."""
-    receipts = merge.receipts(snapshot.meta)
-    begun = snapshot.meta.get("importing")
-    imports = [*receipts, begun] if isinstance(begun, dict) else receipts
+    receipts = merge.import_receipts(snapshot.meta)
+    import_mark = snapshot.meta.get("importing")
+    imports = [*receipts, import_mark] if isinstance(import_mark, dict) else receipts
     prefixes = tuple(f"import:{one.get('sha256')}:" for one in imports)
-    read_in = max(_ends(receipts).values(), default=0)
+    read_in = max(_last_seq_by_digest(receipts).values(), default=0)
     found: dict[int, str] = {}
     for message in messages:
         token = token_of(message)
@@ -402,7 +413,7 @@ def _tokens(snapshot: Snapshot, messages: Sequence[Message]) -> dict[int, str]:
     }
 
 
-def _ends(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _last_seq_by_digest(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return for each imported file, by its digest, the last seq after its import."""
     return {
         one["sha256"]: one["last_seq"]
@@ -413,7 +424,7 @@ def _ends(receipts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def _digest(snapshot: Snapshot, session: LegacySession) -> str:
     """Return a digest that differs for each state of a session."""
-    *_, last = ["", *merge.digests(session.messages)]
+    *_, last = ["", *merge.prefix_digests(session.messages)]
     shown = [message.hidden for message in session.messages]
     state = [snapshot.uid, snapshot.last_seq, last, shown, session.summary, session.meta]
     return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
@@ -422,7 +433,7 @@ def _digest(snapshot: Snapshot, session: LegacySession) -> str:
 # --- records of merges -----------------------------------------------------------------------
 
 
-class _Merged(Struct, frozen=True, kw_only=True):
+class _MergeRecord(Struct, frozen=True, kw_only=True):
     """Record of the merges of one session of the fallback store."""
 
     uid: str
@@ -440,26 +451,26 @@ class _Merged(Struct, frozen=True, kw_only=True):
     """Time of the deletion in the fallback store that was repeated."""
 
 
-def _record_of(workspace: Path, uid: str) -> _Merged:
+def _read_record(workspace: Path, uid: str) -> _MergeRecord:
     """Return the record of a session, an empty one if there is none. Raises NotASession."""
     try:
         text = (workspace / MERGED / f"{escape_key(uid)}.json").read_bytes()
-        return convert(json.loads(text), _Merged)
+        return convert(json.loads(text), _MergeRecord)
     except (FileNotFoundError, NotADirectoryError):
-        return _Merged(uid=uid)
+        return _MergeRecord(uid=uid)
     except (OSError, ValueError) as error:
         raise NotASession(f"the record of its merge cannot be read: {error}") from error
 
 
-def _record(workspace: Path, key: str, record: _Merged) -> None:
+def _write_record(workspace: Path, key: str, record: _MergeRecord) -> None:
     try:
-        _write(workspace / MERGED, f"{escape_key(record.uid)}.json", record)
+        _write_json(workspace / MERGED, f"{escape_key(record.uid)}.json", record)
     except OSError as error:
-        words = "the merge of %r cannot be recorded, so the next start repeats it: %s"
-        _logger.warning(words, key, error.strerror)
+        reason = "the merge of %r cannot be recorded, so the next start repeats it: %s"
+        _logger.warning(reason, key, error.strerror)
 
 
-def _write(folder: Path, name: str, fields: Struct) -> None:
+def _write_json(folder: Path, name: str, fields: Struct) -> None:
     """Write a small file durably. Raises OSError."""
     disk.make_private(folder)
     descriptor = disk.open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -480,7 +491,7 @@ def _uid(store: Store, key: str) -> str:
 # --- purges ----------------------------------------------------------------------------------
 
 
-class _Purge(Struct, frozen=True, kw_only=True):
+class _PurgeNote(Struct, frozen=True, kw_only=True):
     """Note of a purge in the fallback store."""
 
     key: str
@@ -497,12 +508,12 @@ class _Purge(Struct, frozen=True, kw_only=True):
     """Digest and last seq of each legacy file that the sessions were imported from."""
 
 
-def _purges(workspace: Path) -> list[tuple[Path, _Purge]]:
+def _pending_purges(workspace: Path) -> list[tuple[Path, _PurgeNote]]:
     """Return the purges that are not yet repeated, oldest first."""
     found = []
     for path in sorted((workspace / PURGES).glob("[!.]*.json")):
         try:
-            found.append((path, convert(json.loads(path.read_bytes()), _Purge)))
+            found.append((path, convert(json.loads(path.read_bytes()), _PurgeNote)))
         except (OSError, ValueError) as error:
             _logger.warning("%s: a purge in the fallback cannot be repeated: %s", path, error)
     return found
@@ -515,17 +526,19 @@ def _repeat_purges(
 
     A note that cannot be followed stays, with a warning.
     """
-    for path, purge in _purges(workspace):
+    for path, purge in _pending_purges(workspace):
         try:
-            if not _was_made(purge, fallback):  # guard: fallback-refused-purge-not-repeated
+            if not _took_effect(purge, fallback):  # guard: fallback-refused-purge-not-repeated
                 if is_alone:
                     path.unlink()
                 continue
-            left = _repeat(purge, store)
+            remaining = _repeat_purge(purge, store)
             for uid in purge.uids if purge.before is None else ():
                 (workspace / MERGED / f"{escape_key(uid)}.json").unlink(missing_ok=True)
-            if left:
-                _logger.warning("a purge in the fallback is not fully repeated for %r: %s", *left)
+            if remaining:
+                _logger.warning(
+                    "a purge in the fallback is not fully repeated for %r: %s", *remaining
+                )
                 path.rename(path.with_suffix(".left"))
             else:
                 path.unlink()
@@ -537,7 +550,7 @@ def _repeat_purges(
             _logger.warning("%s: cannot be changed: %s", path, error.strerror)
 
 
-def _was_made(purge: _Purge, fallback: JSONLStore | None) -> bool:
+def _took_effect(purge: _PurgeNote, fallback: JSONLStore | None) -> bool:
     """Return whether the fallback store no longer has the messages to purge."""
     if purge.made is not None:
         return True
@@ -553,7 +566,7 @@ def _was_made(purge: _Purge, fallback: JSONLStore | None) -> bool:
     return is_same and bool(first) and first[0] >= purge.before
 
 
-def _repeat(purge: _Purge, store: Store) -> tuple[str, str] | None:
+def _repeat_purge(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     """Repeat a purge in the store; return the key and a reason if messages are left.
 
     Deletes only messages that are older than the purge. Raises StenologError.
@@ -564,7 +577,7 @@ def _repeat(purge: _Purge, store: Store) -> tuple[str, str] | None:
         info = store.info(purge.key)
     except NoSuchSession:
         return None
-    ends = _ends(merge.receipts(info.meta))
+    ends = _last_seq_by_digest(merge.import_receipts(info.meta))
     # Up to this seq both stores agree: the messages come from the same file.
     same = max((end for digest, end in purge.read_in if ends.get(digest) == end), default=0)
     if purge.before is not None:
@@ -574,11 +587,11 @@ def _repeat(purge: _Purge, store: Store) -> tuple[str, str] | None:
     if not same:
         return None  # the store has no message of these sessions
     if info.last_seq > same:  # guard: fallback-purge-trash-is-narrow
-        return purge.key, "the session has been used in the store, too"
+        return purge.key, "the session was also used in the store"
     return _purge_all(purge, store)
 
 
-def _purge_all(purge: _Purge, store: Store) -> tuple[str, str] | None:
+def _purge_all(purge: _PurgeNote, store: Store) -> tuple[str, str] | None:
     """Purge the sessions of a key that are older than the purge.
 
     If a session has newer messages, only its older messages are purged.
@@ -602,32 +615,32 @@ def _purge_all(purge: _Purge, store: Store) -> tuple[str, str] | None:
                 store.purge(key)
                 return None
             else:
-                old.append(_deleted(info, store))
+                old.append(_delete_unchanged(info, store))
     if old and isinstance(store, PurgingStore):
         store.purge_trash(key, old)
     if not is_older:
-        return key, "the session was begun or imported since"
+        return key, "the session was created or imported since"
     return None if is_only or purge.is_trash else (key, "the trash has sessions deleted since")
 
 
-def _is_older(purge: _Purge, info: SessionInfo) -> bool:
+def _is_older(purge: _PurgeNote, info: SessionInfo) -> bool:
     """Return whether a session of the store is older than the purge or comes from the same file."""
     if info.lost and info.updated > purge.at:
         raise DamagedStore(f"{info.key!r} has messages that cannot be read, and may be newer")
     made = purge.made or purge.at
     own = {digest for digest, _ in purge.read_in}
-    receipts = merge.receipts(info.meta)
+    receipts = merge.import_receipts(info.meta)
     for one in receipts:
         # Messages of a fallback store carry the time of their addition, those of other files any
         # time.
-        taken = time_of(one.get(merge.TAKEN))
+        imported = time_of(one.get(merge.IMPORT_TIME))
         is_foreign = one.get("sha256") not in own and one.get("from") != "stenolog-json"
-        if is_foreign and (taken is None or taken > made):
+        if is_foreign and (imported is None or imported > made):
             return False
-    return info.created <= made or not own.isdisjoint(_ends(receipts))
+    return info.created <= made or not own.isdisjoint(_last_seq_by_digest(receipts))
 
 
-def _deleted(info: SessionInfo, store: Store) -> Deleted:
+def _delete_unchanged(info: SessionInfo, store: Store) -> Deleted:
     """Move a session into the trash, unless it was changed since. Raises StoreBusy."""
     gone = store.delete(info.key)
     if (gone.uid, gone.count) != (info.uid, info.count):
@@ -641,11 +654,11 @@ def _deleted(info: SessionInfo, store: Store) -> Deleted:
 
 def _open_lock(workspace: Path, flags: int) -> disk.Descriptor:
     if workspace.is_symlink():  # guard: fallback-no-link
-        raise OSError(errno.ELOOP, "it is a symbolic link, and none is followed here")
+        raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed")
     return disk.open_descriptor(workspace / LOCK, flags)
 
 
-def _locked(lock: disk.Descriptor, how: int) -> bool:
+def _try_lock(lock: disk.Descriptor, how: int) -> bool:
     """Try to take the lock without waiting. Raises OSError if the file system has no locks."""
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)

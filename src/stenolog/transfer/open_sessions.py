@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 from stenolog.errors import ForeignLog, StenologError, UsageError
-from stenolog.sessions.folders import Place, find_place
-from stenolog.sessions.session_manager import SessionManager, refusal
+from stenolog.sessions.folders import SessionsLocation, locate_sessions
+from stenolog.sessions.session_manager import SessionManager, why_not_writable
 from stenolog.sessions.session_store import JSONLBackend, SessionStore
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.fallback import merge_fallback, open_fallback
-from stenolog.transfer.migration import import_folder, report
+from stenolog.transfer.migration import import_folder, log_report
 
 _logger = logging.getLogger("stenolog")
 
@@ -37,59 +37,63 @@ def open_sessions(where: str | os.PathLike[str], *, agent: str | None = None) ->
     Raises UsageError if no engine supports the place, ForeignLog for a database of another program,
     and the store's error if there is no place for a fallback store.
     """
-    place = find_place(where, agent)
+    place = locate_sessions(where, agent)
     try:
         store = open_store(place.where, namespace=place.namespace)
     except (UsageError, ForeignLog):
         raise  # a later start would fail the same way
     except StenologError as error:
-        return _fall_back(place, error)
+        return _open_fallback_store(place, error)
     try:
-        _take_all_in(place, store)
+        _import_everything(place, store)
     except (StenologError, OSError) as error:
         _close(store)
-        return _fall_back(place, error)
+        return _open_fallback_store(place, error)
     except BaseException:
         _close(store)
         raise
     sessions = JSONLBackend(store)
     health = sessions.health()
     if not health.ok:
-        _logger.error("the store is not well: %s", health.problems[0])
+        _logger.error("the store has a problem: %s", health.problems[0])
     return sessions
 
 
-def _take_all_in(place: Place, store: Store) -> None:
+def _import_everything(place: SessionsLocation, store: Store) -> None:
     for folder, fallbacks in place.legacy_folders():
-        report(import_folder(folder, store, thorough=False, fallbacks=fallbacks, own=True), store)
+        log_report(
+            import_folder(folder, store, thorough=False, fallbacks=fallbacks, is_own=True), store
+        )
     merge_fallback(place, store)
 
 
-def _fall_back(place: Place, error: Exception) -> SessionStore:
+def _open_fallback_store(place: SessionsLocation, error: Exception) -> SessionStore:
     if place.fallback is None or place.json_fallback is None:
         raise error
-    words = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {error}"
     try:
-        store = open_fallback(place, because=words)
+        store = open_fallback(place, because=reason)
     except (StenologError, OSError) as failed:
         _logger.debug("the fallback cannot be used", exc_info=failed)
-        return _json_files(place.json_fallback, place.old, words)
+        return _open_json_files(place.json_fallback, place.old, reason)
     _logger.error(
-        "the store cannot be used (%s); for this run sessions are kept in %s", words, store.folder
+        "the store cannot be used (%s); for this run sessions are kept in %s", reason, store.folder
     )
     return JSONLBackend(store)
 
 
-def _json_files(folder: Path, old: Path | None, words: str) -> SessionStore:
+def _open_json_files(folder: Path, old: Path | None, reason: str) -> SessionStore:
     """Return the sessions as JSON files; if these cannot be written either, each write fails."""
-    manager = SessionManager(folder, because=words, old=None if old == folder else old)
-    cannot = refusal(folder)
-    if cannot is not None:
-        _logger.error("nothing can be saved, neither in the store (%s) nor as %s", words, cannot)
+    manager = SessionManager(folder, because=reason, old=None if old == folder else old)
+    not_writable = why_not_writable(folder)
+    if not_writable is not None:
+        _logger.error(
+            "nothing can be stored: the store is unusable (%s), and so are %s", reason, not_writable
+        )
     else:
         _logger.error(
             "the store cannot be used (%s); for this run sessions are kept as JSON files in %s",
-            words,
+            reason,
             folder,
         )
     return manager
@@ -99,4 +103,4 @@ def _close(store: Store) -> None:
     try:
         store.close()
     except Exception:
-        _logger.exception("closing the store that could not be used failed")
+        _logger.exception("closing the unusable store failed")

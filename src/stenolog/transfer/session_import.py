@@ -13,22 +13,24 @@ from msgspec.structs import replace
 
 from stenolog.errors import OnceConflict, UsageError
 from stenolog.records import Message, timestamp
-from stenolog.sessions.aliases import change_alias_mark, claimed, prepare_alias_mark
+from stenolog.sessions.aliases import aliases_in, change_alias_mark, prepare_alias_mark
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer import merge as merging
 from stenolog.transfer.importers.legacy_session import LegacySession
 from stenolog.transfer.merge import ExistingSession, Merge
 
-CHUNK: Final = 500
+BATCH_MESSAGES: Final = 500
 """Maximum number of messages per batch."""
-CHUNK_BYTES: Final = 4 * 1024 * 1024
-RECEIPTS: Final = 20
+BATCH_BYTES: Final = 4 * 1024 * 1024
+MAX_RECEIPTS: Final = 20
 """Maximum number of import receipts that a session keeps."""
 
 
 class SessionImport:
-    """The import of one session: call `mark`, `add`, `settle`, `receipt` in this order.
+    """The import of one session, in four steps.
+
+    Call `write_import_mark`, `add_messages`, `apply_visibility` and `write_receipt` in this order.
 
     `problems` lists the content that could not be imported.
     """
@@ -39,7 +41,7 @@ class SessionImport:
         key: str,
         old: LegacySession,
         digest: str,
-        there: ExistingSession | None,
+        existing: ExistingSession | None,
         merge: Merge,
     ) -> None:
         self._store = store
@@ -47,16 +49,16 @@ class SessionImport:
         self._digest = digest
         self._seqs = list(merge.seqs)
         self.old = old
-        self.there = there
+        self.existing = existing
         self.merge = merge
         self.problems: list[str] = []
 
-    def mark(self, names: Sequence[str]) -> None:
+    def write_import_mark(self, names: Sequence[str]) -> None:
         """Record the import in the meta, so that a later run recognizes a partial import."""
-        meta = {} if self.there is None else self.there.meta
-        begun = {"sha256": self._digest, "carry": self.merge.carry}
-        fields: dict[str, Any] = {"importing": begun}  # guard: import-mark
-        aliases = [*claimed(meta), *(name for name in names if name not in claimed(meta))]
+        meta = {} if self.existing is None else self.existing.meta
+        import_mark = {"sha256": self._digest, "carry": self.merge.include_state}
+        fields: dict[str, Any] = {"importing": import_mark}  # guard: import-mark
+        aliases = [*aliases_in(meta), *(name for name in names if name not in aliases_in(meta))]
         if aliases:
             fields["aliases"] = aliases
         for name, value in (("agent", self.old.agent), ("channel", self.old.channel)):
@@ -69,33 +71,37 @@ class SessionImport:
         try:
             self._store.set_meta(self._key, **self._new_meta(meta), **fields)
         except UsageError:
-            self.problems.append("its meta is left out: together with the one here it is too long")
+            self.problems.append(
+                "its metadata was skipped: together with the existing metadata it is too large"
+            )
             self._store.set_meta(self._key, **fields)
         if names:
             change_alias_mark(self._store)
 
     def _new_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Return the meta fields to set: never an old value over a newer one, and only once."""
-        if self.there is not None and self.there.begun(self._digest) is not None:
+        if self.existing is not None and self.existing.started_import(self._digest) is not None:
             return {}
-        last = None if self.there is None else self.there.updated
+        last = None if self.existing is None else self.existing.updated
         is_newer = last is None or last < self.old.created
         return {n: value for n, value in self.old.meta.items() if is_newer or n not in meta}
 
     def _is_newest(self, meta: Mapping[str, Any]) -> bool:
         """Return whether the old session's state is at least as new as the stored one."""
-        known = 0 if self.there is None else len(self.there.payloads)
+        known = 0 if self.existing is None else len(self.existing.payloads)
         return self.old.layout not in meta or known <= len(self.old.messages)
 
-    def add(self) -> Iterator[list[int]]:
+    def add_messages(self) -> Iterator[list[int]]:
         """Add the missing messages in batches and yield the seqs of each batch."""
         for start, batch in _batches(self.old.messages, len(self._seqs)):
             token = batch[0].once
             try:
                 seqs = self._append(batch, token or f"import:{self._digest}:{start}")
             except OnceConflict:
-                words = f"the token of message {start + 1} stands for another one: it has a new one"
-                self.problems.append(words)
+                self.problems.append(
+                    f"the idempotency key of message {start + 1} is already used by another one: "
+                    "it got a new key"
+                )
                 seqs = self._append(batch, f"import:{self._digest}:{start}")
             self._seqs += seqs
             yield seqs
@@ -105,75 +111,81 @@ class SessionImport:
         times = [one.at for one in batch if one.at is not None]
         return self._store.add_messages(self._key, messages, once=once, at=times)
 
-    def settle(self) -> None:
+    def apply_visibility(self) -> None:
         """Hide hidden messages and set the summary, unless the session has newer ones."""
-        floor = merging.hidden_start(self.old)
-        if self.merge.carry and floor and not self._is_all_old(self._seqs[floor - 1]):
-            self.merge = replace(self.merge, carry=False)
-        self.problems += self.not_carried()
-        if not self.merge.carry:
-            self._hide(n for n in self._hidden(floor) if self.old.messages[n].once is not None)
+        floor = merging.hidden_prefix(self.old)
+        if (
+            self.merge.include_state
+            and floor
+            and not self._hides_only_imported(self._seqs[floor - 1])
+        ):
+            self.merge = replace(self.merge, include_state=False)
+        self.problems += self.skipped_state()
+        if not self.merge.include_state:
+            self._hide_messages(
+                n for n in self._hidden_indexes(floor) if self.old.messages[n].once is not None
+            )
             return
         if floor:
             upto = self._seqs[floor - 1]
             self._store.checkpoint(self._key, summary=self.old.summary, upto=upto)
         elif self.old.summary:
             self._store.set_summary(self._key, self.old.summary)
-        self._hide(self._hidden(floor))
+        self._hide_messages(self._hidden_indexes(floor))
 
-    def _hidden(self, floor: int) -> Iterator[int]:
+    def _hidden_indexes(self, floor: int) -> Iterator[int]:
         """Yield the indexes of the messages that were hidden one by one, above the floor."""
         return (n for n, one in enumerate(self.old.messages) if one.hidden and n >= floor)
 
-    def _hide(self, numbers: Iterable[int]) -> None:
-        for first, last in _runs([self._seqs[n] for n in numbers if self._seqs[n]]):
+    def _hide_messages(self, numbers: Iterable[int]) -> None:
+        for first, last in _consecutive_runs([self._seqs[n] for n in numbers if self._seqs[n]]):
             self._store.hide(self._key, first, last)
 
-    def _is_all_old(self, upto: int) -> bool:
+    def _hides_only_imported(self, upto: int) -> bool:
         """Return whether a checkpoint up to this seq hides only messages of the old session."""
-        sight = {message.seq for message in self._store.get_history(self._key)}
+        visible = {message.seq for message in self._store.get_history(self._key)}
         # guard: merge-hides-only-covered
-        return all(seq > upto for seq in sight.difference(self._seqs))
+        return all(seq > upto for seq in visible.difference(self._seqs))
 
-    def not_carried(self) -> Iterator[str]:
+    def skipped_state(self) -> Iterator[str]:
         """Yield a sentence for each item that is skipped because the session has newer messages."""
-        if self.merge.carry or len(self.merge.seqs) == len(self.old.messages):
+        if self.merge.include_state or len(self.merge.seqs) == len(self.old.messages):
             return
         if self.old.summary:
-            yield "its summary is left out, because the session here has gone on without it"
-        if hidden := sum(one.hidden for one in self.old.messages) - self._hidden_here():
-            yield f"{hidden} messages that were hidden there are in sight here"
+            yield "its summary was skipped, because the session has newer messages"
+        if hidden := sum(one.hidden for one in self.old.messages) - self._count_hidden_here():
+            yield f"{hidden} messages that were hidden in the source are visible here"
 
-    def _hidden_here(self) -> int:
+    def _count_hidden_here(self) -> int:
         """Return how many hidden messages are hidden here too, despite newer messages."""
-        start = merging.hidden_start(self.old)
-        return sum(self.old.messages[n].once is not None for n in self._hidden(start))
+        start = merging.hidden_prefix(self.old)
+        return sum(self.old.messages[n].once is not None for n in self._hidden_indexes(start))
 
-    def receipt(self, name: str) -> None:
+    def write_receipt(self, name: str) -> None:
         """Finish the import: remove the import mark and add the receipt in one write."""
         info = self._store.info(self._key)
-        said = [one.at for one in self.old.messages if one.at is not None]
-        there = () if self.there is None else self.there.said
-        receipt: dict[str, Any] = {
+        message_times = [one.at for one in self.old.messages if one.at is not None]
+        existing = () if self.existing is None else self.existing.times
+        write_receipt: dict[str, Any] = {
             "from": self.old.layout,
             "file": name,
             "sha256": self._digest,
             "messages": len(self.old.messages),
-            "created": timestamp(min([self.old.created, *said])),
+            "created": timestamp(min([self.old.created, *message_times])),
             # The times of the old conversation count until a new message is stored here.
-            "updated": timestamp(max([self.old.updated, *said, *there])),
+            "updated": timestamp(max([self.old.updated, *message_times, *existing])),
             "last_seq": info.last_seq,
-            merging.TAKEN: timestamp(datetime.now(UTC)),
+            merging.IMPORT_TIME: timestamp(datetime.now(UTC)),
         }
         if self.old.layout == "stenolog-json" and self.old.messages:
-            *_, receipt[merging.SAID] = merging.digests(self.old.messages)
+            *_, write_receipt[merging.MESSAGES_DIGEST] = merging.prefix_digests(self.old.messages)
         if info.summary == self.old.summary != "":
-            receipt[merging.SUMMARY] = merging.summary_digest(info.summary)
-        kept = [*merging.receipts(info.meta), receipt][-RECEIPTS:]
+            write_receipt[merging.SUMMARY_DIGEST] = merging.summary_digest(info.summary)
+        kept = [*merging.import_receipts(info.meta), write_receipt][-MAX_RECEIPTS:]
         self._store.set_meta(self._key, importing=None, imported=kept)
 
 
-def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _consecutive_runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield first and last of each run of consecutive seqs: one write hides a run."""
     for start, seq in enumerate(seqs):
         if start == 0 or seqs[start - 1] != seq - 1:
@@ -193,17 +205,19 @@ def _batches(
             while end < len(messages) and messages[end].once == messages[start].once:
                 end += 1
         else:
-            while end < len(messages) and end - start < CHUNK and messages[end].once is None:
+            while (
+                end < len(messages) and end - start < BATCH_MESSAGES and messages[end].once is None
+            ):
                 size += len(messages[end].payload)
-                if size > CHUNK_BYTES:
+                if size > BATCH_BYTES:
                     break
                 end += 1
         yield start, messages[start:end]
         start = end
 
 
-def give_aliases(store: Store, key: str, meta: Mapping[str, Any], names: Sequence[str]) -> None:
+def add_aliases(store: Store, key: str, meta: Mapping[str, Any], names: Sequence[str]) -> None:
     """Add aliases to a session that was imported before."""
     prepare_alias_mark(store)
-    store.set_meta(key, aliases=[*claimed(meta), *names])
+    store.set_meta(key, aliases=[*aliases_in(meta), *names])
     change_alias_mark(store)

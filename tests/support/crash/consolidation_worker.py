@@ -11,7 +11,7 @@ from stenolog.memory.consolidation import Consolidation, ConsolidationReport
 from stenolog.memory.notes import Notes
 from stenolog.memory.scopes import Scope
 from stenolog.providers.chat_model import CompletionFunction
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.open_store import open_store
 from support.crash.migration_worker import serve
 
@@ -77,22 +77,22 @@ def _turn(add: Callable[[str, str, str], int], key: str, number: int) -> None:
 
 def consolidate(where: str) -> None:
     """All sessions, in short runs of turns."""
-    _consolidate(where, "Spoke of", most_turns=2)
+    _consolidate(where, "Spoke of", max_turns=2)
 
 
 def consolidate_otherwise(where: str) -> None:
     """The same with a model that words things in another way, and other runs of turns."""
-    _consolidate(where, "Told about", most_turns=3)
+    _consolidate(where, "Told about", max_turns=3)
 
 
-def _consolidate(where: str, tone: str, *, most_turns: int) -> None:
+def _consolidate(where: str, tone: str, *, max_turns: int) -> None:
     with open_store(where) as sessions, open_store(where, namespace="notes") as notes:
         consolidation = Consolidation(
             sessions,
             Notes(notes),
             _clerk(tone),
-            scope_of=lambda key: Scope(who=person_in(key), of="sender"),
-            most_turns=most_turns,
+            scope_of=lambda key: Scope(who=owner_in_key(key), of="sender"),
+            max_turns=max_turns,
         )
         for key in KEYS:
             found: ConsolidationReport = consolidation.run(key)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from stenolog import NoSuchSession, NotStored
-from stenolog.sessions.folders import find_place
+from stenolog.sessions.folders import locate_sessions
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import SessionStore, fallback_reason
 from stenolog.stores.base import Store
@@ -114,7 +114,7 @@ def fail(where: str) -> None:
 
 def write_json(where: str) -> None:
     """Leave JSON files, as the fallback of version 0.1 did."""
-    place = find_place(where, None)
+    place = locate_sessions(where, None)
     assert place.json_fallback is not None
     old = None if place.old == place.json_fallback else place.old
     _talk(SessionManager(place.json_fallback, because="a test wants it", old=old))
@@ -225,5 +225,5 @@ def _warm_up() -> None:
 if __name__ == "__main__":
     _warm_up()
     # So that the samples take several batches.
-    session_import.CHUNK = 7  # type: ignore[misc]
+    session_import.BATCH_MESSAGES = 7  # type: ignore[misc]
     serve(PROGRAMS)

@@ -14,7 +14,7 @@ from stenolog.agent.turn_events import Answer, InboundMessage, Notice, SummaryCr
 from stenolog.catalog.message_metadata import mark_seen
 from stenolog.errors import UsageError
 from stenolog.memory.scopes import Scope
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.keys import owner_in_key
 from stenolog.testing.scripted_model import ScriptedModel
 from support.agents import KEY, SPEC, STORES, Heard, agent_loop, bodies, called, roles, say, until
 
@@ -46,8 +46,8 @@ def test_parse_command_recognizes_commands(text: Any, asked: ParsedCommand | Non
 def test_new_key_belongs_to_the_same_user() -> None:
     keys = {new_key(), new_key(), sibling_key(KEY), sibling_key(new_key())}
     assert len(keys) == 4
-    assert {person_in(key) for key in keys} == {KEY}
-    assert person_in(sibling_key("telegram:a%3Ab")) == "telegram:a%3Ab"
+    assert {owner_in_key(key) for key in keys} == {KEY}
+    assert owner_in_key(sibling_key("telegram:a%3Ab")) == "telegram:a%3Ab"
     with pytest.raises(UsageError, match="channel:sender"):
         sibling_key("whatever")
 

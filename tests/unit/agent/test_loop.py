@@ -21,7 +21,7 @@ from stenolog.context.window import Limits
 from stenolog.errors import ModelUnavailable, OnceConflict, StoreClosed
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from stenolog.transfer.session_import import give_aliases
+from stenolog.transfer.session_import import add_aliases
 from support.agents import (
     KEY,
     SPEC,
@@ -480,7 +480,7 @@ def test_alias_key_opens_its_session(store: str, tmp_path: Path) -> None:
             with open_store(loop.registry.agent().spec.sessions) as other:
                 other.delete(KEY)
                 other.add_message("cli:other", "user", "Moved.")
-                give_aliases(other, "cli:other", other.info("cli:other").meta, [KEY])
+                add_aliases(other, "cli:other", other.info("cli:other").meta, [KEY])
                 assert (await say(loop, "Again.")).key == "cli:other"
                 assert other.list_sessions() == ["cli:other"]
 

@@ -10,7 +10,7 @@ from stenolog.catalog.message_metadata import mark_received
 from stenolog.catalog.stemming import stems
 from stenolog.errors import UsageError
 from stenolog.memory.transcript import is_taken_back
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores import withdrawn_messages
 from stenolog.stores.base import Store
 from support.catalog_scan import EVERYWHERE
@@ -28,7 +28,7 @@ def _found(catalog: Catalog, question: str, owner: str, **how: object) -> list[t
 
 def _say(store: Store, key: str, *texts: str, at: datetime | None = None) -> None:
     said = [
-        mark_received({"role": "user", "content": text}, sender=person_in(key)) for text in texts
+        mark_received({"role": "user", "content": text}, sender=owner_in_key(key)) for text in texts
     ]
     store.add_messages(key, said, at=None if at is None else [at] * len(said))
 

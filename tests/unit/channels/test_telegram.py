@@ -19,7 +19,7 @@ from stenolog.channels.telegram import Telegram
 from stenolog.errors import ModelUnavailable, NotStored
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import import_folder
 from support.agents import agent_loop, bodies
 from support.agents import until as until_it_holds
@@ -467,9 +467,9 @@ def test_the_next_message_of_an_imported_zeroclaw_session_sees_its_old_turns(
         import_folder(
             SAMPLES / "zeroclaw",
             store,
-            renaming=False,
-            layouts=EVERY_LAYOUT,
-            renamed=lambda key: KEY if key == "telegram_1001_alice" else key,
+            rename_files=False,
+            layouts=ALL_LAYOUTS,
+            map_key=lambda key: KEY if key == "telegram_1001_alice" else key,
         )
 
     async def scenario() -> None:

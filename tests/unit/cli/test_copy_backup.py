@@ -11,7 +11,7 @@ from click.testing import Result
 
 from stenolog.cli.copy_backup import report_fields, report_lines
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.copy import CopyTotals, Problem
+from stenolog.transfer.copy import CopyProblem, CopyTotals
 from stenolog.transfer.copy_all import CopyReport
 from support.copied_stores import digests
 from support.file_modes import obey_modes
@@ -105,7 +105,7 @@ def test_sessions_that_cannot_be_copied_exit_with_3(steno: Steno) -> None:
     assert result.exit_code == 3
     namespace, key, reason = result.stdout.rstrip("\n").split("\t")
     assert (namespace, key) == ("sessions", "telegram:123")
-    assert reason.startswith("there is such a session already. The destination is left as it is:")
+    assert reason.startswith("there is such a session already. The destination was not changed:")
     with open_store("other") as store:
         assert [m.content for m in store.get_history("telegram:123")] == ["somebody else's"]
         assert len(store.list_sessions()) == 3
@@ -115,10 +115,10 @@ def test_sessions_that_cannot_be_copied_exit_with_3(steno: Steno) -> None:
 @pytest.mark.parametrize(
     ("places", "words"),
     [
-        (("workspace", "./workspace"), "both are the same place"),
+        (("workspace", "./workspace"), "source and destination are the same place"),
         (("nowhere", "other"), "there is no workspace at nowhere"),
         (("sqlite:nowhere.db", "other"), "there is no such file"),
-        (("workspace", "memory:"), "forgotten at the end"),
+        (("workspace", "memory:"), "is a temporary store"),
     ],
 )
 def test_invalid_source_or_destination_is_rejected(
@@ -208,7 +208,10 @@ def test_a_damaged_backup_ends_with_1_and_restores_the_rest(steno: Steno) -> Non
     log.write_bytes(log.read_bytes().replace(b"message 3", b"massage 3"))
     verified = steno("backup", "kept", "--verify")
     assert verified.exit_code == 1
-    assert verified.stdout == "sessions\ttelegram:123\tit is damaged: not what was taken.\n"
+    assert (
+        verified.stdout
+        == "sessions\ttelegram:123\tit is damaged: its content differs from the backed-up one.\n"
+    )
     report = json.loads(steno("backup", "kept", "--verify", "--json").stdout)
     assert [finding["key"] for finding in report["findings"]] == ["telegram:123"]
     restored = steno("backup", "--restore", "kept", "-w", "back")
@@ -258,7 +261,10 @@ def test_full_disk_keeps_the_previous_backup(steno: Steno) -> None:
 def test_copy_prints_no_password(steno: Steno, options: tuple[str, ...]) -> None:
     url = "postgresql://user:geheim@localhost:1/db?busy_timeout=0"
     result = steno("copy", url, url, *options)
-    assert (result.exit_code, "both are the same place" in result.stderr.casefold()) == (1, True)
+    assert (
+        result.exit_code,
+        "source and destination are the same place" in result.stderr.casefold(),
+    ) == (1, True)
     assert "geheim" not in result.output
     result = steno("copy", url, "other", *options)
     assert (result.exit_code, "geheim" in result.output) == (1, False)
@@ -281,9 +287,9 @@ def test_restore_prints_no_password(steno: Steno, postgres: Server) -> None:
 
 
 def test_unlocked_source_is_reported() -> None:
-    problem = Problem(key="a", uid="b", reason="c")
+    problem = CopyProblem(key="a", uid="b", reason="c")
     for unlocked in (False, True):
-        found = CopyTotals(carried=(), problems=(problem,), unlocked=unlocked)
+        found = CopyTotals(copied=(), problems=(problem,), unlocked=unlocked)
         copied = CopyReport(namespaces={"sessions": found}, seconds=1.0)
         assert report_fields(copied)["unlocked"] is unlocked
         assert ("could not be locked" in " ".join(report_lines(copied, "copied"))) is unlocked

@@ -18,12 +18,12 @@ from click.testing import Result
 
 from stenolog.cli import chat_input
 from stenolog.maintenance.retention_rules import Rule
-from stenolog.maintenance.retention_runs import LOG, apply_rules
+from stenolog.maintenance.retention_runs import LOG_NAME, apply_rules
+from stenolog.memory.consolidation import ConsolidationProgress
 from stenolog.memory.notes import Draft, Notes
-from stenolog.memory.progress import Progress
 from stenolog.memory.scopes import Scope
 from stenolog.sessions.aliases import change_alias_mark, prepare_alias_mark
-from stenolog.sessions.folders import find_place
+from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 
@@ -151,7 +151,7 @@ def test_purge_deletes_everything_of_a_key(steno: Steno, where: str) -> None:
 def test_purge_reports_messages_in_the_fallback_folder(
     steno: Steno, there: str, scoped: bool
 ) -> None:
-    fallback = find_place(there, None).fallback
+    fallback = locate_sessions(there, None).fallback
     for namespace in ("sessions", "sessions.merged-1"):
         with JSONLStore(str(fallback), namespace=namespace) as store:
             store.add_message(KEY, "user", "a secret")
@@ -509,7 +509,7 @@ def test_progress_records_are_purged_but_not_listed(steno: Steno, where: str) ->
         uids = [store.info(key).uid for key in (KEY, "cli:default")]
     with open_store(where, namespace="notes") as store:
         for uid in uids:
-            Progress(store, agent="main").move(uid, 3)
+            ConsolidationProgress(store, agent="main").move(uid, 3)
     done = steno("purge", "--scope", KEY, "--yes", "-w", where)
     assert done.exit_code == 0, done.stderr
     assert ":mark:" not in done.stderr
@@ -556,7 +556,7 @@ def test_purge_removes_entries_from_the_retention_log(place: Path, steno: Steno)
             store.add_message(key, "user", "hello")
     every = Rule(name="r", action="delete", older_than=timedelta(microseconds=1))
     apply_rules("workspace", [every])
-    log = place / "workspace" / LOG
+    log = place / "workspace" / LOG_NAME
     before = log.read_text()
     assert before.count("telegram:77\t") == 2
     done = steno("purge", "--scope", "telegram:77", "--yes")
@@ -573,7 +573,7 @@ def test_purge_removes_entries_from_the_retention_log(place: Path, steno: Steno)
 
 
 def test_unwritable_retention_log_is_reported(place: Path, steno: Steno) -> None:
-    (place / "workspace" / LOG).symlink_to(place / "elsewhere")
+    (place / "workspace" / LOG_NAME).symlink_to(place / "elsewhere")
     done = steno("purge", KEY, "--yes")
     assert done.exit_code == 0
     assert "Not deleted: entries in the retention log: " in done.stderr

@@ -50,8 +50,8 @@ def test_finding_is_printed_and_exits_with_1(log: Path, steno: Steno) -> None:
     assert result.stdout == (
         "torn tail · telegram:123\n"
         f"  workspace/sessions/telegram%3A123.jsonl, from byte {start:,} to the end, 13 bytes\n"
-        "  The last write was cut off, and never acknowledged.\n"
-        "  What to do: The next message sets it aside by itself; --repair does it now. "
+        "  The last write was interrupted and never acknowledged.\n"
+        "  What to do: The next write skips it; --repair does so now. "
         "No byte is removed.\n\n"
     )
     assert result.stderr == (
@@ -67,7 +67,7 @@ def test_repair_ends_with_0_when_nothing_is_left(log: Path, steno: Steno) -> Non
 
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == (
-        "telegram:123: torn tail fixed: marked as void; its bytes stay in the file\n"
+        "telegram:123: torn tail fixed: marked as void; its bytes are still in the file\n"
         "Checked 3 logs: no problems found.\n"
     )
     assert log.read_bytes().startswith(torn)
@@ -82,7 +82,7 @@ def test_repair_names_the_agent(place: Path, steno: Steno) -> None:
     told = steno("doctor", "--repair").stderr
     assert told == (
         "telegram:123 (agents/ada/sessions/telegram%3A123.jsonl): torn tail fixed: "
-        "marked as void; its bytes stay in the file\n"
+        "marked as void; its bytes are still in the file\n"
         "Checked 4 logs: no problems found.\n"
     )
 
@@ -102,7 +102,7 @@ def test_repair_ends_with_1_when_something_is_left(log: Path, steno: Steno) -> N
 def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     _edit(log)
     edited = log.read_bytes()
-    assert "--accept takes it in" in steno("doctor").stdout
+    assert "--accept accepts it" in steno("doctor").stdout
     assert steno("doctor", "--repair").exit_code == 1
 
     result = steno("doctor", "--accept")
@@ -177,13 +177,13 @@ def test_a_workspace_where_nothing_was_stored_is_healthy(place: Path, steno: Ste
 def test_folder_without_stenolog_data_is_rejected(place: Path, steno: Steno) -> None:
     result = steno("doctor", ".")
     assert (result.exit_code, result.stdout) == (3, "")
-    words = "There is nothing of stenolog in .; did you mean ./workspace?"
+    words = "There is no stenolog data in .; did you mean ./workspace?"
     assert result.stderr == f"Error: {words}\n"
 
     (place / "etc" / "default").mkdir(parents=True)
     result = steno("doctor", "etc", "--repair")
     assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == "Error: There is nothing of stenolog in etc.\n"
+    assert result.stderr == "Error: There is no stenolog data in etc.\n"
 
 
 @pytest.mark.parametrize("ours", ["sessions", "agents", "notes"])

@@ -11,8 +11,13 @@ import pytest
 from click.testing import Result
 from msgspec import Struct
 
-from stenolog.maintenance.environment_check import CheckNote, low_disk, notes_of, purged_text
-from stenolog.sessions.folders import find_place
+from stenolog.maintenance.environment_check import (
+    CheckNote,
+    check_notes,
+    low_disk,
+    purged_but_in_fallback,
+)
+from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.fallback import open_fallback
 from stenolog.transfer.open_sessions import open_sessions
@@ -41,7 +46,7 @@ def test_notes_are_printed_only_on_request(steno: Steno, in_terminal: InTerminal
     told = steno("doctor", "-v")
     assert told.exit_code == 0
     assert told.stdout == ""
-    assert "interrupted turns: There are 2 sessions where the agent did not have" in told.stderr
+    assert "interrupted turns: There are 2 sessions with an unanswered last message" in told.stderr
     assert "cli:default" in told.stderr
     assert "日本:\\n語" in told.stderr, "in one line"
     assert "version: SQLite 3." in told.stderr
@@ -58,14 +63,14 @@ def test_json_has_the_notes_if_asked_for(steno: Steno) -> None:
 def test_doctor_checks_sessions_of_all_agents(place: Path) -> None:
     with open_store(place / "workspace" / "agents" / "ada") as store:
         store.add_message("k", "user", "hello?")
-    told = [note.meaning for note in notes_of("workspace") if note.kind == "interrupted turns"]
-    assert "There is 1 session of the agent ada where" in told[1]
+    told = [note.meaning for note in check_notes("workspace") if note.kind == "interrupted turns"]
+    assert "There is 1 session of the agent ada with" in told[1]
 
 
 def test_doctor_reports_running_turns(place: Path) -> None:
     with open_store(place / "workspace") as store, store.lease("telegram:123", ttl=60):
-        [note] = [note for note in notes_of("workspace") if note.kind == "turns under way"]
-    assert note.meaning == ("There is 1 session in which somebody has the turn: telegram:123.")
+        [note] = [note for note in check_notes("workspace") if note.kind == "turns under way"]
+    assert note.meaning == ("There is 1 session with a turn in progress: telegram:123.")
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
@@ -73,29 +78,31 @@ def test_invalid_index_is_reported_and_not_changed(place: Path, steno: Steno, wh
     with open_store(where) as store:
         store.add_message("a", "user", "hello")
     assert steno("list", "-w", where).exit_code == 0
-    assert "index" not in _kinds(notes_of(where))
+    assert "index" not in _kinds(check_notes(where))
     names = {"workspace": "workspace/sessions/catalog.db"}
     index = place / names.get(where, "some.db-sessions.catalog")
     damaged = index.read_bytes()[:-100] + b"\x00" * 100
     index.write_bytes(damaged + b"x")
     assert steno("doctor", "-v", where).exit_code == 0, "it is made anew by itself"
-    [note] = [note for note in notes_of(where) if note.kind == "index"]
+    [note] = [note for note in check_notes(where) if note.kind == "index"]
     assert "was changed by another program" in note.meaning
     assert index.read_bytes() == damaged + b"x", "nothing is written"
     assert steno("list", "-w", where).exit_code == 0
-    assert "index" not in _kinds(notes_of(where))
+    assert "index" not in _kinds(check_notes(where))
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("tmpfs", "a restart or a power cut takes"), ("overlay", "a container")]
+    ("kind", "words"), [("tmpfs", "a restart or a power cut deletes"), ("overlay", "a container")]
 )
 def test_temporary_disk_is_reported(place: Path, kind: str, words: str) -> None:
     mounts = place / "mounts"
     mounts.write_text(f"disk / ext4 rw 0 0\nnone {place} {kind} rw 0 0\n")
-    [note] = [note for note in notes_of("workspace", mounts=str(mounts)) if note.kind == "disk"]
+    [note] = [note for note in check_notes("workspace", mounts=str(mounts)) if note.kind == "disk"]
     assert words in note.meaning
     mounts.write_text("disk / ext4 rw 0 0\n")
-    assert not [note for note in notes_of("workspace", mounts=str(mounts)) if note.kind == "disk"]
+    assert not [
+        note for note in check_notes("workspace", mounts=str(mounts)) if note.kind == "disk"
+    ]
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
@@ -111,7 +118,7 @@ def test_a_disk_that_is_nearly_full_is_a_finding(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
 def test_purged_text_in_the_fallback_is_a_finding(steno: Steno, where: str) -> None:
-    place = find_place(where, None)
+    place = locate_sessions(where, None)
     open_store(where).close()
     with open_fallback(place, because="a test wants it") as fallback:
         fallback.add_message("purged", "user", "a secret")
@@ -119,7 +126,7 @@ def test_purged_text_in_the_fallback_is_a_finding(steno: Steno, where: str) -> N
         with open_sessions(where) as good:
             assert {"purged", "deleted"} <= set(good.list_sessions())
             good.store.delete("deleted")
-        assert purged_text(where) == []
+        assert purged_but_in_fallback(where) == []
         with open_sessions(where) as good:
             good.store.purge("purged")
         for _ in range(2):
@@ -138,13 +145,13 @@ def test_database_reports_version_and_turns(steno: Steno) -> None:
         store.add_message("k", "user", "hello")
     result = steno("doctor", "sqlite:some.db", "-v")
     assert "with apsw 3." in result.stderr
-    assert "There is 1 session where the agent did not have the last word: k." in result.stderr
+    assert "There is 1 session with an unanswered last message: k." in result.stderr
 
 
 def test_postgresql_tells_its_version(postgres_url: str) -> None:
     with open_store(postgres_url) as store:
         store.add_message("k", "user", "hello")
-    notes = notes_of(postgres_url)
+    notes = check_notes(postgres_url)
     assert _kinds(notes) == ["interrupted turns"]
     [version] = [note for note in notes if note.kind == "version"]
     assert version.meaning.startswith("PostgreSQL ")

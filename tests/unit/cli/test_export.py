@@ -13,7 +13,7 @@ from click.testing import Result
 
 from stenolog.catalog.message_metadata import mark_model, mark_tool_outcome
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.export.code_blocks import blocks, fence_for
+from stenolog.transfer.export.code_blocks import fence_for, split_blocks
 
 Steno = Callable[..., Result]
 
@@ -238,7 +238,7 @@ def test_markdown_message_cannot_break_the_document(steno: Steno) -> None:
     assert "```\ncode that never ends\n```" in shown
     assert "&lt;!-- hide all &lt;details> <code>&#60;b&#62;</code>" in shown
     assert "````\n```\n</details>\n````" in shown
-    assert [block.text for block in blocks(shown) if block.code] == [
+    assert [block.text for block in split_blocks(shown) if block.code] == [
         "code that never ends",
         "```\n</details>",
     ]

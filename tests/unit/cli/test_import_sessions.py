@@ -76,7 +76,7 @@ def test_file_of_another_program_than_named_is_skipped(steno: Steno, tmp_path: P
     assert result.stderr.startswith("No sessions of strands in old.")
     result = steno("import", adk(tmp_path / "db", 2), "--from", "openai-agents")
     assert result.exit_code == 1
-    assert "without tables of sessions that are known here" in result.stderr
+    assert "without tables of a known program" in result.stderr
     assert steno("import", "old", "--from", "excel").exit_code == 2
 
 
@@ -187,9 +187,9 @@ def test_map_file_may_contain_unknown_keys(steno: Steno, tmp_path: Path) -> None
             ["user-1=x"],
             "--map user-1=x: SOURCE has no session of that key; known keys: user-1001, other-1001",
         ),
-        (["user-1001"], "OLD=NEW is wanted"),
+        (["user-1001"], "must have the form OLD=NEW"),
         (["user-1001=x", "other-1001=x"], "several sessions would get the key x"),
-        (["*=x"], "NEW needs a *, too"),
+        (["*=x"], "NEW needs a * too"),
     ],
 )
 def test_wrong_map_is_rejected_before_writing(

@@ -253,7 +253,7 @@ def test_an_unknown_key_is_one_sentence(steno: Steno, command: str) -> None:
 def test_a_missing_workspace_is_one_sentence(place: Path, steno: Steno, command: list[str]) -> None:
     result = steno(*command, "-w", "nowhere")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: There is no workspace at nowhere; is the name right?\n"
+    assert result.stderr == "Error: There is no workspace at nowhere; check the path.\n"
     assert not (place / "nowhere").exists()
 
 
@@ -268,7 +268,7 @@ def test_an_empty_workspace_is_no_error(place: Path, steno: Steno) -> None:
 def test_the_folder_of_the_logs_is_not_taken_for_a_workspace(steno: Steno) -> None:
     result = steno("list", "workspace/sessions")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "name the workspace, which is the folder above it" in result.stderr
+    assert "give the workspace, which is its parent folder" in result.stderr
 
 
 def test_another_programs_log_is_one_sentence(place: Path, steno: Steno) -> None:

@@ -192,7 +192,7 @@ def test_forget_hides_and_undo_brings_back(memory: Steno, ids: Ids, workspace: s
     ]
     nothing = memory(*undo)
     assert nothing.exit_code == 1
-    assert "No note of 'telegram:1' was forgotten" in nothing.stderr
+    assert "There is no forgotten note of 'telegram:1'" in nothing.stderr
 
 
 def test_undo_and_export_require_a_unique_user(memory: Steno, ids: Ids) -> None:
@@ -234,7 +234,7 @@ def test_note_purge_requires_yes_without_a_terminal(
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr.splitlines() == [
         f"Deleted permanently: {ids['old']}",
-        "Not deleted: the session 'telegram:1' still holds what was said (seq 1).",
+        "Not deleted: the session 'telegram:1' still contains the original messages (seq 1).",
         f"Not deleted: the note {ids['day']} was made of the same messages.",
     ]
     assert _texts(workspace) == ["They talked.\nLong.", "Eats no meat."]
@@ -318,7 +318,8 @@ def test_note_changed_since_the_export_is_skipped(memory: Steno, ids: Ids) -> No
     result = memory("import", "-", given=page.replace("Eats no meat.", "Eats fish."))
     assert result.exit_code == 3
     assert (
-        f"the note {ids['new']} was forgotten meanwhile; the change is left out." in result.stderr
+        f"the note {ids['new']} was forgotten since the export; the change is left out."
+        in result.stderr
     )
 
 
@@ -346,7 +347,7 @@ def test_an_agent_that_is_not_the_pages_is_told(memory: Steno, ids: Ids, workspa
     assert other.exit_code == 1
     assert "(agent 'main'), and not those of 'telegram:1' (agent 'tutor')" in other.stderr
     own = memory("import", "-", "--agent", "tutor", given="## Core facts\n- a\n")
-    assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
+    assert (own.exit_code, "does not name its scope" in own.stderr) == (1, True)
     assert "Eats fish." not in _texts(workspace)
     assert memory("import", "-", "--agent", "main", given=edited).exit_code == 0
     assert "Eats fish." in _texts(workspace)
@@ -358,7 +359,7 @@ def test_invalid_notes_file_is_one_sentence(memory: Steno, ids: Ids, place: Path
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: Line 3 belongs to no note")
     own = memory("import", "-", given="## Core facts\n- a\n")
-    assert (own.exit_code, "whose notes" in own.stderr) == (1, True)
+    assert (own.exit_code, "does not name its scope" in own.stderr) == (1, True)
     (place / "x.md").write_bytes(b"\xff")
     assert "is not UTF-8 text" in memory("import", str(place / "x.md")).stderr
 
@@ -389,7 +390,7 @@ def test_memory_commands_create_no_workspace(steno: Steno, place: Path, where: s
     (place / "own.md").write_text("## Core facts\n- Likes tea.\n")
     for words in (["list"], ["forget", "x"], ["undo"], ["import", "own.md", "--who", "x"]):
         result = steno("memory", *words, "-w", where)
-        assert (result.exit_code, "is the name right?" in result.stderr) == (1, True)
+        assert (result.exit_code, "check the path" in result.stderr) == (1, True)
     assert not list(place.glob("nowhere*"))
 
 

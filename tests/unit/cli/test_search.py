@@ -203,7 +203,7 @@ def test_search_takes_a_sqlite_store(steno: Steno) -> None:
 def test_search_in_a_workspace_that_is_not_there_is_one_sentence(steno: Steno) -> None:
     result = steno("search", "x", "-w", "nowhere")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: There is no workspace at nowhere; is the name right?\n"
+    assert result.stderr == "Error: There is no workspace at nowhere; check the path.\n"
 
 
 def test_index_progress_is_shown_only_in_a_terminal(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.codec import intact
-from stenolog.maintenance.log_damage import Kind, judge
+from stenolog.maintenance.log_damage import Kind, examine_log
 from stenolog.records import Span
 from stenolog.stores.open_store import open_store
 
@@ -63,7 +63,7 @@ CASES = {
         Kind.DAMAGED_LINE,
         lambda t: t.replace(b'"at"', b'"ta"'),
         repairable=True,
-        says="what it held cannot be read",
+        says="no message can be read",
     ),
     "a damaged message": Case(
         Kind.DAMAGED_LINE, lambda t: t.replace(b'"three"', b'"three'), lost=((3, 3),)
@@ -74,7 +74,7 @@ CASES = {
     "two records in one line": Case(
         Kind.DAMAGED_LINE,
         lambda t: t.replace(b'}\n{"kind":"message","seq":3', b'}{"kind":"message","seq":3'),
-        says="Every record was found",
+        says="every record was found",
     ),
     "changed line ends": Case(
         Kind.DAMAGED_LINE, lambda t: t.replace(b"\n", b"\r\n"), says="and 9 more"
@@ -91,7 +91,7 @@ CASES = {
         Kind.INCOMPLETE_BATCH,
         lambda t: t[: t.index(_line_of(t, b'"z"'))],
         repairable=True,
-        says="None of them was acknowledged",
+        says="The batch was never acknowledged",
     ),
     "a batch torn": Case(Kind.INCOMPLETE_BATCH, lambda t: t[: t.index(b'"z"')], repairable=True),
     "an edited message": Case(
@@ -128,7 +128,7 @@ CASES = {
 def test_p3_each_kind_of_damage_is_named(log: Path, name: str) -> None:
     case = CASES[name]
 
-    judged = judge(case.damage(log.read_bytes()), NAME)
+    judged = examine_log(case.damage(log.read_bytes()), NAME)
 
     assert [finding.kind for finding in judged.findings] == [case.kind]
     (finding,) = judged.findings
@@ -156,37 +156,37 @@ def test_every_kind_that_one_log_can_show_has_a_case() -> None:
     assert {case.kind for case in CASES.values()} == set(Kind) - of_folders
 
 
-def test_a_whole_log_has_no_findings(log: Path) -> None:
-    judged = judge(log.read_bytes(), NAME)
+def test_intact_log_has_no_findings(log: Path) -> None:
+    judged = examine_log(log.read_bytes(), NAME)
     assert judged.findings == ()
-    assert not judged.unsettled
+    assert not judged.may_be_growing
     assert judged.state is not None
 
 
 def test_a_last_record_that_lacks_only_its_newline_is_no_finding(log: Path) -> None:
-    assert judge(log.read_bytes().removesuffix(b"\n"), NAME).findings == ()
+    assert examine_log(log.read_bytes().removesuffix(b"\n"), NAME).findings == ()
 
 
 def test_an_optional_kind_is_no_finding(log: Path) -> None:
-    assert judge(log.read_bytes() + _of_kind(b"x-mark", 8), NAME).findings == ()
+    assert examine_log(log.read_bytes() + _of_kind(b"x-mark", 8), NAME).findings == ()
 
 
-def test_what_a_writer_has_set_aside_is_no_finding(workspace: Path, log: Path) -> None:
+def test_voided_tail_is_not_a_finding(workspace: Path, log: Path) -> None:
     log.write_bytes(log.read_bytes() + b'{"kind":"mess')
     with open_store(workspace) as store:
         store.add_message(KEY, "user", "next")
 
-    assert judge(log.read_bytes(), NAME).findings == ()
+    assert examine_log(log.read_bytes(), NAME).findings == ()
 
 
-def test_an_edit_that_a_writer_has_set_aside_is_still_named(workspace: Path, log: Path) -> None:
+def test_voided_hand_edit_is_still_reported(workspace: Path, log: Path) -> None:
     text = log.read_bytes()
     log.write_bytes(text[: text.index(b'"z"')] + text[text.index(b'"z"') :].replace(b"z", b"Z", 1))
     log.write_bytes(log.read_bytes()[: log.read_bytes().index(b'{"kind":"change"')])
     with open_store(workspace) as store:
         store.add_message(KEY, "user", "next")
 
-    (finding,) = judge(log.read_bytes(), NAME).findings
+    (finding,) = examine_log(log.read_bytes(), NAME).findings
     assert finding.kind is Kind.HAND_EDIT
     assert finding.lost == ((7, 7),)
 
@@ -195,28 +195,28 @@ def test_a_damaged_line_in_the_last_batch_makes_the_batch_incomplete(log: Path) 
     text = log.read_bytes()
     text = text[: text.index(b'{"kind":"change"')].replace(b'"y"', b'"y')
 
-    kinds = {finding.kind: finding for finding in judge(text, NAME).findings}
+    kinds = {finding.kind: finding for finding in examine_log(text, NAME).findings}
 
     assert set(kinds) == {Kind.DAMAGED_LINE, Kind.INCOMPLETE_BATCH}
     assert kinds[Kind.DAMAGED_LINE].lost == ((6, 6),)
     assert kinds[Kind.INCOMPLETE_BATCH].lost == ((5, 5), (7, 7))
 
 
-def test_an_edit_in_the_last_batch_is_not_set_aside_by_a_repair(log: Path) -> None:
+def test_repair_does_not_void_hand_edit_in_last_batch(log: Path) -> None:
     text = log.read_bytes()
     text = text[: text.index(b'{"kind":"change"')].replace(b'"y"', b'"Y"')
 
-    findings = judge(text, NAME).findings
+    findings = examine_log(text, NAME).findings
 
     assert {finding.kind for finding in findings} == {Kind.HAND_EDIT, Kind.INCOMPLETE_BATCH}
     assert not any(finding.repairable for finding in findings)
 
 
-def test_several_places_are_told_apart_with_what_each_cost(log: Path) -> None:
+def test_several_damaged_places_are_reported_with_their_lost_messages(log: Path) -> None:
     text = log.read_bytes()
     text = text.replace(b'"one"', b'"one').replace(b'"three"', b'"III"') + b"{"
 
-    findings = judge(text, NAME).findings
+    findings = examine_log(text, NAME).findings
 
     assert [(finding.kind, finding.lost) for finding in findings] == [
         (Kind.DAMAGED_LINE, ((1, 1),)),
@@ -236,15 +236,13 @@ def test_seqs_that_were_never_acknowledged_or_purged_are_not_missing() -> None:
         for seq in (1, 5)
     ]
 
-    assert judge(b"".join(map(_signed, [text, *messages])), NAME).findings == ()
+    assert examine_log(b"".join(map(_signed, [text, *messages])), NAME).findings == ()
 
 
 @pytest.mark.parametrize("damage", [(b"", b"{"), (b'"two"', b'"2"'), (b'"two"', b'"two')])
-def test_of_a_log_under_another_name_only_that_is_said(
-    log: Path, damage: tuple[bytes, bytes]
-) -> None:
+def test_misnamed_log_has_only_that_finding(log: Path, damage: tuple[bytes, bytes]) -> None:
     text = log.read_bytes()
-    judged = judge(text.replace(*damage) if damage[0] else text + damage[1], "somebody.jsonl")
+    judged = examine_log(text.replace(*damage) if damage[0] else text + damage[1], "somebody.jsonl")
 
     # Neither --repair nor --accept would find the file: they go by the key.
     assert [finding.kind for finding in judged.findings] == [Kind.WRONG_NAME]
@@ -253,14 +251,14 @@ def test_of_a_log_under_another_name_only_that_is_said(
     assert not any(finding.repairable for finding in judged.findings)
 
 
-def test_repair_is_advised_only_where_it_settles_something(log: Path) -> None:
+def test_repair_is_advised_only_for_repairable_findings(log: Path) -> None:
     torn = log.read_bytes() + b"{"
-    *_, tail = judge(torn, NAME).findings
+    *_, tail = examine_log(torn, NAME).findings
     assert tail.repairable
-    assert "--repair does it now" in tail.advice
-    unknown, tail = judge(log.read_bytes() + _of_kind(b"later", 8) + b"{", NAME).findings
+    assert "--repair does so now" in tail.advice
+    unknown, tail = examine_log(log.read_bytes() + _of_kind(b"later", 8) + b"{", NAME).findings
     assert (unknown.kind, tail.repairable) == (Kind.UNKNOWN_KIND, False)
-    assert tail.advice.startswith("See to what else is said of this log. The next message then")
+    assert tail.advice.startswith("Fix the other findings of this log first. The next write then")
 
 
 @given(st.data())
@@ -270,7 +268,7 @@ def test_p3_no_flipped_byte_goes_unnoticed(data: st.DataObject) -> None:
     flipped = bytearray(text)
     flipped[place] ^= 1 << data.draw(st.integers(0, 7))
 
-    assert judge(bytes(flipped), NAME).findings
+    assert examine_log(bytes(flipped), NAME).findings
 
 
 @given(st.data())
@@ -278,7 +276,7 @@ def test_p3_a_cut_anywhere_is_judged(data: st.DataObject) -> None:
     text = _small_log()
     cut = data.draw(st.integers(0, len(text)))
 
-    judged = judge(text[:cut], NAME)
+    judged = examine_log(text[:cut], NAME)
 
     whole = text[:cut].endswith(b"\n") or (cut and intact(text[:cut].rpartition(b"\n")[2]))
     assert bool(judged.findings) != bool(whole)

@@ -96,7 +96,7 @@ def test_p3_a_torn_tail_is_voided_in_place_and_the_file_never_shrinks(
     assert not (workspace / "sessions" / "aside").exists()
 
 
-def test_p11_what_is_moved_aside_is_private(workspace: Path, log: Path) -> None:
+def test_p11_files_moved_aside_are_private(workspace: Path, log: Path) -> None:
     _new_file("empty.jsonl", b"")(log)
 
     (one,) = repair(workspace)
@@ -156,7 +156,7 @@ def _replace(log: Path, old: bytes, new: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", UNSETTLED)
-def test_a_repair_leaves_alone_what_it_does_not_promise(
+def test_repair_does_not_change_unrepairable_findings(
     workspace: Path, log: Path, name: str
 ) -> None:
     UNSETTLED[name](log)
@@ -175,7 +175,7 @@ def test_a_repair_of_a_healthy_workspace_touches_nothing(compacted: Path) -> Non
     assert sorted(_all_bytes(compacted)) == before
 
 
-def test_what_cannot_be_settled_says_why(workspace: Path, log: Path) -> None:
+def test_failed_repair_reports_reason(workspace: Path, log: Path) -> None:
     _new_file("empty.jsonl", b"")(log)
     (workspace / "sessions" / "aside").write_text("in the way")
 
@@ -194,7 +194,7 @@ def _contents(workspace: Path) -> list[object]:
         return [message.content for message in store.get_history(KEY)]
 
 
-def test_accept_takes_an_edit_in_and_keeps_the_log_as_it_was(workspace: Path, log: Path) -> None:
+def test_accept_accepts_edit_and_keeps_previous_log(workspace: Path, log: Path) -> None:
     edited = _replace(log, b'"two"', '"zwei ☕"'.encode()).read_bytes()
 
     (one,) = accept(workspace)
@@ -231,9 +231,7 @@ def test_a_plain_message_added_by_hand_is_reported_as_such_and_accepted(
         assert store.add_message(KEY, "user", "next") == 8 + count
 
 
-def test_a_plain_message_that_a_writer_has_set_aside_can_still_be_accepted(
-    workspace: Path, log: Path
-) -> None:
+def test_voided_plain_message_can_still_be_accepted(workspace: Path, log: Path) -> None:
     _ends_with(PLAIN)(log)
     with open_store(workspace) as store:
         store.add_message(KEY, "user", "later")
@@ -248,7 +246,7 @@ def test_a_plain_message_that_a_writer_has_set_aside_can_still_be_accepted(
         assert (store.info(KEY).lost, store.info(KEY).damaged) == (0, 0)
 
 
-def test_accept_takes_all_edits_of_a_log_in_together(workspace: Path, log: Path) -> None:
+def test_accept_accepts_all_edits_of_a_log(workspace: Path, log: Path) -> None:
     _replace(log, b'"one"', b'"1"')
     _replace(log, b'"y"', b'"Y"')
     _replace(log, b'"so far"', b'"edited"')
@@ -263,7 +261,7 @@ def test_accept_takes_all_edits_of_a_log_in_together(workspace: Path, log: Path)
         assert store.add_message(KEY, "user", "next") == 8
 
 
-def test_accept_brings_back_what_was_recorded_as_lost(workspace: Path, log: Path) -> None:
+def test_accept_makes_lost_messages_readable(workspace: Path, log: Path) -> None:
     """A state written after the edit says that the message is lost; so does a void."""
     _replace(log, b'"two"', b'"2"')
     with open_store(workspace) as store:
@@ -279,9 +277,7 @@ def test_accept_brings_back_what_was_recorded_as_lost(workspace: Path, log: Path
 
 
 @pytest.mark.parametrize("part", ["x", "y", "z"])
-def test_accept_brings_back_a_batch_that_a_writer_has_set_aside(
-    workspace: Path, log: Path, part: str
-) -> None:
+def test_accept_makes_voided_batch_readable(workspace: Path, log: Path, part: str) -> None:
     _cut_before(b'{"kind":"change"')(log)
     _replace(log, f'"{part}"'.encode(), f'"{part.upper()}"'.encode())
     with open_store(workspace) as store:
@@ -332,7 +328,7 @@ def test_p7_accept_beside_a_writer_loses_nothing(workspace: Path, log: Path) -> 
 # --- the trash -------------------------------------------------------------------------------
 
 
-def test_what_lies_in_the_trash_and_is_no_session_is_moved_aside(workspace: Path) -> None:
+def test_non_session_files_in_trash_are_moved_aside(workspace: Path) -> None:
     with open_store(workspace) as store:
         store.delete(KEY)
     [log] = (workspace / "sessions" / "trash").iterdir()

@@ -14,10 +14,21 @@ from msgspec.structs import replace
 
 from stenolog.catalog.entries import Entry
 from stenolog.errors import NoSuchSession, StenologError
-from stenolog.maintenance.retention_rules import MARK, Action, Rule, Step, plan
-from stenolog.maintenance.retention_runs import LOG, apply_rules, apply_rules_everywhere, carry_out
+from stenolog.maintenance.retention_rules import (
+    RETENTION_FIELD,
+    Action,
+    RetentionStep,
+    Rule,
+    plan_retention,
+)
+from stenolog.maintenance.retention_runs import (
+    LOG_NAME,
+    apply_rules,
+    apply_rules_everywhere,
+    execute_step,
+)
 from stenolog.records import SessionInfo, Trashed
-from stenolog.sessions.folders import find_place
+from stenolog.sessions.folders import locate_sessions
 from stenolog.stores.base import PurgingStore, Store
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
@@ -81,12 +92,12 @@ def _keys(
     tags: Collection[str] | None = (),
 ) -> list[tuple[str, str]]:
     known = infos or {}
-    steps = plan(
+    steps = plan_retention(
         entries,
         trash,
         rules,
         now=NOW,
-        look=lambda key: known.get(key) or _info(key),
+        read_info=lambda key: known.get(key) or _info(key),
         tags_of=lambda _: tags,
     )
     return [(step.action, step.key) for step in steps]
@@ -99,10 +110,10 @@ def test_without_rules_nothing_is_done() -> None:
     assert _keys([_entry("a", days=10_000)]) == []
 
 
-def test_a_rule_that_does_not_say_which_sessions_takes_none() -> None:
+def test_rule_without_condition_applies_to_no_session() -> None:
     entries = [_entry("a", days=10_000)]
     assert _keys(entries, Rule(name="r", action="delete")) == []
-    assert _keys(entries, Rule(name="r", action="purge", prefix="a", spare="keep")) == []
+    assert _keys(entries, Rule(name="r", action="purge", prefix="a", exclude_tag="keep")) == []
 
 
 def test_age_is_that_of_the_last_change() -> None:
@@ -111,15 +122,17 @@ def test_age_is_that_of_the_last_change() -> None:
     assert _keys(entries, rule) == [("delete", "old")]
 
 
-def test_a_count_keeps_the_newest_of_what_the_rule_is_about() -> None:
+def test_keep_newest_keeps_newest_matching_sessions() -> None:
     entries = [_entry(f"a:{number}", days=number) for number in range(5)]
     entries += [_entry("b:1", days=100)]
     rule = Rule(name="r", action="delete", keep_newest=3, prefix="a:")
     assert _keys(entries, rule) == [("delete", "a:4"), ("delete", "a:3")]
 
 
-def test_all_that_a_rule_says_must_be_true() -> None:
-    rule = Rule(name="r", action="delete", older_than=DAY, tag="x", larger_than=1000, spare="keep")
+def test_all_conditions_of_a_rule_must_hold() -> None:
+    rule = Rule(
+        name="r", action="delete", older_than=DAY, tag="x", larger_than=1000, exclude_tag="keep"
+    )
     entries = [
         _entry("right", days=2, tags=("x",)),
         _entry("new", days=0, tags=("x",)),
@@ -132,7 +145,7 @@ def test_all_that_a_rule_says_must_be_true() -> None:
     assert _keys(entries, rule, infos=infos) == [("delete", "right")]
 
 
-def test_what_is_running_or_cannot_be_read_is_left_alone() -> None:
+def test_running_and_unreadable_sessions_are_left_alone() -> None:
     rule = Rule(name="r", action="delete", older_than=DAY)
     entries = [
         _entry("running", days=9, state="running"),
@@ -142,7 +155,7 @@ def test_what_is_running_or_cannot_be_read_is_left_alone() -> None:
     assert _keys(entries, rule) == [("delete", "interrupted")]
 
 
-def test_what_is_damaged_is_archived_and_not_deleted() -> None:
+def test_damaged_sessions_are_archived_but_not_deleted() -> None:
     entries = [_entry("a", days=9), _entry("b", days=9, lost=1), _entry("c", days=9, damaged=1)]
     infos = {"a": _info("a", lost=1)}
     delete = Rule(name="r", action="delete", older_than=DAY)
@@ -153,7 +166,7 @@ def test_what_is_damaged_is_archived_and_not_deleted() -> None:
     assert len(_keys(entries, archive, infos=infos)) == 3
 
 
-def test_a_purge_takes_nothing_that_is_in_use() -> None:
+def test_purge_spares_keys_in_use() -> None:
     entries = [_entry("a", days=10_000, tags=("x",))]
     infos = {"a": _info("a", bytes=10_000)}
     for rule in (
@@ -165,7 +178,7 @@ def test_a_purge_takes_nothing_that_is_in_use() -> None:
         assert _keys(entries, rule, infos=infos) == []
 
 
-def test_what_was_taken_in_is_no_older_than_that() -> None:
+def test_imported_session_is_no_older_than_its_import() -> None:
     rule = Rule(name="r", action="delete", older_than=30 * DAY)
     entries = [_entry("a", days=400)]
 
@@ -179,7 +192,7 @@ def test_what_was_taken_in_is_no_older_than_that() -> None:
     assert taken({"last_seq": 1}) == [("delete", "a")], "somebody went on with it here"
 
 
-def test_a_session_that_is_another_one_by_now_is_left_alone() -> None:
+def test_recreated_session_is_left_alone() -> None:
     rule = Rule(name="r", action="delete", older_than=DAY)
     infos = {"a": _info("a", uid="another life")}
     assert _keys([_entry("a", days=9)], rule, infos=infos) == []
@@ -201,7 +214,7 @@ def test_archiving_comes_first_and_the_strongest_rule_counts() -> None:
     ]
 
 
-def test_what_has_nothing_to_archive_is_not_planned_for_it() -> None:
+def test_session_without_hidden_messages_is_not_archived() -> None:
     rule = Rule(name="r", action="archive", older_than=DAY)
     infos = {"a": _info("a", floor=2, archived=2)}
     assert _keys([_entry("a", days=9), _entry("b", days=9)], rule, infos=infos) == [
@@ -209,12 +222,12 @@ def test_what_has_nothing_to_archive_is_not_planned_for_it() -> None:
     ]
 
 
-def test_what_somebody_brought_back_stays_for_another_period() -> None:
+def test_restored_session_is_kept_for_another_period() -> None:
     entries = [_entry("a", days=400, tags=("x",))]
     by_age = Rule(name="r", action="delete", older_than=30 * DAY)
     by_tag = Rule(name="r", action="delete", tag="x")
     for days, taken in ((10, []), (40, [("delete", "a")])):
-        mark = {MARK: (NOW - days * DAY).isoformat()}
+        mark = {RETENTION_FIELD: (NOW - days * DAY).isoformat()}
         assert _keys(entries, by_age, infos={"a": _info("a", meta=mark)}) == taken
         assert _keys(entries, by_tag) == [("delete", "a")]
         assert _keys(entries, by_tag, infos={"a": _info("a", meta=mark)}) == []
@@ -223,7 +236,7 @@ def test_what_somebody_brought_back_stays_for_another_period() -> None:
 def test_a_time_without_a_zone_is_taken_as_utc() -> None:
     rule = Rule(name="r", action="delete", older_than=30 * DAY)
     for days, taken in ((29.99, []), (30.01, [("delete", "a")])):
-        mark = {MARK: (NOW - days * DAY).replace(tzinfo=None).isoformat()}
+        mark = {RETENTION_FIELD: (NOW - days * DAY).replace(tzinfo=None).isoformat()}
         assert _keys([_entry("a", days=400)], rule, infos={"a": _info("a", meta=mark)}) == taken
 
 
@@ -241,7 +254,7 @@ def test_the_trash_is_purged_by_how_long_ago_it_was_deleted() -> None:
     entries = [_entry("again", days=0)]
     by_age = Rule(name="r", action="purge", older_than=30 * DAY)
     assert _keys(entries, by_age, trash=trash) == [("purge", "old")]
-    spares = replace(by_age, spare="keep")
+    spares = replace(by_age, exclude_tag="keep")
     assert _keys(entries, spares, trash=trash) == [("purge", "old")]
     for tags in (("keep",), None):
         assert _keys(entries, spares, trash=trash, tags=tags) == []
@@ -267,7 +280,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def _fill(where: str) -> None:
     for agent, keys in ((None, ("a", "b")), ("ada", ("c",))):
-        place = find_place(where, agent)
+        place = locate_sessions(where, agent)
         with open_store(place.where, namespace=place.namespace) as store:
             for key in keys:
                 for number in range(4):
@@ -279,16 +292,16 @@ EVERY = timedelta(microseconds=1)
 
 
 def _open(where: str) -> Store:
-    return open_store(find_place(where, None).where)
+    return open_store(locate_sessions(where, None).where)
 
 
 def _all_keys(where: str, agent: str | None = None) -> list[str]:
-    place = find_place(where, agent)
+    place = locate_sessions(where, agent)
     with open_store(place.where, namespace=place.namespace) as store:
         return store.list_sessions()
 
 
-def test_a_dry_run_tells_what_would_be_done_and_does_nothing(where: str) -> None:
+def test_dry_run_reports_plan_and_does_nothing(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     found = apply_rules(where, [rule], dry_run=True)
     assert [(one.outcome, one.agent, one.step.key) for one in found] == [
@@ -297,7 +310,7 @@ def test_a_dry_run_tells_what_would_be_done_and_does_nothing(where: str) -> None
         ("planned", "ada", "c"),
     ]
     assert _all_keys(where) == ["a", "b"]
-    assert not Path(where, LOG).exists()
+    assert not Path(where, LOG_NAME).exists()
 
 
 def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
@@ -312,7 +325,7 @@ def test_deleted_sessions_of_every_agent_are_in_the_trash(where: str) -> None:
     assert apply_rules(where, [by_age]) == [], "it was changed when it was deleted"
 
 
-def test_only_purge_deletes_for_good_and_only_what_is_in_the_trash(where: str) -> None:
+def test_only_purge_deletes_permanently_and_only_from_trash(where: str) -> None:
     with _open(where) as store:
         store.delete("b")
         store.add_message("b", "user", "another life")
@@ -335,7 +348,7 @@ def test_archiving_keeps_every_message(where: str) -> None:
     assert apply_rules(where, [rule]) == [], "there is nothing left to archive"
 
 
-def test_a_session_in_which_somebody_has_the_turn_is_left_alone(where: str) -> None:
+def test_session_with_running_turn_is_left_alone(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     with _open(where) as store, store.lease("a", ttl=60):
         found = apply_rules(where, [rule])
@@ -343,26 +356,24 @@ def test_a_session_in_which_somebody_has_the_turn_is_left_alone(where: str) -> N
     assert _all_keys(where) == ["a"]
 
 
-def test_a_session_that_was_found_damaged_meanwhile_is_not_deleted(
+def test_session_found_damaged_after_planning_is_not_deleted(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _open(where) as store:
         info = store.info("a")
-        step = Step(
+        step = RetentionStep(
             action="delete", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
         )
         monkeypatch.setattr(store, "info", lambda _: replace(info, lost=1))
-        assert carry_out(store, step)[0] == "skipped"
+        assert execute_step(store, step)[0] == "skipped"
         assert store.list_trash() == []
 
 
 @pytest.mark.parametrize("action", ["archive", "delete"])
-def test_what_happens_between_planning_and_doing_saves_a_session(
-    where: str, action: Action
-) -> None:
+def test_session_changed_after_planning_is_not_deleted(where: str, action: Action) -> None:
     with _open(where) as store:
         info = store.info("a")
-        step = Step(
+        step = RetentionStep(
             action=action,
             rule="r",
             key="a",
@@ -371,20 +382,20 @@ def test_what_happens_between_planning_and_doing_saves_a_session(
             updated=info.updated,
         )
         with store.lease("a", ttl=60):
-            assert carry_out(store, step) == ("skipped", "somebody has the turn in it")
+            assert execute_step(store, step) == ("skipped", "a turn is in progress")
         store.add_message("a", "user", "I am back")
-        assert carry_out(store, step) == ("skipped", "it was changed meanwhile")
+        assert execute_step(store, step) == ("skipped", "it was changed since the plan was made")
         assert store.info("a").count == 5
         store.delete("a")
-        assert carry_out(store, step) == ("skipped", "it is gone already")
+        assert execute_step(store, step) == ("skipped", "it was already deleted")
         store.add_message("a", "user", "another life")
-        assert carry_out(store, step) == ("skipped", "it was changed meanwhile")
+        assert execute_step(store, step) == ("skipped", "it was changed since the plan was made")
 
 
-def test_what_is_said_while_it_is_being_deleted_brings_it_back(where: str) -> None:
+def test_message_during_deletion_restores_the_session(where: str) -> None:
     with _open(where) as store:
         info = store.info("a")
-        step = Step(
+        step = RetentionStep(
             action="delete",
             rule="r",
             key="a",
@@ -396,15 +407,15 @@ def test_what_is_said_while_it_is_being_deleted_brings_it_back(where: str) -> No
         def somebody_writes() -> None:
             store.add_message("a", "user", "one more")
 
-        done = carry_out(store, step, begins=somebody_writes)
-        assert done == ("skipped", "it was changed meanwhile")
+        done = execute_step(store, step, on_start=somebody_writes)
+        assert done == ("skipped", "it was changed since the plan was made")
         assert store.get_history("a")[-1].content == "one more"
         assert store.list_trash() == []
 
 
-def _purge_of(gone: Trashed) -> Step:
+def _purge_of(gone: Trashed) -> RetentionStep:
     """The step for a session in the trash that is the only one of its key."""
-    return Step(
+    return RetentionStep(
         action="purge",
         rule="r",
         key=gone.key,
@@ -416,12 +427,12 @@ def _purge_of(gone: Trashed) -> Step:
     )
 
 
-def test_a_key_that_is_in_use_again_is_not_purged_for_what_is_in_the_trash(where: str) -> None:
+def test_trash_of_a_key_in_use_is_not_purged(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
         step = _purge_of(gone)
         store.add_message("a", "user", "another life")
-        assert carry_out(store, step)[0] == "skipped"
+        assert execute_step(store, step)[0] == "skipped"
         assert len(store.list_trash()) == 1
         store.purge("a")
         with pytest.raises(NoSuchSession):
@@ -434,22 +445,22 @@ def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> 
         step = _purge_of(gone)
         store.add_message("a", "user", "another life, deleted just now")
         again = store.delete("a")
-        assert carry_out(store, step)[0] == "skipped"
+        assert execute_step(store, step)[0] == "skipped"
         assert len(store.list_trash()) == 2
         store.restore("a", uid=again.uid, as_key="other")
         store.restore("a", uid=gone.uid)
-        assert carry_out(store, step)[0] == "skipped"
+        assert execute_step(store, step)[0] == "skipped"
         later = store.delete("a")
         assert later.uid == gone.uid
-        assert carry_out(store, step)[0] == "skipped", "it was deleted another time"
+        assert execute_step(store, step)[0] == "skipped", "it was deleted another time"
         assert len(store.list_trash()) == 1
         step = replace(step, updated=later.deleted, trash_entries=((later.uid, later.deleted),))
-        assert carry_out(store, replace(step, in_trash=False))[0] == "skipped"
-        assert carry_out(store, step)[0] == "done"
+        assert execute_step(store, replace(step, in_trash=False))[0] == "skipped"
+        assert execute_step(store, step)[0] == "done"
         assert store.list_trash() == []
 
 
-def test_what_is_begun_at_the_last_moment_is_not_purged_along(where: str) -> None:
+def test_session_created_during_purge_is_not_purged(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
         step = _purge_of(gone)
@@ -457,12 +468,12 @@ def test_what_is_begun_at_the_last_moment_is_not_purged_along(where: str) -> Non
         def somebody_comes() -> None:
             store.add_message("a", "user", "I am back")
 
-        assert carry_out(store, step, begins=somebody_comes)[0] == "done"
+        assert execute_step(store, step, on_start=somebody_comes)[0] == "done"
         assert [message.content for message in store.get_history("a")] == ["I am back"]
         assert store.list_trash() == []
 
 
-def test_what_was_deleted_anew_at_the_last_moment_stays_in_the_trash(where: str) -> None:
+def test_session_deleted_during_purge_stays_in_trash(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
         step = _purge_of(gone)
@@ -471,7 +482,7 @@ def test_what_was_deleted_anew_at_the_last_moment_stays_in_the_trash(where: str)
             store.restore("a")
             store.delete("a")
 
-        assert carry_out(store, step, begins=brought_back)[0] == "skipped"
+        assert execute_step(store, step, on_start=brought_back)[0] == "skipped"
         assert [one.uid for one in store.list_trash()] == [gone.uid]
 
 
@@ -480,7 +491,7 @@ def test_a_session_in_the_trash_is_spared_by_its_tag(where: str) -> None:
         store.set_meta("a", tags=["keep", "x"])
         for key in ("a", "b"):
             store.delete(key)
-    rule = Rule(name="r", action="purge", older_than=EVERY, spare="keep")
+    rule = Rule(name="r", action="purge", older_than=EVERY, exclude_tag="keep")
     found = apply_rules(where, [rule])
     assert [(one.outcome, one.step.key) for one in found] == [("done", "b")]
     with _open(where) as store:
@@ -499,7 +510,7 @@ def test_a_purge_that_was_interrupted_is_ended_by_the_next_rule_that_purges(wher
     assert apply_rules(where, [Rule(name="d", action="delete", older_than=1000 * DAY)]) == []
     assert [one.step.unfinished for one in apply_rules(where, [old], dry_run=True)] == [True]
     [done] = apply_rules(where, [old])
-    assert (done.outcome, done.words) == ("done", "a purge that was interrupted is ended")
+    assert (done.outcome, done.words) == ("done", "completed an interrupted purge")
     assert apply_rules(where, [old]) == []
     with _open(where) as store:
         assert isinstance(store, PurgingStore)
@@ -524,10 +535,10 @@ def _interrupt(where: str, key: str) -> None:
 def test_a_session_that_is_in_use_is_never_purged(where: str) -> None:
     with _open(where) as store:
         info = store.info("a")
-        step = Step(
+        step = RetentionStep(
             action="purge", rule="r", key="a", uid=info.uid, messages=4, updated=info.updated
         )
-        assert carry_out(store, step)[0] == "skipped"
+        assert execute_step(store, step)[0] == "skipped"
         assert store.info("a").count == 4
 
 
@@ -541,11 +552,11 @@ def test_nothing_is_done_that_was_not_confirmed(where: str) -> None:
 def test_it_ends_between_two_steps_when_it_is_asked_to(where: str) -> None:
     asked = iter([False, True])
     rule = Rule(name="r", action="delete", older_than=EVERY)
-    assert len(apply_rules(where, [rule], until=lambda: next(asked))) == 1
+    assert len(apply_rules(where, [rule], should_stop=lambda: next(asked))) == 1
     assert _all_keys(where) == ["b"]
 
 
-def test_a_daemon_goes_on_where_one_place_cannot_be_read(
+def test_daemon_continues_after_unreadable_place(
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
@@ -556,24 +567,24 @@ def test_a_daemon_goes_on_where_one_place_cannot_be_read(
     assert apply_rules_everywhere([where], []) == []
 
 
-def test_a_fault_with_the_sessions_of_one_keeps_no_other_from_being_looked_at(
+def test_failure_of_one_agent_does_not_stop_the_others(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looked: list[int] = []
 
-    def faulty(*given: Any, **named: Any) -> list[Step]:
+    def faulty(*given: Any, **named: Any) -> list[RetentionStep]:
         looked.append(1)
         if len(looked) == 1:
             raise TypeError("what nobody thought of")
-        return plan(*given, **named)
+        return plan_retention(*given, **named)
 
-    monkeypatch.setattr("stenolog.maintenance.retention_runs.plan", faulty)
+    monkeypatch.setattr("stenolog.maintenance.retention_runs.plan_retention", faulty)
     rule = Rule(name="r", action="delete", older_than=EVERY)
     assert [one.step.key for one in apply_rules_everywhere([where], [rule])] == ["c"]
     assert "retention: nothing was done: TypeError: what nobody thought of" in caplog.text
 
 
-def test_what_was_just_imported_is_not_deleted_for_its_age(tmp_path: Path) -> None:
+def test_recently_imported_session_is_not_deleted(tmp_path: Path) -> None:
     old = tmp_path / "sessions" / "cli_old.json"
     old.parent.mkdir()
     when = "2020-01-01T00:00:00Z"
@@ -581,7 +592,7 @@ def test_what_was_just_imported_is_not_deleted_for_its_age(tmp_path: Path) -> No
     fields = {"key": "cli:old", "messages": said, "summary": "", "created": when, "updated": when}
     old.write_text(json.dumps(fields))
     with open_store(tmp_path / "ws") as store:
-        assert migrate_from_json(old.parent, store).taken
+        assert migrate_from_json(old.parent, store).imported
         [key] = store.list_sessions()
         assert store.info(key).updated.year == 2020
     assert (
@@ -591,7 +602,7 @@ def test_what_was_just_imported_is_not_deleted_for_its_age(tmp_path: Path) -> No
     assert [one.outcome for one in apply_rules(str(tmp_path / "ws"), [rule])] == ["done"]
 
 
-def test_rules_are_kept_to_in_postgresql_too(postgres_url: str) -> None:
+def test_rules_apply_in_postgresql(postgres_url: str) -> None:
     _fill(postgres_url)
     actions: tuple[Action, ...] = ("archive", "delete", "purge")
     for action in actions:
@@ -618,17 +629,17 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_log_has_a_line_for_each_that_was_done(folder: Path) -> None:
     [done] = apply_rules(str(folder), [Rule(name="weekly", action="delete", older_than=EVERY)])
-    log = folder / LOG
+    log = folder / LOG_NAME
     before, after = log.read_text().splitlines()
     assert before.split("\t")[1:4] == ["begins", "delete", "weekly"]
     assert before.split("\t")[6] == done.step.uid
     parts = after.split("\t")
     assert parts[1:7] == ["done", "delete", "weekly", "sessions", r"odd\nkey\t", done.step.uid]
-    assert parts[8] == "it is in the trash"
+    assert parts[8] == "moved to the trash"
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_log_tells_what_was_begun_and_not_ended(
+def test_log_shows_started_but_unfinished_steps(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
@@ -639,21 +650,21 @@ def test_the_log_tells_what_was_begun_and_not_ended(
     monkeypatch.setattr(JSONLStore, "purge_trash", killed)
     with pytest.raises(KeyboardInterrupt):
         apply_rules(str(folder), [Rule(name="r", action="purge", older_than=EVERY)])
-    [line] = (folder / LOG).read_text().splitlines()
+    [line] = (folder / LOG_NAME).read_text().splitlines()
     assert line.split("\t")[1:4] == ["begins", "purge", "r"]
 
 
-def test_the_log_does_not_fill_with_what_is_left_alone(folder: Path) -> None:
+def test_skipped_steps_are_not_logged(folder: Path) -> None:
     with open_store(folder) as store:
         store.add_messages("batch", [{"role": "user", "content": "x"}] * 3)
         store.checkpoint("batch", summary="x", upto=1)
     [done] = apply_rules(str(folder), [Rule(name="r", action="archive", older_than=EVERY)])
     assert done.outcome == "skipped"
-    assert (folder / LOG).read_text() == ""
+    assert (folder / LOG_NAME).read_text() == ""
 
 
-def test_what_cannot_be_told_of_is_not_done(folder: Path, tmp_path: Path) -> None:
-    (folder / LOG).symlink_to(tmp_path / "elsewhere")
+def test_step_that_cannot_be_logged_is_not_executed(folder: Path, tmp_path: Path) -> None:
+    (folder / LOG_NAME).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StenologError):
         apply_rules(str(folder), [Rule(name="r", action="delete", older_than=EVERY)])
     assert len(_all_keys(str(folder))) == 1

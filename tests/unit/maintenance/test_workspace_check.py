@@ -63,10 +63,10 @@ def test_a_workspace_where_nothing_was_stored_is_healthy(tmp_path: Path) -> None
     assert (report.sessions, report.findings) == (0, ())
 
 
-def test_no_workspace_is_an_error_that_says_so(tmp_path: Path, workspace: Path) -> None:
+def test_missing_workspace_raises_clear_error(tmp_path: Path, workspace: Path) -> None:
     with pytest.raises(UsageError, match="no workspace at"):
         examine(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="name the workspace, which is the folder above it"):
+    with pytest.raises(UsageError, match="give the workspace, which is its parent folder"):
         examine(workspace / "sessions")
 
 
@@ -92,7 +92,7 @@ def test_examining_writes_nothing(compacted: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["symlink", "folder", "pipe"])
-def test_p11_what_stands_in_place_of_a_log_is_named(workspace: Path, what: str) -> None:
+def test_p11_non_file_in_place_of_a_log_is_reported(workspace: Path, what: str) -> None:
     place = workspace / "sessions" / "other.jsonl"
     match what:
         case "symlink":
@@ -155,7 +155,7 @@ def test_p6_a_copied_log_is_named(workspace: Path, log: Path) -> None:
 # --- archives --------------------------------------------------------------------------------
 
 
-def test_a_missing_archive_is_named_with_what_it_held(compacted: Path) -> None:
+def test_missing_archive_is_reported_with_its_seqs(compacted: Path) -> None:
     older, newer = _archives(compacted)
     newer.unlink()
 
@@ -214,9 +214,7 @@ def test_archives_of_a_log_that_is_gone_are_named(compacted: Path) -> None:
 @pytest.mark.parametrize(
     "obscure", ["a newer log", "an unknown folder", "an odd log in the trash", "an unreadable log"]
 )
-def test_archives_that_may_belong_to_what_cannot_be_read_are_left_alone(
-    compacted: Path, obscure: str
-) -> None:
+def test_archives_of_unreadable_sessions_are_left_alone(compacted: Path, obscure: str) -> None:
     log = compacted / "sessions" / NAME
     match obscure:
         case "a newer log":
@@ -259,7 +257,7 @@ def test_a_leftover_of_a_compaction_is_named(compacted: Path, where: str) -> Non
     assert finding.path == str(path.relative_to(compacted))
 
 
-def test_p11_wide_permissions_are_told_once(workspace: Path, log: Path) -> None:
+def test_p11_wide_permissions_are_one_finding(workspace: Path, log: Path) -> None:
     log.chmod(0o644)
     (workspace / "sessions").chmod(0o755)
 
@@ -270,7 +268,7 @@ def test_p11_wide_permissions_are_told_once(workspace: Path, log: Path) -> None:
     assert not finding.repairable
 
 
-def test_p7_a_write_under_way_is_not_taken_for_a_torn_one(workspace: Path, log: Path) -> None:
+def test_p7_write_in_progress_is_not_a_torn_tail(workspace: Path, log: Path) -> None:
     """A writer that holds the lock finishes its line while the doctor waits."""
     program = """
 import fcntl, sys
@@ -377,7 +375,7 @@ def test_an_interrupted_write_in_a_deleted_session_is_not_worth_a_word(workspace
     assert _findings(workspace) == []
 
 
-def test_what_an_interrupted_restore_left_is_named(workspace: Path) -> None:
+def test_leftover_of_interrupted_restore_is_reported(workspace: Path) -> None:
     with open_store(workspace) as store:
         store.delete(KEY)
     leftover = _trashed(workspace).parent / f".{_trashed(workspace).name}.new"
@@ -453,7 +451,7 @@ def test_p11_wide_modes_of_trash_locks_and_index_are_named(workspace: Path) -> N
     assert _findings(workspace) == []
 
 
-def test_what_another_program_left_in_a_heap_is_told_once_with_one_command(
+def test_many_foreign_logs_are_one_finding_with_one_command(
     tmp_path: Path,
 ) -> None:
     place = tmp_path / "workspace" / "sessions"
@@ -476,7 +474,7 @@ def test_what_another_program_left_in_a_heap_is_told_once_with_one_command(
         assert len(store.list_sessions()) == 3
 
 
-def test_what_another_program_wrote_is_told_with_the_command_that_takes_it_in(
+def test_foreign_log_finding_names_the_import_command(
     tmp_path: Path,
 ) -> None:
     place = tmp_path / "my workspace" / "sessions"
@@ -500,7 +498,7 @@ def test_what_another_program_wrote_is_told_with_the_command_that_takes_it_in(
     assert examine(place.parent).findings == ()
 
 
-def test_a_database_is_not_taken_for_a_folder(tmp_path: Path) -> None:
+def test_database_path_is_not_examined_as_folder(tmp_path: Path) -> None:
     needs.package("apsw")
     file = tmp_path / "a.db"
     open_store(f"sqlite:{file}").close()
@@ -535,7 +533,7 @@ def test_p3_damage_to_an_agents_log_is_named_and_settled(workspace: Path, log: P
     assert examine(workspace).findings == ()
 
 
-def test_what_is_moved_aside_stays_with_its_agent(workspace: Path) -> None:
+def test_files_are_moved_aside_in_folder_of_their_agent(workspace: Path) -> None:
     with open_store(workspace / "agents" / "ada") as store:
         store.add_message(KEY, "user", "one")
     ada = workspace / "agents" / "ada" / "sessions"
@@ -545,13 +543,13 @@ def test_what_is_moved_aside_stays_with_its_agent(workspace: Path) -> None:
     assert len(list((ada / "aside").iterdir())) == 1
 
 
-def test_a_hand_edit_of_an_agents_log_is_taken_in(workspace: Path) -> None:
+def test_hand_edit_in_log_of_an_agent_is_accepted(workspace: Path) -> None:
     with open_store(workspace / "agents" / "ada") as store:
         store.add_message(KEY, "user", "one")
     log = workspace / "agents" / "ada" / "sessions" / NAME
     log.write_bytes(log.read_bytes().replace(b'"one"', b'"uno"'))
     (settled,) = accept(workspace)
-    assert settled.words.startswith("taken in; the log as it was is agents/ada/sessions/aside/")
+    assert settled.words.startswith("accepted; the previous log is agents/ada/sessions/aside/")
     assert examine(workspace).findings == ()
 
 
@@ -577,7 +575,7 @@ def test_p11_a_link_in_place_of_an_agents_folder_is_named(workspace: Path, tmp_p
     assert (found.kind, found.path) == (Kind.UNREADABLE, "agents/ada/sessions")
 
 
-def test_wide_modes_of_all_folders_are_one_finding_with_the_very_command(workspace: Path) -> None:
+def test_wide_modes_of_all_folders_are_one_finding_with_command(workspace: Path) -> None:
     with open_store(workspace / "agents" / "ada") as store:
         store.add_message(KEY, "user", "one")
     (workspace / "agents").chmod(0o755)

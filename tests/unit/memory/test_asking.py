@@ -3,13 +3,13 @@
 from datetime import UTC, datetime
 
 from stenolog.memory.prompt_block import memory_block
-from stenolog.memory.ranking import understood
+from stenolog.memory.ranking import parse_question
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
 
 
 def test_a_question_is_its_words_and_its_time() -> None:
-    found = understood("Where did we plan to meet in May, and whom did we meet?", now=NOW)
+    found = parse_question("Where did we plan to meet in May, and whom did we meet?", now=NOW)
     assert found.stems == ("plan", "meet")
     assert found.period is not None
     assert found.period.since == datetime(2026, 5, 1, tzinfo=UTC)
@@ -17,9 +17,11 @@ def test_a_question_is_its_words_and_its_time() -> None:
 
 
 def test_nothing_is_asked_by_stop_words_alone() -> None:
-    assert understood("And what about it?", now=NOW).empty
-    assert not understood("And yesterday?", now=NOW).empty
+    assert parse_question("And what about it?", now=NOW).empty
+    assert not parse_question("And yesterday?", now=NOW).empty
 
 
-def test_what_was_recalled_is_no_part_of_the_question() -> None:
-    assert understood(f"{memory_block(['likes tea'])}\nWhich coffee?", now=NOW).stems == ("coffe",)
+def test_recalled_blocks_are_removed_from_the_question() -> None:
+    assert parse_question(f"{memory_block(['likes tea'])}\nWhich coffee?", now=NOW).stems == (
+        "coffe",
+    )

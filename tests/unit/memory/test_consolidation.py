@@ -23,7 +23,7 @@ from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.scopes import Scope
 from stenolog.memory.transcript import Turn, as_turn
 from stenolog.records import Message, SessionInfo
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
@@ -151,7 +151,7 @@ def test_many_turns_are_asked_about_in_calls_that_fit(quick: Place) -> None:
         quick.talk(f"said {number}")
     model = ScriptedCompletion([answer([], [], []), answer([], [], []), answer([])])
 
-    done = quick.consolidation(model, most_turns=3).run(KEY)
+    done = quick.consolidation(model, max_turns=3).run(KEY)
 
     assert (done.turns, done.daily, len(model.asked)) == (7, 7, 3)
 
@@ -179,7 +179,7 @@ def test_another_fact_about_the_same_supersedes_the_old(place: Place) -> None:
     assert all_of_them[1].supersedes == (all_of_them[0].id,)
 
 
-def test_an_old_session_that_is_read_late_does_not_undo_what_is_known(quick: Place) -> None:
+def test_old_session_consolidated_late_does_not_replace_newer_facts(quick: Place) -> None:
     quick.sessions.add_messages(
         "telegram:old:1",
         [{"role": "user", "content": "I live in Rome"}, {"role": "assistant", "content": "Ok"}],
@@ -197,7 +197,7 @@ def test_an_old_session_that_is_read_late_does_not_undo_what_is_known(quick: Pla
     assert len(quick.daily(sender)) == 2
 
 
-def test_a_session_deleted_and_made_again_begins_anew(place: Place) -> None:
+def test_recreated_session_is_consolidated_from_the_start(place: Place) -> None:
     place.talk("one")
     place.run(answer([]))
     place.sessions.delete(KEY)
@@ -210,7 +210,7 @@ def test_a_session_deleted_and_made_again_begins_anew(place: Place) -> None:
     assert place.run() == ConsolidationReport()
 
 
-def test_a_fork_is_consolidated_from_where_it_leaves(place: Place) -> None:
+def test_fork_is_consolidated_from_its_fork_point(place: Place) -> None:
     place.talk("one")
     place.run(answer([]))
     place.sessions.fork(KEY, "telegram:2")
@@ -220,7 +220,7 @@ def test_a_fork_is_consolidated_from_where_it_leaves(place: Place) -> None:
     assert len(place.daily(Scope(who="telegram:2"))) == 1
 
 
-def test_a_fork_leaves_where_it_was_forked_whatever_the_clocks_say(place: Place) -> None:
+def test_fork_point_does_not_depend_on_clocks(place: Place) -> None:
     said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     place.sessions.add_messages(KEY, said, at=[NOON + timedelta(days=90_000)] * 2)
     place.sessions.fork(KEY, "telegram:2")
@@ -232,7 +232,7 @@ def test_a_fork_leaves_where_it_was_forked_whatever_the_clocks_say(place: Place)
     assert place.run(answer([])).turns == 1
 
 
-def test_what_was_compacted_is_consolidated_and_what_was_cleared_is_not(place: Place) -> None:
+def test_summarized_messages_are_consolidated_and_cleared_ones_are_not(place: Place) -> None:
     place.talk("one")
     place.talk("two")
     place.sessions.checkpoint(KEY, summary="they talked", upto=2)
@@ -247,7 +247,7 @@ def test_what_was_compacted_is_consolidated_and_what_was_cleared_is_not(place: P
     assert place.run() == ConsolidationReport()
 
 
-def test_what_is_skipped_is_never_consolidated(quick: Place) -> None:
+def test_skipped_messages_are_never_consolidated(quick: Place) -> None:
     quick.talk("one")
     consolidation = quick.consolidation(ScriptedCompletion([answer([])]))
     consolidation.skip(KEY)
@@ -287,7 +287,7 @@ def test_planted_hallucinations_are_rejected_and_counted(place: Place) -> None:
     assert place.core() == ["Asks about wine with fish."]
 
 
-def test_a_quote_must_stand_in_its_own_turn(quick: Place) -> None:
+def test_quote_must_be_from_the_same_turn(quick: Place) -> None:
     quick.talk("I live in Oslo")
     quick.talk("Thanks a lot")
 
@@ -323,7 +323,7 @@ def test_planted_secrets_reach_neither_the_model_nor_the_notes(tmp_path: Path) -
         assert secret.encode() not in kept
 
 
-def test_a_secret_in_an_error_of_the_model_is_not_told_on(quick: Place) -> None:
+def test_secret_in_model_error_is_redacted(quick: Place) -> None:
     key = "sk-proj-" + "Ab3dEf9h" * 6
     quick.talk("one")
 
@@ -333,7 +333,7 @@ def test_a_secret_in_an_error_of_the_model_is_not_told_on(quick: Place) -> None:
     assert "PermissionError: bad key [redacted" in done.problems[0]
 
 
-def test_memory_does_not_feed_on_what_was_recalled(quick: Place) -> None:
+def test_recalled_text_is_not_learned_again(quick: Place) -> None:
     consolidation = quick.consolidation(ScriptedCompletion([sentences] * 40))
     quick.talk("My dog is called Rex")
     consolidation.run(KEY)
@@ -347,7 +347,7 @@ def test_memory_does_not_feed_on_what_was_recalled(quick: Place) -> None:
     assert max(map(len, quick.daily())) < 100
 
 
-def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> None:
+def test_three_users_in_one_store_have_separate_memories(place: Place) -> None:
     users = {"ann": "chess", "bob": "tennis", "eve": "sailing"}
     for name, hobby in users.items():
         place.talk(f"I love {hobby}", key=f"telegram:{name}")
@@ -355,7 +355,7 @@ def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> No
     place.talk("we all love cake", key="slack:C42")
     model = ScriptedCompletion([sentences] * 7)
     consolidation = place.consolidation(
-        model, scope_of=lambda key: Scope(who=person_in(key), of="sender")
+        model, scope_of=lambda key: Scope(who=owner_in_key(key), of="sender")
     )
 
     for key in place.sessions.list_sessions():
@@ -381,7 +381,7 @@ def test_three_users_in_one_store_have_memories_of_their_own(place: Place) -> No
     assert len(place.daily(Scope(who="telegram:ann", of="sender"))) == 2
 
 
-def test_after_a_thousand_turns_memory_is_as_large_as_what_there_is_to_know(quick: Place) -> None:
+def test_memory_after_a_thousand_turns_has_only_distinct_facts(quick: Place) -> None:
     """Core notes grow with distinct facts, daily entries with turns: one each."""
     cities = [f"city{number}" for number in range(10)]
 
@@ -429,7 +429,7 @@ def test_an_answer_that_is_no_json_leaves_a_daily_entry(quick: Place) -> None:
     done = quick.run("I'd rather not.")
 
     assert (done.turns, done.daily, done.core, done.waiting) == (1, 1, 0, 0)
-    assert "no JSON" in done.problems[0]
+    assert "not JSON" in done.problems[0]
     assert quick.daily() == ["The user: Where is my bike? The assistant: In the yard."]
 
 
@@ -440,10 +440,10 @@ def test_an_answer_that_is_no_text_leaves_a_daily_entry(quick: Place, given: Any
     done = quick.run(lambda _: given)
 
     assert (done.turns, done.daily, done.core, done.waiting) == (1, 1, 0, 0)
-    assert "no JSON" in done.problems[0]
+    assert "not JSON" in done.problems[0]
 
 
-def test_a_bad_answer_on_many_turns_is_followed_by_questions_one_by_one(quick: Place) -> None:
+def test_unusable_answer_is_followed_by_one_request_per_turn(quick: Place) -> None:
     for number in range(3):
         quick.talk(f"I like tea number {number}")
     model = ScriptedCompletion(
@@ -455,7 +455,7 @@ def test_a_bad_answer_on_many_turns_is_followed_by_questions_one_by_one(quick: P
     assert (done.turns, done.daily, done.core, len(done.problems)) == (3, 3, 1, 1)
 
 
-def test_questions_one_by_one_count_as_calls_too(quick: Place) -> None:
+def test_requests_per_turn_count_as_calls(quick: Place) -> None:
     for number in range(5):
         quick.talk(f"I like tea number {number}")
     model = ScriptedCompletion(["{", *[answer([])] * 5])
@@ -480,7 +480,7 @@ def test_of_a_long_backlog_only_so_much_is_made_ready_as_can_be_asked_about(
         return as_turn(turn, info)
 
     monkeypatch.setattr(module, "as_turn", counted)
-    done = quick.consolidation(ScriptedCompletion([answer([], [])] * 3), most_turns=2).run(
+    done = quick.consolidation(ScriptedCompletion([answer([], [])] * 3), max_turns=2).run(
         KEY, most_calls=3
     )
 
@@ -496,7 +496,7 @@ def test_a_turn_that_an_answer_passes_over_has_a_daily_entry(quick: Place) -> No
     assert quick.daily() == [happened(1), "The user: two The assistant: Well."]
 
 
-def test_a_model_that_fails_is_told_in_the_log_without_secrets(
+def test_model_failure_is_logged_without_secrets(
     quick: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     quick.talk("I live in Oslo")
@@ -530,7 +530,7 @@ def test_a_model_that_is_down_is_asked_again_later_and_nothing_is_lost(place: Pl
     assert run() == ConsolidationReport(turns=1, daily=1, core=1)
 
 
-def test_a_turn_that_no_model_takes_gets_its_daily_entry_in_the_end(quick: Place) -> None:
+def test_turn_gets_daily_entry_after_last_failed_attempt(quick: Place) -> None:
     now = NOON
     quick.talk("poison")
     quick.talk("I live in Oslo")
@@ -541,7 +541,7 @@ def test_a_turn_that_no_model_takes_gets_its_daily_entry_in_the_end(quick: Place
         return answer([fact("Lives in Oslo.", "live in Oslo")])
 
     consolidation = quick.consolidation(
-        ScriptedCompletion([moody] * 20), most_attempts=4, clock=lambda: now
+        ScriptedCompletion([moody] * 20), max_attempts=4, clock=lambda: now
     )
     waits = []
     while (done := consolidation.run(KEY)).waiting:
@@ -553,7 +553,7 @@ def test_a_turn_that_no_model_takes_gets_its_daily_entry_in_the_end(quick: Place
     assert quick.daily() == ["The user: poison The assistant: Fine.", happened(1)]
 
 
-def test_what_failed_with_many_turns_is_tried_with_one(quick: Place) -> None:
+def test_failed_batch_is_retried_with_one_turn(quick: Place) -> None:
     now = NOON
     for number in range(4):
         quick.talk(f"said {number}")
@@ -607,7 +607,7 @@ def _differently(messages: Sequence[Mapping[str, Any]]) -> str:
     return sentences(messages).replace("Happened", "It happened")
 
 
-def test_interrupted_at_any_write_no_turn_is_lost_and_none_is_told_twice() -> None:
+def test_interruption_at_any_write_loses_and_repeats_no_turn() -> None:
     step = interrupted = 0
     while interrupted == step:
         step += 1
@@ -618,14 +618,14 @@ def test_interrupted_at_any_write_no_turn_is_lost_and_none_is_told_twice() -> No
             place.talk(said)
         store.left = step
         try:
-            place.consolidation(ScriptedCompletion([sentences] * 2), most_turns=3).run(KEY)
+            place.consolidation(ScriptedCompletion([sentences] * 2), max_turns=3).run(KEY)
         except NotStored:
             interrupted += 1
 
         # Meanwhile the talk goes on, and the model tells the same in another way.
         store.left = -1
         place.talk(told[4])
-        place.consolidation(ScriptedCompletion([_differently] * 3), most_turns=2).run(KEY)
+        place.consolidation(ScriptedCompletion([_differently] * 3), max_turns=2).run(KEY)
 
         assert place.core() == told
         daily = place.notes.list(ANN, kind="daily", full=True)
@@ -633,7 +633,7 @@ def test_interrupted_at_any_write_no_turn_is_lost_and_none_is_told_twice() -> No
     assert interrupted == 1 + 4 * 2 + 2  # the scope, the notes, the mark
 
 
-def test_what_another_process_wrote_is_synced_before_it_is_noted(
+def test_messages_of_other_processes_are_synced_before_consolidation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
@@ -656,7 +656,7 @@ def test_what_another_process_wrote_is_synced_before_it_is_noted(
     assert set(places[1:]) == {"notes", "locks"}
 
 
-def test_what_was_forgotten_meanwhile_does_not_come_back(quick: Place) -> None:
+def test_note_forgotten_during_consolidation_is_not_restored(quick: Place) -> None:
     store = Interrupted()
     place = Place(quick.sessions, Notes(store))
     place.talk("My dog is called Rex")
@@ -673,9 +673,7 @@ def test_what_was_forgotten_meanwhile_does_not_come_back(quick: Place) -> None:
 
 
 @pytest.mark.parametrize("how", ["pop", "purge", "delete", "made again", "clear and skip", "hide"])
-def test_what_was_taken_back_while_the_model_was_thinking_is_not_noted(
-    place: Place, how: str
-) -> None:
+def test_messages_withdrawn_during_model_call_are_not_noted(place: Place, how: str) -> None:
     place.talk("I have been ill since May")
     place.talk("I like tea")
 
@@ -706,7 +704,7 @@ def test_what_was_taken_back_while_the_model_was_thinking_is_not_noted(
     assert place.notes.list(ANN, full=True) == []
 
 
-def test_what_is_left_of_a_turn_has_an_entry_without_the_model(quick: Place) -> None:
+def test_rest_of_a_changed_turn_gets_entry_without_model(quick: Place) -> None:
     quick.talk("I like tea")
     quick.talk("I have been ill since May", "How sad!")
 
@@ -719,7 +717,7 @@ def test_what_is_left_of_a_turn_has_an_entry_without_the_model(quick: Place) -> 
     assert quick.daily() == [happened(1), "The user: I have been ill since May"]
 
 
-def test_a_session_deleted_meanwhile_and_restored_is_consolidated_then(quick: Place) -> None:
+def test_session_deleted_during_consolidation_is_consolidated_after_restore(quick: Place) -> None:
     quick.talk("I like tea")
     quick.run(lambda _: str(quick.sessions.delete(KEY)) and answer([]))
     quick.sessions.restore(KEY)
@@ -741,7 +739,7 @@ class WritesAtOnce(Notes):
             yield notes
 
 
-def test_two_sessions_at_once_leave_one_fact_about_the_same(place: Place) -> None:
+def test_concurrent_sessions_leave_one_fact_per_subject(place: Place) -> None:
     place.talk("I live in Rome", key="telegram:t1:1")
     place.talk("I live in Oslo", key="telegram:t2:1")
     barrier = threading.Barrier(2)
@@ -784,7 +782,7 @@ def test_two_at_once_note_each_turn_once(place: Place) -> None:
     # Two of them, as two processes would have: one alone lets only one thread in.
     runs = [
         threading.Thread(
-            target=place.consolidation(ScriptedCompletion([at_once, at_once]), most_turns=3).run,
+            target=place.consolidation(ScriptedCompletion([at_once, at_once]), max_turns=3).run,
             args=(KEY,),
         )
         for _ in range(2)
@@ -800,7 +798,7 @@ def test_two_at_once_note_each_turn_once(place: Place) -> None:
 
 
 @given(st.lists(messages(), max_size=4), st.text() | st.just("\ud83d\ude00"))
-def test_whatever_is_said_and_answered_it_comes_to_its_end(
+def test_consolidation_ends_for_any_conversation_and_answers(
     bodies: list[dict[str, Any]], told: str
 ) -> None:
     place = Place(InMemoryStore(), Notes(InMemoryStore()))

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.memory.extraction import (
-    MOST_FACTS,
+    MAX_FACTS,
     ExtractedFacts,
     answer_tokens,
-    question,
-    read_answer,
+    build_prompt,
+    newest_subjects,
+    parse_answer,
     schema,
-    subjects_of,
 )
 from stenolog.memory.transcript import Line, Turn
 
@@ -34,15 +34,15 @@ def _answer(*turns: dict[str, Any]) -> str:
 
 
 def test_the_question_shows_the_turns_by_number() -> None:
-    [task, shown] = question([TURN, TURN], budget=1_000)
+    [task, shown] = build_prompt([TURN, TURN], budget=1_000)
 
     assert "quote" in task["content"]
     assert "## Turn 1, 2026-05-04 12:00 UTC\nuser:\n    I eat no meat\n" in shown["content"]
     assert "## Turn 2," in shown["content"]
 
 
-def test_the_question_names_what_is_noted_already_but_does_not_tell_it() -> None:
-    [_, shown] = question([TURN], subjects=["diet", "town", "diet"], budget=1_000)
+def test_prompt_has_known_subjects_but_not_their_texts() -> None:
+    [_, shown] = build_prompt([TURN], subjects=["diet", "town", "diet"], budget=1_000)
 
     assert shown["content"].startswith('Names already in use for "about": diet, town.')
 
@@ -50,7 +50,7 @@ def test_the_question_names_what_is_noted_already_but_does_not_tell_it() -> None
 def test_the_newest_names_are_given_and_not_too_many() -> None:
     names = [f"name {number}" for number in range(100)]
 
-    found = subjects_of(["", *names, "name 99"])
+    found = newest_subjects(["", *names, "name 99"])
 
     assert found[0] == "name 99"
     assert len(found) == 40
@@ -64,13 +64,13 @@ def test_the_schema_asks_for_as_many_turns_as_are_shown() -> None:
     assert answer_tokens(3) > answer_tokens(1)
 
 
-def test_a_sound_answer_is_taken_turn_by_turn() -> None:
+def test_valid_answer_is_parsed_per_turn() -> None:
     answer = _answer(
         {"turn": 2, "daily": "Talked.", "facts": []},
         {"turn": 1, "daily": "Said what\nthey eat.", "facts": [FACT]},
     )
 
-    found = read_answer(answer, turns=2)
+    found = parse_answer(answer, turns=2)
 
     assert found is not None
     assert found[1].daily == "Said what they eat."
@@ -79,8 +79,8 @@ def test_a_sound_answer_is_taken_turn_by_turn() -> None:
 
 
 def test_an_answer_on_one_turn_may_do_without_the_list_and_the_right_number() -> None:
-    bare = read_answer(json.dumps({"daily": "Talked.", "facts": [FACT]}), turns=1)
-    numbered = read_answer(_answer({"turn": 7, "daily": "Talked.", "facts": [FACT]}), turns=1)
+    bare = parse_answer(json.dumps({"daily": "Talked.", "facts": [FACT]}), turns=1)
+    numbered = parse_answer(_answer({"turn": 7, "daily": "Talked.", "facts": [FACT]}), turns=1)
 
     assert bare == numbered
     assert bare is not None
@@ -90,14 +90,14 @@ def test_an_answer_on_one_turn_may_do_without_the_list_and_the_right_number() ->
 @pytest.mark.parametrize(
     "answer", ["", "I cannot do that.", "{}", '{"turns": []}', '{"turns": "none"}', "[1]"]
 )
-def test_what_is_no_answer_is_none(answer: str) -> None:
-    assert read_answer(answer, turns=2) is None
+def test_unusable_answers_are_none(answer: str) -> None:
+    assert parse_answer(answer, turns=2) is None
 
 
-def test_a_fenced_answer_that_was_cut_off_gives_what_is_whole() -> None:
+def test_truncated_fenced_answer_gives_complete_turns() -> None:
     whole = _answer({"turn": 1, "daily": "One.", "facts": [FACT, FACT]})
 
-    found = read_answer("Here:\n```json\n" + whole[:-40], turns=1)
+    found = parse_answer("Here:\n```json\n" + whole[:-40], turns=1)
 
     assert found is not None
     assert found[1].daily == "One."
@@ -116,7 +116,7 @@ def test_a_fenced_answer_that_was_cut_off_gives_what_is_whole() -> None:
     ],
 )
 def test_a_fact_of_another_shape_is_left_out_and_counted(fact: Any) -> None:
-    found = read_answer(_answer({"turn": 1, "daily": "", "facts": [fact, FACT]}), turns=1)
+    found = parse_answer(_answer({"turn": 1, "daily": "", "facts": [fact, FACT]}), turns=1)
 
     assert found is not None
     assert (len(found[1].facts), found[1].malformed) == (1, 1)
@@ -128,17 +128,17 @@ def test_a_fact_of_another_shape_is_left_out_and_counted(fact: Any) -> None:
 def test_confidence_is_between_nothing_and_one(told: Any, taken: float) -> None:
     answer = _answer({"turn": 1, "daily": "", "facts": [{**FACT, "confidence": told}]})
 
-    found = read_answer(answer, turns=1)
+    found = parse_answer(answer, turns=1)
 
     assert found is not None
     assert found[1].facts[0].confidence == taken
 
 
-def test_an_endless_list_of_facts_is_not_taken() -> None:
-    found = read_answer(_answer({"turn": 1, "daily": "", "facts": [FACT] * 50}), turns=1)
+def test_number_of_facts_is_limited() -> None:
+    found = parse_answer(_answer({"turn": 1, "daily": "", "facts": [FACT] * 50}), turns=1)
 
     assert found is not None
-    assert len(found[1].facts) == MOST_FACTS
+    assert len(found[1].facts) == MAX_FACTS
 
 
 _json = st.recursive(
@@ -154,7 +154,7 @@ _json = st.recursive(
 
 @given(_json, st.integers(1, 3))
 def test_any_json_is_read_without_an_error(value: Any, turns: int) -> None:
-    found = read_answer(json.dumps({"turns": value}), turns=turns)
+    found = parse_answer(json.dumps({"turns": value}), turns=turns)
 
     assert found is None or set(found) <= set(range(1, turns + 1))
 
@@ -163,7 +163,7 @@ def test_any_json_is_read_without_an_error(value: Any, turns: int) -> None:
 def test_dots_are_no_entry_and_no_fact(empty: str) -> None:
     fact = {"text": empty, "about": "x", "quote": "I live in Lisbon", "confidence": 1}
     answer = {"turns": [{"turn": 1, "daily": empty, "facts": [fact]}]}
-    assert read_answer(json.dumps(answer), turns=1) == {1: ExtractedFacts(malformed=1)}
+    assert parse_answer(json.dumps(answer), turns=1) == {1: ExtractedFacts(malformed=1)}
 
 
 def test_a_word_alone_is_no_fact_but_a_sentence_without_spaces_is() -> None:
@@ -171,7 +171,7 @@ def test_a_word_alone_is_no_fact_but_a_sentence_without_spaces_is() -> None:
         {"text": text, "about": "", "quote": "q", "confidence": 1}
         for text in ("Ingrid", "里斯本に住んでいます", "Likes tea.")
     ]
-    heard = read_answer(json.dumps({"turns": [{"daily": "A talk.", "facts": told}]}), turns=1)
+    heard = parse_answer(json.dumps({"turns": [{"daily": "A talk.", "facts": told}]}), turns=1)
     assert heard is not None
     assert [fact.text for fact in heard[1].facts] == ["里斯本に住んでいます", "Likes tea."]
     assert heard[1].malformed == 1

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stenolog.memory.facts import LONGEST_TEXT, Fact, is_backed, new_notes, subject
+from stenolog.memory.facts import MAX_TEXT, Fact, is_supported, new_notes, normalize_subject
 from stenolog.memory.notes import Note
 from stenolog.memory.scopes import Scope
 
@@ -35,13 +35,13 @@ def test_the_same_fact_again_is_no_new_note(again: str) -> None:
     assert new_notes([Fact(text=again, about="what they eat")], known) == []
 
 
-def test_a_fact_told_twice_in_one_answer_is_one_note() -> None:
+def test_repeated_fact_in_one_answer_is_one_note() -> None:
     twice = [Fact(text="Lives in Oslo."), Fact(text="The user lives in Oslo", about="town")]
 
     assert len(new_notes(twice, [])) == 1
 
 
-def test_another_fact_about_the_same_takes_the_place_of_the_old() -> None:
+def test_new_fact_supersedes_fact_with_same_subject() -> None:
     known = [_note("a", "Lives in Rome.", "home town"), _note("b", "Eats no meat.", "diet")]
 
     [draft] = new_notes([Fact(text="Lives in Oslo.", about="Home-Town ")], known)
@@ -57,7 +57,7 @@ def test_all_that_stood_beside_each_other_is_replaced() -> None:
     assert draft.supersedes == ("a", "b")
 
 
-def test_two_facts_of_one_turn_stand_beside_each_other() -> None:
+def test_two_facts_of_one_turn_do_not_supersede_each_other() -> None:
     both = [Fact(text="Likes chess.", about="hobby"), Fact(text="Likes sailing.", about="hobby")]
 
     assert [draft.supersedes for draft in new_notes(both, [])] == [(), ()]
@@ -69,7 +69,7 @@ def test_facts_about_nothing_in_particular_replace_nothing() -> None:
     assert [draft.supersedes for draft in new_notes([Fact(text="Has a cat.")], known)] == [()]
 
 
-def test_what_was_said_before_a_note_does_not_replace_it() -> None:
+def test_older_fact_does_not_supersede_newer_note() -> None:
     known = [_note("a", "Lives in Oslo.", "town")]
     old = Fact(text="Lives in Rome.", about="town")
 
@@ -88,20 +88,20 @@ def test_the_opposite_is_not_the_same() -> None:
 def test_long_texts_are_cut_and_wild_confidence_is_bounded() -> None:
     [draft] = new_notes([Fact(text="word " * 500, confidence=7.0)], [])
 
-    assert len(draft.text) == LONGEST_TEXT
+    assert len(draft.text) == MAX_TEXT
     assert draft.confidence == 1.0
 
 
 def test_a_fact_needs_the_users_words() -> None:
     spoken = ["I moved to Oslo last week"]
 
-    assert is_backed(Fact(text="Lives in Oslo.", quote="I moved to Oslo"), spoken)
-    assert not is_backed(Fact(text="Lives in Oslo.", quote="I live in Oslo"), spoken)
-    assert not is_backed(Fact(text="Lives in Oslo."), spoken)
-    assert not is_backed(Fact(text="Owns a boat.", quote="last week"), spoken)
+    assert is_supported(Fact(text="Lives in Oslo.", quote="I moved to Oslo"), spoken)
+    assert not is_supported(Fact(text="Lives in Oslo.", quote="I live in Oslo"), spoken)
+    assert not is_supported(Fact(text="Lives in Oslo."), spoken)
+    assert not is_supported(Fact(text="Owns a boat.", quote="last week"), spoken)
     hung = Fact(text="Is a convicted criminal.", about="Oslo", quote="I moved to Oslo last week")
-    assert not is_backed(hung, spoken), "what it is about is the model's word"
+    assert not is_supported(hung, spoken), "what it is about is the model's word"
 
 
 def test_a_subject_is_compared_without_case_and_signs() -> None:
-    assert subject("  Home-Town! ") == subject("home town") == "home town"
+    assert normalize_subject("  Home-Town! ") == normalize_subject("home town") == "home town"

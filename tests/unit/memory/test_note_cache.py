@@ -59,7 +59,7 @@ def _texts(notes: Notes) -> list[str]:
     return [note.text for note in notes.list(ANN)]
 
 
-def test_p9_what_was_read_is_not_read_again(stores: tuple[Store, Store]) -> None:
+def test_p9_cached_messages_are_not_read_again(stores: tuple[Store, Store]) -> None:
     store, other = Counting(stores[0]), Notes(stores[1])
     notes = Notes(store)
     other.add(ANN, _drafts(*[f"fact {number}" for number in range(300)]))
@@ -79,7 +79,7 @@ def test_p9_what_was_read_is_not_read_again(stores: tuple[Store, Store]) -> None
     assert store.taken() <= 3
 
 
-def test_p7_what_another_process_does_is_seen_by_the_next_call(
+def test_p7_changes_of_other_processes_are_seen_by_next_call(
     stores: tuple[Store, Store],
 ) -> None:
     notes, other = Notes(stores[0]), Notes(stores[1])
@@ -168,7 +168,7 @@ class Meddling(InMemoryStore):
 
 
 @pytest.mark.parametrize("when", ["first", "later"])
-def test_what_happens_while_it_is_read_is_not_missed(when: str) -> None:
+def test_changes_during_a_read_are_not_missed(when: str) -> None:
     store = Meddling()
     notes = Notes(store)
     ids = [note.id for note in Notes(store).add(ANN, _drafts("one", "two", "three"))]
@@ -180,9 +180,9 @@ def test_what_happens_while_it_is_read_is_not_missed(when: str) -> None:
     assert [note.id for note in notes.list(ANN)] == ids[:-1]
 
 
-def test_only_so_many_scopes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(note_cache, "MOST_SCOPES", 4)
-    monkeypatch.setattr(note_cache, "MOST_NOTES", 10)
+def test_number_of_cached_scopes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(note_cache, "MAX_SCOPES", 4)
+    monkeypatch.setattr(note_cache, "MAX_NOTES", 10)
     store = Counting(InMemoryStore())
     notes = Notes(store)
     scopes = [Scope(who=f"telegram:{number}") for number in range(9)]

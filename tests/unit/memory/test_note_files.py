@@ -92,7 +92,7 @@ def test_an_item_moved_to_the_other_heading_is_of_the_other_kind(notes: Notes) -
     assert _texts(notes).count("Has two cats.") == 1
 
 
-def test_an_edited_page_taken_in_twice_changes_nothing_more(notes: Notes) -> None:
+def test_importing_edited_page_twice_changes_nothing(notes: Notes) -> None:
     page = (
         export_notes(notes, ANN)
         .replace("Eats meat.", "Eats no meat.")
@@ -140,7 +140,7 @@ def test_notes_that_came_after_the_export_stay(notes: Notes) -> None:
     ("meanwhile", "words"),
     [("supersede", "superseded by"), ("forget", "was forgotten"), ("purge", "there is no note")],
 )
-def test_a_note_that_changed_meanwhile_is_reported_and_not_overwritten(
+def test_note_changed_since_export_is_reported_and_kept(
     notes: Notes, meanwhile: str, words: str
 ) -> None:
     page = export_notes(notes, ANN).replace("Eats meat.", "Eats no meat.")
@@ -167,7 +167,7 @@ def test_a_deleted_item_does_not_take_its_successor_along(notes: Notes) -> None:
     assert "Eats fish." in _texts(notes)
 
 
-def test_what_was_left_unchanged_on_the_page_is_no_conflict(notes: Notes) -> None:
+def test_unchanged_items_are_no_conflicts(notes: Notes) -> None:
     page = export_notes(notes, ANN)
     first, second, _ = notes.list(ANN)
     notes.forget(ANN, first.id)
@@ -176,12 +176,12 @@ def test_what_was_left_unchanged_on_the_page_is_no_conflict(notes: Notes) -> Non
     assert (edits.count, edits.conflicts) == (0, ())
 
 
-def test_a_page_is_taken_in_by_its_own_scope_only(notes: Notes) -> None:
+def test_page_of_another_scope_is_rejected(notes: Notes) -> None:
     page = export_notes(notes, ANN)
     with pytest.raises(UsageError, match="telegram:1"):
         import_notes(notes, page, scope=BOB)
     own = "## Core facts\n- Likes tea\n"
-    with pytest.raises(UsageError, match="whose"):
+    with pytest.raises(UsageError, match="does not name its scope"):
         import_notes(notes, own)
     assert import_notes(notes, own, scope=ANN).count == 1
     assert import_notes(notes, own, scope=ANN).count == 0
@@ -221,6 +221,6 @@ def test_a_page_may_delete_more_items_than_a_store_hides_runs_of() -> None:
 def test_a_comment_with_text_behind_it_forgets_nothing(notes: Notes) -> None:
     before = _all(notes)
     page = export_notes(notes, ANN).replace("## Core", "<!-- check --> these\n\n## Core")
-    with pytest.raises(UsageError, match="text behind the end of a comment"):
+    with pytest.raises(UsageError, match="text after the end of a comment"):
         import_notes(notes, page)
     assert _all(notes) == before

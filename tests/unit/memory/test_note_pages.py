@@ -45,7 +45,9 @@ def _without_lines(items: list[Item]) -> list[tuple[str, str, str, str]]:
 @example([("\n\n  a\n\n- b\n## Core facts\n", "\n", False)], False)
 @example([("\\\x00 &#x41; \\&#x41; `a\\`", ":", False)], True)
 @example([("a\n    code\n\t\n\ttab\n```\n", "", True)], False)
-def test_any_note_comes_back_from_its_page(said: list[tuple[str, str, bool]], edited: bool) -> None:
+def test_any_note_survives_export_and_parse(
+    said: list[tuple[str, str, bool]], edited: bool
+) -> None:
     notes = _notes(said)
     text = to_markdown(ANN, notes, export="e1")
     if edited:  # as some editors do
@@ -60,7 +62,7 @@ def test_any_note_comes_back_from_its_page(said: list[tuple[str, str, bool]], ed
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50))
 @example("a -->\n<!-- b")
-def test_any_scope_comes_back_from_its_page(who: str) -> None:
+def test_any_scope_survives_export_and_parse(who: str) -> None:
     scope = Scope(agent=who[:9], who=who)
     assert from_markdown(to_markdown(scope, [], export="e")).scope == scope
 
@@ -83,7 +85,7 @@ def test_a_page_is_pleasant_to_read() -> None:
     )
 
 
-def test_what_a_person_writes_is_understood() -> None:
+def test_hand_written_page_is_parsed() -> None:
     page = from_markdown(
         "# mine\n## core FACTS\n\n- Likes tea\n* **diet:** No meat & C:\\temp <b>\n"
         "+ **bold** words\n- a\n\n  b\n\tc\n\n## Daily entries\n### today\n- Went home.\n"
@@ -101,27 +103,27 @@ def test_what_a_person_writes_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("- too early", "line 1: a note stands below `## Core facts`"),
-        ("## Plans\n- elsewhere", "line 2: a note stands below"),
+        ("- too early", "line 1: a note must be below `## Core facts`"),
+        ("## Plans\n- elsewhere", "line 2: a note must be below"),
         ("## Core facts\n- a\nwrapped", "line 3 belongs to no note"),
         ("## Core facts\n\n  indented", "line 3 belongs to no note"),
         ("## Core facts\n- <!-- x -->", "line 2: a note without text"),
         ("## Core facts\n- **diet:**", "line 2: a note without text"),
-        ("## Core facts\n- <!-- x --> a\n- <!-- x --> b", "line 3: the id of line 2"),
-        ("## Core facts\n<!-- a\n- b", "does not end"),
-        ("## Core facts\n<!-- a --> please\n- b\n<!-- c -->", "line 2: text behind the end"),
-        ("<!-- a\nb --> - c\n", "line 2: text behind the end"),
-        ("<!-- a --> <!-- b -->", "line 1: text behind the end"),
-        ("<!-- steno notes of main, export e\n-->", "names no scope"),
+        ("## Core facts\n- <!-- x --> a\n- <!-- x --> b", "line 3 has the same id as line 2"),
+        ("## Core facts\n<!-- a\n- b", "has no end"),
+        ("## Core facts\n<!-- a --> please\n- b\n<!-- c -->", "line 2: text after the end"),
+        ("<!-- a\nb --> - c\n", "line 2: text after the end"),
+        ("<!-- a --> <!-- b -->", "line 1: text after the end"),
+        ("<!-- steno notes of main, export e\n-->", "invalid scope"),
     ],
 )
-def test_what_is_not_understood_is_named_by_its_line(text: str, words: str) -> None:
+def test_parse_errors_name_the_line(text: str, words: str) -> None:
     with pytest.raises(UsageError) as raised:
         from_markdown(text)
     assert words in str(raised.value)
 
 
-def test_a_code_that_stands_for_no_character_stays_as_it_is() -> None:
+def test_invalid_character_reference_is_unchanged() -> None:
     [item] = from_markdown("## Core facts\n- &#xFFFFFF; &#x41; \\&#x41;").items
     assert item.text == "&#xFFFFFF; A &#x41;"
 

@@ -61,7 +61,7 @@ def _texts(found: list[Note]) -> list[str]:
 # --- adding and listing ----------------------------------------------------------------------
 
 
-def test_a_note_comes_back_as_it_was_given(notes: Notes) -> None:
+def test_stored_note_equals_its_draft(notes: Notes) -> None:
     draft = Draft(
         kind="core",
         text="Eats no meat.\nSince May. \ud800",
@@ -97,7 +97,7 @@ def test_a_list_is_in_the_order_in_which_notes_were_given(notes: Notes) -> None:
     assert len({note.id for note in notes.list(ANN)}) == 13
 
 
-def test_what_cannot_be_a_note_is_refused_and_nothing_is_written(notes: Notes) -> None:
+def test_invalid_drafts_are_rejected_and_nothing_is_written(notes: Notes) -> None:
     for wrong in (_core(" \n"), Draft(kind="weekly", text="x")):  # type: ignore[arg-type]
         with pytest.raises(UsageError):
             notes.add(ANN, [_core("good"), wrong])
@@ -107,7 +107,7 @@ def test_what_cannot_be_a_note_is_refused_and_nothing_is_written(notes: Notes) -
     assert notes.scopes() == []
 
 
-def test_what_others_keep_in_the_store_is_no_note(notes: Notes, store: Store) -> None:
+def test_other_messages_in_the_store_are_not_notes(notes: Notes, store: Store) -> None:
     store.add_message(ANN.key, "user", "hello")
     store.add_full_message(ANN.key, {"role": "note", "kind": "core", "id": 7, "content": "x"})
     store.add_full_message(ANN.key, {"role": "note", "kind": "later", "id": "n", "content": "x"})
@@ -132,7 +132,7 @@ def test_an_unknown_scope_has_no_notes_and_an_unknown_id_is_named(notes: Notes) 
 # --- one user's notes are nobody else's ------------------------------------------------------
 
 
-def test_three_users_in_one_store_see_their_own_notes_only(notes: Notes) -> None:
+def test_users_see_only_their_own_notes(notes: Notes) -> None:
     people = [ANN, BOB, TEAM]
     ids = {}
     for scope in people:
@@ -148,7 +148,7 @@ def test_three_users_in_one_store_see_their_own_notes_only(notes: Notes) -> None
 
 
 @pytest.mark.parametrize("change", ["forget", "purge", "supersede"])
-def test_what_one_user_does_reaches_no_other(notes: Notes, change: str) -> None:
+def test_changes_of_one_user_do_not_affect_others(notes: Notes, change: str) -> None:
     theirs = {scope: _add(notes, f"of {scope.who}", scope=scope) for scope in (ANN, BOB, TEAM)}
     for scope in (BOB, TEAM):
         with pytest.raises(NoSuchNote):
@@ -165,7 +165,7 @@ def test_what_one_user_does_reaches_no_other(notes: Notes, change: str) -> None:
         assert _texts(notes.list(scope)) == [f"of {scope.who}"]
 
 
-def test_the_same_user_is_another_one_to_another_agent(notes: Notes) -> None:
+def test_scopes_of_one_user_differ_between_agents(notes: Notes) -> None:
     tutor = Scope(agent="tutor", who=ANN.who)
     _add(notes, "for main")
     _add(notes, "for the tutor", scope=tutor)
@@ -178,7 +178,7 @@ def test_the_same_user_is_another_one_to_another_agent(notes: Notes) -> None:
 # --- a newer fact takes the place of an older ------------------------------------------------
 
 
-def test_a_superseded_note_is_kept_and_says_by_which_and_since_when(notes: Notes) -> None:
+def test_superseded_note_has_successor_and_time(notes: Notes) -> None:
     old = _add(notes, "eats meat")
     new = _add(notes, "eats no meat", old)
     assert _texts(notes.list(ANN)) == ["eats no meat"]
@@ -234,7 +234,7 @@ def test_p12_a_known_token_adds_nothing_whatever_the_drafts_say(notes: Notes) ->
     assert _texts(notes.list(ANN)) == ["one", "two", "later"]
 
 
-def test_p12_what_a_token_gives_back_is_what_became_of_the_notes(notes: Notes) -> None:
+def test_p12_repeated_idempotency_key_returns_current_notes(notes: Notes) -> None:
     first, second = notes.add(ANN, [_core("one"), _core("two")], once="t")
     new = _add(notes, "three", first.id)
     notes.forget(ANN, second.id)
@@ -296,7 +296,7 @@ def test_search_gives_the_newest_first(notes: Notes) -> None:
 # --- forgetting ------------------------------------------------------------------------------
 
 
-def test_p4_what_is_forgotten_is_out_of_sight_and_comes_back(notes: Notes) -> None:
+def test_p4_forgotten_note_is_hidden_and_can_be_restored(notes: Notes) -> None:
     ids = [_add(notes, f"fact {number}") for number in range(3)]
     assert notes.forget(ANN, ids[1]).text == "fact 1"
     notes.forget(ANN, ids[1])  # a second time changes nothing, and is no step to undo
@@ -371,7 +371,7 @@ def test_a_purged_note_is_not_found_by_a_catalog(notes: Notes, store: Store) -> 
         assert len(catalog.search("before").hits) == 1
 
 
-def test_a_purge_says_what_still_tells_of_it(notes: Notes, store: Store) -> None:
+def test_purge_lists_places_with_remaining_content(notes: Notes, store: Store) -> None:
     source: dict[str, Any] = {"session": "telegram:1", "uid": "u", "seqs": (4, 5)}
     [daily] = notes.add(ANN, [Draft(kind="daily", text="they talked", **source)])
     [fact, _] = notes.add(ANN, [Draft(kind="core", text="xyzzy", **source), _core("by hand")])
@@ -379,7 +379,7 @@ def test_a_purge_says_what_still_tells_of_it(notes: Notes, store: Store) -> None
     of_the_store, *ours = notes.purge(ANN, fact.id).not_reached
     assert of_the_store.startswith("the fork 'a fork'")
     assert ours == [
-        "the session 'telegram:1' still holds what was said (seq 4, 5)",
+        "the session 'telegram:1' still contains the original messages (seq 4, 5)",
         f"the note {daily.id} was made of the same messages",
     ]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stenolog.memory.consolidation import ConsolidationProgress, ProgressMark
 from stenolog.memory.notes import Draft, Notes
-from stenolog.memory.progress import Mark, Progress
 from stenolog.memory.scopes import Scope
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
@@ -22,35 +22,37 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def test_at_first_it_stands_at_the_beginning(store: Store) -> None:
-    assert Progress(store, agent="main").read("u1") == Mark(seq=0, attempts=0, retry_at=None)
+def test_mark_of_a_new_session_is_at_the_beginning(store: Store) -> None:
+    assert ConsolidationProgress(store, agent="main").read("u1") == ProgressMark(
+        seq=0, attempts=0, retry_at=None
+    )
 
 
 def test_it_moves_forwards_only(store: Store) -> None:
-    progress = Progress(store, agent="main")
+    progress = ConsolidationProgress(store, agent="main")
 
     progress.move("u1", 7)
     progress.move("u1", 4)
 
-    assert progress.read("u1") == Mark(seq=7)
+    assert progress.read("u1") == ProgressMark(seq=7)
 
 
 def test_each_session_uid_and_each_agent_has_its_own(store: Store) -> None:
-    Progress(store, agent="main").move("u1", 7)
+    ConsolidationProgress(store, agent="main").move("u1", 7)
 
-    assert Progress(store, agent="main").read("u2").seq == 0
-    assert Progress(store, agent="other").read("u1").seq == 0
+    assert ConsolidationProgress(store, agent="main").read("u2").seq == 0
+    assert ConsolidationProgress(store, agent="other").read("u1").seq == 0
 
 
-def test_what_was_tried_in_vain_is_known_until_the_mark_moves(store: Store) -> None:
-    progress = Progress(store, agent="main")
+def test_failed_attempts_are_counted_until_the_mark_moves(store: Store) -> None:
+    progress = ConsolidationProgress(store, agent="main")
 
     progress.move("u1", 2)
     progress.failed("u1", attempts=3, retry_at=LATER)
 
-    assert progress.read("u1") == Mark(seq=2, attempts=3, retry_at=LATER)
+    assert progress.read("u1") == ProgressMark(seq=2, attempts=3, retry_at=LATER)
     progress.move("u1", 4)
-    assert progress.read("u1") == Mark(seq=4)
+    assert progress.read("u1") == ProgressMark(seq=4)
 
 
 def test_a_mark_is_no_scope_and_no_note(store: Store) -> None:
@@ -58,7 +60,7 @@ def test_a_mark_is_no_scope_and_no_note(store: Store) -> None:
     ann = Scope(who="telegram:1")
     notes.add(ann, [Draft(kind="core", text="Has a dog.")])
 
-    Progress(store, agent="main").move("u1", 7)
+    ConsolidationProgress(store, agent="main").move("u1", 7)
 
     assert notes.scopes() == [ann]
     assert notes.scopes(agent="main") == [ann]
@@ -66,15 +68,15 @@ def test_a_mark_is_no_scope_and_no_note(store: Store) -> None:
 
 def test_it_survives_a_restart(tmp_path: Path) -> None:
     with open_store(tmp_path, namespace="notes") as store:
-        Progress(store, agent="a:b%").move("u1", 7)
+        ConsolidationProgress(store, agent="a:b%").move("u1", 7)
 
     with open_store(tmp_path, namespace="notes") as store:
-        assert Progress(store, agent="a:b%").read("u1").seq == 7
+        assert ConsolidationProgress(store, agent="a:b%").read("u1").seq == 7
 
 
 def test_a_mark_does_not_name_the_session(store: Store) -> None:
     store.set_meta(":mark:main:u1", session="telegram:1", seq=2)
-    progress = Progress(store, agent="main")
+    progress = ConsolidationProgress(store, agent="main")
 
     progress.failed("u2", attempts=1, retry_at=LATER)
     progress.move("u1", 7)

@@ -20,7 +20,7 @@ def test_without_lines_there_is_no_block() -> None:
 
 
 @given(st.lists(texts, min_size=1), texts, texts)
-def test_whatever_stands_in_a_block_goes_with_it(lines: list[str], before: str, after: str) -> None:
+def test_content_of_a_block_is_stripped(lines: list[str], before: str, after: str) -> None:
     block = memory_block(lines)
     assert block.count(OPENING) == block.count(CLOSING) == 1
     assert len(block.splitlines()) == len(lines) + 3
@@ -30,7 +30,7 @@ def test_whatever_stands_in_a_block_goes_with_it(lines: list[str], before: str, 
 
 
 @given(texts)
-def test_what_is_left_has_nothing_more_to_strip(text: str) -> None:
+def test_stripping_is_idempotent(text: str) -> None:
     left = strip_blocks(text)
     assert strip_blocks(left) == left
     if OPENING not in text:
@@ -55,7 +55,7 @@ def test_blocks_beside_and_inside_each_other_go() -> None:
     assert strip_blocks(f"a{OPENING} x {block} y {CLOSING}b") == "ab"
 
 
-def test_a_block_that_is_not_closed_goes_on_to_the_end() -> None:
+def test_unclosed_block_extends_to_the_end() -> None:
     assert strip_blocks(f"kept {OPENING} cut off here") == "kept "
 
 
@@ -63,7 +63,7 @@ def test_a_closing_mark_alone_is_only_text() -> None:
     assert strip_blocks(f"a {CLOSING} b") == f"a {CLOSING} b"
 
 
-def test_marks_made_of_what_stands_around_blocks_go_too() -> None:
+def test_marks_formed_by_stripping_are_stripped_too() -> None:
     text = "secret"
     for _ in range(30):
         text = f"<stenolog:{OPENING}{CLOSING}memory>{text}"

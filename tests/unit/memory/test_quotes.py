@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from stenolog.memory.quotes import (
     content_words,
-    follows,
-    said,
+    is_quoted,
+    is_related,
     shares_enough,
-    unsaid_values,
+    unsupported_values,
     words,
 )
 from support.resource_limits import run_limited
@@ -33,8 +33,8 @@ TOLD = "Well, I can’t eat   NUTS — my sister Zoë lives in Oslo, by the way.
         "Not I! She. Sails.",
     ],
 )
-def test_words_that_stand_there_in_a_row_were_said(quote: str) -> None:
-    assert said(quote, ["Hello", TOLD])
+def test_consecutive_words_count_as_quoted(quote: str) -> None:
+    assert is_quoted(quote, ["Hello", TOLD])
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_words_that_stand_there_in_a_row_were_said(quote: str) -> None:
         "she sails",
     ],
 )
-def test_anything_else_was_not(quote: str) -> None:
-    assert not said(quote, ["Hello", TOLD])
+def test_other_words_do_not_count_as_quoted(quote: str) -> None:
+    assert not is_quoted(quote, ["Hello", TOLD])
 
 
 def test_a_quote_does_not_go_from_one_message_into_the_next() -> None:
-    assert not said("I eat no meat", ["I eat", "no meat"])
+    assert not is_quoted("I eat no meat", ["I eat", "no meat"])
 
 
 def test_two_letters_are_too_few_to_be_a_quote() -> None:
-    assert not said("no", ["no"])
-    assert said("42 km", ["I ran 42 km"])
+    assert not is_quoted("no", ["no"])
+    assert is_quoted("42 km", ["I ran 42 km"])
 
 
 @pytest.mark.parametrize(
@@ -78,19 +78,19 @@ def test_two_letters_are_too_few_to_be_a_quote() -> None:
     ],
 )
 def test_two_sentences_are_not_stitched_into_one(quote: str, text: str) -> None:
-    assert not said(quote, [text])
+    assert not is_quoted(quote, [text])
 
 
-def test_two_sentences_may_be_quoted_as_they_stand() -> None:
-    assert said("I moved. Oslo is home", ["Hi! I moved. Oslo is home now."])
-    assert said("well... I moved", ["Well... I moved."])
-    assert said("Dr. Fox, at 3.5 km", ["I see Dr. Fox, at 3.5 km from here"])
+def test_two_sentences_may_be_quoted_together() -> None:
+    assert is_quoted("I moved. Oslo is home", ["Hi! I moved. Oslo is home now."])
+    assert is_quoted("well... I moved", ["Well... I moved."])
+    assert is_quoted("Dr. Fox, at 3.5 km", ["I see Dr. Fox, at 3.5 km from here"])
 
 
 @pytest.mark.parametrize("text", ["其实我喜欢喝茶。", "本当は私はお茶が好きです"])
 def test_scripts_without_spaces_are_read_sign_by_sign(text: str) -> None:
-    assert said(text[2:6], [text])
-    assert not said(text[2:6] + "猫", [text])
+    assert is_quoted(text[2:6], [text])
+    assert not is_quoted(text[2:6] + "猫", [text])
 
 
 @given(st.text(), st.data())
@@ -100,13 +100,13 @@ def test_a_run_of_words_of_a_text_was_said_in_it(text: str, data: st.DataObject)
     first = data.draw(st.integers(0, len(spoken)))
     run = spoken[first : data.draw(st.integers(first, len(spoken)))]
     if len(run) > 1:
-        assert said(" ".join(run), [text])
+        assert is_quoted(" ".join(run), [text])
 
 
 @given(st.text(), st.text())
 def test_any_two_texts_can_be_compared(quote: str, text: str) -> None:
-    assert said(quote, [text]) in (True, False)
-    assert follows(text, quote) in (True, False)
+    assert is_quoted(quote, [text]) in (True, False)
+    assert is_related(text, quote) in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_any_two_texts_can_be_compared(quote: str, text: str) -> None:
     ],
 )
 def test_a_fact_can_follow_from_its_quote(fact: str, quote: str) -> None:
-    assert follows(fact, quote)
+    assert is_related(fact, quote)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_a_fact_can_follow_from_its_quote(fact: str, quote: str) -> None:
     ],
 )
 def test_a_fact_does_not_hang_on_words_that_say_nothing_of_it(fact: str, quote: str) -> None:
-    assert not follows(fact, quote)
+    assert not is_related(fact, quote)
 
 
 def test_a_fact_in_quite_other_words_or_another_language_is_refused() -> None:
     """That is what it costs: words are all that is compared."""
-    assert not follows("Dislikes cilantro.", "I can't stand the taste of coriander")
-    assert not follows("Is a vegetarian.", "Ich esse kein Fleisch")
+    assert not is_related("Dislikes cilantro.", "I can't stand the taste of coriander")
+    assert not is_related("Is a vegetarian.", "Ich esse kein Fleisch")
 
 
 def test_what_turns_a_fact_round_counts_as_a_word() -> None:
@@ -167,7 +167,7 @@ def test_a_fact_follows_from_a_quote_with_a_form_of_one_of_its_words(
 
     told, heard = ([word for word in words if word not in {"a", "as"}] for words in (fact, quote))
     matched = [word for word in set(told) if any(is_form(word, other) for other in heard)]
-    assert follows(" ".join(fact), " ".join(quote)) == bool(matched)
+    assert is_related(" ".join(fact), " ".join(quote)) == bool(matched)
     assert shares_enough(" ".join(fact), quote) == (len(matched) * 4 >= len(set(told)))
 
 
@@ -187,10 +187,10 @@ def test_a_fact_follows_from_a_quote_with_a_form_of_one_of_its_words(
 def test_words_after_is_and_to_must_have_been_said(
     fact: str, heard: str, unsaid: list[str]
 ) -> None:
-    assert unsaid_values(fact, [heard]) == unsaid
+    assert unsupported_values(fact, [heard]) == unsaid
 
 
 def test_values_of_many_lengths_are_compared_in_linear_time() -> None:
     fact = "is " + " ".join("g" * length for length in range(2_000))
     heard = " ".join(f"{number:x}" for number in range(100_000))
-    run_limited(lambda: unsaid_values(fact, [heard]), cpu=20)
+    run_limited(lambda: unsupported_values(fact, [heard]), cpu=20)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.ranking import Candidate, Commonness, Kind, rank, understood
+from stenolog.memory.ranking import Candidate, Kind, WordFrequencies, parse_question, rank
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ def _note(kind: Kind, text: str, *, days: float = 0, id: str = "n1", hints: str 
 
 
 def _ranked(question: str, *candidates: Candidate, half_life_days: float = 30.0) -> list[str]:
-    asked = understood(question, now=NOW)
+    asked = parse_question(question, now=NOW)
     found = rank(asked, candidates, now=NOW, half_life_days=half_life_days)
     return [one.candidate.text for one in found]
 
@@ -50,11 +50,11 @@ def test_rare_words_count_more() -> None:
 
 
 def test_how_common_a_word_is_may_be_known_from_elsewhere() -> None:
-    asked = understood("ferry captain", now=NOW)
+    asked = parse_question("ferry captain", now=NOW)
     both = [_message("a ferry", seq=1), _message("a captain", seq=5)]
     for rare, common, first in (("ferri", "captain", "a ferry"), ("captain", "ferri", "a captain")):
-        known = Commonness(count=10_000, containing={rare: 2, common: 900})
-        assert rank(asked, both, now=NOW, commonness=known)[0].candidate.text == first
+        known = WordFrequencies(count=10_000, containing={rare: 2, common: 900})
+        assert rank(asked, both, now=NOW, frequencies=known)[0].candidate.text == first
 
 
 def test_an_answer_is_found_by_the_question_before_it() -> None:
@@ -72,7 +72,7 @@ def test_newer_ones_come_first_and_age_takes_half_at_most() -> None:
     old, new = _message("the ferry left", seq=1, days=60), _message("the ferry came", seq=5)
     assert _ranked("ferry", old, new) == ["the ferry came", "the ferry left"]
     scores = [
-        rank(understood("ferry", now=NOW), [_message("ferry", days=days)], now=NOW)[0].score
+        rank(parse_question("ferry", now=NOW), [_message("ferry", days=days)], now=NOW)[0].score
         for days in (0, 30, 10_000)
     ]
     assert scores[1] == scores[0] * 0.75
@@ -80,7 +80,7 @@ def test_newer_ones_come_first_and_age_takes_half_at_most() -> None:
 
 
 def test_without_a_half_life_age_takes_nothing() -> None:
-    asked = understood("ferry", now=NOW)
+    asked = parse_question("ferry", now=NOW)
     ages = [_message("ferry", days=days) for days in (0, 400)]
     first, second = (rank(asked, [one], now=NOW, half_life_days=0)[0].score for one in ages)
     assert first == second
@@ -88,13 +88,13 @@ def test_without_a_half_life_age_takes_nothing() -> None:
 
 def test_core_facts_do_not_grow_old() -> None:
     fact, entry = (
-        rank(understood("tea", now=NOW), [_note(kind, "likes tea", days=900)], now=NOW)[0].score
+        rank(parse_question("tea", now=NOW), [_note(kind, "likes tea", days=900)], now=NOW)[0].score
         for kind in ("core", "daily")
     )
     assert entry < 0.51 * fact
 
 
-def test_what_is_not_of_the_time_that_was_asked_for_comes_last() -> None:
+def test_candidates_of_other_periods_come_last() -> None:
     found = _ranked(
         "which ferry in May?",
         _message("the ferry", seq=1),
@@ -105,7 +105,7 @@ def test_what_is_not_of_the_time_that_was_asked_for_comes_last() -> None:
     assert _ranked("what was in May?", _message("now"), _message("then", days=40)) == ["then"]
 
 
-def test_what_a_tool_said_counts_less() -> None:
+def test_tool_results_score_less() -> None:
     assert _ranked("ferry", _message("ferry", seq=1, role="tool"), _message("ferry a", seq=5)) == [
         "ferry a",
         "ferry",
@@ -138,7 +138,7 @@ facts = st.lists(
 def test_the_order_in_which_candidates_come_does_not_matter(
     messages: list[Candidate], notes: list[Candidate], question: str, chance: random.Random
 ) -> None:
-    asked = understood(f"{question} captain", now=NOW)
+    asked = parse_question(f"{question} captain", now=NOW)
     candidates = [*messages, *notes]
     shuffled = chance.sample(candidates, len(candidates))
     found = rank(asked, candidates, now=NOW)

@@ -15,7 +15,7 @@ from stenolog.memory.notes import Draft, Note, Notes
 from stenolog.memory.prompt_block import memory_block
 from stenolog.memory.recall import RecallResult, recall
 from stenolog.memory.scopes import Scope, scope_of
-from stenolog.sessions.keys import person_in
+from stenolog.sessions.keys import owner_in_key
 from stenolog.stores.base import Store
 from stenolog.tokens import estimate
 from support.recall_set import OWNER, Place, plain_search, talks, tell_all
@@ -52,7 +52,7 @@ def notes(where: str) -> Iterator[Notes]:
 def _say(store: Store, key: str, *texts: str, days: float = 1) -> None:
     said = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
     said = [
-        mark_received(body, sender=person_in(key)) if body["role"] == "user" else body
+        mark_received(body, sender=owner_in_key(key)) if body["role"] == "user" else body
         for body in said
     ]
     store.add_messages(key, said, at=[NOW - timedelta(days=days)] * len(said))
@@ -79,7 +79,7 @@ def test_messages_are_found_without_any_note(store: Store, catalog: Catalog) -> 
 def test_notes_are_found_without_any_message(notes: Notes) -> None:
     notes.add(ME, [_fact("Eats no meat.", about="diet"), _fact("Plays chess.")])
     asked = partial(recall, "What is my diet?", scope=ME, notes=notes, catalog=None, now=NOW)
-    found = asked(unasked=False)
+    found = asked(include_recent_facts=False)
     assert _texts(found) == ["Eats no meat."]
     assert sorted(_texts(asked())) == ["Eats no meat.", "Plays chess."]
     # What was asked for comes before what was not.
@@ -87,7 +87,7 @@ def test_notes_are_found_without_any_message(notes: Notes) -> None:
     assert f"(fact, {found.found[0].source}) Eats no meat." in found.block
 
 
-def test_the_newest_facts_are_told_unasked(notes: Notes) -> None:
+def test_newest_facts_are_included_without_match(notes: Notes) -> None:
     notes.add(ME, [_fact(f"Fact number {number}.") for number in range(80)])
     notes.add(Scope(who="telegram:2"), [_fact("Somebody else's.")])
     for question in ("Hello!", "", "What shall I wear?"):
@@ -96,12 +96,10 @@ def test_the_newest_facts_are_told_unasked(notes: Notes) -> None:
         assert found.block
         assert found.tokens <= 400
         assert "Somebody" not in found.block
-        assert not asked(unasked=False).block
+        assert not asked(include_recent_facts=False).block
 
 
-def test_notes_and_messages_stand_in_one_block(
-    store: Store, catalog: Catalog, notes: Notes
-) -> None:
+def test_notes_and_messages_share_one_block(store: Store, catalog: Catalog, notes: Notes) -> None:
     _say(store, "telegram:1", "The ferry was late.")
     notes.add(ME, [_fact("Is afraid of ferries."), Draft(kind="daily", text="Missed a ferry.")])
     found = recall("ferry", scope=ME, notes=notes, catalog=catalog, now=NOW)
@@ -126,7 +124,7 @@ def test_superseded_and_forgotten_notes_are_not_recalled(notes: Notes) -> None:
     assert _texts(found) == ["Lives in Graz."]
 
 
-def test_what_the_asking_session_sees_is_not_told_again(store: Store, catalog: Catalog) -> None:
+def test_visible_messages_of_asking_session_are_left_out(store: Store, catalog: Catalog) -> None:
     _say(store, "telegram:1", "The first ferry.", "Yes.", "The second ferry.", "No.")
     _say(store, "telegram:t:1", "The third ferry.")
     store.checkpoint("telegram:1", summary="ferries", upto=2)
@@ -147,7 +145,9 @@ def test_the_question_itself_is_not_recalled(store: Store, catalog: Catalog) -> 
     assert _texts(found) == ["The ferry at nine."]
 
 
-def test_what_was_recalled_before_is_neither_found_nor_told(store: Store, catalog: Catalog) -> None:
+def test_earlier_recall_blocks_are_neither_matched_nor_returned(
+    store: Store, catalog: Catalog
+) -> None:
     block = memory_block(["zanzibar is far"])
     _say(store, "telegram:1", f"{block}\nWhere is the ferry?")
     assert recall("zanzibar", scope=ME, notes=None, catalog=catalog, now=NOW).block == ""
@@ -156,7 +156,7 @@ def test_what_was_recalled_before_is_neither_found_nor_told(store: Store, catalo
     assert "zanzibar" not in found.block
 
 
-def test_the_same_words_are_told_once(store: Store, catalog: Catalog) -> None:
+def test_duplicate_texts_are_returned_once(store: Store, catalog: Catalog) -> None:
     for days in (1, 2, 3):
         _say(store, f"telegram:{days}:1", "The ferry leaves at nine.", days=days)
     found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW)
@@ -199,7 +199,7 @@ def test_three_users_in_one_store_never_see_each_other(
     written: dict[str, list[Note]] = {}
     for user, keys in USERS.items():
         for key in keys:
-            assert person_in(key) == f"slack:{user}"
+            assert owner_in_key(key) == f"slack:{user}"
             _say(store, key, *[f"secret of {user} about the ferry, in {key}"] * 150)
         scope = Scope(who=f"slack:{user}", of="sender")
         written[user] = notes.add(scope, [_fact(f"secret ferry note of {user}")])
@@ -220,7 +220,7 @@ def test_three_users_in_one_store_never_see_each_other(
     assert {one.source.rpartition(":")[0] for one in found.found} == {"slack:C1:ann"}
 
 
-def test_two_agents_of_one_user_have_notes_of_their_own(
+def test_two_agents_of_one_user_have_separate_notes(
     store: Store, catalog: Catalog, notes: Notes
 ) -> None:
     coder = Scope(agent="coder", who=ME.who, of="sender")

@@ -6,25 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stenolog.memory.prompt_block import CLOSING, HEADING, OPENING
-from stenolog.memory.ranking import Candidate, Kind, Ranked, understood
-from stenolog.memory.recall_format import WIDTH, RecallResult, shortened, tell
+from stenolog.memory.ranking import Candidate, Kind, RankedCandidate, parse_question
+from stenolog.memory.recall_format import MAX_TEXT, RecallResult, excerpt, format_recall
 from stenolog.tokens import estimate
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
-ASKED = understood("when does the ferry leave?", now=NOW)
+ASKED = parse_question("when does the ferry leave?", now=NOW)
 
 
 def _ranked(
     text: str, *, kind: Kind = "message", score: float = 1.0, days: int = 0, source: str = "cli:a:7"
-) -> Ranked:
+) -> RankedCandidate:
     at = NOW - timedelta(days=days)
     role = "user" if kind == "message" else ""
     candidate = Candidate(kind=kind, source=source, at=at, text=text, role=role)
-    return Ranked(candidate=candidate, score=score)
+    return RankedCandidate(candidate=candidate, score=score)
 
 
-def _told(*ranked: Ranked, budget: int = 1_500) -> RecallResult:
-    return tell(ranked, ASKED, budget=budget, count=estimate, zone=UTC)
+def _told(*ranked: RankedCandidate, budget: int = 1_500) -> RecallResult:
+    return format_recall(ranked, ASKED, budget=budget, count=estimate, zone=UTC)
 
 
 def test_each_line_has_its_date_its_source_and_its_text() -> None:
@@ -47,7 +47,7 @@ def test_each_line_has_its_date_its_source_and_its_text() -> None:
 
 def test_dates_are_those_of_the_zone() -> None:
     east = timezone(timedelta(hours=9))
-    found = tell([_ranked("x")], ASKED, budget=500, count=estimate, zone=east)
+    found = format_recall([_ranked("x")], ASKED, budget=500, count=estimate, zone=east)
     assert "[2026-06-18 00:30]" in found.block
 
 
@@ -65,7 +65,7 @@ def test_without_anything_found_there_is_no_block() -> None:
     assert _told() == RecallResult(block="", found=(), tokens=0)
 
 
-def test_what_does_not_fit_is_left_out_from_the_worst_on() -> None:
+def test_worst_entries_are_dropped_first() -> None:
     many = [_ranked(f"ferry number {n}", score=100 - n, source=f"cli:a:{n}") for n in range(90)]
     found = _told(*many, budget=200)
     assert found.tokens <= 200
@@ -74,26 +74,26 @@ def test_what_does_not_fit_is_left_out_from_the_worst_on() -> None:
     assert _told(*many, budget=5) == RecallResult()
 
 
-def test_a_short_one_may_fit_where_a_long_one_did_not() -> None:
+def test_shorter_entry_may_fit_after_a_longer_one_did_not() -> None:
     found = _told(_ranked("ferry " * 60, score=2), _ranked("ferry at nine", score=1), budget=80)
     assert [one.text for one in found.found] == ["ferry at nine"]
 
 
 def test_a_long_text_is_shortened_around_the_words() -> None:
     text = f"{'before ' * 200}the ferries leave at nine{' after' * 200}"
-    short = shortened(text, ASKED.stems)
+    short = excerpt(text, ASKED.stems)
     assert "the ferries leave at nine" in short
     assert short.startswith("…")
     assert short.endswith("…")
-    assert len(short) <= WIDTH + 2
-    assert shortened("beginning " * 200, ASKED.stems).startswith("beginning beginning")
+    assert len(short) <= MAX_TEXT + 2
+    assert excerpt("beginning " * 200, ASKED.stems).startswith("beginning beginning")
 
 
 @given(
     st.lists(st.builds(_ranked, st.text(max_size=900), score=st.floats(0.1, 9))),
     st.integers(0, 600),
 )
-def test_a_block_never_takes_more_than_its_budget(ranked: list[Ranked], budget: int) -> None:
+def test_block_never_exceeds_its_budget(ranked: list[RankedCandidate], budget: int) -> None:
     found = _told(*ranked, budget=budget)
     assert found.tokens == estimate(found.block) <= budget
     assert bool(found.block) == bool(found.found)
@@ -104,6 +104,6 @@ def test_the_budget_holds_for_a_counter_that_does_not_add_up() -> None:
         return text.count("\n") ** 2
 
     ranked = [_ranked(f"ferry {number}") for number in range(9)]
-    found = tell(ranked, ASKED, budget=30, count=count, zone=UTC)
+    found = format_recall(ranked, ASKED, budget=30, count=count, zone=UTC)
     assert found.tokens == count(found.block) <= 30
     assert len(found.found) == 3

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from stenolog.errors import InvalidKey
 from stenolog.memory.scopes import (
-    Of,
     Scope,
-    scope_named,
+    ScopeKind,
+    parse_scope_name,
+    scope_from_key,
     scope_of,
-    scope_of_key,
     scope_prefix,
 )
 
@@ -28,15 +28,15 @@ def test_no_two_scopes_have_the_same_key(one: Scope, other: Scope) -> None:
 
 
 @given(scopes)
-def test_a_key_tells_its_scope(scope: Scope) -> None:
-    assert scope_of_key(scope.key) == scope
+def test_scope_from_key_is_inverse_of_key(scope: Scope) -> None:
+    assert scope_from_key(scope.key) == scope
     assert scope.key.startswith(scope_prefix(scope.agent, scope.of))
 
 
 @given(names, scopes)
 def test_the_keys_of_an_agent_begin_as_those_of_no_other(agent: str, scope: Scope) -> None:
     assert scope.key.startswith(scope_prefix(agent, scope.of)) == (scope.agent == agent)
-    other: Of = "session" if scope.of == "sender" else "sender"
+    other: ScopeKind = "session" if scope.of == "sender" else "sender"
     assert not scope.key.startswith(scope_prefix(agent, other))
 
 
@@ -47,7 +47,7 @@ def test_a_key_is_pleasant_to_read() -> None:
 @pytest.mark.parametrize("key", ["", "main", ":x", "main:", "a%:b", "a%3ab:c", "%41:b"])
 def test_a_key_of_no_scope_is_refused(key: str) -> None:
     with pytest.raises(InvalidKey):
-        scope_of_key(key)
+        scope_from_key(key)
 
 
 @given(names, names)
@@ -62,23 +62,23 @@ def test_no_two_sessions_share_a_scope(one: str, other: str) -> None:
 def test_scope_of_a_sender_is_never_that_of_a_session(name: str) -> None:
     session, sender = Scope(who=name), Scope(who=name, of="sender")
     assert session.key != sender.key
-    assert scope_of_key(session.key) == session
-    assert scope_of_key(sender.key) == sender
+    assert scope_from_key(session.key) == session
+    assert scope_from_key(sender.key) == sender
 
 
 @given(scopes)
 @example(Scope(who="@telegram:1"))
 @example(Scope(who="@@telegram:1"))
 @example(Scope(who="telegram:1", of="sender"))
-def test_name_tells_its_scope(scope: Scope) -> None:
+def test_parse_scope_name_is_inverse_of_name(scope: Scope) -> None:
     if scope.of == "sender" and scope.who.startswith("@"):
         return  # no sender begins so: `check_sender` refuses it
-    assert scope_named(scope.name, agent=scope.agent) == scope
+    assert parse_scope_name(scope.name, agent=scope.agent) == scope
 
 
 @pytest.mark.parametrize(
     "scope", [Scope(who=""), Scope(agent="", who="x"), Scope(who="x" * 1020), Scope(who="\ud800")]
 )
-def test_what_can_be_no_scope_is_refused(scope: Scope) -> None:
+def test_invalid_scopes_are_rejected(scope: Scope) -> None:
     with pytest.raises(InvalidKey):
         assert scope.key

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenolog.memory.time_words import told
+from stenolog.memory.time_words import find_period
 
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
 """A Wednesday."""
@@ -65,7 +65,7 @@ NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
     ],
 )
 def test_a_time_is_understood(text: str, first: str, last: str) -> None:
-    period = told(f"{text}?", now=NOW).period
+    period = find_period(f"{text}?", now=NOW).period
     assert period is not None
     assert period.since == datetime.fromisoformat(first).replace(tzinfo=UTC)
     assert period.until == datetime.fromisoformat(last).replace(tzinfo=UTC) + timedelta(days=1)
@@ -90,9 +90,9 @@ def test_a_time_is_understood(text: str, first: str, last: str) -> None:
         "on February 29, 2026",
     ],
 )
-def test_what_names_no_time_is_left_alone(text: str) -> None:
-    assert told(text, now=NOW).period is None
-    assert told(text, now=NOW).rest == text
+def test_text_without_time_is_unchanged(text: str) -> None:
+    assert find_period(text, now=NOW).period is None
+    assert find_period(text, now=NOW).rest == text
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,20 @@ def test_what_names_no_time_is_left_alone(text: str) -> None:
     ],
 )
 def test_letters_that_a_pattern_takes_for_others_name_the_same_time(text: str, plain: str) -> None:
-    assert told(text, now=NOW).period == told(plain, now=NOW).period is not None
+    assert find_period(text, now=NOW).period == find_period(plain, now=NOW).period is not None
 
 
-def test_the_words_for_the_time_are_taken_out() -> None:
-    assert told("What broke last week in Rome?", now=NOW).rest.split() == [
+def test_words_for_the_time_are_removed() -> None:
+    assert find_period("What broke last week in Rome?", now=NOW).rest.split() == [
         "What", "broke", "in", "Rome?",
     ]  # fmt: skip
-    assert told("Who called in May?", now=NOW).rest.split() == ["Who", "called", "?"]
+    assert find_period("Who called in May?", now=NOW).rest.split() == ["Who", "called", "?"]
 
 
 def test_days_are_those_of_the_zone() -> None:
     east = timezone(timedelta(hours=9))
     late = datetime(2026, 6, 17, 20, tzinfo=UTC).astimezone(east)
-    period = told("today", now=late).period
+    period = find_period("today", now=late).period
     assert period is not None
     assert period.since == datetime(2026, 6, 18, tzinfo=east)
     assert period.holds(late)
@@ -139,7 +139,7 @@ words = st.lists(st.sampled_from(WORDS.split())).map(" ".join)
 
 @given(words, moments)
 def test_every_text_is_understood_or_left_alone(text: str, now: datetime) -> None:
-    found = told(text, now=now)
+    found = find_period(text, now=now)
     if found.period is None:
         assert found.rest == text
     else:

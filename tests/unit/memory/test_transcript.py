@@ -68,7 +68,7 @@ def _taken_back(store: InMemoryStore) -> list[int]:
 # --- what was taken back ---------------------------------------------------------------------
 
 
-def test_what_was_hidden_is_taken_back_and_what_was_compacted_is_not() -> None:
+def test_hidden_messages_are_withdrawn_and_summarized_ones_are_not() -> None:
     store = InMemoryStore()
     store.add_messages(KEY, [_user(str(number)) for number in range(1, 9)])
     store.hide(KEY, 3, 4)
@@ -81,7 +81,7 @@ def test_what_was_hidden_is_taken_back_and_what_was_compacted_is_not() -> None:
     assert _taken_back(store) == [], "brought back by hand"
 
 
-def test_what_was_truncated_without_a_summary_is_taken_back() -> None:
+def test_messages_truncated_without_summary_are_withdrawn() -> None:
     store = InMemoryStore()
     store.add_messages(KEY, [_user(str(number)) for number in range(1, 5)])
     store.truncate_history(KEY, 1)
@@ -111,13 +111,13 @@ def test_a_turn_is_finished_when_a_later_one_began() -> None:
     assert _seqs(finished(_stored(talk))) == [[1, 2, 3]]
 
 
-def test_a_user_who_speaks_between_call_and_result_begins_no_turn() -> None:
+def test_user_message_between_call_and_result_starts_no_turn() -> None:
     talk = [_user("a"), _call("1"), _user("b"), _result("1"), _answer("c")]
 
     assert _seqs(finished(_stored(talk))) == [[1, 2, 3, 4, 5]]
 
 
-def test_a_call_that_is_never_answered_does_not_hold_up_what_comes_later() -> None:
+def test_unanswered_call_does_not_block_later_turns() -> None:
     talk = [_user("a"), _call("1"), _user("b"), _answer("c"), _user("d"), _answer("e")]
 
     assert _seqs(finished(_stored(talk))) == [[1, 2, 3, 4], [5, 6]]
@@ -137,7 +137,7 @@ _bodies = st.lists(
 
 @given(_bodies)
 @example([_user("a"), _call("1"), _answer("b"), _user("c"), _user("d")])
-def test_a_cut_stays_whatever_comes_later_and_wherever_reading_begins(
+def test_turn_boundaries_do_not_depend_on_later_messages_or_start(
     talk: list[dict[str, Any]],
 ) -> None:
     messages = _stored(talk)
@@ -154,7 +154,7 @@ def test_a_cut_stays_whatever_comes_later_and_wherever_reading_begins(
 # --- what was taken back ---------------------------------------------------------------------
 
 
-def test_what_was_compacted_still_counts_and_what_was_taken_back_does_not() -> None:
+def test_summarized_messages_count_and_withdrawn_ones_do_not() -> None:
     store = InMemoryStore()
     store.add_messages(KEY, [_user("a"), _answer("b"), _user("c"), _answer("d")])
 
@@ -176,7 +176,7 @@ def test_what_was_compacted_still_counts_and_what_was_taken_back_does_not() -> N
     assert told() == [True, False]
 
 
-def test_a_turn_whose_question_was_popped_is_not_told() -> None:
+def test_turn_with_withdrawn_question_is_left_out() -> None:
     store = InMemoryStore()
     store.add_messages(KEY, [_user("a"), _answer("b"), _user("c"), _answer("d"), _user("e")])
     store.hide(KEY, 3, 3)
@@ -228,7 +228,7 @@ def test_recalled_memory_is_not_shown_and_not_quotable() -> None:
     assert "Eats no meat" not in shown(turn, number=1, budget=1_000)
 
 
-def test_secrets_are_gone_also_where_a_text_is_cut() -> None:
+def test_secrets_are_redacted_at_cuts() -> None:
     secret = "sk-proj-" + "Ab3dEf9h" * 6
     texts = [_user("x" * 2_990 + f" {secret} " + "y " * 3_000), _answer("ok")]
 

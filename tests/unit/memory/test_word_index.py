@@ -69,10 +69,10 @@ def test_after_ctrl_c_at_any_step_each_word_of_a_note_counts_once() -> None:
     assert number > 10
 
 
-def test_of_a_word_that_stands_everywhere_the_last_are_looked_at(
+def test_only_last_notes_of_a_frequent_word_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(note_cache, "MOST_EACH", 3)
+    monkeypatch.setattr(note_cache, "MAX_NOTES_PER_WORD", 3)
     index = WordIndex()
     for number in range(9):
         index.shared([], _notes(f"ferry {number}"))

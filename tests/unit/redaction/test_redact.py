@@ -95,7 +95,7 @@ _CARDS += ["6011111111111117", "30569309025904", "3566002020360505", "2223003122
 @pytest.mark.parametrize(
     "around", ["{}", "use {} please", "key={}", '"{}"', "({}).", "`{}`", "é{}"]
 )
-def test_a_planted_key_is_taken_out(name: str, around: str) -> None:
+def test_planted_key_is_redacted(name: str, around: str) -> None:
     key = _KEYS[name]
     found = redact(around.format(key))
     assert found.count == 1
@@ -105,7 +105,7 @@ def test_a_planted_key_is_taken_out(name: str, around: str) -> None:
 
 @pytest.mark.parametrize("name", _LINKS)
 @pytest.mark.parametrize("around", ["{}", "open {} please", '"{}"', "({})."])
-def test_the_secret_part_of_a_link_is_taken_out(name: str, around: str) -> None:
+def test_secret_part_of_a_link_is_redacted(name: str, around: str) -> None:
     link = _LINKS[name]
     found = redact(around.format(link))
     assert found.count == 1
@@ -182,7 +182,7 @@ def test_the_secret_part_of_a_link_is_taken_out(name: str, around: str) -> None:
         *((f"card {card}, ok", "card [redacted: card number], ok") for card in _CARDS),
     ],
 )
-def test_a_planted_secret_is_taken_out_and_the_rest_stays(said: str, kept: str) -> None:
+def test_planted_secret_is_redacted_and_rest_unchanged(said: str, kept: str) -> None:
     assert redact(said).text == kept
     assert redact(said).count == kept.count("[redacted: ")
 
@@ -197,7 +197,7 @@ def test_a_password_is_known_although_another_secret_follows() -> None:
     assert found == Redacted("Password: [redacted: password] [redacted: card number]", 2)
 
 
-def test_every_secret_is_taken_out_where_it_stands() -> None:
+def test_every_secret_is_redacted_in_place() -> None:
     said = f'{_CARDS[0]} a {_KEYS["github"]} b "pwd": "x" c {_KEYS["aws"]} d {_CARDS[0]} e'
     kept = "[redacted: card number] a [redacted: token] b "
     kept += '"pwd": "[redacted: password]" c [redacted: access key] d [redacted: card number] e'
@@ -261,7 +261,7 @@ def test_every_secret_is_taken_out_where_it_stands() -> None:
         "",
     ],
 )
-def test_what_is_no_secret_stays_as_it_was_said(said: str) -> None:
+def test_text_without_secrets_is_unchanged(said: str) -> None:
     assert redact(said) == Redacted(said, 0)
 
 
@@ -339,7 +339,7 @@ def test_a_field_may_be_written_in_other_ways(said: str, kept: str) -> None:
 
 
 @pytest.mark.parametrize("unseen", "\u200b\u200c\u200d\u00ad\u2060\ufeff\u200e\ufe0f")
-def test_characters_that_nobody_sees_hide_no_secret(unseen: str) -> None:
+def test_invisible_characters_do_not_hide_secrets(unseen: str) -> None:
     for key in (_KEYS["aws"], _KEYS["github"], _KEYS["anthropic"]):
         hidden = unseen.join((key[:3], key[3:9], key[9:]))
         assert redact(f"use {hidden}!").text.startswith("use [redacted: ")
@@ -355,7 +355,7 @@ def test_characters_that_nobody_sees_hide_no_secret(unseen: str) -> None:
 _FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f"
 
 
-def test_characters_that_nobody_sees_stay_where_no_secret_is() -> None:
+def test_invisible_characters_are_kept_in_harmless_text() -> None:
     key = _KEYS["aws"]
     said = f"{_FAMILY} {key[:5]}\u200b{key[5:]} {_FAMILY} password=x\u200d9y {_FAMILY}"
     kept = f"{_FAMILY} [redacted: access key] {_FAMILY} password=[redacted: password] {_FAMILY}"
@@ -402,7 +402,7 @@ def test_letters_may_be_written_as_escapes() -> None:
         ('{"password":-12345678}', '{"password":"[redacted: password]"}'),
     ],
 )
-def test_commands_headers_and_elements_tell_secrets(said: str, kept: str) -> None:
+def test_secrets_in_commands_headers_and_elements_are_redacted(said: str, kept: str) -> None:
     assert redact(said) == Redacted(kept, 1)
     assert redact(kept) == Redacted(kept, 0)
 
@@ -421,7 +421,7 @@ def test_commands_headers_and_elements_tell_secrets(said: str, kept: str) -> Non
         'see {"auth": {"user": "bob"}, "auth": "none"}',
     ],
 )
-def test_what_only_looks_like_a_command_or_a_header_stays(said: str) -> None:
+def test_text_similar_to_commands_or_headers_is_unchanged(said: str) -> None:
     assert redact(said) == Redacted(said, 0)
 
 
@@ -433,7 +433,7 @@ def test_what_only_looks_like_a_command_or_a_header_stays(said: str) -> None:
         *("x" * 70 + "password", "x" * 70 + "_api_key", "Cookie", "session_cookie"),
     ],
 )
-def test_more_names_of_fields_tell_a_secret(name: str) -> None:
+def test_more_field_names_mark_secrets(name: str) -> None:
     assert redact_data({name: "Hunter2=x", "b": "c"}).value.pop(name).startswith("[redacted: ")
     assert redact_data(json.dumps({name: "Hunter2=x"})).count == 1
 
@@ -461,7 +461,7 @@ def test_ordinary_data_stays_as_it_is(value: Any) -> None:
     assert redact_data(json.dumps(value)).value == json.dumps(value)
 
 
-def test_what_a_schema_gives_as_a_value_is_taken_out() -> None:
+def test_values_in_schemas_are_redacted() -> None:
     value = {"password": {"type": "string", "default": "hunter2", "properties": {"pwd": "x"}}}
     assert redact_data(value).value == {
         "password": {
@@ -473,7 +473,7 @@ def test_what_a_schema_gives_as_a_value_is_taken_out() -> None:
 
 
 @pytest.mark.parametrize("names", [("name", "value"), ("Name", "Value"), ("KEY", "VALUE")])
-def test_a_name_beside_tells_a_secret(names: tuple[str, str]) -> None:
+def test_sibling_name_field_marks_a_secret(names: tuple[str, str]) -> None:
     for fields in (names, names[::-1]):
         pair = dict.fromkeys(fields, "DB_PASSWORD") | {names[1]: "hunter2"}
         found = redact_data({"Environment": [pair]})
@@ -517,7 +517,7 @@ def test_no_escape_in_json_hides_a_secret(hidden: str) -> None:
     assert "tulip" not in found.value
 
 
-def test_data_has_no_secrets_left_wherever_they_stand() -> None:
+def test_data_is_redacted_at_any_depth() -> None:
     call = {"name": "login", "arguments": '{"user":"bob","password":"hunter2"}'}
     found = redact_data(
         {
@@ -572,7 +572,7 @@ def test_data_has_no_secrets_left_wherever_they_stand() -> None:
         '{"said": "password=hunter2", "big": ' + "1" * 5_000 + "}",
     ],
 )
-def test_what_is_json_in_data_stays_json(text: str) -> None:
+def test_json_text_in_data_stays_valid_json(text: str) -> None:
     found = redact_data(text)
     assert found.count >= 1
     assert "hunter2" not in found.value
@@ -699,7 +699,7 @@ def test_data_and_the_json_of_it_have_the_same_secrets(
         "webhook.office.com/webhookb2/",
     ],
 )
-def test_a_hostile_text_takes_no_longer_than_its_length_asks(piece: str) -> None:
+def test_hostile_text_takes_linear_time(piece: str) -> None:
     # Quadratic patterns would take minutes here, and the suite's time limit would say so.
     hostile = piece * (100_000 // len(piece))
     assert redact(hostile).count <= len(hostile) // len(piece)
@@ -708,7 +708,7 @@ def test_a_hostile_text_takes_no_longer_than_its_length_asks(piece: str) -> None
 @pytest.mark.parametrize(
     "piece", ["\\", '"', '"password":', '"password":[', '"password": "\\', "\\u200b"]
 )
-def test_a_megabyte_of_hostile_fields_comes_to_an_end(piece: str) -> None:
+def test_megabyte_of_hostile_fields_is_redacted_in_time(piece: str) -> None:
     hostile = piece * (1_000_000 // len(piece))
     assert redact_data({"arguments": hostile}).count <= len(hostile) // len(piece)
 

@@ -36,7 +36,7 @@ def test_every_store_has_marks(opened: Opened) -> None:
     assert isinstance(InMemoryStore(), MarkedStore)
 
 
-def test_p7_a_mark_is_another_one_for_everybody_whenever_it_is_changed(opened: Opened) -> None:
+def test_p7_changed_marker_differs_for_all_processes(opened: Opened) -> None:
     with opened() as store, opened() as beside, opened(namespace="other") as elsewhere:
         assert alias_mark(beside) == NO_ALIASES
         prepare_alias_mark(store)

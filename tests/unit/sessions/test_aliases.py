@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from stenolog.sessions.aliases import (
-    REMEMBERED,
+    MAX_CACHED_KEYS,
     Aliases,
     alias_mark,
     change_alias_mark,
@@ -73,7 +73,7 @@ def test_a_name_opens_the_owner_again_once_the_session_of_that_key_is_deleted(
         sessions.close()
 
 
-def test_p7_aliases_of_each_session_that_is_taken_in_elsewhere_are_found(opened: Opened) -> None:
+def test_p7_aliases_of_sessions_imported_elsewhere_are_found(opened: Opened) -> None:
     with opened() as beside, temporary_folders.folder() as old:
         sessions = JSONLBackend(opened())
         for number in range(3):
@@ -147,9 +147,9 @@ def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
         assert names.key_to_read(f"user:{number}") == f"user:{number}"
     held = _held(names)
     # The names that need no second look, and eight bytes for each session of the store.
-    assert len(held) < REMEMBERED + 100
+    assert len(held) < MAX_CACHED_KEYS + 100
     big = [sys.getsizeof(one) for one in held if sys.getsizeof(one) > 1_000]
-    assert sum(big) < 100 * REMEMBERED + 9 * KEYS
+    assert sum(big) < 100 * MAX_CACHED_KEYS + 9 * KEYS
     assert names.own_key("name") == ("old" if aliases else "name")
 
 

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from stenolog.errors import UsageError
-from stenolog.sessions.folders import OtherNamespaces, check_workspace, log_folders, others_in
+from stenolog.sessions.folders import (
+    OtherNamespaces,
+    check_workspace,
+    log_folders,
+    other_namespaces,
+)
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.open_sessions import open_sessions
 
@@ -44,7 +49,7 @@ def test_every_folder_of_logs_is_found_and_no_other(tmp_path: Path) -> None:
     ]
 
 
-def test_notes_of_somebody_else_are_not_ours(tmp_path: Path) -> None:
+def test_notes_folder_of_another_program_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.md").write_text("milk")
     assert log_folders(tmp_path) == []
@@ -58,26 +63,28 @@ def test_a_namespace_of_deleted_sessions_only_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["{}", "sqlite:{}/steno.db"])
-def test_who_else_has_sessions_is_told_on_every_engine(where: str, tmp_path: Path) -> None:
+def test_other_agents_and_namespaces_are_listed_on_every_engine(where: str, tmp_path: Path) -> None:
     place = where.format(tmp_path)
     _say(place)
-    assert others_in(place) == OtherNamespaces()
+    assert other_namespaces(place) == OtherNamespaces()
     for agent in ("bob", "Ada: 1"):
         _say(place, agent=agent)
     _note(place, "notes")
     _note(place, "drafts")
-    assert others_in(place) == OtherNamespaces(agents=("Ada: 1", "bob"), namespaces=("drafts",))
+    assert other_namespaces(place) == OtherNamespaces(
+        agents=("Ada: 1", "bob"), namespaces=("drafts",)
+    )
 
 
-def test_nobody_else_has_sessions_in_memory() -> None:
-    assert others_in("memory:") == OtherNamespaces()
+def test_in_memory_store_has_no_other_namespaces() -> None:
+    assert other_namespaces("memory:") == OtherNamespaces()
 
 
 def test_the_folder_of_a_namespace_is_no_workspace(tmp_path: Path) -> None:
     _say(tmp_path)
     _note(tmp_path, "drafts")
     check_workspace(tmp_path)
-    with pytest.raises(UsageError, match=r"the folder above it$"):
+    with pytest.raises(UsageError, match=r"its parent folder$"):
         check_workspace(tmp_path / "sessions")
-    with pytest.raises(UsageError, match=r"the folder above it, with --namespace drafts$"):
+    with pytest.raises(UsageError, match=r"its parent folder, with --namespace drafts$"):
         check_workspace(tmp_path / "drafts")

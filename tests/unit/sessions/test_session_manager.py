@@ -119,7 +119,7 @@ def test_sessions_of_the_reference_are_read_and_their_files_stay_as_they_are(
     assert _contents(SessionManager(place), "telegram:91001")[-1] == "new"
 
 
-def test_a_file_of_the_reference_under_our_very_name_is_kept_beside(tmp_path: Path) -> None:
+def test_reference_file_with_our_name_is_copied_first(tmp_path: Path) -> None:
     original = b'{"key":"a","messages":[{"role":"user","content":"old"}, 7],"x":1}'
     (tmp_path / "a.json").write_bytes(original)
     sessions = SessionManager(tmp_path)
@@ -207,7 +207,7 @@ def test_p11_no_link_is_followed(tmp_path: Path) -> None:
     assert [path.name for path in elsewhere.iterdir()] == ["k.json"]
 
 
-def test_meta_files_and_taken_in_files_are_no_sessions(tmp_path: Path) -> None:
+def test_meta_files_and_imported_files_are_not_sessions(tmp_path: Path) -> None:
     text = '{"key":"k","messages":[]}'
     for name in ("a.meta.json", "a.json.migrated", ".a.json", "a.json.original", "a.jsonl"):
         (tmp_path / name).write_text(text)
@@ -215,9 +215,7 @@ def test_meta_files_and_taken_in_files_are_no_sessions(tmp_path: Path) -> None:
 
 
 @given(st.lists(messages(), max_size=6), st.data())
-def test_p10_what_is_composed_is_parsed_back(
-    bodies: list[dict[str, Any]], data: st.DataObject
-) -> None:
+def test_p10_parse_is_inverse_of_compose(bodies: list[dict[str, Any]], data: st.DataObject) -> None:
     moment = datetime(2026, 11, 15, tzinfo=UTC)
     session = JSONSession(
         key="k",
@@ -255,7 +253,7 @@ def test_p10_what_is_composed_is_parsed_back(
         {name: value for name, value in OURS.items() if name != "first"},
     ],
 )
-def test_our_field_written_by_somebody_else_is_left_out_and_named(ours: Any) -> None:
+def test_invalid_stenolog_field_is_skipped_and_reported(ours: Any) -> None:
     file = {"key": "k", "messages": [{"role": "user"}], "stenolog": ours}
     kept = json_file.parse(json.dumps(file).encode())
     assert [message.once for message in kept.messages] == [None]
@@ -313,7 +311,7 @@ def test_p1_the_file_and_its_folder_are_synced_before_the_answer(tmp_path: Path)
     assert calls[written : written + 5] == ["write", "fdatasync", "renameat", "fsync", "write"]
 
 
-def test_p7_processes_take_turns_and_lose_nothing(tmp_path: Path) -> None:
+def test_p7_concurrent_processes_lose_no_messages(tmp_path: Path) -> None:
     place = tmp_path / "sessions"
     writers = [_writer(place, name, 30) for name in "abc"]
     for writer in writers:
@@ -355,7 +353,7 @@ def test_p8_a_folder_that_cannot_be_made_is_a_failed_write_and_no_exception(
     assert caplog.records
 
 
-def test_a_file_that_was_taken_in_meanwhile_is_written_whole_again(tmp_path: Path) -> None:
+def test_file_imported_by_another_process_is_rewritten_completely(tmp_path: Path) -> None:
     sessions = SessionManager(tmp_path)
     sessions.add_message("k", "user", "a")
     (tmp_path / "k.json").rename(tmp_path / "k.json.migrated")
@@ -371,7 +369,7 @@ def test_save_writes_a_file_that_is_gone(tmp_path: Path) -> None:
     assert _contents(SessionManager(tmp_path)) == ["a"]
 
 
-def test_who_stands_in_for_another_store_is_not_well_and_says_why(
+def test_health_of_fallback_gives_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -451,7 +449,7 @@ def test_a_lease_of_a_session_manager_has_one_holder_and_fences_its_writes(tmp_p
         other.store.get_history("k")
 
 
-def test_a_view_shows_what_is_more_than_an_append(tmp_path: Path) -> None:
+def test_view_shows_changes_other_than_appends(tmp_path: Path) -> None:
     sessions, other = SessionManager(tmp_path), SessionManager(tmp_path)
     sessions.add_message("a", "user", "1")
     view = sessions.store.view("a")
@@ -466,9 +464,7 @@ def test_a_view_shows_what_is_more_than_an_append(tmp_path: Path) -> None:
     assert not cleared.holds(named.uid, named.generation, named.change)
 
 
-def test_a_view_is_taken_although_the_session_changes_all_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_view_works_while_session_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sessions, other = SessionManager(tmp_path), SessionManager(tmp_path)
     sessions.add_message("a", "user", "0")
     read: Any = sessions.store.get_history

@@ -180,7 +180,7 @@ def test_p12_once_reaches_the_store() -> None:
     assert (first, again, whole) == (1, 1, 2)
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_written_messages_are_read_back() -> None:
     sessions = JSONLBackend(InMemoryStore())
 
     assert sessions.add_message("a", "user", "one") == 1
@@ -212,7 +212,7 @@ def test_p5_a_stale_checkpoint_is_a_failed_write_that_changes_nothing() -> None:
     assert [m.content for m in sessions.get_history("k")] == ["c", "d"]
 
 
-def test_p8_close_reports_what_was_not_saved() -> None:
+def test_p8_close_reports_failed_writes() -> None:
     sessions = JSONLBackend(InMemoryStore())
     assert sessions.add_message("k", "user", "kept")
     assert sessions.add_message("k", "user", object()) is None
@@ -224,7 +224,7 @@ def test_p8_close_reports_what_was_not_saved() -> None:
     assert sessions.close() == at_end
 
 
-def test_p8_close_raises_what_the_store_raised() -> None:
+def test_p8_close_raises_error_of_the_store() -> None:
     store = BrokenDriver()
     sessions = JSONLBackend(store)
 
@@ -262,7 +262,7 @@ def _fill(sessions: SessionStore, messages: int, size: int) -> None:
         pytest.param(10, 100, 1, 0, id="not-worth-a-rewrite"),
     ],
 )
-def test_save_archives_only_where_it_is_worth_it(
+def test_save_archives_only_if_worthwhile(
     tmp_path: Path, messages: int, size: int, kept: int, archived: int
 ) -> None:
     with open_store(str(tmp_path / "workspace")) as store:
@@ -303,7 +303,7 @@ def test_save_of_an_unknown_session_does_nothing() -> None:
     assert sessions.list_sessions() == []
 
 
-def test_p8_save_raises_what_compact_raised(tmp_path: Path) -> None:
+def test_p8_save_raises_error_of_compact(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "workspace")) as store:
         sessions = JSONLBackend(store)
         _fill(sessions, 10, 10_000)

@@ -71,7 +71,7 @@ class TestFace:
             if not name.startswith("_"):
                 assert "fail" in (inspect.getdoc(member) or ""), name
 
-    def test_p10_what_is_added_comes_back_with_its_seq(self, sessions: SessionStore) -> None:
+    def test_p10_added_message_is_returned_with_its_seq(self, sessions: SessionStore) -> None:
         call = {
             "role": "assistant",
             "content": None,
@@ -137,7 +137,7 @@ class TestFace:
         assert sessions.add_message("k", "user", "f") == 6
         assert _contents(sessions) == [*left, "f"]
 
-    def test_p4_a_replaced_history_keeps_what_is_alike(self, sessions: SessionStore) -> None:
+    def test_p4_set_history_keeps_equal_messages(self, sessions: SessionStore) -> None:
         for content in "abc":
             sessions.add_message("k", "user", content)
         assert sessions.set_history("k", [_user("a"), _user("x"), _user("y")])
@@ -182,7 +182,7 @@ class TestFace:
         assert [path.name for path in tmp_path.iterdir()] in ([], ["workspace"])
 
     @pytest.mark.parametrize("key", ["", "k" * 1025, "\ud800", None, 7])
-    def test_what_is_no_key_is_a_failed_write(self, sessions: SessionStore, key: Any) -> None:
+    def test_invalid_key_is_a_failed_write(self, sessions: SessionStore, key: Any) -> None:
         assert sessions.add_message(key, "user", "x") is None
         assert sessions.get_history(key) == []
         assert "InvalidKey" in (sessions.health().last_error or "")

@@ -52,7 +52,7 @@ def test_each_step_leads_to_the_state_before_it(store: Store) -> None:
     assert len(store.get_history(KEY, full=True)) == 6, "nothing is gone"
 
 
-def test_what_was_asked_after_it_stays(store: Store) -> None:
+def test_later_questions_stay_visible_after_undo(store: Store) -> None:
     for role, text in (("user", "one?"), ("assistant", "one.")):
         store.add_message(KEY, role, text)
     _edit(store, "two?", "two.")
@@ -62,7 +62,7 @@ def test_what_was_asked_after_it_stays(store: Store) -> None:
     assert _said(store) == ["one?", "one.", "and?", "and."]
 
 
-def test_other_steps_are_taken_back_as_the_store_does(store: Store) -> None:
+def test_other_steps_are_undone_by_the_store(store: Store) -> None:
     for text in ("one", "two", "three"):
         store.add_message(KEY, "user", text)
     store.truncate_history(KEY, keep_last=1)
@@ -73,7 +73,7 @@ def test_other_steps_are_taken_back_as_the_store_does(store: Store) -> None:
         undo_last(store, "nobody")
 
 
-def test_another_answer_to_the_same_question_is_taken_back(store: Store) -> None:
+def test_undo_of_a_retry_hides_the_new_answer(store: Store) -> None:
     for role, text in (("user", "one?"), ("assistant", "one.")):
         store.add_message(KEY, role, text)
     for answer in ("uno.", "un."):

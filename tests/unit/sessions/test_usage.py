@@ -19,7 +19,7 @@ def _by_package(model: str, prompt: int, answer: int) -> float:
     return float(genai_prices.calc_price(usage, model_ref=model).total_price)
 
 
-def test_each_answer_has_a_price_of_its_own() -> None:
+def test_each_answer_is_priced_separately() -> None:
     one, both = _by_package(TIERED, 150_000, 1_000), _by_package(TIERED, 300_000, 2_000)
     assert both > 2.2 * one, "or this shows nothing"
     totals = Totals(price=prices())
@@ -43,10 +43,10 @@ def test_a_model_is_known_with_its_provider_before_it_and_without() -> None:
         assert price(unknown, LONG) is None
 
 
-def test_what_has_no_price_is_named_and_adds_nothing() -> None:
+def test_models_without_price_are_listed_and_cost_nothing() -> None:
     priced, unpriced = Counts(), Counts()
-    priced.take(LONG, 1.5)
-    unpriced.take(LONG, None)
+    priced.add_answer(LONG, 1.5)
+    unpriced.add_answer(LONG, None)
     found = cost_of({"a": priced, "b": unpriced, "c": Counts(messages=1)})
     assert (found.total, found.models, found.unknown) == (1.5, {"a": 1.5}, ("b",))
 

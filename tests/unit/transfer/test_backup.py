@@ -14,7 +14,7 @@ from stenolog.stores.open_store import open_store
 from stenolog.stores.snapshots import SnapshotStore
 from stenolog.transfer import backup
 from stenolog.transfer.backup import MANIFEST, back_up, restore, verify
-from stenolog.transfer.copy import Step
+from stenolog.transfer.copy import CopyStep
 from stenolog.transfer.copy_all import copy_place, namespaces_of
 from support import temporary_folders
 from support.copied_stores import digests, everything, fill, go_on
@@ -73,17 +73,17 @@ def test_files_of_a_backup_are_private(place: Path, where: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_only_what_changed_is_read_and_taken(place: Path, engine: str) -> None:
+def test_second_backup_reads_only_changed_sessions(place: Path, engine: str) -> None:
     where = f"jsonl:{place}/store" if engine == "jsonl" else f"sqlite:{place}/store.db"
     with open_store(where) as store:
         fill(store)
     back_up(where, str(place / "b"))
     looked: list[int] = []
 
-    def watch(_: str, step: Step) -> None:
+    def watch(_: str, step: CopyStep) -> None:
         looked.append(step.total)
 
-    assert back_up(where, str(place / "b"), watch=watch).written == 0
+    assert back_up(where, str(place / "b"), on_progress=watch).written == 0
     assert max(looked) == 0
     with open_store(where) as store:
         go_on(store)
@@ -101,7 +101,7 @@ def test_purged_session_stays_in_the_backup_and_is_counted(place: Path, where: s
     assert verify(str(place / "b")).findings == ()
 
 
-def test_damage_is_told_by_name_and_mended_by_another_backup(place: Path, where: str) -> None:
+def test_damaged_session_is_named_and_repaired_by_next_backup(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     log = _tear(place / "b", b"a long key")
     [finding] = verify(str(place / "b")).findings
@@ -121,7 +121,7 @@ def test_a_changed_time_in_a_backup_is_damage_too(place: Path, where: str) -> No
     assert (finding.namespace, finding.reason) == ("notes", "it is missing")
 
 
-def test_a_damaged_manifest_is_told(place: Path, where: str) -> None:
+def test_damaged_manifest_is_reported(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     manifest = place / "b" / MANIFEST
     text = json.loads(manifest.read_text())
@@ -137,11 +137,11 @@ def test_a_damaged_manifest_is_told(place: Path, where: str) -> None:
         verify(str(place / "b"))
 
 
-def test_a_backup_that_was_cut_short_is_told_and_goes_on(place: Path, where: str) -> None:
+def test_interrupted_backup_is_reported_and_continued(place: Path, where: str) -> None:
     class CutError(Exception):
         pass
 
-    def cut(namespace: str, step: Step) -> None:
+    def cut(namespace: str, step: CopyStep) -> None:
         if namespace == "sessions" and step.phase == "comparing":
             raise CutError
 
@@ -149,16 +149,16 @@ def test_a_backup_that_was_cut_short_is_told_and_goes_on(place: Path, where: str
     with open_store(where) as store:
         go_on(store)
     with pytest.raises(CutError):
-        back_up(where, str(place / "b"), watch=cut)
+        back_up(where, str(place / "b"), on_progress=cut)
     found = verify(str(place / "b"))
     assert found.taken == ""
-    assert {"cut short" in finding.reason for finding in found.findings} == {True}
+    assert {"interrupted" in finding.reason for finding in found.findings} == {True}
     back_up(where, str(place / "b"))
     assert verify(str(place / "b")).findings == ()
 
 
 @pytest.mark.parametrize("there", ["jsonl:{}/restored", "sqlite:{}/restored.db"])
-def test_a_backup_is_restored_whole_into_an_empty_store(
+def test_backup_is_restored_completely_into_empty_store(
     place: Path, where: str, there: str
 ) -> None:
     back_up(where, str(place / "b"))
@@ -171,9 +171,7 @@ def test_a_backup_is_restored_whole_into_an_empty_store(
         assert everything(other) == everything(one)
 
 
-def test_restoring_brings_back_what_is_gone_and_leaves_what_is_newer(
-    place: Path, where: str
-) -> None:
+def test_restore_adds_missing_sessions_and_keeps_newer_ones(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     with open_store(where) as store:
         store.purge("a")
@@ -193,7 +191,7 @@ def test_restoring_brings_back_what_is_gone_and_leaves_what_is_newer(
 LONG = "K" * 900
 
 
-def test_restoring_leaves_out_what_is_damaged(place: Path, where: str) -> None:
+def test_restore_skips_damaged_sessions(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     _tear(place / "b", b"a long key")
     copied, checked = restore(str(place / "b"), f"jsonl:{place}/restored")
@@ -220,7 +218,7 @@ def test_a_source_that_lost_messages_does_not_spoil_its_backup(place: Path) -> N
         assert [m.content for m in store.get_history("a")] == ["one", "two"]
 
 
-def test_a_folder_that_holds_anything_else_is_refused(place: Path, where: str) -> None:
+def test_backup_into_folder_with_other_files_is_rejected(place: Path, where: str) -> None:
     (place / "x").mkdir(mode=0o700)
     (place / "x/letter.txt").write_text("dear")
     with pytest.raises(UsageError, match="something else and no backup"):
@@ -237,7 +235,7 @@ def test_a_folder_that_holds_anything_else_is_refused(place: Path, where: str) -
 def test_two_backups_into_one_folder_wait_for_each_other(
     place: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backup, "_PATIENCE", 0.01)
+    monkeypatch.setattr(backup, "_LOCK_TIMEOUT", 0.01)
     refused: list[str] = []
 
     def watch(*_: object) -> None:
@@ -246,7 +244,7 @@ def test_two_backups_into_one_folder_wait_for_each_other(
                 back_up(where, str(place / "b"))
             refused.append(str(error.value))
 
-    assert back_up(where, str(place / "b"), watch=watch).problems == 0
+    assert back_up(where, str(place / "b"), on_progress=watch).problems == 0
     assert refused
 
 
@@ -281,13 +279,13 @@ def test_aliases_open_their_session_in_a_copy(place: Path) -> None:
             found.append(known.own_key("another name"))
 
         found: list[str] = []
-        copy_place(source, target, watch=look)
+        copy_place(source, target, on_progress=look)
         assert found[0] == "another name"
         assert known.own_key("another name") == "a"
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["purged", "another file"])
-def test_what_is_written_after_a_restore_is_taken(place: Path, anew: bool) -> None:
+def test_messages_written_after_restore_are_backed_up(place: Path, anew: bool) -> None:
     where, folder = f"sqlite:{place}/store.db", str(place / "b")
     with open_store(where) as store:
         store.add_message("a", "user", "one")
@@ -312,7 +310,7 @@ def test_what_is_written_after_a_restore_is_taken(place: Path, anew: bool) -> No
     assert _of(f"jsonl:{folder}") == _of(where)
 
 
-def test_a_folder_that_is_refused_stays_as_it_was(place: Path, where: str) -> None:
+def test_rejected_folder_is_unchanged(place: Path, where: str) -> None:
     (place / "x").mkdir(mode=0o700)
     (place / "x/letter.txt").write_text("dear")
     with pytest.raises(UsageError, match="something else"):
@@ -321,7 +319,7 @@ def test_a_folder_that_is_refused_stays_as_it_was(place: Path, where: str) -> No
 
 
 @pytest.mark.parametrize("folder", ["sessions", "sessions/b", "notes/b", "agents/x", "others/b"])
-def test_a_backup_does_not_become_a_part_of_its_own_workspace(place: Path, folder: str) -> None:
+def test_backup_inside_workspace_is_rejected(place: Path, folder: str) -> None:
     for name in ("sessions", "others"):
         with open_store(f"jsonl:{place}/w", namespace=name) as store:
             store.add_message("a", "user", "one")
@@ -336,9 +334,7 @@ def test_a_backup_does_not_become_a_part_of_its_own_workspace(place: Path, folde
     assert namespaces_of(f"jsonl:{place}/w") == ["sessions", "others"]
 
 
-def test_a_namespace_that_the_destination_does_not_take_stops_no_other(
-    place: Path, where: str
-) -> None:
+def test_unopenable_namespace_does_not_stop_the_others(place: Path, where: str) -> None:
     long = "n" * 300
     with open_store(where, namespace=long) as store:
         store.add_message("a", "user", "one")
@@ -358,9 +354,7 @@ def test_a_namespace_that_the_destination_does_not_take_stops_no_other(
 
 
 @pytest.mark.slow
-def test_no_stamp_of_a_server_comes_again_after_a_restore(
-    place: Path, own_databases: Databases
-) -> None:
+def test_server_stamps_are_not_reused_after_restore(place: Path, own_databases: Databases) -> None:
     where, folder = own_databases.new(), str(place / "b")
 
     def changed(summaries: str) -> Iterator[str]:
@@ -382,19 +376,17 @@ def test_no_stamp_of_a_server_comes_again_after_a_restore(
     assert _of(f"jsonl:{folder}") == _of(where)
 
 
-def test_a_server_that_may_only_be_read_is_copied_while_others_write(
-    place: Path, own_databases: Databases
-) -> None:
+def test_read_only_server_is_copied_during_writes(place: Path, own_databases: Databases) -> None:
     where = own_databases.new()
     reader = f"{where}?options=-c%20default_transaction_read_only%3Don"
     with open_store(where) as store:
         store.add_message("a", "user", "one")
 
-        def write(_: str, step: Step) -> None:
+        def write(_: str, step: CopyStep) -> None:
             if step.phase == "copying" and step.done:
                 store.add_message("a", "user", "more")
 
-        found = copy_place(reader, f"jsonl:{place}/w", watch=write)
+        found = copy_place(reader, f"jsonl:{place}/w", on_progress=write)
     assert (found.problems, found.unlocked) == (0, True)
     assert _of(f"jsonl:{place}/w") == _of(where)
 
@@ -427,7 +419,7 @@ def test_a_backup_of_a_version_that_hashed_the_password_is_extended(
     with open_store(url) as store:
         store.add_message("a", "user", "x")
     with monkeypatch.context() as earlier:
-        earlier.setattr(backup, "_name_of", lambda where: sha256(where.encode()).hexdigest())
+        earlier.setattr(backup, "_source_digest", lambda where: sha256(where.encode()).hexdigest())
         back_up(url, str(place / "b"))
     assert _read_again(url, place / "b") == 0
     own_databases.leave(url)
@@ -438,7 +430,7 @@ def _read_again(where: str, folder: Path) -> int:
     return taken.sessions + taken.deleted - taken.not_compared
 
 
-def test_a_backup_tells_what_it_compared_from_what_it_did_not_read(place: Path, where: str) -> None:
+def test_backup_report_counts_sessions_that_were_not_compared(place: Path, where: str) -> None:
     first = back_up(where, str(place / "b"))
     total = first.sessions + first.deleted
     assert (first.not_compared, first.written) == (0, total)

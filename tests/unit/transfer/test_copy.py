@@ -36,7 +36,7 @@ from stenolog.stores.snapshots import (
 )
 from stenolog.testing.strategies import operations
 from stenolog.transfer import copy
-from stenolog.transfer.copy import CopyTotals, Problem, Step, copy_snapshots, preview_copy
+from stenolog.transfer.copy import CopyProblem, CopyStep, CopyTotals, copy_snapshots, preview_copy
 from support import temporary_folders
 from support.copied_stores import (
     LONG_KEY,
@@ -94,7 +94,7 @@ def _copied(source: Store, target: Store) -> CopyTotals:
     return found
 
 
-def _refused(source: Store, target: Store) -> Problem:
+def _refused(source: Store, target: Store) -> CopyProblem:
     """The one problem of a copy, which left the destination as it was."""
     before = everything(target), digests(target)
     [problem] = copy_snapshots(whole(source), whole(target)).problems
@@ -106,16 +106,16 @@ def _refused(source: Store, target: Store) -> Problem:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_all_that_can_be_read_is_the_same_in_a_copy(stores: Open, one: str, other: str) -> None:
+def test_copy_has_identical_content(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     found = _copied(source, target)
     assert everything(target) == everything(source)
     assert digests(target) == digests(source)
-    assert {(c.uid, c.digest) for c in found.carried} == {
+    assert {(c.uid, c.digest) for c in found.copied} == {
         (uid, digest) for uid, (_, _, digest) in digests(source).items()
     }
-    assert found.messages == sum(carried.messages for carried in found.carried)
+    assert found.messages == sum(carried.messages for carried in found.copied)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -129,7 +129,7 @@ def test_undo_gives_the_same_on_both_sides(stores: Open, one: str, other: str) -
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_a_token_is_known_in_a_copy(stores: Open, one: str, other: str) -> None:
+def test_idempotency_keys_are_copied(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -149,7 +149,7 @@ def test_a_token_is_known_in_a_copy(stores: Open, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_the_trash_is_carried_and_can_be_restored(stores: Open, one: str, other: str) -> None:
+def test_trash_is_copied_and_restorable(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -183,7 +183,7 @@ def test_a_copy_keeps_the_times_of_deletion_in_whatever_order_it_moves_sessions_
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_what_changed_since_is_brought_up_to_date(stores: Open, one: str, other: str) -> None:
+def test_second_copy_updates_changed_sessions(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -192,11 +192,11 @@ def test_what_changed_since_is_brought_up_to_date(stores: Open, one: str, other:
     assert everything(target) == everything(source)
     assert digests(target) == digests(source)
     # What did not change is not written.
-    untouched = {carried.key for carried in found.carried if not carried.written}
+    untouched = {carried.key for carried in found.copied if not carried.written}
     assert LONG_KEY in untouched
     assert "a" not in untouched
     again = _copied(source, target)
-    assert (again.messages, [c.key for c in again.carried if c.written]) == (0, [])
+    assert (again.messages, [c.key for c in again.copied if c.written]) == (0, [])
     source.restore("fork")
     source.delete("another key")
     source.restore("another key", as_key="yet another key")
@@ -206,7 +206,7 @@ def test_what_changed_since_is_brought_up_to_date(stores: Open, one: str, other:
 
 
 @pytest.mark.parametrize(("one", "other"), FEW)
-def test_a_copy_goes_on_like_the_source(stores: Open, one: str, other: str) -> None:
+def test_copy_can_be_written_like_the_source(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -225,17 +225,17 @@ def test_a_copy_goes_on_like_the_source(stores: Open, one: str, other: str) -> N
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_preview_tells_what_there_is_to_do_and_does_nothing(stores: Open, engine: str) -> None:
+def test_preview_reports_changes_and_writes_nothing(stores: Open, engine: str) -> None:
     source, target = stores(engine, "source"), stores(engine, "target")
     fill(source)
     found = preview_copy(whole(source), whole(target))
     assert digests(target) == {}
     made = _copied(source, target)
-    assert (found.messages, len(found.carried)) == (made.messages, len(made.carried))
+    assert (found.messages, len(found.copied)) == (made.messages, len(made.copied))
     source.add_message("a", "user", "more")
     before = digests(target)
     again = preview_copy(whole(source), whole(target))
-    assert (again.messages, [c.key for c in again.carried if c.written]) == (1, ["a"])
+    assert (again.messages, [c.key for c in again.copied if c.written]) == (1, ["a"])
     assert digests(target) == before
 
 
@@ -249,7 +249,7 @@ def test_a_preview_tells_what_there_is_to_do_and_does_nothing(stores: Open, engi
     then=st.lists(operations(), max_size=6),
     other=st.sampled_from(ENGINES),
 )
-def test_any_session_is_carried_and_brought_up_to_date(
+def test_any_session_is_copied_and_updated(
     engine: str, first: list[object], then: list[object], other: str
 ) -> None:
     with (
@@ -365,7 +365,9 @@ def test_an_archive_that_is_missing_loses_its_messages_and_no_others(place: Path
 
 
 @pytest.mark.parametrize(("one", "other"), FEW)
-def test_another_session_of_the_same_key_stays(stores: Open, one: str, other: str) -> None:
+def test_different_session_with_same_key_is_not_overwritten(
+    stores: Open, one: str, other: str
+) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     source.add_message("a", "user", "here")
     source.add_message("b", "user", "here")
@@ -396,7 +398,7 @@ def _delete(store: Store) -> None:
 
 @pytest.mark.parametrize("went_on", [_append, _change, _label, _delete])
 @pytest.mark.parametrize(("one", "other"), FEW)
-def test_a_destination_that_went_on_by_itself_stays(
+def test_newer_destination_is_not_overwritten(
     stores: Open, one: str, other: str, went_on: Callable[[Store], None]
 ) -> None:
     source, target = stores(one, "source"), stores(other, "target")
@@ -413,10 +415,10 @@ def test_a_destination_that_went_on_by_itself_stays(
     source.add_message("a", "user", "and more")
     problem = _refused(source, target)
     assert not problem.newer
-    assert "The destination is left as it is" in problem.reason
+    assert "The destination was not changed" in problem.reason
 
 
-def test_a_copy_of_another_branch_of_the_same_session_stays(place: Path) -> None:
+def test_diverged_copy_is_not_overwritten(place: Path) -> None:
     with (
         JSONLStore(place / "one") as one,
         JSONLStore(place / "two") as two,
@@ -428,11 +430,11 @@ def test_a_copy_of_another_branch_of_the_same_session_stays(place: Path) -> None
         _copied(two, target)
         one.add_message("a", "user", "said here")
         one.add_message("a", "user", "and more")
-        assert "other content" in _refused(one, target).reason
+        assert "different content" in _refused(one, target).reason
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_what_was_copied_and_then_damaged_is_told(place: Path, engine: str) -> None:
+def test_damaged_copy_is_reported(place: Path, engine: str) -> None:
     with JSONLStore(place / "source") as source:
         source.add_message("a", "user", "number 1")
         source.add_message("a", "user", "number 2")
@@ -449,14 +451,14 @@ def test_what_was_copied_and_then_damaged_is_told(place: Path, engine: str) -> N
             assert "the copy in the destination is damaged" in problem.reason
 
 
-def test_a_session_that_only_the_destination_has_is_told_and_stays(stores: Open) -> None:
+def test_session_only_in_destination_is_reported_and_kept(stores: Open) -> None:
     source, target = stores("jsonl", "source"), stores("sqlite", "target")
     source.add_message("a", "user", "one")
     source.add_message("b", "user", "one")
     target.add_message("c", "user", "one")
     _copied(source, target)
     source.purge("b")
-    assert set(_copied(source, target).only_there) == {"b", "c"}
+    assert set(_copied(source, target).only_in_target) == {"b", "c"}
     assert target.list_sessions() == ["a", "b", "c"]
 
 
@@ -466,19 +468,19 @@ def test_a_session_that_only_the_destination_has_is_told_and_stays(stores: Open)
 class _Meddler:
     """Does something at a moment of the copy, once."""
 
-    def __init__(self, at: Callable[[Step], bool], doing: Callable[[], object]) -> None:
+    def __init__(self, at: Callable[[CopyStep], bool], doing: Callable[[], object]) -> None:
         self._at = at
         self._doing = doing
         self.done = 0
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: CopyStep) -> None:
         if not self.done and self._at(step):
             self.done += 1
             self._doing()
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_what_is_written_between_the_passes_is_there(stores: Open, one: str, other: str) -> None:
+def test_writes_between_passes_are_copied(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
 
@@ -492,19 +494,19 @@ def test_what_is_written_between_the_passes_is_there(stores: Open, one: str, oth
 
 
 @pytest.mark.parametrize(("one", "other"), FEW)
-def test_the_last_pass_has_what_is_written_before_it(stores: Open, one: str, other: str) -> None:
+def test_last_pass_copies_latest_writes(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     source.add_message("a", "user", "one")
     written = []
 
-    def write(step: Step) -> None:
+    def write(step: CopyStep) -> None:
         # Also after the last pass that goes without a lock.
         if step.phase == "copying" and step.done == step.total:
             written.append(source.add_message("a", "user", "more"))
 
     found = copy_snapshots(whole(source), whole(target), progress=write)
     assert found.problems == ()
-    assert len(written) == copy.PASSES
+    assert len(written) == copy.MAX_PASSES
     assert digests(target) == digests(source)
 
 
@@ -536,9 +538,7 @@ class _Watched:
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_nobody_writes_to_a_session_while_the_rest_of_it_is_copied(
-    place: Path, engine: str
-) -> None:
+def test_session_is_locked_during_last_pass(place: Path, engine: str) -> None:
     options = {"busy_timeout": 0.05}
     with opened(engine, place, name="source") as source:
         other: Store = (
@@ -552,8 +552,8 @@ def test_nobody_writes_to_a_session_while_the_rest_of_it_is_copied(
             found = copy_snapshots(whole(source), watched)
             # In each pass before it was written to, so there always was more to copy.
             assert watched.refused == 1
-            assert found.passes == copy.PASSES + 1
-            assert len(target.get_history("a")) == 1 + copy.PASSES
+            assert found.passes == copy.MAX_PASSES + 1
+            assert len(target.get_history("a")) == 1 + copy.MAX_PASSES
             assert digests(target) == digests(source)
 
 
@@ -567,9 +567,7 @@ def test_session_purged_during_the_copy_is_no_problem(stores: Open) -> None:
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_a_destination_that_is_written_to_meanwhile_is_not_overwritten(
-    stores: Open, engine: str
-) -> None:
+def test_destination_written_during_copy_is_not_overwritten(stores: Open, engine: str) -> None:
     source, target = stores("memory", "source"), stores(engine, "target")
     source.add_message("a", "user", "one")
 
@@ -584,7 +582,7 @@ def test_a_destination_that_is_written_to_meanwhile_is_not_overwritten(
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_threads_that_write_meanwhile_lose_nothing(stores: Open, engine: str) -> None:
+def test_concurrent_writers_lose_nothing_during_copy(stores: Open, engine: str) -> None:
     source, target = stores(engine, "source"), stores("sqlite", "target")
     stop = Event()
 
@@ -621,14 +619,14 @@ class _CutError(Exception):
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_a_copy_that_was_cut_short_goes_on(
+def test_interrupted_copy_is_continued(
     stores: Open, one: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     monkeypatch.setattr(copy, "GROUP_SNAPSHOTS", 2)
 
-    def cut(step: Step) -> None:
+    def cut(step: CopyStep) -> None:
         if step.done >= 4:
             raise _CutError
 
@@ -637,7 +635,7 @@ def test_a_copy_that_was_cut_short_goes_on(
     there = {mark.uid for mark in whole(target).list_snapshots()}
     assert len(there) == 4
     found = _copied(source, target)
-    assert {c.uid for c in found.carried if not c.written} == there
+    assert {c.uid for c in found.copied if not c.written} == there
     assert digests(target) == digests(source)
 
 
@@ -671,7 +669,7 @@ class _Breaking:
 
 
 @pytest.mark.parametrize("other", [*ENGINES, "postgresql"])
-def test_a_session_is_there_whole_or_not_at_all(stores: Open, other: str) -> None:
+def test_session_is_copied_completely_or_not_at_all(stores: Open, other: str) -> None:
     source, target = stores("memory", "source"), stores(other, "target")
     fill(source)
     with pytest.raises(_CutError):
@@ -689,7 +687,7 @@ def test_a_session_is_there_whole_or_not_at_all(stores: Open, other: str) -> Non
     assert digests(target) == digests(source)
 
 
-def test_nothing_is_written_to_a_store_that_may_only_be_read(place: Path) -> None:
+def test_copy_to_read_only_store_writes_nothing(place: Path) -> None:
     with JSONLStore(place / "target") as target:
         target.add_message("a", "user", "one")
     with JSONLStore(place / "source") as source, suppress(StenologError):
@@ -702,7 +700,7 @@ def test_nothing_is_written_to_a_store_that_may_only_be_read(place: Path) -> Non
     assert [path.name for path in (place / "target/sessions").iterdir()] == ["a.jsonl"]
 
 
-def test_what_a_killed_copy_left_is_cleared_away(place: Path) -> None:
+def test_leftovers_of_killed_copy_are_removed(place: Path) -> None:
     with JSONLStore(place / "source") as source, JSONLStore(place / "target") as target:
         source.add_message("a", "user", "one")
         left = place / "target/sessions/.0123456789abcdef-01234567.copy"
@@ -759,12 +757,12 @@ def test_files_of_a_copy_are_private(place: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["jsonl", "sqlite"])
-def test_what_was_written_is_read_back_and_compared(place: Path, engine: str) -> None:
+def test_written_sessions_are_read_back_and_compared(place: Path, engine: str) -> None:
     with JSONLStore(place / "source") as source, opened(engine, place) as target:
         source.add_message("a", "user", "number 1")
         source.add_message("a", "user", "number 2")
 
-        def damage(step: Step) -> None:
+        def damage(step: CopyStep) -> None:
             if step.phase == "comparing" and step.done == 0:
                 if isinstance(target, SQLiteStore):
                     with target.database.write() as transaction:
@@ -773,7 +771,7 @@ def test_what_was_written_is_read_back_and_compared(place: Path, engine: str) ->
                     _damage(place / "x/sessions/a.jsonl", b"number 1")
 
         [problem] = copy_snapshots(source, whole(target), progress=damage).problems
-        assert "not what was read" in problem.reason
+        assert "the copy differs from the source" in problem.reason
 
 
 def test_a_session_keeps_its_times_and_its_uid(place: Path) -> None:
@@ -815,13 +813,13 @@ def test_stamp_differs_from_that_of_a_rewritten_session(place: Path) -> None:
             assert (reading.stamp, reading.snapshot.last_seq) == (mark.stamp, mark.last_seq)
 
 
-def test_what_is_known_is_not_believed_where_the_source_has_more(place: Path) -> None:
+def test_earlier_copy_is_not_trusted_if_source_has_more_messages(place: Path) -> None:
     with SQLiteStore(place / "x.db") as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
-        [carried] = _copied(source, target).carried
+        [carried] = _copied(source, target).copied
         source.add_message("a", "user", "two")
         [mark] = source.list_snapshots()
-        known = copy.Known(
+        known = copy.EarlierCopy(
             stamp=mark.stamp, digest=carried.digest, last_seq=carried.last_seq, messages=1
         )
         found = copy_snapshots(source, target, known={carried.uid: known})
@@ -861,7 +859,7 @@ def test_a_source_that_refuses_its_locks_is_read_without_them(error: StenologErr
     with InMemoryStore() as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
 
-        def write(step: Step) -> None:
+        def write(step: CopyStep) -> None:
             if step.phase == "copying" and step.done:
                 source.add_message("a", "user", "more")
 
@@ -901,12 +899,12 @@ class _OftenBusy(_Around):
         self._writer.write(snapshot, messages, instead_of=instead_of)
 
 
-def test_a_destination_that_is_busy_ends_no_copy() -> None:
+def test_busy_destination_does_not_end_the_copy() -> None:
     with InMemoryStore() as source:
         for key in "abc":
             source.add_message(key, "user", key)
         with InMemoryStore() as target:
-            busy = _OftenBusy(target, "b", copy.PASSES + 2)
+            busy = _OftenBusy(target, "b", copy.MAX_PASSES + 2)
             assert copy_snapshots(source, busy).problems == ()
             assert digests(target) == digests(source)
         with InMemoryStore() as target:
@@ -926,7 +924,7 @@ class _Unreadable(_Around):
         raise StoreBusy("replaced all the time")
 
 
-def test_what_could_not_be_looked_at_is_not_overwritten() -> None:
+def test_unreadable_destination_session_is_not_overwritten() -> None:
     with InMemoryStore() as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
         _copied(source, target)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from stenolog.transfer.export.markdown_export import _folded, _prose
+from stenolog.transfer.export.markdown_export import _details, _prose
 
 PIECES = [
     "<img src=1 onerror=x>",
@@ -30,9 +30,9 @@ def _tags(text: str) -> list[str]:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-def test_no_tag_gets_out_of_what_was_said(text: str) -> None:
+def test_html_in_messages_is_escaped(text: str) -> None:
     assert _tags(_prose(text)) == []
 
 
-def test_no_tag_gets_out_of_the_name_of_a_tool() -> None:
-    assert _tags(_folded("<img src=4 onerror=x>", "done")) == []
+def test_html_in_tool_names_is_escaped() -> None:
+    assert _tags(_details("<img src=4 onerror=x>", "done")) == []

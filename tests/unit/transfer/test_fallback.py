@@ -145,7 +145,7 @@ def test_p11_the_fallback_is_private(fallback: Fallback) -> None:
 # --- merging it back -------------------------------------------------------------------------
 
 
-def test_p12_what_was_said_in_the_fallback_is_merged_once(
+def test_p12_fallback_messages_are_merged_once(
     where: str, workspace: Path, fallback: Fallback, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -213,7 +213,7 @@ def test_a_summary_and_meta_of_the_fallback_are_merged(
         assert not {"requests", "compacted", "importing"} & set(info.meta)
 
 
-def test_meta_of_the_store_that_is_newer_stays(where: str, fallback: Fallback) -> None:
+def test_newer_metadata_of_the_store_is_kept(where: str, fallback: Fallback) -> None:
     with fallback() as sessions:
         sessions.add_message(KEY, "user", "meanwhile")
         sessions.store.set_meta(KEY, title="of the fallback", tags=["x"])
@@ -242,7 +242,7 @@ def test_a_legacy_session_that_was_deleted_in_the_store_stays_deleted(
         assert KEY not in good.list_sessions()
 
 
-def test_p7_a_fallback_that_is_in_use_is_merged_bit_by_bit(where: str, fallback: Fallback) -> None:
+def test_p7_fallback_in_use_is_merged_incrementally(where: str, fallback: Fallback) -> None:
     running = fallback()
     for number in range(3):
         assert running.add_message(KEY, "user", f"said {number}")
@@ -401,7 +401,7 @@ def test_p2_a_start_that_is_killed_before_it_records_the_merge_merges_once(
         running.add_message(KEY, "user", "hello")
         running.add_message(KEY, "assistant", "hello")
         with monkeypatch.context() as patched:
-            patched.setattr(fallbacks, "_write", killed)
+            patched.setattr(fallbacks, "_write_json", killed)
             with pytest.raises(KeyboardInterrupt):
                 open_sessions(where)
         with open_store(where) as store:
@@ -735,7 +735,7 @@ def test_a_purge_that_cannot_be_repeated_does_not_keep_the_store_from_opening(
         raise error("it is damaged")
 
     with monkeypatch.context() as patched:
-        patched.setattr(fallbacks, "_repeat", failing)
+        patched.setattr(fallbacks, "_repeat_purge", failing)
         for _ in range(2):
             with open_sessions(where) as good:
                 assert good.health().ok
@@ -858,7 +858,10 @@ def test_json_files_of_another_store_are_left_and_named(
     SessionManager(workspace / "sessions").add_message(KEY, "user", "of the folder")
     with open_sessions(f"sqlite:{workspace}/steno.db") as sessions:
         assert sessions.list_sessions() == []
-    assert "telegram%3A91001.json is left as it is: the fallback of another store" in caplog.text
+    assert (
+        "telegram%3A91001.json was not imported: it belongs to the fallback of another store"
+        in caplog.text
+    )
     assert "steno import" in caplog.text
     assert (workspace / "sessions" / "telegram%3A91001.json").exists()
 
@@ -900,7 +903,7 @@ def test_a_session_that_cannot_be_read_keeps_the_fallback_in_its_place(
         patched.setattr(JSONLStore, "info", fails)
         with open_sessions(where) as good:
             assert good.list_sessions() == ["good"]
-    assert "bad.jsonl is left as it is: a newer version wrote it" in caplog.text
+    assert "bad.jsonl was not imported: a newer version wrote it" in caplog.text
     with open_sessions(where) as good:
         assert good.list_sessions() == ["bad", "good"]
         assert contents(good, "good") == ["hello"]

@@ -14,8 +14,8 @@ from stenolog.stores.base import Store
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer import session_import
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
-from stenolog.transfer.merge import TAKEN
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
+from stenolog.transfer.merge import IMPORT_TIME
 from stenolog.transfer.migration import ImportReport, import_folder
 from support import temporary_folders
 from support.import_sources import LAYOUTS, adk, events, nanobot, role, said, strands, words
@@ -38,7 +38,7 @@ def store(request: pytest.FixtureRequest, place: Path) -> Iterator[Store]:
 
 def copied(source: Path, store: Store) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
-    return import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
+    return import_folder(folder, store, only=only, rename_files=False, layouts=ALL_LAYOUTS)
 
 
 def bytes_of(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -63,12 +63,12 @@ def picture(store: Store) -> dict[str, Any]:
 
 def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The meta without the times at which something was taken in."""
-    receipts = [{**one, TAKEN: ""} for one in meta.get("imported", [])]
+    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
     return {**meta, "imported": receipts}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_twice_adds_nothing_and_the_old_files_stay_as_they_are(
+def test_second_import_adds_nothing_and_files_are_unchanged(
     store: Store, place: Path, layout: str
 ) -> None:
     write, key = LAYOUTS[layout]
@@ -77,8 +77,8 @@ def test_twice_adds_nothing_and_the_old_files_stay_as_they_are(
 
     first = copied(source, store)
 
-    assert (first.sessions, first.messages, first.left) == (1, 6, ())
-    assert first.taken[0].problems == ()
+    assert (first.sessions, first.messages, first.skipped) == (1, 6, ())
+    assert first.imported[0].problems == ()
     assert store.list_sessions() == [key]
     found = store.get_history(key)
     assert [(m.role, m.content) for m in found] == [
@@ -87,13 +87,15 @@ def test_twice_adds_nothing_and_the_old_files_stay_as_they_are(
     shown = picture(store)
     again = copied(source, store)
     assert (again.sessions, again.messages) == (0, 0)
-    assert [one.known for one in again.taken] == [True]
+    assert [one.already_imported for one in again.imported] == [True]
     assert picture(store) == shown
     assert bytes_of(place / "old") == before
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_grew_meanwhile_is_continued(store: Store, place: Path, layout: str) -> None:
+def test_new_messages_of_the_source_are_added_by_next_import(
+    store: Store, place: Path, layout: str
+) -> None:
     write, key = LAYOUTS[layout]
     for count, added in ((2, 2), (6, 4), (7, 1), (7, 0)):
         source = write(place / "old", count)
@@ -103,7 +105,7 @@ def test_what_grew_meanwhile_is_continued(store: Store, place: Path, layout: str
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_went_on_here_is_not_touched_by_what_went_on_there(
+def test_session_with_new_messages_here_is_not_changed_by_reimport(
     store: Store, place: Path, layout: str
 ) -> None:
     write, key = LAYOUTS[layout]
@@ -147,10 +149,10 @@ for _name in STEPS:
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "hidden"])
-def test_p2_killed_between_every_two_steps_it_is_continued(
+def test_p2_import_killed_between_any_two_steps_is_continued(
     place: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_import, "CHUNK", 2)
+    monkeypatch.setattr(session_import, "BATCH_MESSAGES", 2)
     write, _ = LAYOUTS.get(layout, (_with_hidden, ""))
     source = write(place / "old", 5)
     with InMemoryStore() as whole:
@@ -200,20 +202,20 @@ def _summarised(place: Path, count: int, summary: str, removed: int) -> Path:
     return source
 
 
-def test_what_is_summarised_there_again_and_again_is_so_here(store: Store, place: Path) -> None:
+def test_repeated_summaries_of_the_source_are_imported(store: Store, place: Path) -> None:
     for count, summary, removed in ((4, "one", 1), (6, "two", 3), (6, "three", 4), (7, "", 4)):
-        [taken] = copied(_summarised(place / "old", count, summary, removed), store).taken
+        [taken] = copied(_summarised(place / "old", count, summary, removed), store).imported
         assert taken.problems == ()
         assert store.get_summary("k") == summary
         assert [message.content for message in store.get_history("k")] == words(count)[removed:]
     # A summary that was written here is nobody's to replace.
     store.set_summary("k", "ours")
-    [taken] = copied(_summarised(place / "old", 8, "theirs", 5), store).taken
+    [taken] = copied(_summarised(place / "old", 8, "theirs", 5), store).imported
     assert store.get_summary("k") == "ours"
-    assert "its summary is left out" in taken.problems[0]
+    assert "its summary was skipped" in taken.problems[0]
 
 
-def test_what_is_taken_back_there_after_an_import_is_hidden_here(store: Store, place: Path) -> None:
+def test_messages_rewound_after_import_are_hidden_by_next_import(store: Store, place: Path) -> None:
     copied(adk(place / "old", 6), store)
     rewind = said(6, actions={"rewind_before_invocation_id": "i1"}, content=None)
     taken = copied(events(place / "old", [*_as_before(6), rewind]), store)
@@ -228,7 +230,7 @@ def _as_before(count: int) -> list[dict[str, Any]]:
     return [said(n, {"text": word}, author=authors[role(n)]) for n, word in enumerate(words(count))]
 
 
-def test_what_nanobot_cut_down_to_its_newest_messages_goes_on(store: Store, place: Path) -> None:
+def test_truncated_nanobot_file_continues_its_session(store: Store, place: Path) -> None:
     copied(nanobot(place / "old", 6), store)
     [log] = nanobot(place / "old", 9).rglob("*.jsonl")
     head, *lines = log.read_text().splitlines(keepends=True)
@@ -241,7 +243,7 @@ def test_what_nanobot_cut_down_to_its_newest_messages_goes_on(store: Store, plac
     assert len(store.list_sessions()) == 2
 
 
-def test_the_state_that_was_kept_there_follows_what_is_newest(store: Store, place: Path) -> None:
+def test_state_of_the_newest_import_is_kept(store: Store, place: Path) -> None:
     copied(strands(place / "old", 2), store)
     shutil.copytree(place / "old", place / "copy")
     copied(strands(place / "old", 4), store)
@@ -251,7 +253,7 @@ def test_the_state_that_was_kept_there_follows_what_is_newest(store: Store, plac
     assert store.info("k").meta["strands"] == {"state": {"n": 4}}
 
 
-def test_times_are_those_of_the_conversation(place: Path) -> None:
+def test_imported_messages_keep_their_times(place: Path) -> None:
     for layout in ("strands", "openai-agents", "adk", "plain-lines"):
         write, key = LAYOUTS[layout]
         with open_store("memory:") as store:
@@ -261,9 +263,7 @@ def test_times_are_those_of_the_conversation(place: Path) -> None:
             assert store.info(key).created.date() == first.at.date()
 
 
-def test_times_of_nanobot_are_those_of_the_clock_on_the_wall(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nanobot_times_are_read_as_local_time(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for zone, hour in (("UTC", 9), ("America/New_York", 14)):
         monkeypatch.setenv("TZ", zone)
         time.tzset()

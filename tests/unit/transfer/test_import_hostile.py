@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from stenolog.cli import main
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.json_file import NotASession
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
-from stenolog.transfer.importers.sqlite_file import SQLiteFile, rows_of
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
+from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_rows
 from stenolog.transfer.migration import ImportReport, import_folder
 from support import temporary_folders
 from support.import_sources import (
@@ -65,7 +65,7 @@ def place() -> Iterator[Path]:
 
 def copied(source: Path, store: InMemoryStore) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
-    return import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
+    return import_folder(folder, store, only=only, rename_files=False, layouts=ALL_LAYOUTS)
 
 
 def contents(store: InMemoryStore, key: str) -> list[Any]:
@@ -127,29 +127,29 @@ WITH_BAD: Final[dict[str, tuple[Callable[[Path, str], Path], str]]] = {
 
 @pytest.mark.parametrize("bad", BAD_TEXTS)
 @pytest.mark.parametrize("layout", WITH_BAD)
-def test_p3_a_bad_message_hides_only_itself_and_is_told(place: Path, layout: str, bad: str) -> None:
+def test_p3_bad_message_is_skipped_and_reported(place: Path, layout: str, bad: str) -> None:
     write, key = WITH_BAD[layout]
     if layout == "adk" and bad in ("no role", "role of another kind"):
         return  # there, nothing but its parts is a message's
     source = write(place / "old", BAD_TEXTS[bad])
     with InMemoryStore() as store:
-        [taken] = copied(source, store).taken
+        [taken] = copied(source, store).imported
         assert contents(store, key) == ["a", "b"]
         assert taken.dropped == 1
         assert len(taken.problems) == 1
         assert len(taken.problems[0]) < 400
         again = copied(source, store)
         assert again.messages == 0
-        assert again.taken[0].problems == taken.problems
+        assert again.imported[0].problems == taken.problems
 
 
-def test_bytes_that_are_no_text_hide_only_their_message(place: Path) -> None:
+def test_invalid_utf8_affects_only_its_message(place: Path) -> None:
     bad = '{"role": "user", "content": "\xff"}'.encode("latin-1")
     source = items(place / "old", [{"role": "user", "content": "a"}, bad, 7])
     with closing(sqlite3.connect(source)) as connection, connection:
         connection.execute("UPDATE agent_messages SET message_data = CAST(message_data AS TEXT)")
     with InMemoryStore() as store:
-        [taken] = copied(source, store).taken
+        [taken] = copied(source, store).imported
         assert contents(store, "k") == ["a"]
         assert taken.dropped == 2
         assert "is not JSON" in taken.problems[0]
@@ -165,7 +165,7 @@ def test_files_of_another_encoding(place: Path, encoding: str) -> None:
             assert contents(store, "k") == ["Zürich"]
         else:
             assert store.list_sessions() == []
-            assert "it is not JSON" in migrated.left[0].reason
+            assert "it is not JSON" in migrated.skipped[0].reason
 
 
 BY_LINES: Final = ("nanobot", "plain-lines")
@@ -174,9 +174,7 @@ BY_LINES: Final = ("nanobot", "plain-lines")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_p10_a_file_that_was_cut_anywhere_gives_a_beginning_or_a_reason(
-    place: Path, layout: str
-) -> None:
+def test_p10_truncated_file_gives_prefix_or_reason(place: Path, layout: str) -> None:
     write, key = LAYOUTS[layout]
     source = write(place / "old", 4)
     files = [path for path in (place / "old").rglob("*") if path.is_file()]
@@ -192,13 +190,13 @@ def test_p10_a_file_that_was_cut_anywhere_gives_a_beginning_or_a_reason(
             found = contents(store, key)
             assert found == words(4)[: len(found)]
             # Lines that were cut between two messages are whole; an empty file is a reason.
-            assert len(found) == 4 or migrated.left or migrated.dropped or layout in BY_LINES
+            assert len(found) == 4 or migrated.skipped or migrated.dropped or layout in BY_LINES
             assert "importing" not in (store.info(key).meta if found else {})
 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_damaged_database_is_no_traceback(data: st.DataObject) -> None:
+def test_damaged_database_is_reported_without_traceback(data: st.DataObject) -> None:
     with temporary_folders.folder() as place:
         source = items(place / "old", [{"role": "user", "content": "x" * 900}] * 20)
         text = bytearray(source.read_bytes())
@@ -207,18 +205,18 @@ def test_a_damaged_database_is_no_traceback(data: st.DataObject) -> None:
         source.write_bytes(text)
         with InMemoryStore() as store:
             migrated = copied(source, store)
-            assert all("Traceback" not in one.reason for one in migrated.left)
+            assert all("Traceback" not in one.reason for one in migrated.skipped)
 
 
-def test_a_page_that_is_gone_is_told(place: Path) -> None:
+def test_missing_database_page_is_reported(place: Path) -> None:
     source = items(place / "old", [{"role": "user", "content": "x" * 900}] * 20)
     text = bytearray(source.read_bytes())
     text[-4096:] = bytes(4096)
     source.write_bytes(text)
     with InMemoryStore() as store:
         migrated = copied(source, store)
-        told = [*(words for one in migrated.taken for words in one.problems)]
-        told += [left.reason for left in migrated.left]
+        told = [*(words for one in migrated.imported for words in one.problems)]
+        told += [left.reason for left in migrated.skipped]
         assert any("damaged" in words or "malformed" in words for words in told)
 
 
@@ -259,7 +257,7 @@ _shaped = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 @given(found=st.lists(_shaped | _json, min_size=1, max_size=4))
 @example(found=[2**63, -(2**63) - 1])
-def test_whatever_stands_in_it_is_taken_in_or_told(found: list[Any]) -> None:
+def test_any_content_is_imported_or_reported(found: list[Any]) -> None:
     with temporary_folders.folder() as place, InMemoryStore() as store:
         sources = [items(place / "a", found), events(place / "b", [_text(one) for one in found])]
         (place / "c.json").write_text(_text(found))
@@ -272,9 +270,11 @@ def test_whatever_stands_in_it_is_taken_in_or_told(found: list[Any]) -> None:
             migrated = copied(source, store)
             # A log of ours in its first moment is empty, too.
             blank = source.is_file() and not source.read_bytes().strip()
-            assert blank or len(migrated.taken) + len(migrated.left) == 1
-            for taken in migrated.taken:
-                assert taken.messages == taken.added + (0 if not taken.known else taken.messages)
+            assert blank or len(migrated.imported) + len(migrated.skipped) == 1
+            for taken in migrated.imported:
+                assert taken.messages == taken.added + (
+                    0 if not taken.already_imported else taken.messages
+                )
             assert copied(source, store).messages == 0
 
 
@@ -317,10 +317,10 @@ def test_pickled_actions_are_never_loaded(place: Path) -> None:
     ]
     source = database(place / "old", "adk.db", script, rows)
     with InMemoryStore() as store:
-        [taken] = copied(source, store).taken
+        [taken] = copied(source, store).imported
         assert contents(store, "a:u:s") == ["hi", "hello"]
         assert [m.role for m in store.get_history("a:u:s")] == ["user", "assistant"]
-        assert "are pickled, and not read" in taken.problems[0]
+        assert "are pickled and were not read" in taken.problems[0]
     assert not loaded.exists()
     pickle.loads(bomb)
     assert loaded.exists()
@@ -330,30 +330,30 @@ def test_encrypted_items_are_counted_once(place: Path) -> None:
     envelope = {"__enc__": 1, "v": 1, "kid": "hkdf-v1", "payload": "gAAAA"}
     given = [{"role": "user", "content": "a"}, *[envelope] * 3]
     with InMemoryStore() as store:
-        [taken] = copied(items(place / "old", given), store).taken
+        [taken] = copied(items(place / "old", given), store).imported
         assert contents(store, "k") == ["a"]
         assert taken.dropped == 3
-        words = "'k': 3 messages are encrypted, and can only be read with the key there"
+        words = "'k': 3 messages are encrypted and cannot be imported"
         assert taken.problems == (words,)
     with InMemoryStore() as store:
         migrated = copied(items(place / "all", [envelope]), store)
-        assert "1 message is encrypted" in migrated.left[0].reason
+        assert "1 message is encrypted" in migrated.skipped[0].reason
         assert store.list_sessions() == []
 
 
-def test_a_state_that_is_too_long_does_not_keep_its_session_out(place: Path) -> None:
+def test_oversized_state_is_skipped_and_session_imported(place: Path) -> None:
     source = strands(place / "old", 2)
     about = source / "session_k/agents/agent_default/agent.json"
     for state in ('"' + "x" * 20_000 + '"', "1e999"):
         about.write_text('{"state": ' + state + "}")
         with InMemoryStore() as store:
-            [taken] = copied(source, store).taken
+            [taken] = copied(source, store).imported
             assert contents(store, "k") == words(2)
-            assert "the state that strands kept with it is left out" in taken.problems[0]
+            assert "the state of strands was skipped" in taken.problems[0]
             assert "strands" not in store.info("k").meta
 
 
-def test_what_is_missing_and_what_was_redacted_in_a_tree_is_told(place: Path) -> None:
+def test_missing_and_redacted_messages_of_a_tree_are_reported(place: Path) -> None:
     source = strands(place / "old", 5)
     messages = source / "session_k/agents/agent_default/messages"
     (messages / "message_1.json").unlink()
@@ -365,14 +365,14 @@ def test_what_is_missing_and_what_was_redacted_in_a_tree_is_told(place: Path) ->
     about.write_text(json.dumps({"conversation_manager_state": manager}))
     (source / "session_k/multi_agents/x").mkdir(parents=True)
     with InMemoryStore() as store:
-        [taken] = copied(source, store).taken
+        [taken] = copied(source, store).imported
         assert [m.content for m in store.get_history("k")] == ["word 3", "word 4"]
         assert contents(store, "k") == ["word 0", "[gone]", "word 3", "word 4"]
         assert store.get_summary("k") == "so far"
         assert taken.problems == (
-            "message_2.json was redacted: what is shown instead is taken in",
+            "message_2.json was redacted: the replacement text is imported",
             "of message_0.json … message_4.json, 1 is missing",
-            "what it keeps in multi_agents is left out: it is no talk",
+            "multi_agents was skipped: it contains no conversation",
         )
         assert taken.dropped == 1
 
@@ -387,13 +387,13 @@ def test_links_in_a_tree_are_not_followed(place: Path) -> None:
     with InMemoryStore() as store:
         migrated = copied(source, store)
         assert store.list_sessions() == []
-        assert len(migrated.left) == 1
+        assert len(migrated.skipped) == 1
 
 
 # --- databases of all sorts ------------------------------------------------------------------
 
 
-def test_a_log_beside_a_database_is_read_and_no_file_comes_or_goes(place: Path) -> None:
+def test_wal_file_is_read_and_no_files_are_created(place: Path) -> None:
     source = items(place / "live", [])
     with closing(sqlite3.connect(source)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")
@@ -418,7 +418,7 @@ def test_a_log_beside_a_database_is_read_and_no_file_comes_or_goes(place: Path) 
     assert [path.name for path in (place / "live").iterdir()] == [source.name]
 
 
-def test_a_folder_that_cannot_be_written_to_is_enough(place: Path) -> None:
+def test_read_only_folder_can_be_imported(place: Path) -> None:
     source = items(place / "old", [{"role": "user", "content": "a"}])
     with closing(sqlite3.connect(source)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -462,15 +462,15 @@ def test_tables_of_other_names_and_branches(place: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        ("CREATE TABLE x (a);", "without tables of sessions that are known here"),
+        ("CREATE TABLE x (a);", "without tables of a known program"),
         (
             "CREATE TABLE events (id, app_name, user_id, session_id, timestamp, event_data);",
             "without",
         ),
-        (f"PRAGMA application_id = {0x53544E4F};", "it is a database of stenolog"),
+        (f"PRAGMA application_id = {0x53544E4F};", "it is a stenolog database"),
     ],
 )
-def test_a_database_of_something_else_is_named(place: Path, script: str, reason: str) -> None:
+def test_database_of_another_program_is_reported(place: Path, script: str, reason: str) -> None:
     source = database(place / "old", "x.db", script + "CREATE TABLE y (b);", [])
     result = CliRunner().invoke(main, ["import", str(source), "-w", str(place / "ws")])
     assert result.exit_code == 1
@@ -478,7 +478,7 @@ def test_a_database_of_something_else_is_named(place: Path, script: str, reason:
     assert not (place / "ws").exists()
 
 
-def test_times_that_are_none_are_that_of_the_file(place: Path) -> None:
+def test_invalid_times_are_replaced_by_file_time(place: Path) -> None:
     given = [said(0, {"text": "a"}, timestamp="x"), said(1, {"text": "b"}, timestamp=1e300)]
     with InMemoryStore() as store:
         copied(events(place / "old", given), store)
@@ -529,11 +529,11 @@ def test_rows_that_share_their_pages_are_refused(place: Path) -> None:
         connection.execute("CREATE TABLE b (y)")
         connection.execute("INSERT INTO a VALUES (zeroblob(1000000))")
         connection.executemany("INSERT INTO b VALUES (?)", [(n,) for n in range(1_000)])
-    with SQLiteFile(source) as file, file.opened() as connection:
+    with SQLiteFile(source) as file, file.connect() as connection:
         size = source.stat().st_size
-        assert len(rows_of(connection, "SELECT x FROM a", (), size=size)) == 1
-        with pytest.raises(NotASession, match="more than the file"):
-            rows_of(connection, "SELECT x FROM a, b", (), size=size)
+        assert len(fetch_rows(connection, "SELECT x FROM a", (), size=size)) == 1
+        with pytest.raises(NotASession, match="more data than the file"):
+            fetch_rows(connection, "SELECT x FROM a, b", (), size=size)
 
 
 def test_a_query_that_never_ends_is_stopped(place: Path) -> None:
@@ -546,8 +546,8 @@ def test_a_query_that_never_ends_is_stopped(place: Path) -> None:
         with (
             SQLiteFile(source) as file,
             pytest.raises(NotASession, match="interrupted"),
-            file.opened() as connection,
+            file.connect() as connection,
         ):
-            rows_of(connection, endless, (), size=source.stat().st_size)
+            fetch_rows(connection, endless, (), size=source.stat().st_size)
 
     run_limited(ask, cpu=120)

@@ -19,7 +19,7 @@ from stenolog.catalog.message_metadata import FIELD, mark_received, origin_of
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.stores.open_store import open_store
 from stenolog.testing.scripted_model import ScriptedModel
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT, Layout
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS, Layout
 from stenolog.transfer.migration import ImportReport, import_folder
 from stenolog.transfer.open_sessions import open_sessions
 from support import temporary_folders
@@ -97,7 +97,9 @@ SOURCES: Final[dict[str, Callable[[Path, int], Path]]] = {
 
 def _imported(source: Path, store: Any, **options: Any) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
-    return import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT, **options)
+    return import_folder(
+        folder, store, only=only, rename_files=False, layouts=ALL_LAYOUTS, **options
+    )
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -127,7 +129,7 @@ def test_every_layout_has_a_source_here() -> None:
     with_source = {
         name for name in get_args(Layout) if any(one.startswith(name) for one in SOURCES)
     }
-    assert with_source == EVERY_LAYOUT
+    assert with_source == ALL_LAYOUTS
 
 
 @pytest.mark.parametrize("key", ["telegram:123", "telegram:holiday:123"])
@@ -195,12 +197,12 @@ def test_aliases_in_a_file_are_accepted_only_on_request(place: Path) -> None:
     source = SOURCES["picoclaw"](place / "old", 0)
     with open_store(str(place / "ws")) as store:
         first = _imported(source, store)
-        left = {one.key: one.aliases_left for one in first.taken if one.aliases_left}
+        left = {one.key: one.unaccepted_aliases for one in first.imported if one.unaccepted_aliases}
         assert left, "the sample has aliases"
         assert all("aliases" not in store.info(key).meta for key in store.list_sessions())
         again = _imported(source, store, aliases=True)
-        assert {one.key: one.aliases for one in again.taken if one.aliases} == left
+        assert {one.key: one.aliases for one in again.imported if one.aliases} == left
         for key, names in left.items():
             assert tuple(store.info(key).meta["aliases"]) == names
         third = _imported(source, store)
-        assert not any(one.aliases or one.aliases_left for one in third.taken)
+        assert not any(one.aliases or one.unaccepted_aliases for one in third.imported)

@@ -18,7 +18,7 @@ import pytest
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.stores.base import Store
 from stenolog.stores.open_store import open_store
-from stenolog.transfer.importers.legacy_session import EVERY_LAYOUT
+from stenolog.transfer.importers.legacy_session import ALL_LAYOUTS
 from stenolog.transfer.migration import ImportReport, import_folder
 from support import temporary_folders
 
@@ -48,11 +48,11 @@ def copied(source: Path, store: Store) -> ImportReport:
     folder, only = (source, None) if source.is_dir() else (source.parent, source.name)
     before = {path: path.read_bytes() for path in _files(source)}
     names = {path.name for path in folder.iterdir()}
-    migrated = import_folder(folder, store, only=only, renaming=False, layouts=EVERY_LAYOUT)
+    migrated = import_folder(folder, store, only=only, rename_files=False, layouts=ALL_LAYOUTS)
     assert {path: path.read_bytes() for path in _files(source)} == before
     assert {path.name for path in folder.iterdir()} == names
-    assert migrated.left == ()
-    assert all(one.problems == () and one.dropped == 0 for one in migrated.taken)
+    assert migrated.skipped == ()
+    assert all(one.problems == () and one.dropped == 0 for one in migrated.imported)
     return migrated
 
 
@@ -90,7 +90,7 @@ def test_nanobot(store: Store, place: Path) -> None:
     [log] = (place / "nanobot").rglob("*.jsonl")
     head, *lines = [json.loads(line) for line in log.read_text().splitlines()]
 
-    [taken] = copied(place / "nanobot", store).taken
+    [taken] = copied(place / "nanobot", store).imported
 
     assert (taken.key, taken.layout, taken.messages) == (head["key"], "nanobot", 4)
     clock = [datetime.fromisoformat(line["timestamp"]).astimezone(UTC) for line in lines]
@@ -110,7 +110,7 @@ def test_openai_agents(store: Store, place: Path) -> None:
 
     migrated = copied(file, store)
 
-    assert [(one.key, one.layout, one.messages) for one in migrated.taken] == [
+    assert [(one.key, one.layout, one.messages) for one in migrated.imported] == [
         ("user-1001", "openai-agents", 4),
         ("other-1001", "openai-agents", 1),
     ]
@@ -132,7 +132,7 @@ def test_langchain(store: Store, place: Path) -> None:
     file = place / "langchain-history.json"
     human, ai, tool, last = json.loads(file.read_text())
 
-    [taken] = copied(file, store).taken
+    [taken] = copied(file, store).imported
 
     assert (taken.key, taken.layout) == ("langchain-history", "langchain")
     [made] = ai["data"]["tool_calls"]
@@ -157,7 +157,7 @@ def test_strands(store: Store, place: Path) -> None:
     agent = place / "strands/session_s1001/agents/agent_a"
     files = [json.loads((agent / f"messages/message_{n}.json").read_text()) for n in range(4)]
 
-    [taken] = copied(place / "strands", store).taken
+    [taken] = copied(place / "strands", store).imported
 
     assert (taken.key, taken.layout) == ("s1001:a", "strands")
     user, calling, answer, last = (file["message"]["content"][0] for file in files)
@@ -188,7 +188,7 @@ def test_adk(store: Store, place: Path) -> None:
     found = rows(file, "SELECT event_data FROM events ORDER BY timestamp, rowid")
     events = [json.loads(text) for (text,) in found]
 
-    [taken] = copied(file, store).taken
+    [taken] = copied(file, store).imported
 
     assert (taken.key, taken.layout) == ("app:u1001:s1", "adk")
     user, calling, answer, last = (event["content"]["parts"][0] for event in events)
@@ -234,8 +234,8 @@ def test_all_samples_at_once(place: Path) -> None:
     [workspace] = (place / "nanobot").iterdir()
     shutil.copytree(workspace, place / workspace.name)
     with open_store("memory:") as store:
-        migrated = import_folder(place, store, renaming=False, layouts=EVERY_LAYOUT)
-        assert [Path(left.file).name for left in migrated.left] == ["broken.json"]
+        migrated = import_folder(place, store, rename_files=False, layouts=ALL_LAYOUTS)
+        assert [Path(left.file).name for left in migrated.skipped] == ["broken.json"]
         # nanobot and picoclaw have a session of the same key.
         assert sorted(store.list_sessions()) == [
             "app:u1001:s1",

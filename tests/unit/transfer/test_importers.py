@@ -13,7 +13,7 @@ from stenolog.cli import main
 from stenolog.codec import MAX_MESSAGE_BYTES
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers import picoclaw, zeroclaw
-from stenolog.transfer.importers.legacy_session import lines
+from stenolog.transfer.importers.legacy_session import read_lines
 from stenolog.transfer.migration import import_folder
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
@@ -90,7 +90,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 def test_zeroclaw_packs_tool_calls_as_text(
     message: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    assert zeroclaw.unpacked(message) == (message if expected is None else expected)
+    assert zeroclaw.unpack_content(message) == (message if expected is None else expected)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_zeroclaw_packs_tool_calls_as_text(
         (b"", None),
     ],
 )
-def test_a_log_without_meta_is_known_by_its_lines(line: bytes, layout: str | None) -> None:
-    found = list(lines(line))
+def test_log_without_meta_file_is_recognized_by_its_fields(line: bytes, layout: str | None) -> None:
+    found = list(read_lines(line))
     known = [
         name
         for name, program in (("picoclaw", picoclaw), ("zeroclaw", zeroclaw))
@@ -114,14 +114,12 @@ def test_a_log_without_meta_is_known_by_its_lines(line: bytes, layout: str | Non
 
 
 @pytest.mark.parametrize("meta", [b"", b"[]", b"{", b"\xff", b'{"key":7,"skip":0,"aliases":"x"}'])
-def test_a_meta_that_cannot_be_read_does_not_keep_the_messages_out(
-    meta: bytes, tmp_path: Path
-) -> None:
+def test_unreadable_meta_file_does_not_prevent_import(meta: bytes, tmp_path: Path) -> None:
     (tmp_path / "a_1.jsonl").write_text('{"role":"user","content":"x"}\n')
     (tmp_path / "a_1.meta.json").write_bytes(meta)
     assert picoclaw.read_meta(meta).key is None
     with open_store("memory:") as store:
-        [taken] = import_folder(tmp_path, store, renaming=False).taken
+        [taken] = import_folder(tmp_path, store, rename_files=False).imported
         assert (taken.key, taken.messages) == ("a_1", 1)
         assert store.get_history("a_1")[0].content == "x"
 
@@ -164,7 +162,7 @@ def test_all_samples_are_copied_and_twice_adds_nothing(
         assert sum(store.info(key).count for key in store.list_sessions()) == 52
 
 
-def test_what_could_not_be_carried_is_printed_with_the_reason(steno: Steno, tmp_path: Path) -> None:
+def test_skipped_content_is_printed_with_reason(steno: Steno, tmp_path: Path) -> None:
     for layout in LAYOUTS:
         shutil.copytree(SAMPLES / layout, tmp_path / "old", dirs_exist_ok=True)
     result = steno("import", "old")
@@ -178,7 +176,7 @@ def test_what_could_not_be_carried_is_printed_with_the_reason(steno: Steno, tmp_
     assert len(result.stdout.splitlines()) == 6
 
 
-def test_a_dry_run_writes_nothing_and_says_the_same(steno: Steno, tmp_path: Path) -> None:
+def test_dry_run_prints_same_report_and_writes_nothing(steno: Steno, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "picoclaw", tmp_path / "old")
     before = bytes_of(tmp_path)
     dry = steno("import", "old", "--dry-run")
@@ -205,7 +203,7 @@ def test_one_file_and_the_workspace_of_the_other_program(steno: Steno, tmp_path:
     assert "config.json" not in whole.stderr
 
 
-def test_in_place_the_files_make_room(steno: Steno, tmp_path: Path) -> None:
+def test_import_in_place_renames_files(steno: Steno, tmp_path: Path) -> None:
     place = tmp_path / "workspace" / "sessions"
     for layout in LAYOUTS:
         shutil.copytree(SAMPLES / layout, place, dirs_exist_ok=True)
@@ -230,7 +228,7 @@ def test_in_place_the_files_make_room(steno: Steno, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:steno.db"])
-def test_a_summary_that_is_too_long_does_not_keep_its_session_out(
+def test_oversized_summary_is_skipped_and_session_imported(
     steno: Steno, tmp_path: Path, where: str
 ) -> None:
     old = tmp_path / "old"
@@ -249,20 +247,20 @@ def test_a_summary_that_is_too_long_does_not_keep_its_session_out(
         assert "importing" not in store.info("k").meta
     again = steno("import", "old", "-w", where)
     assert again.exit_code == 3
-    assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in again.stderr
+    assert "old/k.jsonl: its summary was skipped: 67,108,878 bytes as" in again.stderr
 
 
-def test_another_conversation_of_that_key_is_told(steno: Steno, tmp_path: Path) -> None:
+def test_key_of_another_conversation_is_reported(steno: Steno, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "picoclaw-legacy", tmp_path / "old")
     with open_store("workspace") as store:
         store.add_message("telegram:91001", "user", "something else")
     result = steno("import", "old")
     assert "telegram:91001 (legacy 2026-11-15)" in result.stdout
-    assert "'telegram:91001' is another conversation" in result.stderr
+    assert "'telegram:91001' already contains another conversation" in result.stderr
 
 
 @pytest.mark.parametrize("content", [None, "{}", "hello"])
-def test_where_there_is_no_session_it_says_so(
+def test_folder_without_sessions_is_reported(
     steno: Steno, tmp_path: Path, content: str | None
 ) -> None:
     (tmp_path / "old").mkdir()
@@ -278,9 +276,7 @@ def test_where_there_is_no_session_it_says_so(
     assert steno("import", "nowhere").exit_code == 2
 
 
-def test_folders_further_down_are_not_looked_at_and_that_is_said(
-    steno: Steno, tmp_path: Path
-) -> None:
+def test_subfolders_are_not_searched_and_reported(steno: Steno, tmp_path: Path) -> None:
     for layout in (*LAYOUTS, "strands", "nanobot"):
         shutil.copytree(SAMPLES / layout, tmp_path / "old" / layout)
     result = steno("import", "old")

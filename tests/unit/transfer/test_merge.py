@@ -73,7 +73,7 @@ def test_p12_a_session_manager_that_outlives_its_tokens_is_merged_once(
     assert migrate_from_json(place, store).messages == 1
 
 
-def test_p4_what_was_purged_is_not_brought_back_by_a_session_manager_that_goes_on(
+def test_p4_running_session_manager_does_not_restore_purged_messages(
     store: Store, place: Path
 ) -> None:
     file = {"key": "k", "messages": [{"role": "user", "content": text} for text in "ab"]}
@@ -88,11 +88,11 @@ def test_p4_what_was_purged_is_not_brought_back_by_a_session_manager_that_goes_o
     manager.add_message("k", "user", "d")
     migrated = migrate_from_json(place, store)
 
-    assert [one.key for one in migrated.taken] == ["k"]
+    assert [one.key for one in migrated.imported] == ["k"]
     assert contents(store) == ["c", "d"]
 
 
-def test_p4_a_summary_of_what_was_purged_is_not_brought_back(store: Store, place: Path) -> None:
+def test_p4_summary_of_purged_messages_is_not_restored(store: Store, place: Path) -> None:
     manager = SessionManager(place)
     for content in "abc":
         manager.add_message("k", "user", content)
@@ -107,7 +107,9 @@ def test_p4_a_summary_of_what_was_purged_is_not_brought_back(store: Store, place
     assert (contents(store), store.get_summary("k")) == (["d"], "")
 
 
-def test_p4_a_session_manager_that_began_alike_is_another_one(store: Store, place: Path) -> None:
+def test_p4_session_manager_with_same_first_messages_is_another_conversation(
+    store: Store, place: Path
+) -> None:
     """The same words with other tokens were said once more."""
     for number in (1, 2):
         manager = SessionManager(place)

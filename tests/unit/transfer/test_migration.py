@@ -25,9 +25,9 @@ from stenolog.stores.in_memory import InMemoryStore
 from stenolog.stores.jsonl import JSONLStore
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.importers.folder import Folder
-from stenolog.transfer.merge import TAKEN
+from stenolog.transfer.merge import IMPORT_TIME
 from stenolog.transfer.migration import ImportReport, import_folder, migrate_from_json
-from stenolog.transfer.session_import import CHUNK
+from stenolog.transfer.session_import import BATCH_MESSAGES
 from support import temporary_folders
 
 SAMPLES: Final = Path(__file__).parents[2] / "samples"
@@ -123,7 +123,7 @@ def picture(store: Store) -> dict[str, Any]:
 
 def _timeless(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The meta without the times at which something was taken in."""
-    receipts = [{**one, TAKEN: ""} for one in meta.get("imported", [])]
+    receipts = [{**one, IMPORT_TIME: ""} for one in meta.get("imported", [])]
     return {**meta, "imported": receipts}
 
 
@@ -169,10 +169,10 @@ def test_samples_of_picoclaw(store: Store, place: Path, stem: str, key: str, pro
 
     migrated = migrate_from_json(place, store)
 
-    [taken] = [one for one in migrated.taken if one.key == key]
+    [taken] = [one for one in migrated.imported if one.key == key]
     assert (taken.layout, taken.messages, taken.added) == ("picoclaw", len(expected), len(expected))
     assert len(taken.problems) == problems
-    assert migrated.left == ()
+    assert migrated.skipped == ()
     found = store.get_history(key, full=True)
     _compare(found, expected, [_microseconds(line["created_at"]) for line in expected])
     assert [message.hidden for message in found] == [
@@ -194,7 +194,7 @@ def test_samples_of_the_older_picoclaw(store: Store, place: Path, stem: str) -> 
     migrated = migrate_from_json(place, store)
 
     assert (migrated.sessions, migrated.messages) == (2, 11)
-    [left] = migrated.left
+    [left] = migrated.skipped
     assert left.file == str(place / "broken.json")
     created, updated = _microseconds(old["created"]), _microseconds(old["updated"])
     times = [created] * (len(old["messages"]) - 1) + [updated]
@@ -235,7 +235,7 @@ def test_sample_of_zeroclaw(store: Store, place: Path) -> None:
 
     migrated = migrate_from_json(place, store)
 
-    [taken] = migrated.taken
+    [taken] = migrated.imported
     assert taken.key == "telegram_1001_alice"
     assert taken.problems == ("line 5 is not JSON: 'this is not valid json'",)
     call = {"id": "t1", "type": "function", "function": {"name": "get", "arguments": "{}"}}
@@ -257,9 +257,7 @@ def test_sample_of_zeroclaw(store: Store, place: Path) -> None:
     assert names(place) == ["telegram_1001_alice.jsonl.migrated"]
 
 
-def test_a_session_that_was_taken_in_has_the_times_of_its_conversation(
-    store: Store, place: Path
-) -> None:
+def test_imported_session_has_times_of_its_conversation(store: Store, place: Path) -> None:
     picoclaw(place, "old", "a", "b", "c", key="k", skip=2, summary="s", **TIMES)
     migrate_from_json(place, store)
     began, ended = (_microseconds(time) for time in TIMES.values())
@@ -281,7 +279,7 @@ def test_a_session_that_was_taken_in_has_the_times_of_its_conversation(
 
 
 @pytest.mark.parametrize("imported", ["x", [7], [{}], [{"created": "x", "updated": 7}], [None]])
-def test_meta_that_is_no_receipt_changes_no_times(store: Store, imported: Any) -> None:
+def test_metadata_that_is_not_a_receipt_does_not_change_times(store: Store, imported: Any) -> None:
     store.add_message("k", "user", "a")
     before = store.info("k").created
     store.set_meta("k", imported=imported)
@@ -307,7 +305,7 @@ def test_a_second_run_finds_nothing_and_changes_nothing(store: Store, place: Pat
     migrate_from_json(place, store)
     before, listed = picture(store), names(place)
     again = migrate_from_json(place, store)
-    assert (again.sessions, again.messages, again.taken) == (0, 0, ())
+    assert (again.sessions, again.messages, again.imported) == (0, 0, ())
     assert (picture(store), names(place)) == (before, listed)
 
 
@@ -328,12 +326,12 @@ def test_p4_files_that_reappear_change_nothing_that_is_newer(
         put(place, *layouts)
         again = migrate_from_json(place, store)
         assert (again.sessions, again.messages) == (0, 0)
-        assert len(again.taken) == len(before)
+        assert len(again.imported) == len(before)
         assert picture(store) == before
     assert "telegram_1001.jsonl.migrated-3" in names(place)
 
 
-def test_what_was_taken_back_since_is_not_hidden_again(store: Store, place: Path) -> None:
+def test_undone_hiding_is_not_repeated_by_reimport(store: Store, place: Path) -> None:
     picoclaw(place, "old", "a", "b", "c", key="k", skip=2, summary="a and b")
     migrate_from_json(place, store)
     store.undo("k")
@@ -345,7 +343,7 @@ def test_what_was_taken_back_since_is_not_hidden_again(store: Store, place: Path
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_file_that_cannot_be_renamed_is_taken_in_once(
+def test_file_that_cannot_be_renamed_is_imported_once(
     store: Store, place: Path, layout: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(place, layout)
@@ -358,7 +356,7 @@ def test_a_file_that_cannot_be_renamed_is_taken_in_once(
 
     monkeypatch.setattr(os, "rename", refuse)
     first = migrate_from_json(place, store)
-    assert {"could not be renamed" in left.reason for left in first.left} >= {True}
+    assert {"could not be renamed" in left.reason for left in first.skipped} >= {True}
     assert first.sessions > 0
     before = picture(store)
     for key in before:
@@ -381,10 +379,10 @@ def test_a_file_that_grew_adds_only_what_is_new(store: Store, place: Path) -> No
     assert contents(store) == ["a", "b", "c", "d"]
     # The reference does not say which summary it began with, so the one here is not replaced.
     assert store.get_summary("k") == "s1"
-    assert "summary is left out" in again.taken[0].problems[0]
+    assert "summary was skipped" in again.imported[0].problems[0]
 
 
-def test_p4_another_conversation_gets_a_session_of_its_own(store: Store, place: Path) -> None:
+def test_p4_another_conversation_gets_a_separate_session(store: Store, place: Path) -> None:
     legacy(place, "k.json", "a", "b", updated="2026-05-06T07:08:09Z", summary="old")
     store.add_message("k", "user", "a")
     store.add_message("k", "user", "c")
@@ -392,26 +390,26 @@ def test_p4_another_conversation_gets_a_session_of_its_own(store: Store, place: 
 
     migrated = migrate_from_json(place, store)
 
-    [taken] = migrated.taken
+    [taken] = migrated.imported
     assert taken.key == "k (legacy 2026-05-06)"
-    assert "'k' is another conversation" in taken.problems[0]
+    assert "'k' already contains another conversation" in taken.problems[0]
     assert picture(store)["k"] == before
     assert contents(store, taken.key) == ["a", "b"]
     assert store.get_summary(taken.key) == "old"
 
     legacy(place, "k.json", "x", updated="2026-05-06T07:08:09Z")
-    assert migrate_from_json(place, store).taken[0].key == "k (legacy 2026-05-06 2)"
+    assert migrate_from_json(place, store).imported[0].key == "k (legacy 2026-05-06 2)"
     legacy(place, "k.json", "a", "b", updated="2026-05-06T07:08:09Z", summary="old")
     again = migrate_from_json(place, store)
-    assert (again.messages, again.taken[0].key) == (0, "k (legacy 2026-05-06)")
+    assert (again.messages, again.imported[0].key) == (0, "k (legacy 2026-05-06)")
     assert len(store.list_sessions()) == 3
 
 
-def test_a_key_that_is_nearly_too_long_is_kept_apart_too(store: Store, place: Path) -> None:
+def test_separate_session_of_very_long_key_has_valid_key(store: Store, place: Path) -> None:
     key = "é" * 512
     legacy(place, "long.json", "a", key=key, updated="2026-05-06T07:08:09Z")
     store.add_message(key, "user", "b")
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert taken.key.endswith("é (legacy 2026-05-06)")
     assert len(taken.key.encode()) <= 1024
 
@@ -425,11 +423,11 @@ def test_a_session_that_was_deleted_since_stays_deleted(store: Store, place: Pat
     again = migrate_from_json(place, store)
 
     assert store.list_sessions() == []
-    assert "was deleted" in again.taken[0].problems[0]
+    assert "was deleted" in again.imported[0].problems[0]
     assert (again.sessions, names(place)) == (0, ["k.json.migrated"])
     # Who asks for it gets it back.
     (place / "k.json.migrated").rename(path)
-    assert import_folder(place, store, renaming=False).messages == 1
+    assert import_folder(place, store, rename_files=False).messages == 1
     assert contents(store) == ["a"]
 
 
@@ -447,13 +445,13 @@ def test_the_log_of_a_key_counts_before_the_file_it_was_made_from(
     migrated = migrate_from_json(place, store)
     assert store.list_sessions() == ["k"]
     assert contents(store) == ["a", "b", "c"]
-    assert [one.added for one in migrated.taken] == [3, 0]
+    assert [one.added for one in migrated.imported] == [3, 0]
 
 
 # --- what is left alone ----------------------------------------------------------------------
 
 
-def test_what_cannot_be_read_is_left_alone_and_named(store: Store, place: Path) -> None:
+def test_unreadable_files_are_left_and_reported(store: Store, place: Path) -> None:
     put(place, "picoclaw-legacy")
     texts = {
         "empty.json": "",
@@ -475,19 +473,19 @@ def test_what_cannot_be_read_is_left_alone_and_named(store: Store, place: Path) 
     migrated = migrate_from_json(place, store)
 
     assert migrated.sessions == 2
-    left = {Path(one.file).name for one in migrated.left}
+    left = {Path(one.file).name for one in migrated.skipped}
     assert left == {
         *(name for name in texts if name not in ("bad.meta.json", "list.json")),
         *("broken.json", "folder.json", "link.json", "key.json"),
     } - {"nothing.jsonl"} | ({"nothing.jsonl"} & left)
-    assert all(one.reason for one in migrated.left)
+    assert all(one.reason for one in migrated.skipped)
     for name, text in texts.items():
         assert (place / name).read_text() == text
     assert (place / "link.json").is_symlink()
     assert len(store.list_sessions()) == 2
 
 
-def test_logs_of_our_own_are_no_old_sessions(place: Path) -> None:
+def test_stenolog_logs_are_not_imported(place: Path) -> None:
     with open_store(place.parent) as ours:
         for key in ("plain", "with:colon", "k" * 300):
             ours.add_message(key, "user", "x")
@@ -497,44 +495,44 @@ def test_logs_of_our_own_are_no_old_sessions(place: Path) -> None:
         damaged.write_bytes(b"{" + damaged.read_bytes()[2:])
         for into in (ours, InMemoryStore()):
             assert migrate_from_json(place, into) == ImportReport()
-            assert import_folder(place, into, renaming=False) == ImportReport()
+            assert import_folder(place, into, rename_files=False) == ImportReport()
     assert {path.name for path in place.glob("*.jsonl")} == set(before)
 
 
-def test_a_folder_that_is_not_there_is_no_failure(store: Store, tmp_path: Path) -> None:
+def test_missing_folder_counts_as_empty(store: Store, tmp_path: Path) -> None:
     assert migrate_from_json(tmp_path / "nowhere", store) == ImportReport()
 
 
-def test_a_meta_alone_is_a_session_where_it_has_a_summary(store: Store, place: Path) -> None:
+def test_meta_file_with_summary_is_a_session(store: Store, place: Path) -> None:
     (place / "a.meta.json").write_text('{"key":"a:1","summary":"they met"}')
     (place / "b.meta.json").write_text('{"key":"b:1","summary":""}')
     migrated = migrate_from_json(place, store)
     assert store.list_sessions() == ["a:1"]
     assert store.get_summary("a:1") == "they met"
     assert names(place) == ["a.meta.json.migrated", "b.meta.json.migrated"]
-    assert (migrated.sessions, migrated.left) == (1, ())
+    assert (migrated.sessions, migrated.skipped) == (1, ())
 
 
-def test_what_was_cleared_there_makes_no_session_here(store: Store, place: Path) -> None:
+def test_cleared_session_is_not_imported(store: Store, place: Path) -> None:
     picoclaw(place, "a", key="a:1", skip=0, summary="")
     legacy(place, "b.json", key="b:1")
     legacy(place, "c.json", key="c:1", messages=None)
     migrated = migrate_from_json(place, store)
-    assert (migrated.sessions, migrated.left, store.list_sessions()) == (0, (), [])
+    assert (migrated.sessions, migrated.skipped, store.list_sessions()) == (0, (), [])
     assert all(name.endswith(".migrated") for name in names(place))
 
 
-def test_a_folder_behind_a_link_is_left_alone(store: Store, place: Path, tmp_path: Path) -> None:
+def test_linked_folder_is_not_imported(store: Store, place: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     put(elsewhere, "picoclaw-legacy")
     (tmp_path / "link").symlink_to(elsewhere)
-    [left] = migrate_from_json(tmp_path / "link", store).left
+    [left] = migrate_from_json(tmp_path / "link", store).skipped
     assert left.file == str(tmp_path / "link")
     assert store.list_sessions() == []
     assert names(place) == []
     # Who names it as a source means it.
-    assert import_folder(tmp_path / "link", store, renaming=False).sessions == 2
+    assert import_folder(tmp_path / "link", store, rename_files=False).sessions == 2
 
 
 def test_skip_counts_lines_that_cannot_be_read(store: Store, place: Path) -> None:
@@ -547,17 +545,17 @@ def test_skip_counts_lines_that_cannot_be_read(store: Store, place: Path) -> Non
 
 
 @pytest.mark.parametrize("skip", [-1, 1.5, True, "3", None])
-def test_a_skip_that_makes_no_sense_hides_nothing(store: Store, place: Path, skip: object) -> None:
+def test_invalid_skip_hides_nothing(store: Store, place: Path, skip: object) -> None:
     picoclaw(place, "k", "a", "b", key="k", skip=skip)
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert contents(store) == ["a", "b"]
     assert "skip" in taken.problems[0]
 
 
-def test_p10_a_message_that_cannot_be_kept_is_named(store: Store, place: Path) -> None:
+def test_p10_message_that_cannot_be_stored_is_reported(store: Store, place: Path) -> None:
     text = '{"key":"k","messages":[{"role":"user","content":NaN},{"role":"user","content":"b"},3]}'
     (place / "k.json").write_text(text)
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert contents(store) == ["b"]
     assert len(taken.problems) == 2
     assert "NaN" in taken.problems[0].replace("nan", "NaN")
@@ -611,11 +609,11 @@ def test_a_failure_leaves_every_original_in_place(
 class FailingOnce(InMemoryStore):
     """A store in which one write fails: the one of this number."""
 
-    left = 0
+    writes_left = 0
 
     def _fail(self) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.writes_left -= 1
+        if self.writes_left == 0:
             raise NotStored("no space left on device; free some space, then try again")
 
     def add_messages(self, *arguments: Any, **options: Any) -> list[int]:
@@ -649,12 +647,12 @@ def _put_all_kinds(place: Path) -> None:
     manager.checkpoint("telegram:91001", summary="by the manager", upto=2)
 
 
-def test_p2_whichever_step_fails_the_next_run_makes_it_good(place: Path) -> None:
+def test_p2_next_run_completes_import_that_failed_at_any_step(place: Path) -> None:
     _put_all_kinds(place)
     originals = {path.name: path.read_bytes() for path in place.iterdir()}
     with FailingOnce() as undisturbed:
         migrate_from_json(place, undisturbed)
-        steps, expected = -undisturbed.left, _without_tails(picture(undisturbed))
+        steps, expected = -undisturbed.writes_left, _without_tails(picture(undisturbed))
     assert steps > 20
     for step in range(1, steps + 1):
         shutil.rmtree(place)
@@ -663,7 +661,7 @@ def test_p2_whichever_step_fails_the_next_run_makes_it_good(place: Path) -> None
             (place / name).write_bytes(text)
             os.utime(place / name, (1_800_000_000, 1_800_000_000))
         with FailingOnce() as store:
-            store.left = step
+            store.writes_left = step
             with pytest.raises(NotStored):
                 migrate_from_json(place, store)
             migrate_from_json(place, store)
@@ -689,34 +687,34 @@ def test_p5_a_session_manager_that_never_saw_the_log_hides_none_of_it_whichever_
 
     with FailingOnce() as undisturbed:
         begin(undisturbed)
-        undisturbed.left = 0
+        undisturbed.writes_left = 0
         migrate_from_json(place, undisturbed)
-        steps, expected = -undisturbed.left, outcome(undisturbed)
+        steps, expected = -undisturbed.writes_left, outcome(undisturbed)
     assert steps > 3
     assert len(expected[0]) == 14
     for step in range(1, steps + 1):
         with FailingOnce() as store:
             begin(store)
-            store.left = step
+            store.writes_left = step
             with pytest.raises(NotStored):
                 migrate_from_json(place, store)
             migrate_from_json(place, store)
             assert outcome(store) == expected, step
 
 
-def test_p5_a_merge_that_is_resumed_hides_nothing_that_was_said_meanwhile(place: Path) -> None:
+def test_p5_resumed_merge_does_not_hide_newer_messages(place: Path) -> None:
     manager = SessionManager(place)
     for number in range(4):
         manager.add_message("k", "user", f"to the manager {number}", once=f"t{number}")
     manager.checkpoint("k", summary="by the manager", upto=3)
     with FailingOnce() as store:
-        store.left = 2  # the mark is there, and no message
+        store.writes_left = 2  # the mark is there, and no message
         with pytest.raises(NotStored):
             migrate_from_json(place, store)
         store.add_message("k", "user", "meanwhile")
         migrated = migrate_from_json(place, store)
         assert "meanwhile" in [message.content for message in store.get_history("k")]
-        assert any("left out" in words for words in migrated.taken[0].problems)
+        assert any("was skipped" in words for words in migrated.imported[0].problems)
 
 
 def _without_tails(found: dict[str, Any]) -> dict[str, Any]:
@@ -727,19 +725,19 @@ def _without_tails(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_one_damaged_session_does_not_keep_the_others_out(place: Path) -> None:
+def test_damaged_session_does_not_prevent_import_of_others(place: Path) -> None:
     put(place, "picoclaw-legacy")
     (place / "telegram%3A91001.jsonl").write_text("somebody wrote this here\n")
     with open_store(place.parent) as store:
         migrated = migrate_from_json(place, store)
         assert store.list_sessions() == ["discord:1001:77"]
-    assert {Path(one.file).name for one in migrated.left} == {
+    assert {Path(one.file).name for one in migrated.skipped} == {
         *("broken.json", "telegram_91001.json", "telegram%3A91001.jsonl")
     }
     assert (place / "telegram_91001.json").exists()
 
 
-def test_a_file_that_changes_while_it_is_taken_in_keeps_its_name(place: Path, store: Store) -> None:
+def test_file_changed_during_import_keeps_its_name(place: Path, store: Store) -> None:
     path = legacy(place, "k.json", "a")
 
     class Slow(InMemoryStore):
@@ -750,7 +748,7 @@ def test_a_file_that_changes_while_it_is_taken_in_keeps_its_name(place: Path, st
 
     with Slow() as slow:
         first = migrate_from_json(place, slow)
-        assert "has changed since" in first.left[0].reason
+        assert "has changed since" in first.skipped[0].reason
         assert path.exists()
         second = migrate_from_json(place, slow)
         assert (second.messages, contents(slow)) == (1, ["a", "b"])
@@ -761,7 +759,7 @@ def test_a_file_that_changes_while_it_is_taken_in_keeps_its_name(place: Path, st
 # --- a foreign log under our name ------------------------------------------------------------
 
 
-def test_a_log_whose_name_is_ours_makes_room(place: Path) -> None:
+def test_old_log_with_name_of_new_log_is_renamed(place: Path) -> None:
     put(place, "zeroclaw")
     original = (place / "telegram_1001_alice.jsonl").read_bytes()
     with open_store(place.parent) as store:
@@ -771,7 +769,7 @@ def test_a_log_whose_name_is_ours_makes_room(place: Path) -> None:
     assert (place / "telegram_1001_alice.jsonl.migrated").read_bytes() == original
 
 
-def test_a_log_that_cannot_make_room_is_left_and_the_others_are_not(
+def test_log_that_cannot_be_renamed_is_skipped_and_others_imported(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(place)
@@ -787,15 +785,15 @@ def test_a_log_that_cannot_make_room_is_left_and_the_others_are_not(
         migrated = migrate_from_json(place, store)
         assert migrated.sessions == 5
         assert "telegram:1001" not in store.list_sessions()
-    assert {Path(one.file).name for one in migrated.left} == {
+    assert {Path(one.file).name for one in migrated.skipped} == {
         *("telegram_1001.jsonl", "broken.json")
     }
     assert "cannot be renamed: Operation not permitted" in "".join(
-        one.reason for one in migrated.left
+        one.reason for one in migrated.skipped
     )
 
 
-def test_a_log_named_like_one_of_ours_with_escapes_is_taken_in_when_asked_for(
+def test_log_with_escaped_key_as_name_is_imported_when_thorough(
     place: Path,
 ) -> None:
     picoclaw(place, "a%3Ab", "x")
@@ -818,16 +816,14 @@ def test_a_percent_in_the_name_of_another_program_s_log_hides_nothing(
 @pytest.mark.parametrize(
     "hidden", ["[[1, null, null, 7]]", "[[1e999, null, null, {}]]", "[[1, null, null, null]]"]
 )
-def test_a_field_of_ours_that_was_edited_by_hand_stops_nobody(place: Path, hidden: str) -> None:
+def test_hand_edited_field_does_not_prevent_import(place: Path, hidden: str) -> None:
     ours = f'{{"tokens":[],"times":[],"hidden":{hidden},"began_with":"","first":1}}'
     (place / "k.json").write_text(f'{{"key":"k","messages":[],"stenolog":{ours}}}')
     with open_store(place.parent) as store:
         assert migrate_from_json(place, store) is not None
 
 
-def test_p4_a_purge_names_the_files_that_a_session_was_taken_in_from(
-    store: Store, place: Path
-) -> None:
+def test_p4_purge_reports_source_files_of_imported_session(store: Store, place: Path) -> None:
     picoclaw(place, "tg_1", "a secret", key="tg:1")
     migrate_from_json(place, store)
     told = store.purge("tg:1").not_reached
@@ -849,7 +845,7 @@ def test_two_logs_in_each_other_s_way(place: Path) -> None:
     picoclaw(place, "slack_C1_17_00", "zero")
     with open_store(place.parent) as store:
         migrated = migrate_from_json(place, store)
-        assert migrated.left == ()
+        assert migrated.skipped == ()
         assert contents(store, "slack:C1/17.00") == ["pico"]
         assert contents(store, "slack_C1_17_00") == ["zero"]
     assert [name for name in names(place) if not name.endswith(".migrated")] == []
@@ -857,9 +853,7 @@ def test_two_logs_in_each_other_s_way(place: Path) -> None:
 
 @pytest.mark.parametrize("log", ["", ".importing"])
 @pytest.mark.parametrize("meta", ["", ".importing", ".migrated"])
-def test_what_a_killed_run_left_is_continued(
-    store: Store, place: Path, log: str, meta: str
-) -> None:
+def test_killed_import_is_continued(store: Store, place: Path, log: str, meta: str) -> None:
     put(place, "picoclaw")
     stem = "slack_C1001_1700000000.000100"
     (place / f"{stem}.jsonl").rename(place / f"{stem}.jsonl{log}")
@@ -871,7 +865,7 @@ def test_what_a_killed_run_left_is_continued(
     assert len(names(place)) == 6
 
 
-def test_a_log_that_was_set_aside_and_a_new_one_of_that_name(store: Store, place: Path) -> None:
+def test_renamed_log_and_new_log_of_same_name_are_both_imported(store: Store, place: Path) -> None:
     picoclaw(place, "old", "a", "b", key="k", skip=1, summary="an a")
     (place / "old.jsonl").rename(place / "old.jsonl.importing")
     (place / "old.meta.json").rename(place / "old.meta.json.importing")
@@ -885,7 +879,9 @@ def test_a_log_that_was_set_aside_and_a_new_one_of_that_name(store: Store, place
 # --- what a SessionManager wrote -------------------------------------------------------------
 
 
-def test_p12_what_the_session_manager_wrote_is_merged_by_token(store: Store, place: Path) -> None:
+def test_p12_messages_of_session_manager_are_merged_by_idempotency_key(
+    store: Store, place: Path
+) -> None:
     for content in "abc":
         store.add_message("k", "user", content, once=content)
     manager = SessionManager(place)
@@ -901,7 +897,7 @@ def test_p12_what_the_session_manager_wrote_is_merged_by_token(store: Store, pla
     assert store.add_message("k", "user", "c", once="c") == 3
 
 
-def test_a_session_manager_that_goes_on_writing_is_merged_again(store: Store, place: Path) -> None:
+def test_later_writes_of_session_manager_are_merged_too(store: Store, place: Path) -> None:
     manager = SessionManager(place)
     for number in range(4):
         manager.add_message("k", "user", number, once=f"t{number}")
@@ -910,15 +906,15 @@ def test_a_session_manager_that_goes_on_writing_is_merged_again(store: Store, pl
     assert contents(store) == [text for number in range(4) for text in (number, f"answer {number}")]
 
 
-def test_a_token_that_stands_for_something_else_loses_nothing(store: Store, place: Path) -> None:
+def test_conflicting_idempotency_key_loses_no_message(store: Store, place: Path) -> None:
     store.add_message("k", "user", "here", once="t")
     SessionManager(place).add_message("k", "user", "there", once="t")
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert contents(store) == ["here", "there"]
-    assert "token" in taken.problems[0]
+    assert "idempotency key" in taken.problems[0]
 
 
-def test_p5_summary_and_floor_of_the_session_manager_are_taken_over_where_it_saw_all(
+def test_p5_summary_and_floor_are_merged_if_session_manager_saw_all_messages(
     store: Store, place: Path
 ) -> None:
     legacy(place, "k.json", "a", "b", summary="s1")
@@ -936,7 +932,7 @@ def test_p5_summary_and_floor_of_the_session_manager_are_taken_over_where_it_saw
 
 
 @pytest.mark.parametrize("newer", ["message", "summary"])
-def test_p4_summary_and_floor_of_the_session_manager_are_never_put_over_newer(
+def test_p4_summary_and_floor_of_session_manager_never_replace_newer_ones(
     store: Store, place: Path, newer: str
 ) -> None:
     for content in "ab":
@@ -952,15 +948,15 @@ def test_p4_summary_and_floor_of_the_session_manager_are_never_put_over_newer(
         store.set_summary("k", "s3")
     before = contents(store)
 
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
 
     assert contents(store) == [*before, "c", "d"]
     assert store.get_summary("k") == ("s1" if newer == "message" else "s3")
-    assert any("summary is left out" in words for words in taken.problems)
-    assert any("in sight here" in words for words in taken.problems)
+    assert any("summary was skipped" in words for words in taken.problems)
+    assert any("visible here" in words for words in taken.problems)
 
 
-def test_what_was_said_to_a_session_manager_under_an_alias_goes_to_the_session(
+def test_messages_of_session_manager_under_alias_are_merged_into_session(
     store: Store, place: Path
 ) -> None:
     picoclaw(place, "sk_v1_ab", "a", key="sk_v1_ab", aliases=["agent:main:direct:7"])
@@ -975,13 +971,13 @@ def test_what_was_said_to_a_session_manager_under_an_alias_goes_to_the_session(
 
 
 def test_a_long_session_goes_in_batches(store: Store, place: Path) -> None:
-    texts = [f"message {number}" for number in range(2 * CHUNK + 7)]
-    picoclaw(place, "k", *texts, key="k", skip=CHUNK + 3, summary="the first half")
+    texts = [f"message {number}" for number in range(2 * BATCH_MESSAGES + 7)]
+    picoclaw(place, "k", *texts, key="k", skip=BATCH_MESSAGES + 3, summary="the first half")
     done: list[float] = []
     migrated = import_folder(place, store, progress=done.append)
     assert migrated.messages == len(texts)
     assert contents(store, full=True) == texts
-    assert contents(store) == texts[CHUNK + 3 :]
+    assert contents(store) == texts[BATCH_MESSAGES + 3 :]
     assert len(done) > 3
     size = (place / "k.jsonl.migrated").stat().st_size
     assert sum(done) == pytest.approx(size + (place / "k.meta.json.migrated").stat().st_size)
@@ -999,11 +995,9 @@ with open_store(sys.argv[1]) as store:
 
 
 @pytest.mark.parametrize("scheme", ["jsonl:{}", "sqlite:{}/steno.db"])
-def test_p7_processes_that_start_together_take_each_session_in_once(
-    place: Path, scheme: str
-) -> None:
+def test_p7_concurrent_starts_import_each_session_once(place: Path, scheme: str) -> None:
     put(place)
-    texts = [f"message {number}" for number in range(3 * CHUNK)]
+    texts = [f"message {number}" for number in range(3 * BATCH_MESSAGES)]
     picoclaw(place, "long", *texts, key="long:1")
     where = scheme.format(place.parent)
     children = [
@@ -1023,20 +1017,20 @@ def test_p7_processes_that_start_together_take_each_session_in_once(
     assert all(name.endswith(".migrated") or name == "broken.json" for name in names(place))
 
 
-def test_p7_who_finds_another_at_work_waits_and_then_leaves_it_to_them(
+def test_p7_import_waits_for_another_process_and_then_skips(
     store: Store, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(place)
     before = names(place)
-    monkeypatch.setattr("stenolog.transfer.migration.PATIENCE", 0.05)
+    monkeypatch.setattr("stenolog.transfer.migration.LOCK_TIMEOUT", 0.05)
     with Folder(place) as busy:
         busy.lock(1)
         migrated = migrate_from_json(place, store)
-        assert migrated.taken == ()
-        assert "another process" in migrated.left[0].reason
+        assert migrated.imported == ()
+        assert "another process" in migrated.skipped[0].reason
         assert (names(place), store.list_sessions()) == (before, [])
         # A copy changes nothing in the folder, and need not wait.
-        assert import_folder(place, InMemoryStore(), renaming=False).sessions == 6
+        assert import_folder(place, InMemoryStore(), rename_files=False).sessions == 6
     assert migrate_from_json(place, store).sessions == 6
 
 
@@ -1048,7 +1042,7 @@ def test_p7_who_finds_another_at_work_waits_and_then_leaves_it_to_them(
         st.tuples(st.sampled_from("ab"), st.sampled_from([None, "1", "3", "5"])), max_size=4
     ),
 )
-def test_p4_any_merge_keeps_all_that_is_here_and_all_that_was_there(
+def test_p4_any_merge_keeps_all_messages_of_both_sides(
     here: list[str],
     there: list[str],
     said: list[tuple[str, str | None]],
@@ -1078,7 +1072,7 @@ def _merge_and_compare(
         same_talk = here[: len(there)] == there or there[: len(here)] == here
         added = [content for content, once, _ in new if not once or tokens.get(once) != content]
 
-        [taken] = migrate_from_json(place, store).taken
+        [taken] = migrate_from_json(place, store).imported
 
         assert contents(store)[: len(here)] == here
         if same_talk:
@@ -1142,9 +1136,7 @@ def test_an_alias_opens_the_same_session_and_never_a_second_one(
     assert [m.content for m in JSONLBackend(migrated).get_history(alias)] == ["only"]
 
 
-def test_a_process_that_was_there_before_finds_aliases_that_came_later(
-    store: Store, place: Path
-) -> None:
+def test_running_process_finds_new_aliases(store: Store, place: Path) -> None:
     sessions = JSONLBackend(store)
     assert sessions.get_history("telegram_1001") == []
     assert sessions.add_message("telegram:5", "user", "x") == 1
@@ -1155,7 +1147,7 @@ def test_a_process_that_was_there_before_finds_aliases_that_came_later(
 
 
 @pytest.mark.parametrize("scheme", ["jsonl:{}", "sqlite:{}/steno.db"])
-def test_p7_aliases_that_another_process_gave_are_found(place: Path, scheme: str) -> None:
+def test_p7_aliases_of_another_process_are_found(place: Path, scheme: str) -> None:
     where = scheme.format(place.parent)
     sessions = JSONLBackend(open_store(where))
     for number in range(3):
@@ -1170,9 +1162,7 @@ def test_p7_aliases_that_another_process_gave_are_found(place: Path, scheme: str
 
 
 @pytest.mark.parametrize("aliases", [False, True])
-def test_p9_new_keys_are_not_paid_for_with_a_look_at_all_sessions(
-    store: Store, place: Path, aliases: bool
-) -> None:
+def test_p9_new_keys_do_not_scan_all_sessions(store: Store, place: Path, aliases: bool) -> None:
     if aliases:
         picoclaw(place, "sk_v1_a", "a", key="sk_v1_a", aliases=["agent:main:main"])
         migrate_from_json(place, store)
@@ -1186,7 +1176,7 @@ def test_p9_new_keys_are_not_paid_for_with_a_look_at_all_sessions(
     assert len(looks) == aliases
 
 
-def test_a_session_of_its_own_wins_over_an_alias(migrated: Store) -> None:
+def test_session_takes_precedence_over_alias(migrated: Store) -> None:
     sessions = JSONLBackend(migrated)
     assert len(sessions.get_history("telegram_1001")) == 5
     migrated.add_message("telegram_1001", "user", "mine")
@@ -1211,11 +1201,11 @@ def test_an_alias_goes_with_its_session(migrated: Store) -> None:
 def test_an_alias_that_several_sessions_claim_opens_none_of_them(store: Store, place: Path) -> None:
     picoclaw(place, "sk_v1_a", "a", key="sk_v1_a", aliases=["agent:main:main", "only:a"])
     picoclaw(place, "sk_v1_b", "b", key="sk_v1_b", aliases=["agent:main:main"])
-    taken = migrate_from_json(place, store).taken
+    taken = migrate_from_json(place, store).imported
     assert ["several sessions" in "".join(one.problems) for one in taken] == [True, True]
     picoclaw(place, "sk_v1_c", "c", key="sk_v1_c", aliases=["only:a"])
-    [late] = migrate_from_json(place, store).taken
-    assert "opens 'sk_v1_a' already" in late.problems[0]
+    [late] = migrate_from_json(place, store).imported
+    assert "already opens 'sk_v1_a'" in late.problems[0]
     sessions = JSONLBackend(store)
     assert sessions.get_history("agent:main:main") == []
     assert [m.content for m in sessions.get_history("only:a")] == ["a"]
@@ -1224,9 +1214,9 @@ def test_an_alias_that_several_sessions_claim_opens_none_of_them(store: Store, p
 def test_a_thousand_aliases_do_not_fill_the_meta(store: Store, place: Path) -> None:
     aliases = [f"agent:main:direct:{number:0100}" for number in range(1000)]
     picoclaw(place, "k", "a", key="k", aliases=aliases)
-    [taken] = migrate_from_json(place, store).taken
+    [taken] = migrate_from_json(place, store).imported
     assert 0 < len(store.info("k").meta["aliases"]) < 200
-    assert "one too many" in taken.problems[-1]
+    assert "too many aliases" in taken.problems[-1]
 
 
 def test_p8_a_busy_store_is_a_failure_and_not_a_session_less(place: Path) -> None:
@@ -1241,6 +1231,6 @@ def test_p8_a_busy_store_is_a_failure_and_not_a_session_less(place: Path) -> Non
     assert "telegram_91001.json" in names(place)
 
 
-def test_the_face_of_a_loop_is_refused_with_the_way_to_its_store(place: Path) -> None:
+def test_session_store_facade_is_rejected_with_hint_to_its_store(place: Path) -> None:
     with pytest.raises(UsageError, match=r"migrate_from_json needs a Store.*\.store"):
         migrate_from_json(place, JSONLBackend(InMemoryStore()))  # type: ignore[arg-type]

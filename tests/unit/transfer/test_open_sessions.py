@@ -19,7 +19,7 @@ import stenolog
 from stenolog.errors import ForeignLog, StoreUnavailable, UsageError
 from stenolog.maintenance.log_damage import Kind
 from stenolog.maintenance.workspace_check import examine
-from stenolog.sessions.folders import find_place
+from stenolog.sessions.folders import locate_sessions
 from stenolog.sessions.session_manager import SessionManager
 from stenolog.sessions.session_store import JSONLBackend
 from stenolog.stores.disk import READ_ONLY_DISK
@@ -81,7 +81,7 @@ def test_a_new_workspace_is_opened_for_a_loop(where: str) -> None:
     again.close()
 
 
-def test_old_sessions_are_there_at_once_and_it_is_told(
+def test_old_sessions_are_imported_at_start_and_logged(
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -90,19 +90,19 @@ def test_old_sessions_are_there_at_once_and_it_is_told(
     assert len(sessions.list_sessions()) == 6
     assert contents(sessions, "telegram:1001")[-1] == "photo"
     assert contents(sessions, "telegram_1001_alice") == contents(sessions, "telegram:1001:alice")
-    assert "6 old sessions taken in, 52 messages" in caplog.text
-    assert "broken.json is left as it is: it is not JSON" in caplog.text
+    assert "imported 6 old sessions with 52 messages" in caplog.text
+    assert "broken.json was not imported: it is not JSON" in caplog.text
     assert "line 2 is not JSON" in caplog.text
     sessions.close()
     caplog.clear()
 
     again = open_sessions(where)
-    assert "taken in" not in caplog.text
+    assert "old sessions" not in caplog.text
     assert "broken.json" not in caplog.text  # it was a warning once
     again.close()
 
 
-def test_a_store_in_memory_takes_nothing_in(tmp_path: Path) -> None:
+def test_in_memory_store_imports_nothing(tmp_path: Path) -> None:
     put(tmp_path)
     sessions = open_sessions("memory:")
     assert isinstance(sessions.store, InMemoryStore)
@@ -113,7 +113,7 @@ def test_a_store_in_memory_takes_nothing_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", ["", "ftp://host/x", "sqlite:", "sqlite::memory:", "postgresql://h/x?no=1", "memory:x"]
 )
-def test_a_place_that_no_engine_takes_is_the_caller_s_error(wrong: str) -> None:
+def test_place_without_engine_raises_usage_error(wrong: str) -> None:
     with pytest.raises(UsageError):
         open_sessions(wrong)
 
@@ -153,10 +153,10 @@ def test_a_folder_is_named_in_any_of_the_usual_ways(
         ("postgresql://host/x", None, "None", "None"),
     ],
 )
-def test_p6_each_store_has_a_fallback_folder_of_its_own(
+def test_p6_each_store_has_a_separate_fallback_folder(
     where: str, agent: str | None, fallback: str, json_files: str
 ) -> None:
-    found = find_place(where, agent)
+    found = locate_sessions(where, agent)
     assert (str(found.fallback), str(found.json_fallback)) == (fallback, json_files)
 
 
@@ -173,13 +173,13 @@ def test_p6_each_store_has_a_fallback_folder_of_its_own(
         ("postgresql://host/x", None, None),
     ],
 )
-def test_where_old_sessions_are_looked_for(where: str, agent: str | None, old: str | None) -> None:
-    found = find_place(where, agent).old
+def test_folders_searched_for_old_sessions(where: str, agent: str | None, old: str | None) -> None:
+    found = locate_sessions(where, agent).old
     expected = None if old is None else old.replace("%2E./x", "%2E.%2Fx")
     assert (None if found is None else str(found)) == expected
 
 
-def test_each_agent_has_sessions_of_its_own(where: str, tmp_path: Path) -> None:
+def test_each_agent_has_separate_sessions(where: str, tmp_path: Path) -> None:
     names = [None, "ada", "Ada", "a/b", "..", "日本"]
     opened = [open_sessions(where, agent=name) for name in names]
     for number, sessions in enumerate(opened):
@@ -235,7 +235,7 @@ def test_a_store_that_cannot_be_opened_is_replaced_by_its_fallback(
     good.close()
 
 
-def test_where_nothing_can_be_saved_that_is_what_is_said(
+def test_error_is_logged_if_nothing_can_be_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("sessions", "sessions.fallback"):
@@ -243,10 +243,10 @@ def test_where_nothing_can_be_saved_that_is_what_is_said(
 
     sessions = open_sessions(tmp_path)
 
-    told = f"neither in the store (DamagedStore: opening {tmp_path}/sessions: "
+    told = f"the store is unusable (DamagedStore: opening {tmp_path}/sessions: "
     (error,) = [r.getMessage() for r in caplog.records if r.name == "stenolog"][-1:]
-    assert error.startswith(f"nothing can be saved, {told}")
-    assert error.endswith(f" nor as JSON files in {tmp_path}/sessions (it may not be written)")
+    assert error.startswith(f"nothing can be stored: {told}")
+    assert error.endswith(f", and so are JSON files in {tmp_path}/sessions (it may not be written)")
     assert "are kept as JSON files" not in caplog.text
     assert sessions.add_message("cli:default", "user", "hello") is None
     health = sessions.health()
@@ -255,7 +255,7 @@ def test_where_nothing_can_be_saved_that_is_what_is_said(
     sessions.close()
 
 
-def test_what_can_never_be_a_store_is_raised_at_once_without_a_fallback(tmp_path: Path) -> None:
+def test_permanent_open_errors_are_raised_without_fallback(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     for agent in (None, "ada"):
         with pytest.raises(UsageError, match=r"/file is a file, not a folder"):
@@ -277,7 +277,7 @@ def _mounted_read_only(place: Path, seen: Path) -> None:
     subprocess.run(["mount", "-o", "remount,bind,ro", str(seen)], check=True)
 
 
-def test_p8_a_workspace_that_can_only_be_read_is_opened_and_that_is_said(
+def test_p8_read_only_workspace_is_opened_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     needs.kernel("mount")
@@ -294,7 +294,7 @@ def test_p8_a_workspace_that_can_only_be_read_is_opened_and_that_is_said(
         (problem,) = sessions.health().problems
         assert problem == f"{seen}/sessions: {READ_ONLY_DISK}"
         assert not sessions.health().ok
-        assert caplog.messages == [f"the store is not well: {problem}"]
+        assert caplog.messages == [f"the store has a problem: {problem}"]
         assert contents(sessions, "telegram:1") == ["hello"]
         assert sessions.add_message("telegram:1", "user", "lost") is None
         assert READ_ONLY_DISK in str(sessions.health().last_error)
@@ -360,7 +360,7 @@ def _run_full(where: str, limit: int, *keys: str) -> list[Any]:
     return found
 
 
-def test_p1_what_is_said_after_a_failed_migration_is_merged_at_the_next_start(
+def test_p1_messages_after_failed_migration_are_merged_at_next_start(
     where: str, tmp_path: Path
 ) -> None:
     put(tmp_path)
@@ -437,7 +437,7 @@ def test_close_after_a_failed_migration_may_fail_too(
     falls_back = not isinstance(failure, stenolog.DamagedStore)
     assert isinstance(sessions.store, FallbackStore) == falls_back
     if falls_back:
-        assert "closing the store that could not be used failed" in caplog.text
+        assert "closing the unusable store failed" in caplog.text
     with nullcontext() if falls_back else pytest.raises(OSError, match="not even that"):
         sessions.close()
     assert open_files() == before

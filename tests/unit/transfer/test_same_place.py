@@ -8,7 +8,7 @@ import pytest
 from stenolog import UsageError
 from stenolog.stores.open_store import open_store
 from stenolog.transfer.backup import back_up
-from stenolog.transfer.copy_all import check_apart, copy_place
+from stenolog.transfer.copy_all import check_different_places, copy_place
 from support.pgbouncer import Bouncer
 from support.postgres_server import Databases, Server
 
@@ -30,7 +30,7 @@ def test_a_copy_onto_the_same_database_is_refused(own_url: str, postgres: Server
     }[way]
     _fill(own_url)
     for source, target in ((own_url, other), (other, own_url)):
-        with pytest.raises(UsageError, match="both are the same place") as caught:
+        with pytest.raises(UsageError, match="source and destination are the same place") as caught:
             copy_place(source, target)
         assert postgres.password not in str(caught.value)
 
@@ -40,7 +40,7 @@ def test_a_copy_onto_the_same_database_through_a_pooler_is_refused(
 ) -> None:
     _fill(own_url)
     for source, target in ((own_url, bouncer.url(own_url)), (bouncer.url(own_url), own_url)):
-        with pytest.raises(UsageError, match="both are the same place"):
+        with pytest.raises(UsageError, match="source and destination are the same place"):
             copy_place(source, target)
 
 
@@ -49,10 +49,10 @@ def test_other_databases_and_schemas_of_one_server_are_other_places(
 ) -> None:
     _fill(own_url)
     elsewhere = own_databases.new()
-    check_apart(own_url, elsewhere)
+    check_different_places(own_url, elsewhere)
     for target in (elsewhere, f"{own_url}?schema=second"):
         assert copy_place(own_url, target).written == 1
-        check_apart(own_url, target)
+        check_different_places(own_url, target)
     own_databases.leave(elsewhere)
 
 
@@ -67,7 +67,7 @@ def test_a_copy_onto_the_same_file_or_folder_is_refused(tmp_path: Path) -> None:
         (f"sqlite:{tmp_path / 'a.db'}", f"sqlite:{tmp_path / 'soft.db'}?cache_kb=9"),
         (str(tmp_path / "folder"), f"jsonl:{tmp_path / 'soft'}"),
     ):
-        with pytest.raises(UsageError, match="both are the same place"):
+        with pytest.raises(UsageError, match="source and destination are the same place"):
             copy_place(source, target)
-    with pytest.raises(UsageError, match="both are the same place"):
+    with pytest.raises(UsageError, match="source and destination are the same place"):
         back_up(str(tmp_path / "folder"), str(tmp_path / "soft"))

@@ -60,7 +60,7 @@ def test_a_backup_keeps_its_copy_of_a_session_that_became_unreadable(place: Path
         taken = back_up(str(place / "ws"), str(place / "b"))
         assert (taken.sessions, taken.written, taken.kept) == (2, written, 0)
         assert _reason(taken)[0] == KEY
-        assert taken.namespaces["sessions"].only_there == ()
+        assert taken.namespaces["sessions"].only_in_target == ()
         assert (place / "b" / LOG).read_bytes() == copy
         found = verify(str(place / "b"))
         assert (found.sessions, found.findings) == (3, ())
@@ -79,7 +79,7 @@ def test_a_copy_to_sqlite_skips_an_unreadable_session(place: Path, dry_run: bool
     (place / "ws" / LOG).chmod(0)
     copied = copy_place(str(place / "ws"), target, dry_run=dry_run)
     assert (copied.sessions, _reason(copied)[0]) == (2, KEY)
-    assert copied.namespaces["sessions"].only_there == ()
+    assert copied.namespaces["sessions"].only_in_target == ()
     assert _of(target) == before
 
 
@@ -95,7 +95,7 @@ def test_an_unreadable_file_in_the_trash_does_not_stop_a_copy(place: Path, targe
     copied = copy_place(str(place / "ws"), target)
     assert copied.sessions == 2
     assert "Permission denied" in _reason(copied)[1]
-    assert copied.namespaces["sessions"].only_there == ()
+    assert copied.namespaces["sessions"].only_in_target == ()
     assert _of(target) == before
 
 

@@ -28,10 +28,10 @@ from stenolog.gateway.viewer.pages import (
 from stenolog.gateway.viewer.turns_page import turns
 from stenolog.memory.facade import Memory
 from stenolog.memory.notes import Draft, Note
-from stenolog.memory.scopes import scope_named
+from stenolog.memory.scopes import parse_scope_name
 from stenolog.records import Message, SessionInfo
 from stenolog.redaction.redact import SharingRedactor, redact
-from stenolog.transfer.export.formats import FOR_READERS, Form, pieces
+from stenolog.transfer.export.formats import DOCUMENT_FORMATS, ExportFormat, export_pieces
 
 # --- notebook -------------------------------------------------------------------------------------
 # Page of the notes: who they are about, their sources, and actions to edit or forget them.
@@ -92,7 +92,7 @@ def _load_notes(memory: Memory, query: NotesQuery) -> NotesPage:
     who = query.who or (scopes[0] if scopes else "")
     found: list[Note] = []
     if who:
-        scope = scope_named(who, agent=memory.agent)
+        scope = parse_scope_name(who, agent=memory.agent)
         if query.q:
             found = memory.notes.search(query.q, scope=scope)
         else:
@@ -101,7 +101,7 @@ def _load_notes(memory: Memory, query: NotesQuery) -> NotesPage:
 
 
 def _change_note(memory: Memory, wanted: NoteChange) -> None:
-    scope = scope_named(wanted.who, agent=memory.agent)
+    scope = parse_scope_name(wanted.who, agent=memory.agent)
     match wanted.act:
         case "forget":
             memory.notes.forget(scope, wanted.id)
@@ -130,7 +130,7 @@ def _change_note(memory: Memory, wanted: NoteChange) -> None:
 # Download of a session: as stored, or as a document to share.
 
 
-EXPORT_FORMATS: Final[dict[str, tuple[Form, str]]] = {
+EXPORT_FORMATS: Final[dict[str, tuple[ExportFormat, str]]] = {
     "jsonl": ("jsonl", "application/x-ndjson"),
     "md": ("markdown", "text/markdown"),
     "html": ("html", "text/html"),
@@ -165,7 +165,9 @@ async def export(request: Request) -> Response:
     info, history = await call.gateway.loop.run(read)
     name = "".join(char if char.isascii() and char.isalnum() else "-" for char in call.key)[:80]
     return StreamingResponse(  # guard: viewer-export-redacted
-        _chunks(pieces(form, info, history, SharingRedactor(wanted=form in FOR_READERS))),
+        _chunks(
+            export_pieces(form, info, history, SharingRedactor(enabled=form in DOCUMENT_FORMATS))
+        ),
         media_type=kind,
         headers={"Content-Disposition": f'attachment; filename="{name}.{suffix}"'},
     )

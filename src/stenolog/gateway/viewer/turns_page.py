@@ -162,7 +162,7 @@ def turns_of(history: Sequence[Message], price: Price | None = None) -> list[Tur
         if usage is not None:
             name = model_of(body) or ""
             counts = turn.models.setdefault(name, Counts())
-            counts.take(usage, price(name, usage) if price is not None else None)
+            counts.add_answer(usage, price(name, usage) if price is not None else None)
     return made
 
 

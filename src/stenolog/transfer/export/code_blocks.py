@@ -74,7 +74,7 @@ class Block(Struct, frozen=True):
     language: str = ""
 
 
-def blocks(text: str) -> Iterator[Block]:
+def split_blocks(text: str) -> Iterator[Block]:
     """Split a text into prose and code. Code without a closing fence extends to the end."""
     lines: list[str] = []
     fence, language = "", ""

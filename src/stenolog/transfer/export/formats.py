@@ -10,11 +10,11 @@ from stenolog.messages import TextPart, has_text, read_content
 from stenolog.records import Message, SessionInfo
 from stenolog.transfer.export.message_parts import Conversation, cleaned, read_all
 
-Form = Literal["jsonl", "openai", "markdown", "html"]
+ExportFormat = Literal["jsonl", "openai", "markdown", "html"]
 
-FOR_READERS: Final = ("markdown", "html")
+DOCUMENT_FORMATS: Final = ("markdown", "html")
 """Formats for human readers."""
-_OF_OPENAI: Final = (
+_OPENAI_FIELDS: Final = (
     "role",
     "content",
     "name",
@@ -27,11 +27,11 @@ _OF_OPENAI: Final = (
 """Fields of a message that OpenAI's API accepts."""
 
 
-class Cleaner(Protocol):
+class Redactor(Protocol):
     """Redaction: removes and counts content that must not be shared."""
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         """Whether redaction is enabled."""
         ...
 
@@ -43,24 +43,24 @@ class Cleaner(Protocol):
         """Return a JSON value with all texts in it redacted."""
         ...
 
-    def again(self, text: str) -> str:
+    def without_counting(self, text: str) -> str:
         """Return the redacted text without counting; for a text that is counted elsewhere."""
         ...
 
 
-def pieces(
-    form: Form, info: SessionInfo, messages: Sequence[Message], clean: Cleaner
+def export_pieces(
+    format_: ExportFormat, info: SessionInfo, messages: Sequence[Message], clean: Redactor
 ) -> Iterator[bytes]:
     """Yield the export in pieces."""
-    if form not in FOR_READERS:
+    if format_ not in DOCUMENT_FORMATS:
         for message in messages:
-            yield _line(message, clean, only_openai=form == "openai") + b"\n"
+            yield _line(message, clean, only_openai=format_ == "openai") + b"\n"
         return
     # Slow to import, and only needed for documents.
     from stenolog.transfer.export.html_export import as_page
     from stenolog.transfer.export.markdown_export import as_markdown
 
-    told = Conversation(
+    conversation = Conversation(
         key=cleaned(info.key, clean),
         title=_title(info, messages, clean),
         summary=cleaned(info.summary, clean),
@@ -69,16 +69,16 @@ def pieces(
         said=tuple(read_all(messages, clean)),
         hidden=info.count - info.visible,
     )
-    for piece in as_page(told) if form == "html" else as_markdown(told):
+    for piece in as_page(conversation) if format_ == "html" else as_markdown(conversation):
         yield piece.encode()
 
 
-def _line(message: Message, clean: Cleaner, *, only_openai: bool) -> bytes:
-    if not only_openai and not clean.wanted:
+def _line(message: Message, clean: Redactor, *, only_openai: bool) -> bytes:
+    if not only_openai and not clean.enabled:
         return message.to_json()
     body = message.to_dict()
     if only_openai:
-        body = {name: value for name, value in body.items() if name in _OF_OPENAI}
+        body = {name: value for name, value in body.items() if name in _OPENAI_FIELDS}
     shared = clean.data(body)
     try:
         return msgspec.json.encode(shared)
@@ -89,12 +89,14 @@ def _line(message: Message, clean: Cleaner, *, only_openai: bool) -> bytes:
         return dumps(shared, separators=(",", ":")).encode()
 
 
-def _title(info: SessionInfo, messages: Iterable[Message], clean: Cleaner) -> str:
+def _title(info: SessionInfo, messages: Iterable[Message], clean: Redactor) -> str:
     given = title_from(info.meta, "")
     if given:
         return cleaned(given, clean)
     # Clean before cutting: half a secret is not recognized. The secret is counted in its message.
-    return title_from({}, cleaned(_prompt(messages), clean.again)) or cleaned(info.key, clean.again)
+    return title_from({}, cleaned(_prompt(messages), clean.without_counting)) or cleaned(
+        info.key, clean.without_counting
+    )
 
 
 def _prompt(messages: Iterable[Message]) -> str:

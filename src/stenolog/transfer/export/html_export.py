@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import Final
 
-from stenolog.transfer.export.code_blocks import blocks
+from stenolog.transfer.export.code_blocks import split_blocks
 from stenolog.transfer.export.message_parts import Conversation, Part, Said, minute
 
 _ROLES: Final = ("user", "assistant", "tool", "system")
@@ -60,8 +60,7 @@ img { max-width: 100%; height: auto; border-radius: 6px; }
 
 def as_page(conversation: Conversation) -> Iterator[str]:
     """Yield the page in pieces."""
-    told = conversation
-    title = escape(" ".join(told.title.split()))
+    title = escape(" ".join(conversation.title.split()))
     yield (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
@@ -69,38 +68,38 @@ def as_page(conversation: Conversation) -> Iterator[str]:
         '<meta name="referrer" content="no-referrer">\n'
         f"<title>{title}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n<body>\n<main>\n"
     )
-    yield f'<h1>{title}</h1>\n<p class="about">{_about(told)}</p>\n'
-    if told.summary:
+    yield f'<h1>{title}</h1>\n<p class="about">{_session_line(conversation)}</p>\n'
+    if conversation.summary:
         yield '<details class="summary"><summary>Summary of what was compacted</summary>\n'
-        yield f"{_prose(told.summary)}</details>\n"
-    for said in told.said:
+        yield f"{_prose(conversation.summary)}</details>\n"
+    for said in conversation.said:
         yield from _message(said)
     yield "</main>\n</body>\n</html>\n"
 
 
-def _about(told: Conversation) -> str:
-    shown = sum(one.hidden for one in told.said)
-    count = f"{len(told.said):,} message{'' if len(told.said) == 1 else 's'}"
-    if shown:
-        count += f", {shown:,} of them hidden"
-    elif told.hidden:
-        count += f" (and {told.hidden:,} hidden, not shown)"
-    times = f"{minute(told.created)} – {minute(told.updated)} UTC"
-    return f"{escape(told.key)} · {times} · {count}"
+def _session_line(conversation: Conversation) -> str:
+    hidden_count = sum(one.hidden for one in conversation.said)
+    count = f"{len(conversation.said):,} message{'' if len(conversation.said) == 1 else 's'}"
+    if hidden_count:
+        count += f", {hidden_count:,} of them hidden"
+    elif conversation.hidden:
+        count += f" (and {conversation.hidden:,} hidden, not shown)"
+    times = f"{minute(conversation.created)} – {minute(conversation.updated)} UTC"
+    return f"{escape(conversation.key)} · {times} · {count}"
 
 
 def _message(said: Said) -> Iterator[str]:
     classes = [said.role] if said.role in _ROLES else []
     classes += ["hidden"] if said.hidden else []
-    marks = [minute(said.at), escape(said.model)]
-    marks.append(f"{said.seconds:.1f} s" if said.seconds is not None else "")
-    marks.append("failed" if said.failed else "")
-    marks.append(f"interrupted: {escape(said.interrupted)}" if said.interrupted else "")
-    marks.append("hidden" if said.hidden else "")
+    details = [minute(said.at), escape(said.model)]
+    details.append(f"{said.seconds:.1f} s" if said.seconds is not None else "")
+    details.append("failed" if said.failed else "")
+    details.append(f"interrupted: {escape(said.interrupted)}" if said.interrupted else "")
+    details.append("hidden" if said.hidden else "")
     yield (
         f'<article id="m{said.seq}" class="{" ".join(classes)}">\n<header>'
         f'<span class="role">{escape(said.role)}</span> <span class="place">'
-        f'<a href="#m{said.seq}">#{said.seq}</a> · {" · ".join(filter(None, marks))}</span>'
+        f'<a href="#m{said.seq}">#{said.seq}</a> · {" · ".join(filter(None, details))}</span>'
         "</header>\n"
     )
     for part in said.parts:
@@ -114,10 +113,10 @@ def _part(part: Part) -> str:
             return _prose(part.text)
         case "image":
             return f'<p><img src="{escape(part.text)}" alt="an image"></p>\n'
-    return _folded(part.head, part.text)
+    return _details(part.head, part.text)
 
 
-def _folded(head: str, text: str) -> str:
+def _details(head: str, text: str) -> str:
     return (
         f"<details><summary>{escape(head)}</summary>"
         f"<pre><code>{escape(text)}</code></pre></details>\n"
@@ -129,7 +128,7 @@ def _prose(text: str) -> str:
         f"<pre><code>{escape(block.text)}</code></pre>\n"
         if block.code
         else "".join(_paragraphs(block.text))
-        for block in blocks(text)
+        for block in split_blocks(text)
     )
 
 
@@ -151,12 +150,12 @@ def _inline(text: str) -> str:
     pieces = []
     at = 0
     for found in _INLINE.finditer(text):
-        pieces += [escape(text[at : found.start()]), _marked(found)]
+        pieces += [escape(text[at : found.start()]), _inline_markup(found)]
         at = found.end()
     return "".join([*pieces, escape(text[at:])])  # guard: export-escaped
 
 
-def _marked(found: re.Match[str]) -> str:
+def _inline_markup(found: re.Match[str]) -> str:
     if found["code"] is not None:
         return f"<code>{escape(found['code'])}</code>"
     if found["bold"] is not None:

@@ -1,6 +1,6 @@
 """Import of sessions of other programs.
 
-`old` holds the shared values, and each layout has a module. `places` finds the sources of a place:
-`folder` reads files, `database` a SQLite file, `strands` a tree. `conversion` converts messages to
-the chat format.
+`legacy_session` holds the shared values, and each layout has a module. `folder` reads files,
+`framework_tables` SQLite files, `strands` trees; `framework_tables.find_sources` finds all sources
+of a folder. `chat_format` converts messages to the chat format.
 """

@@ -11,17 +11,17 @@ from msgspec import Struct
 
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.chat_format import (
+    ImportProblems,
     NotAMessage,
     Part,
-    Report,
     as_id,
     as_object,
     as_text,
-    assembled,
-    call_of,
-    filled,
+    build_messages,
     image_part,
-    moment,
+    make_call,
+    non_empty,
+    parse_time,
     text_part,
 )
 
@@ -32,13 +32,13 @@ FIELD: Final = "adk"
 class Event(Struct, frozen=True):
     """One event, with its name in reports."""
 
-    what: str
+    label: str
     fields: dict[str, Any]
 
     @property
     def at(self) -> datetime | None:
         """Time of the event."""
-        return moment(self.fields.get("timestamp"))
+        return parse_time(self.fields.get("timestamp"))
 
     @property
     def actions(self) -> dict[str, Any]:
@@ -47,16 +47,16 @@ class Event(Struct, frozen=True):
         return found if isinstance(found, dict) else {}
 
 
-class Talk(Struct, frozen=True):
+class Conversation(Struct, frozen=True):
     """The messages and the summary of a session."""
 
     messages: list[JSONMessage]
     summary: str
 
 
-def talk_of(events: Sequence[Event], report: Report) -> Talk:
+def read_events(events: Sequence[Event], report: ImportProblems) -> Conversation:
     """Return the messages of these events, in order, and the summary of the compacted ones."""
-    hidden = _rewound(events)
+    hidden = _rewound_indexes(events)
     compactions = _compactions(events)
     messages: list[JSONMessage] = []
     for number, event in enumerate(events):
@@ -65,71 +65,77 @@ def talk_of(events: Sequence[Event], report: Report) -> Talk:
         at = event.at
         covered = at is not None and any(one.covers(at) for one in compactions)
         try:
-            made = messages_of(event.fields, report)
+            content_parts = messages_of(event.fields, report)
         except (ValueError, RecursionError) as error:
-            report.drop(f"{event.what} cannot be read: {error}")
+            report.report_dropped(f"{event.label} cannot be read: {error}")
             continue
-        for message in made:
-            out = number in hidden or (covered and "compaction" not in event.actions)
-            messages += report.keep(message, at, event.what, hidden=out)
-    return Talk(messages, "\n\n".join(one.text for one in compactions))
+        for message in content_parts:
+            is_hidden = number in hidden or (covered and "compaction" not in event.actions)
+            messages += report.encode(message, at, event.label, hidden=is_hidden)
+    return Conversation(messages, "\n\n".join(one.text for one in compactions))
 
 
-def messages_of(event: dict[str, Any], report: Report) -> list[dict[str, Any]]:
+def messages_of(event: dict[str, Any], report: ImportProblems) -> list[dict[str, Any]]:
     """Return the messages of one event. Raises NotAMessage, ValueError, RecursionError."""
     content = event.get("content")
     if content is None:
         content = {}
     role, parts = as_object(content, "its content").get("role"), content.get("parts") or []
     if not isinstance(parts, list):
-        raise NotAMessage("its parts are no list")
-    made: list[Part] = []
+        raise NotAMessage("its parts are not a list")
+    content_parts: list[Part] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     thoughts: list[str] = []
-    whole = True
+    is_lossless = True
     for part in parts:
-        fields = filled(as_object(part, "a part of it"))
-        call = _one(fields, "function_call", "functionCall")
-        result = _one(fields, "function_response", "functionResponse")
-        data = _one(fields, "inline_data", "inlineData")
+        fields = non_empty(as_object(part, "a part of it"))
+        call = _first_object(fields, "function_call", "functionCall")
+        result = _first_object(fields, "function_response", "functionResponse")
+        data = _first_object(fields, "inline_data", "inlineData")
         image = None if data is None else _image(data)
         text = fields.get("text")
         if call is not None:
-            calls.append(call_of(call.get("id"), call.get("name"), call.get("args")))
-            whole = whole and len(fields) == 1 and call.keys() <= {"id", "name", "args"}
+            calls.append(make_call(call.get("id"), call.get("name"), call.get("args")))
+            is_lossless = is_lossless and len(fields) == 1 and call.keys() <= {"id", "name", "args"}
         elif result is not None:
-            results.append(_result(result))
-            whole = whole and len(fields) == 1 and result.keys() <= {"id", "name", "response"}
+            results.append(_tool_result(result))
+            is_lossless = (
+                is_lossless and len(fields) == 1 and result.keys() <= {"id", "name", "response"}
+            )
         elif isinstance(text, str):
             if fields.get("thought") is True:
                 thoughts.append(text)
             else:
-                made.append(text_part(text))
-            whole = whole and fields.keys() <= {"text", "thought"}
+                content_parts.append(text_part(text))
+            is_lossless = is_lossless and fields.keys() <= {"text", "thought"}
         elif image is not None:
-            made.append(image)
-            whole = whole and len(fields) == 1
+            content_parts.append(image)
+            is_lossless = is_lossless and len(fields) == 1
         elif fields:
-            whole = False
-            report.unseen(" and ".join(fields))
+            is_lossless = False
+            report.count_unseen(" and ".join(fields))
     # An event that only changes a state is not a message of the user.
     is_user = bool(parts) and event.get("author") == "user" and role in (None, "user")
-    found = assembled("user" if is_user else "assistant", made, calls, results, thoughts)
-    found[-1][FIELD] = _rest(event, content, whole=whole)
+    found = build_messages(
+        "user" if is_user else "assistant", content_parts, calls, results, thoughts
+    )
+    found[-1][FIELD] = _remaining_fields(event, content, is_lossless=is_lossless)
     return found
 
 
-def _rest(event: dict[str, Any], content: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+def _remaining_fields(
+    event: dict[str, Any], content: dict[str, Any], *, is_lossless: bool
+) -> dict[str, Any]:
     rest = {n: v for n, v in event.items() if n not in ("content", "actions", "timestamp")}
     actions = event.get("actions")
-    rest["actions"] = filled(actions) if isinstance(actions, dict) else actions
-    if not whole:
+    rest["actions"] = non_empty(actions) if isinstance(actions, dict) else actions
+    if not is_lossless:
         rest["content"] = content
-    return filled(rest)
+    return non_empty(rest)
 
 
-def _result(result: dict[str, Any]) -> dict[str, Any]:
+def _tool_result(result: dict[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "tool", "tool_call_id": as_id(result.get("id"))}
     if isinstance(result.get("name"), str):
         message["name"] = result["name"]
@@ -144,23 +150,23 @@ def _image(data: dict[str, Any]) -> Part | None:
     return image_part(f"data:{kind};base64,{text.replace('-', '+').replace('_', '/')}")
 
 
-def _one(fields: dict[str, Any], *names: str) -> dict[str, Any] | None:
+def _first_object(fields: dict[str, Any], *names: str) -> dict[str, Any] | None:
     found = (fields.get(name) for name in names)
     return next((value for value in found if isinstance(value, dict)), None)
 
 
-def _rewound(events: Sequence[Event]) -> set[int]:
+def _rewound_indexes(events: Sequence[Event]) -> set[int]:
     """Return the indexes of the rewound events and of the events that rewound them."""
     hidden: set[int] = set()
-    place = len(events) - 1
-    while place >= 0:
-        before = events[place].actions.get("rewind_before_invocation_id")
-        first = place
+    index = len(events) - 1
+    while index >= 0:
+        before = events[index].actions.get("rewind_before_invocation_id")
+        first = index
         if isinstance(before, str):
-            ids = (n for n in range(place) if events[n].fields.get("invocation_id") == before)
-            first = next(ids, place)
-            hidden.update(range(first, place + 1))
-        place = first - 1
+            ids = (n for n in range(index) if events[n].fields.get("invocation_id") == before)
+            first = next(ids, index)
+            hidden.update(range(first, index + 1))
+        index = first - 1
     return hidden
 
 
@@ -172,7 +178,7 @@ class _Compaction(Struct, frozen=True):
     def covers(self, at: datetime) -> bool:
         return self.start <= at <= self.end
 
-    def says(self, other: "_Compaction") -> bool:
+    def includes(self, other: "_Compaction") -> bool:
         return self.start <= other.start and other.end <= self.end
 
 
@@ -181,20 +187,23 @@ def _compactions(events: Sequence[Event]) -> list[_Compaction]:
     found = [one for event in events if (one := _compaction(event)) is not None]
     # Of two with the same range the later one counts.
     found = list({(one.start, one.end): one for one in found}.values())
-    outer = [
+    outermost = [
         one
         for number, one in enumerate(found)
-        if not any(other.says(one) and place != number for place, other in enumerate(found))
+        if not any(other.includes(one) and index != number for index, other in enumerate(found))
     ]
-    return sorted(outer, key=lambda one: one.start)
+    return sorted(outermost, key=lambda one: one.start)
 
 
 def _compaction(event: Event) -> _Compaction | None:
-    given = event.actions.get("compaction")
-    if not isinstance(given, dict):
+    compaction = event.actions.get("compaction")
+    if not isinstance(compaction, dict):
         return None
-    start, end = moment(given.get("start_timestamp")), moment(given.get("end_timestamp"))
-    content = given.get("compacted_content")
+    start, end = (
+        parse_time(compaction.get("start_timestamp")),
+        parse_time(compaction.get("end_timestamp")),
+    )
+    content = compaction.get("compacted_content")
     parts = content.get("parts") if isinstance(content, dict) else None
     listed = parts if isinstance(parts, list) else []
     texts = [part.get("text") for part in listed if isinstance(part, dict)]

@@ -5,22 +5,25 @@ lost. Such fields are not sent to providers.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from json import dumps, loads
+from pathlib import PurePath
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
 from stenolog.stores.json_file import NO_TIME, JSONMessage, NotASession, time_of
-from stenolog.transfer.importers.legacy_session import Layout, LegacySession, dated
+from stenolog.transfer.importers.legacy_session import Layout, LegacySession, with_times
 
 Part = dict[str, Any]
 
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
-MOST: Final = 20
+MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one session that are reported individually."""
-LONGEST: Final = 400
+MAX_PROBLEM_LENGTH: Final = 400
 """Maximum number of characters of a reported problem."""
 
 
@@ -28,44 +31,46 @@ class NotAMessage(ValueError):
     """The value is not a message."""
 
 
-class Report:
+class ImportProblems:
     """Problems of one imported session: lost messages, lost parts, and parts no model sees."""
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._words: list[str] = []
-        self._unseen: Counter[str] = Counter()
+        self._problems: list[str] = []
+        self._unseen_parts: Counter[str] = Counter()
 
-    def drop(self, words: str, count: int = 1) -> None:
+    def report_dropped(self, text: str, count: int = 1) -> None:
         """Report messages that are lost."""
         self.dropped += count
-        self._words.append(_short(words, LONGEST))
+        self._problems.append(_shortened(text, MAX_PROBLEM_LENGTH))
 
-    def note(self, words: str) -> None:
+    def report_loss(self, text: str) -> None:
         """Report another loss."""
-        self._words.append(_short(words, LONGEST))
+        self._problems.append(_shortened(text, MAX_PROBLEM_LENGTH))
 
-    def unseen(self, kind: str) -> None:
+    def count_unseen(self, kind: str) -> None:
         """Count a part that is kept in an additional field, which no model sees."""
-        self._unseen[_short(kind, LONGEST // 10)] += 1
+        self._unseen_parts[_shortened(kind, MAX_PROBLEM_LENGTH // 10)] += 1
 
-    def keep(
-        self, fields: dict[str, Any], at: datetime | None, what: str, *, hidden: bool = False
+    def encode(
+        self, fields: dict[str, Any], at: datetime | None, label: str, *, hidden: bool = False
     ) -> list[JSONMessage]:
         """Return the message to store; if it cannot be stored, report it and return nothing."""
         try:
             return [JSONMessage(encode_object(fields), at, hidden=hidden)]
         except RefusedMessage as error:
-            self.drop(f"{what}: {error}")
+            self.report_dropped(f"{label}: {error}")
             return []
 
     def problems(self) -> tuple[str, ...]:
         """Return the problems, each as a sentence."""
-        more = len(self._words) - MOST
+        more = len(self._problems) - MAX_PROBLEMS
         rest = (f"and {more:,} more like these",) if more > 0 else ()
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self._unseen.most_common(MOST))
-        unseen = (f"kept, but no model will be shown it: {kinds}",) if kinds else ()
-        return (*self._words[:MOST], *rest, *unseen)
+        kinds = ", ".join(
+            f"{count:,} {kind}" for kind, count in self._unseen_parts.most_common(MAX_PROBLEMS)
+        )
+        count_unseen = (f"stored, but not shown to models: {kinds}",) if kinds else ()
+        return (*self._problems[:MAX_PROBLEMS], *rest, *count_unseen)
 
     def session(
         self,
@@ -79,13 +84,13 @@ class Report:
         **more: Any,
     ) -> LegacySession:
         """Return the session; missing times come from its messages, or else from its file."""
-        said = [message.at for message in messages if message.at is not None]
-        created = created or min(said, default=changed)
-        updated = updated or max(said, default=changed)
+        times = [message.at for message in messages if message.at is not None]
+        created = created or min(times, default=changed)
+        updated = updated or max(times, default=changed)
         return LegacySession(
             layout=layout,
             key=key,
-            messages=dated(messages, created, updated),
+            messages=with_times(messages, created, updated),
             created=created,
             updated=updated,
             dropped=self.dropped,
@@ -93,39 +98,39 @@ class Report:
             **more,
         )
 
-    def check(self, messages: list[JSONMessage]) -> None:
+    def check_not_empty(self, messages: list[JSONMessage]) -> None:
         """Raise NotASession if there are no messages."""
         if not messages:
-            words = "".join(f"; {words}" for words in self.problems())
-            raise NotASession(f"there is no message in it{words}")
+            text = "".join(f"; {text}" for text in self.problems())
+            raise NotASession(f"it contains no messages{text}")
 
 
-def _short(words: str, length: int) -> str:
-    return words if len(words) <= length else words[: length - 1] + "…"
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def parsed(text: bytes, what: str) -> Any:
+def parse_json(text: bytes, label: str) -> Any:
     """Return the JSON value in a text. Raises NotAMessage."""
     try:
-        return loads(text.decode(), parse_constant=_refuse)
+        return loads(text.decode(), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        shown = text[:40].decode(errors="replace")
+        preview = text[:40].decode(errors="replace")
         reason = f" ({error})" if isinstance(error, NotAMessage) else ""
-        raise NotAMessage(f"{what} is not JSON{reason}: {shown!r}") from error
+        raise NotAMessage(f"{label} is not JSON{reason}: {preview!r}") from error
 
 
-def as_object(value: Any, what: str) -> dict[str, Any]:
+def as_object(value: Any, label: str) -> dict[str, Any]:
     """Return the value if it is an object. Raises NotAMessage."""
     if not isinstance(value, dict):
-        raise NotAMessage(f"{what} is no object")
+        raise NotAMessage(f"{label} is not a JSON object")
     return value
 
 
-def as_message(value: Any, what: str) -> dict[str, Any]:
+def as_message(value: Any, label: str) -> dict[str, Any]:
     """Return the value if it is an object with a role. Raises NotAMessage."""
-    fields = as_object(value, what)
+    fields = as_object(value, label)
     if not isinstance(fields.get("role"), str):
-        raise NotAMessage(f"{what} is no message: it has no role")
+        raise NotAMessage(f"{label} is not a message: it has no role")
     return fields
 
 
@@ -143,10 +148,10 @@ def text_part(text: str) -> Part:
 
 def image_part(url: str, **more: Any) -> Part:
     """Return an image part of a content."""
-    return {"type": "image_url", "image_url": {"url": url, **filled(more)}}
+    return {"type": "image_url", "image_url": {"url": url, **non_empty(more)}}
 
 
-def content_of(parts: Sequence[Part]) -> str | list[Part] | None:
+def make_content(parts: Sequence[Part]) -> str | list[Part] | None:
     """Return the content of these parts: a single text as a string, None for no parts."""
     if len(parts) == 1 and parts[0].keys() == {"type", "text"}:
         text: str = parts[0]["text"]
@@ -154,7 +159,7 @@ def content_of(parts: Sequence[Part]) -> str | list[Part] | None:
     return list(parts) or None
 
 
-def assembled(
+def build_messages(
     role: str,
     parts: Sequence[Part],
     calls: list[dict[str, Any]],
@@ -164,7 +169,7 @@ def assembled(
     """Return the messages of these pieces: the tool results first, at least one message."""
     found = list(results)
     if parts or calls or thoughts or not found:
-        message: dict[str, Any] = {"role": role, "content": content_of(parts)}
+        message: dict[str, Any] = {"role": role, "content": make_content(parts)}
         if thoughts:
             message["reasoning_content"] = "\n\n".join(thoughts)
         if calls:
@@ -173,7 +178,7 @@ def assembled(
     return found
 
 
-def call_of(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+def make_call(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     """Return a tool call. Raises ValueError, RecursionError."""
     text = "{}" if arguments is None else as_text(arguments)
     function = {"name": name if isinstance(name, str) else "unknown", "arguments": text}
@@ -185,21 +190,21 @@ def as_id(id: Any) -> str | None:
     return None if id is None else as_text(id)
 
 
-def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+def non_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are not empty."""
     return {name: value for name, value in fields.items() if value not in _EMPTY}
 
 
-def beside(message: dict[str, Any], name: str, rest: Mapping[str, Any]) -> dict[str, Any]:
+def with_extra(message: dict[str, Any], name: str, rest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the message with the remaining data, if any, in a field of this name."""
     return {**message, name: dict(rest)} if rest else message
 
 
-def _refuse(constant: str) -> Any:
-    raise NotAMessage(f"{constant} has no place in it")
+def _reject_constant(constant: str) -> Any:
+    raise NotAMessage(f"{constant} is not valid JSON")
 
 
-def moment(value: Any) -> datetime | None:
+def parse_time(value: Any) -> datetime | None:
     """Return a time given as ISO 8601 or as seconds since 1970; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return time_of(value)
@@ -210,7 +215,7 @@ def moment(value: Any) -> datetime | None:
     return found if found > NO_TIME else None
 
 
-def local_time(text: Any) -> datetime | None:
+def parse_local_time(text: Any) -> datetime | None:
     """Return a time given as ISO 8601; without an offset it is local time."""
     if not isinstance(text, str):
         return None
@@ -219,3 +224,71 @@ def local_time(text: Any) -> datetime | None:
     except (ValueError, OverflowError, OSError):
         return None
     return found if found > NO_TIME else None
+
+
+# --- plain messages ------------------------------------------------------------------------------
+# Chat messages without a framework: `[{"role": …}]` as one JSON file, or one message per line.
+
+CHAT_FIELDS: Final = frozenset(
+    {"role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call"}
+)
+"""Fields of a message in the format of chat APIs."""
+TIME_FIELDS: Final = ("created_at", "timestamp", "at", "time")
+"""Fields that may contain the time of a message."""
+
+
+def read_plain_array(
+    found: list[Any], rest: dict[str, Any], *, name: str, changed: datetime
+) -> LegacySession:
+    """Return the session in the array of a file of this name. Raises NotASession.
+
+    The other fields of the file are kept with the session.
+    """
+    given = ((f"message {number}", value) for number, value in enumerate(found, 1))
+    return replace(_read_session(given, ImportProblems(), name=name, changed=changed), state=rest)
+
+
+def read_plain_lines(text: bytes, *, name: str, changed: datetime) -> LegacySession:
+    """Return the session in a file of this name with one message per line. Raises NotASession."""
+    report = ImportProblems()
+    return _read_session(_parse_lines(text, report), report, name=name, changed=changed)
+
+
+def has_message(found: list[Any]) -> bool:
+    """Return whether this array contains a message."""
+    return any(isinstance(one, dict) and isinstance(one.get("role"), str) for one in found)
+
+
+def stem_of(name: str) -> str:
+    """Return the name of a file without its suffix; it becomes the key."""
+    return PurePath(name).stem
+
+
+def _parse_lines(text: bytes, report: ImportProblems) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield f"line {number}", parse_json(line, f"line {number}")
+        except NotAMessage as error:
+            report.report_dropped(str(error))
+
+
+def _read_session(
+    given: Iterator[tuple[str, Any]], report: ImportProblems, *, name: str, changed: datetime
+) -> LegacySession:
+    messages: list[JSONMessage] = []
+    for label, value in given:
+        try:
+            fields = as_message(value, label)
+        except NotAMessage as error:
+            report.report_dropped(str(error))
+            continue
+        messages += report.encode(fields, _time_of(fields), label)
+    report.check_not_empty(messages)
+    return report.session("plain", stem_of(name), messages, changed=changed)
+
+
+def _time_of(fields: dict[str, Any]) -> datetime | None:
+    found = (parse_time(fields.get(name)) for name in TIME_FIELDS)
+    return next((at for at in found if at is not None), None)

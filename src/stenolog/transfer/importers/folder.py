@@ -7,8 +7,9 @@ ever deleted or overwritten here, no rename replaces a file, and symbolic links 
 
 import errno
 import os
+import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -16,6 +17,7 @@ from json import loads
 from pathlib import Path
 from typing import Any, Final, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from stenolog.codec import parse_line
@@ -23,35 +25,28 @@ from stenolog.sessions import keys
 from stenolog.stores import disk, file_names, json_file
 from stenolog.stores.json_file import META_SUFFIX, NotASession
 from stenolog.stores.jsonl.scan import looks_torn
-from stenolog.transfer.importers import langchain, nanobot, picoclaw, plain_messages, zeroclaw
+from stenolog.transfer.importers import chat_format, langchain, nanobot, picoclaw, zeroclaw
 from stenolog.transfer.importers.legacy_session import (
-    OF_THE_REFERENCE,
-    TAKEN_IN,
+    IMPORTED_NAME,
+    LOG_SUFFIX,
+    MIGRATED,
+    REFERENCE_LAYOUTS,
     Layout,
     LegacySession,
     Line,
     Source,
-    SourceFiles,
-    dated,
-    lines,
-    with_state_that_fits,
-    with_summary_that_fits,
-)
-from stenolog.transfer.importers.log_pairs import (
-    LOG_SUFFIX,
-    MIGRATED,
-    ending,
-    endings,
-    is_aside,
-    pairs,
-    plain_name,
+    SourceContent,
+    drop_oversized_state,
+    drop_oversized_summary,
+    read_lines,
+    with_times,
 )
 
-__all__ = ["Folder", "Source", "SourceFiles"]
+__all__ = ["Folder", "Source", "SourceContent"]
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_OURS: Final = b'{"kind":"state",'
-_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_LOG_START: Final = b'{"kind":"state",'
+_NO_LINK_ERRORS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of file systems that do not support hard links."""
 _SESSION_FIELDS: Final = ("key", "summary", "created", "updated", "stenolog")
 """Fields of a JSON session file besides its messages."""
@@ -69,7 +64,7 @@ class Folder:
         *,
         only: str | None = None,
         follow: bool = False,
-        layouts: frozenset[Layout] = OF_THE_REFERENCE,
+        layouts: frozenset[Layout] = REFERENCE_LAYOUTS,
     ) -> None:
         self.path = path
         self.name = str(path)
@@ -92,13 +87,13 @@ class Folder:
         with suppress(OSError):
             what = f"the folder {self.path}"
             disk.wait_for_lock(self._descriptor, seconds=seconds, what=what, poll=0.01)
-        self._mend()
+        self._remove_second_names()
 
-    def _mend(self) -> None:
+    def _remove_second_names(self) -> None:
         """Remove second names of files, left by a process that was killed while renaming."""
         with suppress(OSError):
-            for name in filter(is_aside, self._names()):
-                if self._is_same(name, plain_name(name)):
+            for name in filter(has_import_suffix, self._names()):
+                if self._is_same(name, original_name(name)):
                     os.unlink(name, dir_fd=self._descriptor)
 
     # --- finding sources ---------------------------------------------------------------------
@@ -111,46 +106,48 @@ class Folder:
         """
         names = self._names()
         logs = list(self._logs(names, thorough=thorough))
-        whole = [
+        json_files = [
             Source(name=name, body=name)
             for name in sorted(filter(json_file.is_session_name, names))
         ]
-        chosen = [source for source in (*logs, *whole) if self._only in (None, source.name)]
-        if not chosen and self._is_odd(names):
+        selected = [source for source in (*logs, *json_files) if self._only in (None, source.name)]
+        if not selected and self._has_unknown_name(names):
             # A file that the user names is read whatever its suffix.
-            chosen = [Source(name=self._only or "", body=self._only)]
+            selected = [Source(name=self._only or "", body=self._only)]
         return [
-            replace(source, bytes=self._size(source), layouts=self._layouts) for source in chosen
+            replace(source, bytes=self._size(source), layouts=self._layouts) for source in selected
         ]
 
-    def _is_odd(self, names: set[str]) -> bool:
+    def _has_unknown_name(self, names: set[str]) -> bool:
         """Return whether the given file has a name that no known layout uses."""
         name = self._only or ""
-        is_log = name.endswith((LOG_SUFFIX, json_file.SUFFIX)) or TAKEN_IN.search(name) is not None
-        return self._layouts > OF_THE_REFERENCE and name in names and not is_log
+        is_log = (
+            name.endswith((LOG_SUFFIX, json_file.SUFFIX)) or IMPORTED_NAME.search(name) is not None
+        )
+        return self._layouts > REFERENCE_LAYOUTS and name in names and not is_log
 
     def _names(self) -> set[str]:
         with os.scandir(self._descriptor) as entries:
             return {entry.name for entry in entries if not entry.name.startswith(".")}
 
     def _logs(self, names: set[str], *, thorough: bool) -> Iterator[Source]:
-        for pair in pairs(names):
+        for pair in find_pairs(names):
             source = Source(name=pair.stem + LOG_SUFFIX, body=pair.log, meta=pair.meta)
             has_meta = pair.meta is not None
-            if source.body != source.name or not self._is_ours(
-                source.name, thorough=thorough, beside_meta=has_meta
+            if source.body != source.name or not self._is_stenolog_log(
+                source.name, thorough=thorough, has_meta_file=has_meta
             ):
                 yield source
 
-    def _is_ours(self, name: str, *, thorough: bool, beside_meta: bool) -> bool:
+    def _is_stenolog_log(self, name: str, *, thorough: bool, has_meta_file: bool) -> bool:
         """Return whether this is a log of stenolog, or the remains of one."""
         # A file whose name is an escaped key of ours is not opened at every start.
-        spelled = "%" in name and file_names.key_of_log(name) is not None
-        if spelled and not thorough and not beside_meta:
+        has_escaped_key = "%" in name and file_names.key_of_log(name) is not None
+        if has_escaped_key and not thorough and not has_meta_file:
             return True
         try:
-            text = self._read(name, len(_OURS))
-            if text == _OURS:
+            text = self._read(name, len(_LOG_START))
+            if text == _LOG_START:
                 return True
             text = self._read(name)
         except OSError:
@@ -158,7 +155,7 @@ class Folder:
         if any(parse_line(line) is not None for line in text.split(b"\n")):
             return True
         # An empty log may be a new one of ours, or one that picoclaw cleared.
-        return looks_torn(text) and not (beside_meta and not text)
+        return looks_torn(text) and not (has_meta_file and not text)
 
     def _size(self, source: Source) -> int:
         found = [self._stat(name) for name in (source.body, source.meta) if name is not None]
@@ -166,7 +163,7 @@ class Folder:
 
     # --- reading -----------------------------------------------------------------------------
 
-    def read(self, source: Source) -> SourceFiles:
+    def read(self, source: Source) -> SourceContent:
         """Return the session of these files. Raises NotASession, OSError."""
         files = [name for name in (source.body, source.meta) if name is not None]
         before = [self._stat(name) for name in files]
@@ -175,16 +172,19 @@ class Folder:
         changed = max((one.st_mtime_ns for one in before if one is not None), default=0)
         moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=changed // 1000)
         digest = sha256(b"%d:" % len(body) + body + (meta or b"")).hexdigest()
-        session = with_summary_that_fits(_session(source, body, meta, moment))
-        return SourceFiles(
-            with_state_that_fits(session), digest, moment, tuple(_mark(one) for one in before)
+        session = drop_oversized_summary(_read_session(source, body, meta, moment))
+        return SourceContent(
+            drop_oversized_state(session),
+            digest,
+            moment,
+            tuple(_file_version(one) for one in before),
         )
 
-    def taken_in(self) -> int:
+    def count_imported(self) -> int:
         """Return the number of files with the ending of imported files; `only`: of that file."""
         with suppress(OSError), os.scandir(self._descriptor) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(self._only or "")]
-            return sum(TAKEN_IN.search(name) is not None for name in names)
+            return sum(IMPORTED_NAME.search(name) is not None for name in names)
         return 0
 
     def aliases(self, source: Source) -> tuple[str, ...]:
@@ -196,10 +196,10 @@ class Folder:
         except OSError:
             return ()
 
-    def is_as_read(self, source: Source, found: SourceFiles) -> bool:
+    def is_unchanged(self, source: Source, found: SourceContent) -> bool:
         """Return whether the files are unchanged since they were read."""
         files = [name for name in (source.body, source.meta) if name is not None]
-        return tuple(_mark(self._stat(name)) for name in files) == found.marks
+        return tuple(_file_version(self._stat(name)) for name in files) == found.file_versions
 
     def _read(self, name: str, length: int = -1) -> bytes:
         descriptor = os.open(name, _READ, dir_fd=self._descriptor)
@@ -217,38 +217,40 @@ class Folder:
 
     # --- renaming ----------------------------------------------------------------------------
 
-    def set_aside(self, source: Source) -> Source:
+    def rename_for_import(self, source: Source) -> Source:
         """Give a log and its meta the ending used during the import. Raises OSError."""
         if not source.name.endswith(LOG_SUFFIX):
             return source
         end = self._ending(source)
         meta, body = source.meta, source.body
-        if meta is not None and meta in source.files and not is_aside(meta):
+        if meta is not None and meta in source.files and not has_import_suffix(meta):
             meta = self._rename(meta, meta + end)
-        if body is not None and not is_aside(body):
+        if body is not None and not has_import_suffix(body):
             body = self._rename(body, body + end)
         return replace(source, meta=meta, body=body)
 
     def _ending(self, source: Source) -> str:
         """Return the ending that one file already has, else one that is free for both."""
-        begun = next(filter(None, map(ending, source.files)), "")
+        existing = next(filter(None, map(import_suffix, source.files)), "")
         meta = source.name.removesuffix(LOG_SUFFIX) + META_SUFFIX
         both = (source.name, meta)
-        free = (end for end in endings() if not any(self._stat(name + end) for name in both))
-        return begun or next(free)
+        free = (
+            end for end in import_suffixes() if not any(self._stat(name + end) for name in both)
+        )
+        return existing or next(free)
 
-    def put_back(self, source: Source) -> None:
+    def restore_names(self, source: Source) -> None:
         """Give the files their original names again if those are free. Raises OSError."""
         for name in reversed(source.files):
-            if is_aside(name) and self._stat(plain_name(name)) is None:
+            if has_import_suffix(name) and self._stat(original_name(name)) is None:
                 with suppress(FileExistsError):
-                    self._rename_beside_others(name, plain_name(name))
+                    self._rename_unless_exists(name, original_name(name))
 
-    def finish(self, source: Source) -> None:
+    def rename_imported(self, source: Source) -> None:
         """Give the files the ending of imported files. Raises OSError."""
         for name in source.files:
             self._make_private(name)
-            self._rename(name, self._free(plain_name(name) + MIGRATED))
+            self._rename(name, self._free_name(original_name(name) + MIGRATED))
 
     def sync(self) -> None:
         """Sync the new names to the disk. Raises OSError."""
@@ -263,7 +265,7 @@ class Folder:
             finally:
                 os.close(descriptor)
 
-    def _free(self, name: str) -> str:
+    def _free_name(self, name: str) -> str:
         number, free = 1, name
         while self._stat(free) is not None:
             number += 1
@@ -277,14 +279,14 @@ class Folder:
         os.rename(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
         return to
 
-    def _rename_beside_others(self, name: str, to: str) -> None:
+    def _rename_unless_exists(self, name: str, to: str) -> None:
         """Rename to a name that another program may create at any moment. Raises OSError."""
         # A rename would replace a file created in between; creating a hard link fails instead.
         at = self._descriptor
         try:
             os.link(name, to, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NO_LINK_ERRORS:
                 raise
             self._rename(name, to)
         else:
@@ -295,33 +297,35 @@ class Folder:
         return one is not None and two is not None and os.path.samestat(one, two)
 
 
-def _session(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> LegacySession:
+def _read_session(
+    source: Source, body: bytes, meta: bytes | None, changed: datetime
+) -> LegacySession:
     if source.name.endswith(json_file.SUFFIX) or _begins_array(source, body):
-        return _whole(source, body, changed)
-    return _log(source, body, meta, changed)
+        return _read_json(source, body, changed)
+    return _read_log(source, body, meta, changed)
 
 
 def _begins_array(source: Source, body: bytes) -> bool:
     return not source.layouts.isdisjoint(("langchain", "plain")) and body[:99].lstrip()[:1] == b"["
 
 
-def _whole(source: Source, body: bytes, changed: datetime) -> LegacySession:
+def _read_json(source: Source, body: bytes, changed: datetime) -> LegacySession:
     """Return the session in a file that is one JSON value. Raises NotASession."""
-    may, name = source.layouts, source.name
-    asked = not may.isdisjoint(("langchain", "plain"))
-    found, rest = _array(body) if asked else (None, {})
-    if found is not None and "langchain" in may and langchain.looks_like(found):
+    allowed, name = source.layouts, source.name
+    wants_arrays = not allowed.isdisjoint(("langchain", "plain"))
+    found, rest = _find_array(body) if wants_arrays else (None, {})
+    if found is not None and "langchain" in allowed and langchain.looks_like(found):
         return langchain.read(found, name=name, changed=changed)
-    if found is not None and "plain" in may and plain_messages.looks_like(found):
-        return plain_messages.read_array(found, rest, name=name, changed=changed)
-    if "plain" in may and any(line.fields is not None for line in lines(body)):
+    if found is not None and "plain" in allowed and chat_format.has_message(found):
+        return chat_format.read_plain_array(found, rest, name=name, changed=changed)
+    if "plain" in allowed and any(line.fields is not None for line in read_lines(body)):
         # JSON lines in a file with the suffix of a single value.
-        return plain_messages.read_lines(body, name=name, changed=changed)
+        return chat_format.read_plain_lines(body, name=name, changed=changed)
     if found == []:
         raise NotASession("it is an empty list: there are no messages in it")
-    if may.isdisjoint(("picoclaw-legacy", "stenolog-json")):
+    if allowed.isdisjoint(("picoclaw-legacy", "stenolog-json")):
         _check_json(body)
-        raise NotASession(_not_of(may))
+        raise NotASession(_wrong_layout(allowed))
     return _read_json_session(body, name=name, changed=changed)
 
 
@@ -333,7 +337,7 @@ def _check_json(body: bytes) -> None:
         raise NotASession(f"it is not JSON: {error}") from error
 
 
-def _array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
+def _find_array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
     """Return the array of the file, or of its field `messages` along with the other fields."""
     try:
         found = loads(body.decode("utf-8-sig"))
@@ -347,23 +351,23 @@ def _array(body: bytes) -> tuple[list[Any] | None, dict[str, Any]]:
     return (found, {}) if isinstance(found, list) else (None, {})
 
 
-def _log(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> LegacySession:
+def _read_log(source: Source, body: bytes, meta: bytes | None, changed: datetime) -> LegacySession:
     """Return the session in a file of JSON lines. Raises NotASession."""
-    may, name = source.layouts, source.name
-    if "nanobot" in may and nanobot.looks_like(body):
+    allowed, name = source.layouts, source.name
+    if "nanobot" in allowed and nanobot.looks_like(body):
         return nanobot.read(body, name=name, changed=changed)
-    found = list(lines(body))
-    is_plain = "plain" in may and meta is None and _is_plain(found, name)
-    if "picoclaw" in may and (meta is not None or picoclaw.looks_like(found)) and not is_plain:
+    found = list(read_lines(body))
+    is_plain = "plain" in allowed and meta is None and _is_plain(found, name)
+    if "picoclaw" in allowed and (meta is not None or picoclaw.looks_like(found)) and not is_plain:
         return picoclaw.read(body, meta, name=name, changed=changed)
-    if "zeroclaw" in may and zeroclaw.looks_like(found) and not is_plain:
+    if "zeroclaw" in allowed and zeroclaw.looks_like(found) and not is_plain:
         return zeroclaw.read(body, name=name, changed=changed)
-    if "plain" in may and any(line.fields is not None for line in found):
-        return plain_messages.read_lines(body, name=name, changed=changed)
+    if "plain" in allowed and any(line.fields is not None for line in found):
+        return chat_format.read_plain_lines(body, name=name, changed=changed)
     if not found:
         raise NotASession("it is empty")
-    if may < OF_THE_REFERENCE:
-        raise NotASession(_not_of(may))
+    if allowed < REFERENCE_LAYOUTS:
+        raise NotASession(_wrong_layout(allowed))
     raise NotASession(
         next((line.problem for line in found if line.problem), "its layout is unknown")
     )
@@ -373,35 +377,120 @@ def _is_plain(found: Sequence[Line], name: str) -> bool:
     """Return whether these messages have no feature of a particular program."""
     messages = [line.fields for line in found if line.fields is not None]
     if not zeroclaw.looks_like(found):
-        return all(fields.keys() <= plain_messages.FIELDS for fields in messages)
-    packed = any(zeroclaw.unpacked(fields) != fields for fields in messages)
-    return not packed and keys.from_reference_name(name.removesuffix(LOG_SUFFIX)) is None
+        return all(fields.keys() <= chat_format.CHAT_FIELDS for fields in messages)
+    packed = any(zeroclaw.unpack_content(fields) != fields for fields in messages)
+    return not packed and keys.key_from_zeroclaw_name(name.removesuffix(LOG_SUFFIX)) is None
 
 
-def _not_of(may: frozenset[Layout]) -> str:
-    names = ", ".join(sorted(may))
-    return f"it is not what {names} writes" if len(may) == 1 else "its layout is unknown"
+def _wrong_layout(allowed: frozenset[Layout]) -> str:
+    names = ", ".join(sorted(allowed))
+    return f"it is not what {names} writes" if len(allowed) == 1 else "its layout is unknown"
 
 
-def _mark(found: os.stat_result | None) -> tuple[int, int, int]:
+def _file_version(found: os.stat_result | None) -> tuple[int, int, int]:
     return (0, 0, 0) if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _read_json_session(text: bytes, *, name: str, changed: datetime) -> LegacySession:
     """Return the session in a JSON file, of picoclaw or of SessionManager. Raises NotASession."""
-    kept = json_file.parse(text)
+    parsed = json_file.parse(text)
     stem = name.removesuffix(json_file.SUFFIX)
-    created = kept.created or kept.updated or changed
-    updated = kept.updated or changed
+    created = parsed.created or parsed.updated or changed
+    updated = parsed.updated or changed
     return LegacySession(
-        layout="stenolog-json" if kept.ours else "picoclaw-legacy",
-        key=kept.key or stem,
-        messages=dated(kept.messages, created, updated),
-        summary=kept.summary,
-        began_with=kept.began_with,
-        aliases=() if kept.ours or kept.key in (None, stem) else (stem,),
+        layout="stenolog-json" if parsed.ours else "picoclaw-legacy",
+        key=parsed.key or stem,
+        messages=with_times(parsed.messages, created, updated),
+        summary=parsed.summary,
+        previous_summary=parsed.began_with,
+        aliases=() if parsed.ours or parsed.key in (None, stem) else (stem,),
         created=created,
         updated=updated,
-        dropped=kept.dropped,
-        problems=kept.problems,
+        dropped=parsed.dropped,
+        problems=parsed.problems,
     )
+
+
+# --- names of log files ----------------------------------------------------------------------
+# An old log may have the name that our log needs. During the import it and its meta file then get a
+# different ending: `.importing`, or `.importing-2` and so on if the first name is taken. Both files
+# of a pair have the same ending, unless the import was killed between the two renames.
+
+IMPORTING: Final = ".importing"
+
+_LOG: Final = re.compile(rf"(.*)\.jsonl((?:{re.escape(IMPORTING)}(?:-\d+)?)?)", re.DOTALL)
+_META: Final = re.compile(rf"(.*)\.meta\.json((?:{re.escape(IMPORTING)}(?:-\d+)?)?)", re.DOTALL)
+_MIGRATED_META: Final = re.compile(rf"(.*)\.meta\.json({re.escape(MIGRATED)}(?:-\d+)?)", re.DOTALL)
+
+
+class LogPair(Struct, frozen=True):
+    """The current names of a log and its meta file; one of them may be missing."""
+
+    stem: str
+    log: str | None
+    meta: str | None
+
+
+def find_pairs(names: Set[str]) -> Iterator[LogPair]:
+    """Yield every log with its meta file, then meta files without a log; oldest endings first."""
+    logs, metas, migrated = (
+        _suffixes_by_stem(names, which) for which in (_LOG, _META, _MIGRATED_META)
+    )
+    for stem in sorted({*logs, *metas}):
+        log_suffixes, meta_suffixes = logs.get(stem, []), metas.get(stem, [])
+        unpaired = [suffix for suffix in meta_suffixes if suffix not in log_suffixes]
+        for suffix in log_suffixes:
+            meta = suffix if suffix in meta_suffixes else _matching_meta_suffix(suffix, unpaired)
+            if meta in unpaired:
+                unpaired.remove(meta)
+            if meta is None and stem in migrated:
+                meta = migrated[stem][-1]
+            name = None if meta is None else stem + META_SUFFIX + meta
+            yield LogPair(stem, stem + LOG_SUFFIX + suffix, name)
+        for suffix in unpaired:
+            yield LogPair(stem, None, stem + META_SUFFIX + suffix)
+
+
+def has_import_suffix(name: str) -> bool:
+    """Return whether a file has an ending of a running import."""
+    return original_name(name) != name
+
+
+def original_name(name: str) -> str:
+    """Return the name that a file had before the import renamed it."""
+    found = _LOG.fullmatch(name) or _META.fullmatch(name)
+    return name if found is None else name.removesuffix(found[2])
+
+
+def import_suffix(name: str) -> str:
+    """Return the ending of a file that the import renamed; empty for any other."""
+    return name[len(original_name(name)) :]
+
+
+def import_suffixes() -> Iterator[str]:
+    """Yield the endings that a pair may get, in order of preference."""
+    yield IMPORTING
+    number = 1
+    while True:
+        number += 1
+        yield f"{IMPORTING}-{number}"
+
+
+def _suffixes_by_stem(names: Set[str], which: re.Pattern[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if match := which.fullmatch(name):
+            found.setdefault(match[1], []).append(match[2])
+    return {stem: sorted(suffixes, key=_suffix_age) for stem, suffixes in found.items()}
+
+
+def _suffix_age(suffix: str) -> tuple[bool, int]:
+    """Return a sort key by number; a file with its original name is the newest."""
+    return (not suffix, int(suffix.partition("-")[2] or 1))
+
+
+def _matching_meta_suffix(suffix: str, unpaired: list[str]) -> str | None:
+    """Return the ending of the meta file that belongs to a log with this ending."""
+    if suffix:
+        return "" if "" in unpaired else None
+    return next((other for other in reversed(unpaired)), None)

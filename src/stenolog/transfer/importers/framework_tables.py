@@ -3,6 +3,7 @@
 Each session is read in one consistent state.
 """
 
+import re
 import sqlite3
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -18,52 +19,57 @@ from stenolog.sessions import keys
 from stenolog.stores.json_file import JSONMessage, NotASession
 from stenolog.transfer.importers import adk, langchain, openai_agents
 from stenolog.transfer.importers.chat_format import (
+    ImportProblems,
     NotAMessage,
-    Report,
     as_object,
-    filled,
-    local_time,
-    moment,
-    parsed,
+    non_empty,
+    parse_json,
+    parse_local_time,
+    parse_time,
 )
+from stenolog.transfer.importers.folder import Folder
 from stenolog.transfer.importers.legacy_session import (
-    EVERY_LAYOUT,
+    ALL_LAYOUTS,
+    REFERENCE_LAYOUTS,
     Layout,
     LegacySession,
     Source,
-    SourceFiles,
-    with_state_that_fits,
-    with_summary_that_fits,
+    SourceContent,
+    SourceFolder,
+    drop_oversized_state,
+    drop_oversized_summary,
 )
 from stenolog.transfer.importers.sqlite_file import (
     Row,
     SQLiteFile,
-    columns,
-    damage,
-    is_ours,
-    quoted,
-    rows_of,
+    check_integrity,
+    fetch_rows,
+    is_sqlite_file,
+    is_stenolog_database,
+    quote_name,
+    table_columns,
 )
+from stenolog.transfer.importers.strands import StrandsFolder, is_session_folder
 
-TRIES: Final = 3
+MAX_READ_ATTEMPTS: Final = 3
 """Maximum number of attempts to read a session that changes during the read."""
 
 Columns = Mapping[str, frozenset[str]]
-Inside = tuple[str, ...]
+SessionIdentifier = tuple[str, ...]
 """Identifies one of the sessions in a file."""
 
 _BRANCHES: Final = frozenset({"session_id", "message_id", "branch_id", "sequence_number"})
-MAIN: Final = "main"
+MAIN_BRANCH: Final = "main"
 """First branch of a session of the OpenAI Agents SDK."""
 
 
 class Query(Protocol):
     """Function that runs a statement."""
 
-    def __call__(self, sql: str, *values: str, counts: bool = True) -> list[Row]:
+    def __call__(self, sql: str, *values: str, in_digest: bool = True) -> list[Row]:
         """Return all rows, with texts as bytes.
 
-        `counts`: the rows are part of the session's digest.
+        `in_digest`: the rows are part of the session's digest.
         """
 
 
@@ -74,24 +80,28 @@ class Tables(Protocol):
     def layout(self) -> Layout:
         """Layout of such tables."""
 
-    def sessions(self, query: Query) -> list[Inside]:
+    def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return the identifier of each session that has messages."""
 
-    def read(self, query: Query, inside: Inside, *, changed: datetime) -> LegacySession:
+    def read(
+        self, query: Query, identifier: SessionIdentifier, *, changed: datetime
+    ) -> LegacySession:
         """Return one session. Raises NotASession."""
 
 
-def known(columns: Columns) -> list[Tables]:
+def find_tables(tables: Columns) -> list[Tables]:
     """Return the supported sets of tables among these columns."""
     found: list[Tables] = []
-    for table, names in columns.items():
+    for table, names in tables.items():
         if names >= {"id", "session_id", "message_data", "created_at"}:
-            branches = columns.get("message_structure", frozenset()) >= _BRANCHES
-            found.append(AgentTables(table, _sessions_beside(columns), branches))
+            branches = tables.get("message_structure", frozenset()) >= _BRANCHES
+            found.append(AgentTables(table, _times_table(tables), branches))
         elif names == {"id", "session_id", "message"}:
-            found.append(MessageStore(table))
-    if columns.get("events", frozenset()) >= _ADK and "app_name" in columns.get("sessions", ()):
-        found.append(AdkTables(tuple(sorted(columns["events"])), frozenset(columns)))
+            found.append(LangChainTable(table))
+    if tables.get("events", frozenset()) >= _ADK_COLUMNS and "app_name" in tables.get(
+        "sessions", ()
+    ):
+        found.append(AdkTables(tuple(sorted(tables["events"])), frozenset(tables)))
     return found
 
 
@@ -102,7 +112,7 @@ class AgentTables(Struct, frozen=True):
     """Items of the OpenAI Agents SDK: SQLiteSession, and SQLAlchemySession in a SQLite file."""
 
     messages: str
-    about: str | None
+    times_table: str | None
     """Name of the table with the times of the sessions."""
     branches: bool
     """Whether AdvancedSQLiteSession assigned the items to branches."""
@@ -112,53 +122,57 @@ class AgentTables(Struct, frozen=True):
         """Layout of such tables."""
         return "openai-agents"
 
-    def sessions(self, query: Query) -> list[Inside]:
+    def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session and each of its branches."""
-        table = quoted(self.messages)
+        table = quote_name(self.messages)
         rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
-        found: list[Inside] = [(_name(row[0]), MAIN) for row in rows if row[0] is not None]
+        found: list[SessionIdentifier] = [
+            (_to_text(row[0]), MAIN_BRANCH) for row in rows if row[0] is not None
+        ]
         if self.branches:
             rows = query(
                 "SELECT session_id, branch_id, min(id) FROM message_structure "
                 "GROUP BY session_id, branch_id ORDER BY 3"
             )
-            more = [(_name(row[0]), _name(row[1])) for row in rows if None not in row]
-            found += [one for one in more if one[1] != MAIN]
+            more = [(_to_text(row[0]), _to_text(row[1])) for row in rows if None not in row]
+            found += [one for one in more if one[1] != MAIN_BRANCH]
         return found
 
-    def read(self, query: Query, inside: Inside, *, changed: datetime) -> LegacySession:
+    def read(
+        self, query: Query, identifier: SessionIdentifier, *, changed: datetime
+    ) -> LegacySession:
         """Return one session. Raises NotASession."""
-        id, branch = inside
-        report = Report()
+        id, branch = identifier
+        report = ImportProblems()
         messages: list[JSONMessage] = []
         encrypted = 0
         for number, (text, at) in enumerate(self._rows(query, id, branch), 1):
-            what = f"message {number}"
+            label = f"message {number}"
             try:
-                item = as_object(parsed(_bytes(text), what), what)
+                item = as_object(parse_json(_to_bytes(text), label), label)
                 if openai_agents.is_encrypted(item):
                     encrypted += 1
                     continue
                 message = openai_agents.message_of(item, report)
             except NotAMessage as error:
-                words = str(error)
-                report.drop(words if words.startswith(what) else f"{what}: {words}")
+                text = str(error)
+                report.report_dropped(text if text.startswith(label) else f"{label}: {text}")
             except (ValueError, RecursionError) as error:
-                report.drop(f"{what} cannot be read: {error}")
+                report.report_dropped(f"{label} cannot be read: {error}")
             else:
-                messages += report.keep(message, _time(at), what)
+                messages += report.encode(message, _to_time(at), label)
         if encrypted:
             are = "1 message is" if encrypted == 1 else f"{encrypted:,} messages are"
-            report.drop(f"{are} encrypted, and can only be read with the key there", encrypted)
-        report.check(messages)
+            report.report_dropped(f"{are} encrypted and cannot be imported", encrypted)
+        report.check_not_empty(messages)
         created, updated = self._times(query, id)
-        key = id if branch == MAIN else f"{id}:{branch}"
+        key = id if branch == MAIN_BRANCH else f"{id}:{branch}"
         return report.session(
             self.layout, key, messages, changed=changed, created=created, updated=updated
         )
 
     def _rows(self, query: Query, id: str, branch: str) -> list[Row]:
-        table = quoted(self.messages)
+        table = quote_name(self.messages)
         if not self.branches:
             of = f"{table} WHERE session_id = ? ORDER BY id"
             return query(f"SELECT message_data, created_at FROM {of}", id)  # noqa: S608
@@ -174,26 +188,26 @@ class AgentTables(Struct, frozen=True):
         )
 
     def _times(self, query: Query, id: str) -> tuple[datetime | None, datetime | None]:
-        if self.about is None:
+        if self.times_table is None:
             return None, None
-        table = quoted(self.about)
+        table = quote_name(self.times_table)
         rows = query(f"SELECT created_at, updated_at FROM {table} WHERE session_id = ?", id)  # noqa: S608
         for created, updated in rows:
-            return _time(created), _time(updated)
+            return _to_time(created), _to_time(updated)
         return None, None
 
 
-def _sessions_beside(columns: Columns) -> str | None:
+def _times_table(tables: Columns) -> str | None:
     """Return the name of the table with the times of the sessions."""
     wanted = {"session_id", "created_at", "updated_at"}
-    found = [name for name, has in columns.items() if has == wanted]
+    found = [name for name, has in tables.items() if has == wanted]
     return "agent_sessions" if "agent_sessions" in found else next(iter(found), None)
 
 
 # --- LangChain -------------------------------------------------------------------------------
 
 
-class MessageStore(Struct, frozen=True):
+class LangChainTable(Struct, frozen=True):
     """Messages of LangChain's SQLChatMessageHistory."""
 
     table: str
@@ -203,33 +217,35 @@ class MessageStore(Struct, frozen=True):
         """Layout of such tables."""
         return "langchain"
 
-    def sessions(self, query: Query) -> list[Inside]:
+    def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session."""
-        table = quoted(self.table)
+        table = quote_name(self.table)
         rows = query(f"SELECT session_id, min(id) FROM {table} GROUP BY session_id ORDER BY 2")  # noqa: S608
-        return [(_name(row[0]),) for row in rows if row[0] is not None]
+        return [(_to_text(row[0]),) for row in rows if row[0] is not None]
 
-    def read(self, query: Query, inside: Inside, *, changed: datetime) -> LegacySession:
+    def read(
+        self, query: Query, identifier: SessionIdentifier, *, changed: datetime
+    ) -> LegacySession:
         """Return one session. Raises NotASession."""
-        table = quoted(self.table)
-        rows = query(f"SELECT message FROM {table} WHERE session_id = ? ORDER BY id", *inside)  # noqa: S608
-        report = Report()
+        table = quote_name(self.table)
+        rows = query(f"SELECT message FROM {table} WHERE session_id = ? ORDER BY id", *identifier)  # noqa: S608
+        report = ImportProblems()
         given: list[tuple[str, Any]] = []
         for number, (text,) in enumerate(rows, 1):
-            what = f"message {number}"
+            label = f"message {number}"
             try:
-                given.append((what, parsed(_bytes(text), what)))
+                given.append((label, parse_json(_to_bytes(text), label)))
             except NotAMessage as error:
-                report.drop(str(error))
-        return langchain.session_of(given, report, key=inside[0], changed=changed)
+                report.report_dropped(str(error))
+        return langchain.session_of(given, report, key=identifier[0], changed=changed)
 
 
 # --- ADK -------------------------------------------------------------------------------------
 
-_ADK: Final = frozenset({"id", "app_name", "user_id", "session_id", "timestamp"})
-_PICKLED: Final = "actions"
+_ADK_COLUMNS: Final = frozenset({"id", "app_name", "user_id", "session_id", "timestamp"})
+_PICKLED_COLUMN: Final = "actions"
 """Column in which older versions keep pickled Python. Loading it would run its code."""
-_OLD_JSON: Final = (
+_JSON_COLUMNS: Final = (
     "content",
     "grounding_metadata",
     "custom_metadata",
@@ -239,13 +255,13 @@ _OLD_JSON: Final = (
     "output_transcription",
     "long_running_tool_ids_json",
 )
-_NOT_FIELDS: Final = (_PICKLED, "event_data", "app_name", "user_id", "session_id")
+_OTHER_COLUMNS: Final = (_PICKLED_COLUMN, "event_data", "app_name", "user_id", "session_id")
 
 
 class AdkTables(Struct, frozen=True):
     """Events of ADK: SqliteSessionService, and DatabaseSessionService in a SQLite file."""
 
-    columns: tuple[str, ...]
+    event_columns: tuple[str, ...]
     """Columns of the table of events."""
     tables: frozenset[str]
 
@@ -254,127 +270,139 @@ class AdkTables(Struct, frozen=True):
         """Layout of such tables."""
         return "adk"
 
-    def sessions(self, query: Query) -> list[Inside]:
+    def sessions(self, query: Query) -> list[SessionIdentifier]:
         """Return each session."""
         rows = query(
             "SELECT app_name, user_id, session_id, min(rowid) FROM events GROUP BY 1, 2, 3 "
             "ORDER BY 4"
         )
-        return [tuple(map(_name, row[:3])) for row in rows if None not in row]
+        return [tuple(map(_to_text, row[:3])) for row in rows if None not in row]
 
-    def read(self, query: Query, inside: Inside, *, changed: datetime) -> LegacySession:
+    def read(
+        self, query: Query, identifier: SessionIdentifier, *, changed: datetime
+    ) -> LegacySession:
         """Return one session. Raises NotASession."""
-        app, user, id = inside
-        report = Report()
-        talk = adk.talk_of(self._events(query, inside, report), report)
-        report.check(talk.messages)
-        state, created, updated = self._state(query, inside, report)
+        app, user, id = identifier
+        report = ImportProblems()
+        conversation = adk.read_events(self._events(query, identifier, report), report)
+        report.check_not_empty(conversation.messages)
+        state, created, updated = self._state(query, identifier, report)
         return report.session(
             self.layout,
-            keys.join(keys.Parts(app, id, user)),
-            talk.messages,
+            keys.join_key(keys.KeyParts(app, id, user)),
+            conversation.messages,
             changed=changed,
             created=created,
             updated=updated,
-            summary=talk.summary,
+            summary=conversation.summary,
             agent=app,
             state=state,
         )
 
-    def _events(self, query: Query, inside: Inside, report: Report) -> list[adk.Event]:
-        names = self.columns if "event_data" not in self.columns else ("event_data", "timestamp")
-        # The pickled column is not even read, so that no code can load it.
-        chosen = [name for name in names if name != _PICKLED]
-        rows = query(
-            f"SELECT {', '.join(map(quoted, chosen))} FROM events "  # noqa: S608
-            "WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY timestamp, rowid",
-            *inside,
+    def _events(
+        self, query: Query, identifier: SessionIdentifier, report: ImportProblems
+    ) -> list[adk.Event]:
+        names = (
+            self.event_columns
+            if "event_data" not in self.event_columns
+            else ("event_data", "timestamp")
         )
-        if "event_data" not in self.columns and _PICKLED in self.columns:  # guard: no-pickle
-            report.note(
-                "the actions of its events are pickled, and not read: what changed the state, "
-                "rewound or compacted is not carried"
+        # The pickled column is not even read, so that no code can load it.
+        chosen = [name for name in names if name != _PICKLED_COLUMN]
+        rows = query(
+            f"SELECT {', '.join(map(quote_name, chosen))} FROM events "  # noqa: S608
+            "WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY timestamp, rowid",
+            *identifier,
+        )
+        if (
+            "event_data" not in self.event_columns and _PICKLED_COLUMN in self.event_columns
+        ):  # guard: no-pickle
+            report.report_loss(
+                "the actions of its events are pickled and were not read: state changes, rewinds "
+                "and compactions are not imported"
             )
         events = []
         for number, row in enumerate(rows, 1):
-            what = f"event {number}"
+            label = f"event {number}"
             try:
-                events.append(adk.Event(what, _event(dict(zip(chosen, row, strict=True)), what)))
+                events.append(
+                    adk.Event(label, _event_fields(dict(zip(chosen, row, strict=True)), label))
+                )
             except NotAMessage as error:
-                report.drop(str(error))
+                report.report_dropped(str(error))
         return events
 
     def _state(
-        self, query: Query, inside: Inside, report: Report
+        self, query: Query, identifier: SessionIdentifier, report: ImportProblems
     ) -> tuple[dict[str, Any], datetime | None, datetime | None]:
         """Return the state of the session, its user and its app, and the session's times."""
-        app, user, id = inside
+        app, user, id = identifier
         state: dict[str, Any] = {"app_name": app, "user_id": user, "id": id}
         rows = query(
             "SELECT state, create_time, update_time FROM sessions "
             "WHERE app_name = ? AND user_id = ? AND id = ?",
-            *inside,
+            *identifier,
         )
-        times = [(_time(row[1]), _time(row[2])) for row in rows] or [(None, None)]
-        named = [("state", rows)]
+        times = [(_to_time(row[1]), _to_time(row[2])) for row in rows] or [(None, None)]
+        states = [("state", rows)]
         if "user_states" in self.tables:
             sql = "SELECT state FROM user_states WHERE app_name = ? AND user_id = ?"
-            named.append(("user_state", query(sql, app, user, counts=False)))
+            states.append(("user_state", query(sql, app, user, in_digest=False)))
         if "app_states" in self.tables:
             sql = "SELECT state FROM app_states WHERE app_name = ?"
-            named.append(("app_state", query(sql, app, counts=False)))
-        for name, found in named:
+            states.append(("app_state", query(sql, app, in_digest=False)))
+        for name, found in states:
             for row in found[:1]:
                 try:
-                    state[name] = parsed(_bytes(row[0]), f"its {name.replace('_', ' ')}")
+                    state[name] = parse_json(_to_bytes(row[0]), f"its {name.replace('_', ' ')}")
                 except NotAMessage as error:
-                    report.note(str(error))
-        return filled(state), *times[0]
+                    report.report_loss(str(error))
+        return non_empty(state), *times[0]
 
 
-def _event(row: dict[str, Any], what: str) -> dict[str, Any]:
+def _event_fields(row: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the fields of an event of any version. Raises NotAMessage."""
     if "event_data" in row:
-        fields = as_object(parsed(_bytes(row["event_data"]), what), what)
-        return {"timestamp": _stamp(row["timestamp"]), **fields}
+        fields = as_object(parse_json(_to_bytes(row["event_data"]), label), label)
+        return {"timestamp": _decoded(row["timestamp"]), **fields}
     fields = {}
     for name, value in row.items():
-        if name in _NOT_FIELDS or value is None:
+        if name in _OTHER_COLUMNS or value is None:
             continue
-        if name in _OLD_JSON:
-            fields[name] = parsed(_bytes(value), f"{what}: its {name}")
+        if name in _JSON_COLUMNS:
+            fields[name] = parse_json(_to_bytes(value), f"{label}: its {name}")
         else:
-            fields[name] = _name(value) if isinstance(value, bytes) else value
+            fields[name] = _to_text(value) if isinstance(value, bytes) else value
     # A time stored as text is local time.
-    at = _stamp(row["timestamp"])
-    seen = local_time(at)
-    return {**fields, "timestamp": at if seen is None else seen.isoformat()}
+    at = _decoded(row["timestamp"])
+    local = parse_local_time(at)
+    return {**fields, "timestamp": at if local is None else local.isoformat()}
 
 
 # --- values ----------------------------------------------------------------------------------
 
 
-def _bytes(value: Any) -> bytes:
+def _to_bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
 
 
-def _name(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """Return the name of a session; invalid UTF-8 as escapes, so that names stay distinct."""
-    return _bytes(value).decode(errors="backslashreplace")
+    return _to_bytes(value).decode(errors="backslashreplace")
 
 
-def _time(value: Any) -> datetime | None:
-    return moment(_stamp(value))
+def _to_time(value: Any) -> datetime | None:
+    return parse_time(_decoded(value))
 
 
-def _stamp(value: Any) -> Any:
+def _decoded(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 class Database:
     """A SQLite file with old sessions. A context manager."""
 
-    def __init__(self, file: Path, *, layouts: frozenset[Layout] = EVERY_LAYOUT) -> None:
+    def __init__(self, file: Path, *, layouts: frozenset[Layout] = ALL_LAYOUTS) -> None:
         self.path = file.parent
         self._file = file
         self._database = SQLiteFile(file)
@@ -390,50 +418,52 @@ class Database:
 
     def sources(self, *, thorough: bool) -> list[Source]:  # noqa: ARG002
         """Return the sessions in the file. Raises NotASession if no table contains sessions."""
-        if is_ours(self._file):
-            raise NotASession("it is a database of stenolog: -w sqlite:FILE opens it as it is")
+        if is_stenolog_database(self._file):
+            raise NotASession("it is a stenolog database: open it with -w sqlite:FILE")
         found: list[Source] = []
-        with self._database.opened() as connection:
-            self._damage = damage(connection)
+        with self._database.connect() as connection:
+            self._damage = check_integrity(connection)
             tables = self._tables(connection)
             for number, one in enumerate(tables):
-                for inside in one.sessions(self._query(connection)):
-                    place = (str(number), *inside)
-                    found.append(Source(name=self._file.name, body=None, inside=place))
+                for identifier in one.sessions(self._query(connection)):
+                    identifier_in_file = (str(number), *identifier)
+                    found.append(
+                        Source(name=self._file.name, body=None, identifier=identifier_in_file)
+                    )
         if not tables:
-            raise NotASession("it is a SQLite file without tables of sessions that are known here")
+            raise NotASession("it is a SQLite file without tables of a known program")
         size = self._file.stat().st_size // max(1, len(found))
         return [replace(source, bytes=size) for source in found]
 
-    def read(self, source: Source) -> SourceFiles:
+    def read(self, source: Source) -> SourceContent:
         """Return one session. Raises NotASession, OSError."""
-        number, *inside = source.inside
-        moment = datetime.fromtimestamp(0, UTC)
-        moment += timedelta(microseconds=self._file.stat().st_mtime_ns // 1000)
+        number, *identifier = source.identifier
+        changed = datetime.fromtimestamp(0, UTC)
+        changed += timedelta(microseconds=self._file.stat().st_mtime_ns // 1000)
         try:
-            for _ in range(TRIES):
-                before = self._database.marks()
-                with self._database.opened() as connection:
+            for _ in range(MAX_READ_ATTEMPTS):
+                before = self._database.file_versions()
+                with self._database.connect() as connection:
                     query = self._query(connection)
                     tables = self._tables(connection)[int(number)]
-                    session = tables.read(query, tuple(inside), changed=moment)
+                    session = tables.read(query, tuple(identifier), changed=changed)
                 # The file is read without locks, so it may have changed during the read.
-                if self._database.marks() == before:
+                if self._database.file_versions() == before:
                     break
         except (NotASession, InvalidKey) as error:
-            raise NotASession(f"{' '.join(inside)!r}: {error}") from error
-        session = with_state_that_fits(with_summary_that_fits(session))
-        problems = tuple(f"{session.key!r}: {words}" for words in session.problems)
+            raise NotASession(f"{' '.join(identifier)!r}: {error}") from error
+        session = drop_oversized_state(drop_oversized_summary(session))
+        problems = tuple(f"{session.key!r}: {text}" for text in session.problems)
         if self._damage:
-            words = f"the file is damaged, and messages may be missing: {self._damage}"
-            problems = (words, *problems)
-        return SourceFiles(replace(session, problems=problems), query.digest(), moment, ())
+            text = f"the file is damaged, and messages may be missing: {self._damage}"
+            problems = (text, *problems)
+        return SourceContent(replace(session, problems=problems), query.digest(), changed, ())
 
     def _query(self, connection: sqlite3.Connection) -> "_Query":
         return _Query(connection, self._file.stat().st_size)
 
     def _tables(self, connection: sqlite3.Connection) -> list[Tables]:
-        found = known(columns(connection))
+        found = find_tables(table_columns(connection))
         return [tables for tables in found if tables.layout in self._layouts]
 
 
@@ -445,9 +475,9 @@ class _Query:
         self._size = size
         self._digest = sha256()
 
-    def __call__(self, sql: str, *values: str, counts: bool = True) -> list[Row]:
-        rows = rows_of(self._connection, sql, values, size=self._size)
-        if counts:
+    def __call__(self, sql: str, *values: str, in_digest: bool = True) -> list[Row]:
+        rows = fetch_rows(self._connection, sql, values, size=self._size)
+        if in_digest:
             for row in rows:
                 self._digest.update(repr(row).encode())
         return rows
@@ -455,3 +485,56 @@ class _Query:
     def digest(self) -> str:
         """Return the digest of all rows that count."""
         return self._digest.hexdigest()
+
+
+# --- all sources of a folder ---------------------------------------------------------------------
+# The sources of imports in a folder or file that the user names: files, databases, trees.
+
+DATABASE_LAYOUTS: Final[frozenset[Layout]] = frozenset({"openai-agents", "langchain", "adk"})
+FILE_LAYOUTS: Final[frozenset[Layout]] = REFERENCE_LAYOUTS | {"nanobot", "langchain", "plain"}
+DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3", ".db3")
+"""Suffixes of files in a folder that are opened as databases; a named file always is."""
+
+_NANOBOT_WORKSPACE: Final = re.compile(r"[0-9a-f]{32}")
+"""Name of a workspace folder of nanobot."""
+
+
+def find_sources(
+    path: Path, *, only: str | None = None, layouts: frozenset[Layout] = ALL_LAYOUTS
+) -> list[SourceFolder]:
+    """Return the sources in a folder, or in `only` one file of it. Raises OSError."""
+    if only is not None:
+        return [_source_of_file(path, only, layouts)]
+    if "strands" in layouts and is_session_folder(path):
+        return [StrandsFolder([path])]
+    entries = sorted(path.iterdir())
+    found: list[SourceFolder] = []
+    if not layouts.isdisjoint(FILE_LAYOUTS):
+        found.append(Folder(path, follow=True, layouts=layouts))
+    folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    if "nanobot" in layouts:
+        workspaces = [folder for folder in folders if _NANOBOT_WORKSPACE.fullmatch(folder.name)]
+        found += [Folder(folder, layouts=layouts) for folder in workspaces]
+    sessions = [folder for folder in folders if is_session_folder(folder)]
+    if "strands" in layouts and sessions:
+        found.append(StrandsFolder(sessions))
+    if not layouts.isdisjoint(DATABASE_LAYOUTS):
+        named = [entry for entry in entries if entry.suffix.lower() in DATABASE_SUFFIXES]
+        files = [entry for entry in named if not entry.is_symlink() and is_sqlite_file(entry)]
+        theirs = [file for file in files if not is_stenolog_database(file)]
+        found += [Database(file, layouts=layouts) for file in theirs]
+    return found
+
+
+def is_searched(folder: Path) -> bool:
+    """Return whether a subfolder of the named folder is imported too."""
+    return _NANOBOT_WORKSPACE.fullmatch(folder.name) is not None or is_session_folder(folder)
+
+
+def _source_of_file(folder: Path, name: str, layouts: frozenset[Layout]) -> SourceFolder:
+    file = folder / name
+    if is_sqlite_file(file):
+        return Database(file, layouts=layouts)
+    if name == "session.json" and "strands" in layouts and is_session_folder(folder):
+        return StrandsFolder([folder])
+    return Folder(folder, only=name, follow=True, layouts=layouts)

@@ -8,68 +8,72 @@ from msgspec import Struct
 from stenolog.codec import check_key
 from stenolog.errors import UsageError
 
-ANY = "*"
+WILDCARD = "*"
 
 
-class Pair(Struct, frozen=True):
+class KeyPair(Struct, frozen=True):
     """An old and a new key; in both, `*` matches the same text."""
 
     old: str
     new: str
 
-    def applied(self, key: str) -> str | None:
+    def apply(self, key: str) -> str | None:
         """Return the new key; None if the pair does not match."""
-        if ANY not in self.old:
+        if WILDCARD not in self.old:
             return self.new if key == self.old else None
-        before, _, after = self.old.partition(ANY)
+        before, _, after = self.old.partition(WILDCARD)
         if len(key) < len(before) + len(after):
             return None
         if not key.startswith(before) or not key.endswith(after):
             return None
-        return self.new.replace(ANY, key[len(before) : len(key) - len(after)])
+        return self.new.replace(WILDCARD, key[len(before) : len(key) - len(after)])
 
     def __str__(self) -> str:
-        """Return the pair in the notation of `pair_of`."""
+        """Return the pair in the notation of `parse_pair`."""
         return f"{self.old}={self.new}"
 
 
 class KeyMap(Struct, frozen=True):
     """A list of pairs: a pair that names the key precedes patterns; the first pattern wins."""
 
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[KeyPair, ...] = ()
 
     def __call__(self, key: str) -> str:
         """Return the new key; the same key if no pair matches."""
         exact = (pair.new for pair in self.pairs if pair.old == key)
-        found = (new for pair in self.pairs if (new := pair.applied(key)) is not None)
+        found = (new for pair in self.pairs if (new := pair.apply(key)) is not None)
         return next(exact, None) or next(found, key)
 
-    def unused(self, keys: Sequence[str]) -> list[Pair]:
+    def unmatched(self, keys: Sequence[str]) -> list[KeyPair]:
         """Return the pairs that match none of these keys."""
-        return [pair for pair in self.pairs if not any(_is_about(pair, key) for key in keys)]
+        return [pair for pair in self.pairs if not any(_matches(pair, key) for key in keys)]
 
-    def shared(self, keys: Sequence[str]) -> list[str]:
+    def duplicates(self, keys: Sequence[str]) -> list[str]:
         """Return the new keys that several different old keys would get."""
         counted = Counter(self(key) for key in set(keys))
         moved = {self(key) for key in keys if self(key) != key}
         return sorted(key for key, count in counted.items() if count > 1 and key in moved)
 
 
-def pair_of(text: str) -> Pair:
+def parse_pair(text: str) -> KeyPair:
     """Return the pair in `OLD=NEW`, or with a tab in between. Raises UsageError."""
-    between = "\t" if "\t" in text else "="
-    old, found, new = text.partition(between)
+    separator = "\t" if "\t" in text else "="
+    old, found, new = text.partition(separator)
     if not found or not old or not new:
-        raise UsageError(f"{text!r}: OLD=NEW is wanted, the key there and the key here")
-    if old.count(ANY) > 1 or new.count(ANY) > old.count(ANY):
-        raise UsageError(f"{text!r}: one * at most, and in NEW only where OLD has it")
-    if old.count(ANY) and not new.count(ANY):
-        raise UsageError(f"{text!r}: NEW needs a *, too, or all of them would be one session")
+        raise UsageError(
+            f"{text!r} must have the form OLD=NEW: the key in the source and the key here"
+        )
+    if old.count(WILDCARD) > 1 or new.count(WILDCARD) > old.count(WILDCARD):
+        raise UsageError(f"{text!r} may have one *, and NEW only if OLD has one")
+    if old.count(WILDCARD) and not new.count(WILDCARD):
+        raise UsageError(
+            f"{text!r}: NEW needs a * too, otherwise all sessions would get the same key"
+        )
     check_key(new)
-    return Pair(old, new)
+    return KeyPair(old, new)
 
 
-def pairs_of(lines: str) -> tuple[Pair, ...]:
+def parse_pairs(lines: str) -> tuple[KeyPair, ...]:
     """Return the pairs of a file, one per line, without empty lines and lines that start with #.
 
     Raises UsageError.
@@ -78,11 +82,11 @@ def pairs_of(lines: str) -> tuple[Pair, ...]:
     for number, line in enumerate(lines.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             try:
-                found.append(pair_of(line.strip("\r\n ")))
+                found.append(parse_pair(line.strip("\r\n ")))
             except UsageError as error:
                 raise UsageError(f"line {number}: {error}") from error
     return tuple(found)
 
 
-def _is_about(pair: Pair, key: str) -> bool:
-    return pair.old == key or pair.applied(key) is not None
+def _matches(pair: KeyPair, key: str) -> bool:
+    return pair.old == key or pair.apply(key) is not None

@@ -6,20 +6,20 @@ from typing import Any, Final
 
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.chat_format import (
+    ImportProblems,
     NotAMessage,
     Part,
-    Report,
     as_id,
     as_object,
-    beside,
-    call_of,
-    content_of,
-    filled,
     image_part,
+    make_call,
+    make_content,
+    non_empty,
+    stem_of,
     text_part,
+    with_extra,
 )
 from stenolog.transfer.importers.legacy_session import LegacySession
-from stenolog.transfer.importers.plain_messages import stem_of
 
 FIELD: Final = "langchain"
 """Field of a message with the data that the chat format does not have."""
@@ -31,37 +31,43 @@ ROLES: Final = {
     "function": "tool",
 }
 
-_THOUGHTS: Final = ("thinking", "redacted_thinking", "reasoning")
-_CALLS: Final = ("tool_use", "tool_call", "tool_call_chunk", "function_call", "input_json_delta")
-_TAKEN: Final = ("content", "type", "name", "tool_calls", "tool_call_id")
+_THINKING_TYPES: Final = ("thinking", "redacted_thinking", "reasoning")
+_CALL_TYPES: Final = (
+    "tool_use",
+    "tool_call",
+    "tool_call_chunk",
+    "function_call",
+    "input_json_delta",
+)
+_CONVERTED_FIELDS: Final = ("content", "type", "name", "tool_calls", "tool_call_id")
 
 
 def read(found: list[Any], *, name: str, changed: datetime) -> LegacySession:
     """Return the session in the array of a file of this name. Raises NotASession."""
     return session_of(
         ((f"message {number}", value) for number, value in enumerate(found, 1)),
-        Report(),
+        ImportProblems(),
         key=stem_of(name),
         changed=changed,
     )
 
 
 def session_of(
-    given: Iterable[tuple[str, Any]], report: Report, *, key: str, changed: datetime
+    given: Iterable[tuple[str, Any]], report: ImportProblems, *, key: str, changed: datetime
 ) -> LegacySession:
     """Return the session of these messages, each given with its name in reports.
 
     LangChain keeps no times, so all times come from the file. Raises NotASession.
     """
     messages: list[JSONMessage] = []
-    for what, value in given:
+    for label, value in given:
         try:
             message = message_of(as_object(value, "it"), report)
         except (ValueError, RecursionError) as error:
-            report.drop(f"{what} cannot be read: {error}")
+            report.report_dropped(f"{label} cannot be read: {error}")
             continue
-        messages += report.keep(message, None, what)
-    report.check(messages)
+        messages += report.encode(message, None, label)
+    report.check_not_empty(messages)
     return report.session("langchain", key, messages, changed=changed)
 
 
@@ -70,13 +76,13 @@ def looks_like(found: list[Any]) -> bool:
     return any(isinstance(one, dict) and isinstance(one.get("data"), dict) for one in found)
 
 
-def message_of(given: dict[str, Any], report: Report) -> dict[str, Any]:
+def message_of(given: dict[str, Any], report: ImportProblems) -> dict[str, Any]:
     """Return the message in the chat format. Raises NotAMessage, ValueError, RecursionError."""
     data = as_object(given.get("data"), "its data")
     role = _role(given.get("type"), data)
-    rest = {name: value for name, value in data.items() if name not in _TAKEN}
-    content, whole = _content(data.get("content"), report, is_result=role == "tool")
-    if not whole:
+    rest = {name: value for name, value in data.items() if name not in _CONVERTED_FIELDS}
+    content, is_lossless = _content(data.get("content"), report, is_result=role == "tool")
+    if not is_lossless:
         rest["content"] = data["content"]
     message: dict[str, Any] = {"role": role, "content": content}
     name = data.get("name")
@@ -89,7 +95,7 @@ def message_of(given: dict[str, Any], report: Report) -> dict[str, Any]:
         message["tool_call_id"] = as_id(data["tool_call_id"])
     if given.get("type") not in (*ROLES, data.get("role")):
         rest["type"] = given.get("type")
-    return beside(message, FIELD, filled(rest))
+    return with_extra(message, FIELD, non_empty(rest))
 
 
 def _role(kind: Any, data: dict[str, Any]) -> str:
@@ -110,7 +116,7 @@ def _role(kind: Any, data: dict[str, Any]) -> str:
 def _calls(data: dict[str, Any]) -> list[dict[str, Any]]:
     found = [*_objects(data.get("tool_calls")), *_objects(data.get("invalid_tool_calls"))]
     if found:
-        return [call_of(call.get("id"), call.get("name"), call.get("args")) for call in found]
+        return [make_call(call.get("id"), call.get("name"), call.get("args")) for call in found]
     # Versions without a field for tool calls kept them in the provider's format.
     extra = data.get("additional_kwargs")
     if not isinstance(extra, dict):
@@ -119,31 +125,31 @@ def _calls(data: dict[str, Any]) -> list[dict[str, Any]]:
     inner = [(call.get("id"), call.get("function")) for call in given]
     inner += [(None, extra["function_call"])] if "function_call" in extra else []
     return [
-        call_of(id, function.get("name"), function.get("arguments"))
+        make_call(id, function.get("name"), function.get("arguments"))
         for id, function in inner
         if isinstance(function, dict)
     ]
 
 
-def _content(value: Any, report: Report, *, is_result: bool) -> tuple[Any, bool]:
+def _content(value: Any, report: ImportProblems, *, is_result: bool) -> tuple[Any, bool]:
     """Return the content in the chat format, and whether the conversion is lossless."""
     if value is None or isinstance(value, str):
         return value, True
     if not isinstance(value, list):
         raise NotAMessage("its content is neither text nor a list of parts")
     parts: list[Part] = []
-    whole = True
+    is_lossless = True
     for part in value:
-        made, said_all = _part(part)
-        if is_result and made is not None and made["type"] != "text":
-            made, said_all = None, False
-        whole = whole and said_all
-        if made is not None:
-            parts.append(made)
-        elif not (isinstance(part, dict) and part.get("type") in _CALLS):
+        converted, part_is_lossless = _part(part)
+        if is_result and converted is not None and converted["type"] != "text":
+            converted, part_is_lossless = None, False
+        is_lossless = is_lossless and part_is_lossless
+        if converted is not None:
+            parts.append(converted)
+        elif not (isinstance(part, dict) and part.get("type") in _CALL_TYPES):
             kind = part.get("type") if isinstance(part, dict) else None
-            report.unseen(kind if isinstance(kind, str) else "unknown part")
-    return content_of(parts), whole
+            report.count_unseen(kind if isinstance(kind, str) else "unknown part")
+    return make_content(parts), is_lossless
 
 
 def _part(part: Any) -> tuple[Part | None, bool]:
@@ -153,7 +159,7 @@ def _part(part: Any) -> tuple[Part | None, bool]:
         return None, False
     match part.get("type"):
         case "text" if isinstance(part.get("text"), str):
-            rest = filled({n: v for n, v in part.items() if n not in ("type", "text")})
+            rest = non_empty({n: v for n, v in part.items() if n not in ("type", "text")})
             return text_part(part["text"]), not rest
         case "image_url" | "input_audio" | "file" | "refusal" if part.keys() - {"type"}:
             return part, True
@@ -161,9 +167,9 @@ def _part(part: Any) -> tuple[Part | None, bool]:
             return image_part(part["url"]), part.keys() <= {"type", "url"}
         case "image" if isinstance(part.get("base64"), str):
             kind = part.get("mime_type") or "image/png"
-            whole = part.keys() <= {"type", "base64", "mime_type"}
-            return image_part(f"data:{kind};base64,{part['base64']}"), whole
-        case kind if kind in _THOUGHTS:
+            is_lossless = part.keys() <= {"type", "base64", "mime_type"}
+            return image_part(f"data:{kind};base64,{part['base64']}"), is_lossless
+        case kind if kind in _THINKING_TYPES:
             return part, True
     return None, False
 

@@ -15,7 +15,6 @@ from stenolog.codec import encode_object
 from stenolog.errors import RefusedMessage
 from stenolog.records import decode_object
 from stenolog.stores.json_file import JSONMessage
-from stenolog.transfer.importers.log_pairs import MIGRATED
 
 Layout = Literal[
     "picoclaw",
@@ -34,14 +33,16 @@ Layout = Literal[
 picoclaw's logs, its older JSON files, zeroclaw's logs, our own JSON fallback; then the frameworks,
 and plain chat messages.
 """
-OF_THE_REFERENCE: Final[frozenset[Layout]] = frozenset(
+REFERENCE_LAYOUTS: Final[frozenset[Layout]] = frozenset(
     {"picoclaw", "picoclaw-legacy", "zeroclaw", "stenolog-json"}
 )
 """Layouts that are imported automatically at every start."""
-EVERY_LAYOUT: Final[frozenset[Layout]] = frozenset(get_args(Layout))
+ALL_LAYOUTS: Final[frozenset[Layout]] = frozenset(get_args(Layout))
+LOG_SUFFIX: Final = ".jsonl"
+MIGRATED: Final = ".migrated"
 MAX_STATE_BYTES: Final = 16 * 1024
 """Maximum size of another program's state of a session, in bytes. The meta has room for more."""
-TAKEN_IN: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
+IMPORTED_NAME: Final = re.compile(rf"\.json(?:l)?{re.escape(MIGRATED)}(?:-\d+)?$")
 """End of the name of an imported file."""
 
 
@@ -52,7 +53,7 @@ class LegacySession(Struct, frozen=True, kw_only=True):
     key: str
     messages: tuple[JSONMessage, ...]
     summary: str = ""
-    began_with: str = ""
+    previous_summary: str = ""
     """The previous summary; only JSON files of our own fallback have it."""
     aliases: tuple[str, ...] = ()
     """Other names that the program or its users gave the session."""
@@ -84,7 +85,7 @@ class Line(Struct, frozen=True):
     problem: str = ""
 
 
-def lines(text: bytes) -> Iterator[Line]:
+def read_lines(text: bytes) -> Iterator[Line]:
     """Yield every line that is not empty, with its message or its problem."""
     for number, line in enumerate(text.split(b"\n"), 1):
         if line.strip(b"\r"):
@@ -92,17 +93,17 @@ def lines(text: bytes) -> Iterator[Line]:
 
 
 def _line(number: int, line: bytes) -> Line:
-    shown = line[:40].decode(errors="replace")
+    preview = line[:40].decode(errors="replace")
     try:
         fields = loads(line.decode())
     except (ValueError, RecursionError):
-        return Line(number, None, f"line {number} is not JSON: {shown!r}")
+        return Line(number, None, f"line {number} is not JSON: {preview!r}")
     if not isinstance(fields, dict) or not isinstance(fields.get("role"), str):
-        return Line(number, None, f"line {number} is no message: {shown!r}")
+        return Line(number, None, f"line {number} is not a message: {preview!r}")
     return Line(number, fields)
 
 
-def payload(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | None:
+def encode_message(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | None:
     """Return the stored form of a message; if it is refused, add a problem and return None."""
     try:
         return encode_object(fields)
@@ -111,20 +112,20 @@ def payload(fields: dict[str, Any], what: str, problems: list[str]) -> bytes | N
         return None
 
 
-def as_data(session: LegacySession) -> LegacySession:
+def without_control_fields(session: LegacySession) -> LegacySession:
     """Return the session without fields that stenolog would act on.
 
     Removes the reserved field of messages, which could name a sender, an address for answers or a
     turn to resume, and idempotency keys, which could make later messages look stored.
     """
     plain = [
-        replace(message, payload=without_reserved(message.payload), once=None)
+        replace(message, payload=without_reserved_field(message.payload), once=None)
         for message in session.messages
     ]
     return replace(session, messages=tuple(plain))
 
 
-def without_reserved(payload: bytes) -> bytes:
+def without_reserved_field(payload: bytes) -> bytes:
     """Return a stored message without the reserved field; the same bytes if it has none."""
     # The name may be written with escapes.
     if FIELD.encode() not in payload and b"\\" not in payload:
@@ -135,30 +136,30 @@ def without_reserved(payload: bytes) -> bytes:
     return encode_object(without_marks(fields))
 
 
-def with_summary_that_fits(session: LegacySession) -> LegacySession:
+def drop_oversized_summary(session: LegacySession) -> LegacySession:
     """Return the session, without its summary if that cannot be stored."""
     try:
         encode_object({"summary": session.summary})
     except RefusedMessage as error:
-        words = f"its summary is left out: {error.reason}"
-        return replace(session, summary="", problems=(*session.problems, words))
+        problem = f"its summary was skipped: {error.reason}"
+        return replace(session, summary="", problems=(*session.problems, problem))
     return session
 
 
-def with_state_that_fits(session: LegacySession) -> LegacySession:
+def drop_oversized_state(session: LegacySession) -> LegacySession:
     """Return the session, without the other program's state if that cannot be stored."""
     try:
         size = len(encode_object(session.state))
-        reason = f"{size:,} bytes; there is room for {MAX_STATE_BYTES:,}"
+        reason = f"{size:,} bytes, and the limit is {MAX_STATE_BYTES:,}"
     except RefusedMessage as error:
         size, reason = MAX_STATE_BYTES + 1, str(error)
     if size <= MAX_STATE_BYTES:
         return session
-    words = f"the state that {session.layout} kept with it is left out: {reason}"
-    return replace(session, state={}, problems=(*session.problems, words))
+    problem = f"the state of {session.layout} was skipped: {reason}"
+    return replace(session, state={}, problems=(*session.problems, problem))
 
 
-def dated(
+def with_times(
     messages: Sequence[JSONMessage], created: datetime, updated: datetime
 ) -> tuple[JSONMessage, ...]:
     """Return the messages, each with a time.
@@ -184,9 +185,9 @@ class Source(Struct, frozen=True, kw_only=True):
     """Current name of the file with the messages; None if there is only a meta file."""
     meta: str | None = None
     """Current name of the `.meta.json` file."""
-    inside: tuple[str, ...] = ()
+    identifier: tuple[str, ...] = ()
     """Identifies one of several sessions in that file."""
-    layouts: frozenset[Layout] = OF_THE_REFERENCE
+    layouts: frozenset[Layout] = REFERENCE_LAYOUTS
     """Layouts that are tried."""
     bytes: int = 0
 
@@ -194,17 +195,17 @@ class Source(Struct, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """Files of this session only, in the order in which they are renamed: the meta first."""
         found = [name for name in (self.meta, self.body) if name is not None]
-        return tuple(name for name in found if TAKEN_IN.search(name) is None)
+        return tuple(name for name in found if IMPORTED_NAME.search(name) is None)
 
 
-class SourceFiles(Struct, frozen=True):
+class SourceContent(Struct, frozen=True):
     """A session that was read."""
 
     session: LegacySession
     digest: str
     """Digest of all its bytes, so that the same file is never imported twice."""
     changed: datetime
-    marks: tuple[tuple[int, int, int], ...]
+    file_versions: tuple[tuple[int, int, int], ...]
 
 
 class SourceFolder(Protocol):
@@ -222,5 +223,5 @@ class SourceFolder(Protocol):
     def sources(self, *, thorough: bool) -> list[Source]:
         """Return the sessions in the order of import. Raises NotASession."""
 
-    def read(self, source: Source) -> SourceFiles:
+    def read(self, source: Source) -> SourceContent:
         """Return the session of a source. Raises NotASession, OSError."""

@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer.importers.chat_format import (
+    ImportProblems,
     NotAMessage,
-    Report,
     as_message,
     as_object,
-    filled,
-    local_time,
-    parsed,
+    non_empty,
+    parse_json,
+    parse_local_time,
 )
 from stenolog.transfer.importers.legacy_session import LegacySession
 
-KIND: Final = "_type"
+KIND_FIELD: Final = "_type"
 """Field that marks lines other than messages."""
-KNOWN: Final = (KIND, "key", "created_at", "updated_at")
+KNOWN_FIELDS: Final = (KIND_FIELD, "key", "created_at", "updated_at")
 """Fields of the first line that have their own field here."""
 
 Head = Mapping[str, Any]
@@ -31,50 +31,52 @@ Head = Mapping[str, Any]
 
 def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
     """Return the session in a log of this name and modification time. Raises NotASession."""
-    report = Report()
-    head: Head = {}
+    report = ImportProblems()
+    metadata: Head = {}
     others: list[dict[str, Any]] = []
     messages: list[JSONMessage] = []
     # `last_consolidated` counts all messages, including those that cannot be imported.
-    places: list[int] = []
-    place = 0
+    indexes: list[int] = []
+    index = 0
     for number, line in enumerate(log.split(b"\n"), 1):
         if not line.strip():
             continue
-        what = f"line {number}"
+        label = f"line {number}"
         try:
-            fields = as_object(parsed(line, what), what)
-            kind = fields.get(KIND)
+            fields = as_object(parse_json(line, label), label)
+            kind = fields.get(KIND_FIELD)
             if kind is None:
-                fields = as_message(fields, what)
+                fields = as_message(fields, label)
         except NotAMessage as error:
-            report.drop(str(error))
-            place += 1
+            report.report_dropped(str(error))
+            index += 1
             continue
         if kind == "metadata":
-            head = fields
+            metadata = fields
         elif kind is not None:
             others.append(fields)
         else:
-            kept = report.keep(fields, local_time(fields.get("timestamp")), what)
-            messages += kept
-            places += [place] * len(kept)
-            place += 1
-    report.check(messages)
-    hidden = _hidden(head, place, report)
-    kept = [
+            encoded = report.encode(fields, parse_local_time(fields.get("timestamp")), label)
+            messages += encoded
+            indexes += [index] * len(encoded)
+            index += 1
+    report.check_not_empty(messages)
+    hidden = _hidden_count(metadata, index, report)
+    with_visibility = [
         JSONMessage(message.payload, message.at, hidden=at < hidden)
-        for message, at in zip(messages, places, strict=True)
+        for message, at in zip(messages, indexes, strict=True)
     ]
     return report.session(
         "nanobot",
-        _key(head, name),
-        kept,
+        _key(metadata, name),
+        with_visibility,
         changed=changed,
-        created=local_time(head.get("created_at")),
-        updated=local_time(head.get("updated_at")),
-        summary=_summary(head),
-        state=filled({n: v for n, v in head.items() if n not in KNOWN} | {"lines": others}),
+        created=parse_local_time(metadata.get("created_at")),
+        updated=parse_local_time(metadata.get("updated_at")),
+        summary=_summary(metadata),
+        state=non_empty(
+            {n: v for n, v in metadata.items() if n not in KNOWN_FIELDS} | {"lines": others}
+        ),
     )
 
 
@@ -82,14 +84,14 @@ def looks_like(log: bytes) -> bool:
     """Return whether the first line is nanobot's metadata."""
     first = next((line for line in log.split(b"\n", 3)[:3] if line.strip()), b"")
     try:
-        fields = parsed(first, "")
+        fields = parse_json(first, "")
     except NotAMessage:
         return False
-    return isinstance(fields, dict) and fields.get(KIND) == "metadata"
+    return isinstance(fields, dict) and fields.get(KIND_FIELD) == "metadata"
 
 
-def _key(head: Head, name: str) -> str:
-    key = head.get("key")
+def _key(metadata: Head, name: str) -> str:
+    key = metadata.get("key")
     if isinstance(key, str) and key:
         return key
     stem = name.removesuffix(".jsonl")
@@ -100,17 +102,17 @@ def _key(head: Head, name: str) -> str:
     return found if ":" in found and found.isprintable() else stem
 
 
-def _hidden(head: Head, count: int, report: Report) -> int:
+def _hidden_count(metadata: Head, count: int, report: ImportProblems) -> int:
     """Return the number of messages, from the first on, that its model no longer sees."""
-    given = head.get("last_consolidated", 0)
+    given = metadata.get("last_consolidated", 0)
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= count:
         return given
-    report.note(f"last_consolidated is {given!r} of {count:,}: nothing is hidden")
+    report.report_loss(f"last_consolidated is {given!r} of {count:,}: nothing is hidden")
     return 0
 
 
-def _summary(head: Head) -> str:
-    about = head.get("metadata")
-    last = about.get("_last_summary") if isinstance(about, dict) else None
+def _summary(metadata: Head) -> str:
+    metadata_field = metadata.get("metadata")
+    last = metadata_field.get("_last_summary") if isinstance(metadata_field, dict) else None
     text = last.get("text") if isinstance(last, dict) else None
     return text if isinstance(text, str) else ""

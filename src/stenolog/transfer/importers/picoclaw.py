@@ -11,7 +11,13 @@ from msgspec import Struct
 from stenolog.errors import InvalidKey
 from stenolog.sessions import keys
 from stenolog.stores.json_file import JSONMessage, NotASession, time_of
-from stenolog.transfer.importers.legacy_session import LegacySession, Line, dated, lines, payload
+from stenolog.transfer.importers.legacy_session import (
+    LegacySession,
+    Line,
+    encode_message,
+    read_lines,
+    with_times,
+)
 
 FIELDS: Final = frozenset(
     {
@@ -54,24 +60,24 @@ def read(log: bytes, meta: bytes | None, *, name: str, changed: datetime) -> Leg
     Raises NotASession if there are lines, but none of them can be read.
     """
     stem = name.removesuffix(".jsonl")
-    about = Meta() if meta is None else read_meta(meta)
-    problems = list(about.problems)
-    found = list(lines(log))
-    messages = _messages(found, about.skip, problems)
-    if found and not messages and not about.summary:
-        raise NotASession("there is no message in it" + "".join(f"; {p}" for p in problems))
+    meta_fields = Meta() if meta is None else read_meta(meta)
+    problems = list(meta_fields.problems)
+    found = list(read_lines(log))
+    messages = _messages(found, meta_fields.skip, problems)
+    if found and not messages and not meta_fields.summary:
+        raise NotASession("it contains no messages" + "".join(f"; {p}" for p in problems))
     times = [message.at for message in messages if message.at is not None]
-    created = about.created or min(times, default=changed)
-    updated = about.updated or max(times, default=changed)
-    key = about.key or stem
+    created = meta_fields.created or min(times, default=changed)
+    updated = meta_fields.updated or max(times, default=changed)
+    key = meta_fields.key or stem
     return LegacySession(
         layout="picoclaw",
         key=key,
-        messages=dated(messages, created, updated),
-        summary=about.summary,
-        aliases=tuple(dict.fromkeys(a for a in (*about.aliases, stem) if a != key)),
-        agent=about.agent,
-        channel=about.channel,
+        messages=with_times(messages, created, updated),
+        summary=meta_fields.summary,
+        aliases=tuple(dict.fromkeys(a for a in (*meta_fields.aliases, stem) if a != key)),
+        agent=meta_fields.agent,
+        channel=meta_fields.channel,
         created=created,
         updated=updated,
         dropped=len(found) - len(messages),
@@ -86,10 +92,10 @@ def read_meta(text: bytes) -> Meta:
     except (ValueError, RecursionError) as error:
         fields, problem = {}, f"its .meta.json is not JSON, so key and summary are unknown: {error}"
     else:
-        problem = "" if isinstance(fields, dict) else "its .meta.json is no object"
+        problem = "" if isinstance(fields, dict) else "its .meta.json is not a JSON object"
         fields = fields if isinstance(fields, dict) else {}
     key, skip, aliases = fields.get("key"), fields.get("skip", 0), fields.get("aliases")
-    whole = isinstance(skip, int) and not isinstance(skip, bool) and skip >= 0
+    is_valid_skip = isinstance(skip, int) and not isinstance(skip, bool) and skip >= 0
     scope = fields["scope"] if isinstance(fields.get("scope"), dict) else {}
     scoped = key_of_scope(scope)
     given = aliases if isinstance(aliases, list) else []
@@ -97,16 +103,16 @@ def read_meta(text: bytes) -> Meta:
     return Meta(
         key=key if isinstance(key, str) and key else None,
         summary=fields["summary"] if isinstance(fields.get("summary"), str) else "",
-        skip=skip if whole else 0,
+        skip=skip if is_valid_skip else 0,
         created=time_of(fields.get("created_at")),
         updated=time_of(fields.get("updated_at")),
         aliases=tuple(named) + (() if scoped is None else (scoped,)),
         agent=_text(scope.get("agent_id")),
         channel=_text(scope.get("channel")),
         problems=tuple(
-            words
-            for words in (problem, "" if whole else f"skip is {skip!r}: nothing is hidden")
-            if words
+            text
+            for text in (problem, "" if is_valid_skip else f"skip is {skip!r}: nothing is hidden")
+            if text
         ),
     )
 
@@ -137,7 +143,7 @@ def key_of_scope(scope: dict[str, Any]) -> str | None:
         case _:
             return None
     try:
-        return keys.join(keys.Parts(channel, who or "", thread))
+        return keys.join_key(keys.KeyParts(channel, who or "", thread))
     except InvalidKey:
         return None
 
@@ -155,14 +161,14 @@ def looks_like(found: Sequence[Line]) -> bool:
 def _messages(found: Sequence[Line], skip: int, problems: list[str]) -> list[JSONMessage]:
     messages = []
     # `skip` counts lines, including those that cannot be read.
-    for place, line in enumerate(found):
+    for index, line in enumerate(found):
         if line.fields is None:
             problems.append(line.problem)
             continue
-        body = payload(line.fields, f"line {line.number}", problems)
+        body = encode_message(line.fields, f"line {line.number}", problems)
         if body is not None:
             at = time_of(line.fields.get("created_at"))
-            messages.append(JSONMessage(body, at, hidden=place < skip))
+            messages.append(JSONMessage(body, at, hidden=index < skip))
     return messages
 
 

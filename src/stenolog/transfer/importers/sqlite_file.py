@@ -20,43 +20,46 @@ from stenolog.codec import MAX_MESSAGE_BYTES
 from stenolog.stores.json_file import NotASession
 
 MAGIC: Final = b"SQLite format 3\x00"
-WAIT: Final = 5.0
+BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait for a process that writes to the file."""
 
-_LONGEST_VALUE: Final = 2 * MAX_MESSAGE_BYTES
+_MAX_VALUE_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 """Maximum size of a single value, in bytes. SQLite's own limit is a billion."""
 _SPARE_BYTES: Final = 16 * 1024 * 1024
 _STEP: Final = 1_000_000
 _SPARE_STEPS: Final = 200
 """Steps of SQLite's virtual machine, in units of `_STEP`, that any file may cost."""
 
-_OURS: Final = b"STNO"
+_APPLICATION_ID: Final = b"STNO"
 """Application id of stenolog's own databases."""
-_OURS_AT: Final = 68
-_HEAD: Final = 100
-_WAL: Final = 2
-_VERSION_AT: Final = 18
+_APPLICATION_ID_OFFSET: Final = 68
+_HEADER_BYTES: Final = 100
+_WAL_VERSION: Final = 2
+_VERSION_OFFSET: Final = 18
 
 Row = tuple[Any, ...]
-Marks = tuple[tuple[int, int, int], ...]
+FileVersions = tuple[tuple[int, int, int], ...]
 
 
-def is_one(path: Path) -> bool:
+def is_sqlite_file(path: Path) -> bool:
     """Return whether this is a SQLite file, judged by its first bytes."""
-    return _head(path).startswith(MAGIC)
+    return _read_header(path).startswith(MAGIC)
 
 
-def is_ours(path: Path) -> bool:
+def is_stenolog_database(path: Path) -> bool:
     """Return whether this is a database of stenolog."""
-    return _head(path)[_OURS_AT : _OURS_AT + len(_OURS)] == _OURS
+    return (
+        _read_header(path)[_APPLICATION_ID_OFFSET : _APPLICATION_ID_OFFSET + len(_APPLICATION_ID)]
+        == _APPLICATION_ID
+    )
 
 
-def _head(path: Path) -> bytes:
+def _read_header(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-            return os.read(descriptor, _HEAD) if is_file else b""
+            return os.read(descriptor, _HEADER_BYTES) if is_file else b""
         finally:
             os.close(descriptor)
     except OSError:
@@ -68,7 +71,7 @@ class SQLiteFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._copy: tuple[Marks, TemporaryDirectory[str]] | None = None
+        self._copy: tuple[FileVersions, TemporaryDirectory[str]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -78,13 +81,13 @@ class SQLiteFile:
             self._copy[1].cleanup()
             self._copy = None
 
-    def marks(self) -> Marks:
+    def file_versions(self) -> FileVersions:
         """Return values that change with every write to the file. Raises OSError."""
         real = self._path.resolve()
-        return tuple(_mark(real.with_name(real.name + end)) for end in ("", "-wal"))
+        return tuple(_file_version(real.with_name(real.name + end)) for end in ("", "-wal"))
 
     @contextmanager
-    def opened(self) -> Iterator[sqlite3.Connection]:
+    def connect(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection that returns texts as bytes. Raises NotASession, OSError.
 
         Errors of SQLite in the `with` block also become NotASession.
@@ -92,7 +95,7 @@ class SQLiteFile:
         address = self._address()
         try:
             with closing(
-                sqlite3.connect(address, uri=True, timeout=WAIT, isolation_level=None)
+                sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT, isolation_level=None)
             ) as connection:
                 # Invalid UTF-8 in one row must not make the other rows unreadable.
                 connection.text_factory = bytes
@@ -106,28 +109,28 @@ class SQLiteFile:
     def _address(self) -> str:
         real = self._path.resolve()
         _check_length(real)  # guard: cut-database-refused
-        log, index = (real.with_name(real.name + end) for end in ("-wal", "-shm"))
+        wal, shared_index = (real.with_name(real.name + end) for end in ("-wal", "-shm"))
         if not _is_wal(real):
             return f"file:{quote(str(real))}?mode=ro"
-        if not _mark(log)[1]:
+        if not _file_version(wal)[1]:
             return f"file:{quote(str(real))}?mode=ro&immutable=1"
-        if index.exists():
+        if shared_index.exists():
             return f"file:{quote(str(real))}?mode=ro"
-        return f"file:{quote(str(self._copied(real, log)))}"
+        return f"file:{quote(str(self._copy_of(real, wal)))}"
 
-    def _copied(self, real: Path, log: Path) -> Path:
-        marks = self.marks()
-        if self._copy is None or self._copy[0] != marks:
+    def _copy_of(self, real: Path, wal: Path) -> Path:
+        file_versions = self.file_versions()
+        if self._copy is None or self._copy[0] != file_versions:
             self.__exit__()
-            self._copy = (marks, TemporaryDirectory(prefix="stenolog-"))
+            self._copy = (file_versions, TemporaryDirectory(prefix="stenolog-"))
             shutil.copyfile(real, Path(self._copy[1].name) / "copy.db")
-            shutil.copyfile(log, Path(self._copy[1].name) / "copy.db-wal")
+            shutil.copyfile(wal, Path(self._copy[1].name) / "copy.db-wal")
         return Path(self._copy[1].name) / "copy.db"
 
 
 def _limit(connection: sqlite3.Connection, size: int) -> None:
     """Limit the memory and time that a malicious file can cost."""
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     for pragma in (
         "query_only=ON",
         "trusted_schema=OFF",
@@ -156,7 +159,7 @@ def _check_columns(connection: sqlite3.Connection) -> None:
         raise NotASession(f"its table {table.decode(errors='replace')!r} has a computed column")
 
 
-def rows_of(
+def fetch_rows(
     connection: sqlite3.Connection, sql: str, values: Sequence[str], *, size: int
 ) -> list[Row]:
     """Return the rows of a query.
@@ -169,12 +172,12 @@ def rows_of(
     for row in connection.execute(sql, values):
         left -= sum(len(value) for value in row if isinstance(value, bytes))
         if left < 0:  # guard: import-bytes
-            raise NotASession("its rows hold many times more than the file")
+            raise NotASession("its rows contain many times more data than the file")
         rows.append(row)
     return rows
 
 
-def _mark(path: Path) -> tuple[int, int, int]:
+def _file_version(path: Path) -> tuple[int, int, int]:
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -183,7 +186,7 @@ def _mark(path: Path) -> tuple[int, int, int]:
 
 
 def _is_wal(path: Path) -> bool:
-    return _WAL in _head(path)[_VERSION_AT : _VERSION_AT + 2]
+    return _WAL_VERSION in _read_header(path)[_VERSION_OFFSET : _VERSION_OFFSET + 2]
 
 
 def _check_length(path: Path) -> None:
@@ -191,7 +194,7 @@ def _check_length(path: Path) -> None:
 
     SQLite would silently return fewer rows.
     """
-    head = _head(path)
+    head = _read_header(path)
     page, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
     # The value 1 means 65,536. Old writers do not maintain the number of pages.
     page = 65_536 if page == 1 else page
@@ -200,25 +203,25 @@ def _check_length(path: Path) -> None:
         raise NotASession(f"its end is missing: there are {size:,} bytes of {page * pages:,}")
 
 
-def damage(connection: sqlite3.Connection) -> str:
+def check_integrity(connection: sqlite3.Connection) -> str:
     """Return SQLite's report on a damaged file, which may lack rows; empty if it is intact."""
     [first, *_] = connection.execute("PRAGMA quick_check(1)").fetchall()
-    words = b" ".join(first[0].split()) if isinstance(first[0], bytes) else b""
-    return "" if words == b"ok" else words[:200].decode(errors="replace")
+    text = b" ".join(first[0].split()) if isinstance(first[0], bytes) else b""
+    return "" if text == b"ok" else text[:200].decode(errors="replace")
 
 
-def columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
+def table_columns(connection: sqlite3.Connection) -> dict[str, frozenset[str]]:
     """Return every table with the names of its columns."""
     names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     found = {}
     for (name,) in names:
         if isinstance(name, bytes):
             table = name.decode(errors="replace")
-            rows = connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()
+            rows = connection.execute(f"PRAGMA table_info({quote_name(table)})").fetchall()
             found[table] = frozenset(row[1].decode(errors="replace") for row in rows)
     return found
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return the name of a table or column, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'

@@ -7,7 +7,13 @@ from typing import Any
 
 from stenolog.sessions import keys
 from stenolog.stores.json_file import JSONMessage, NotASession
-from stenolog.transfer.importers.legacy_session import LegacySession, Line, dated, lines, payload
+from stenolog.transfer.importers.legacy_session import (
+    LegacySession,
+    Line,
+    encode_message,
+    read_lines,
+    with_times,
+)
 
 
 def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
@@ -18,21 +24,21 @@ def read(log: bytes, *, name: str, changed: datetime) -> LegacySession:
     stem = name.removesuffix(".jsonl")
     problems: list[str] = []
     messages = []
-    found = list(lines(log))
+    found = list(read_lines(log))
     for line in found:
         if line.fields is None:
             problems.append(line.problem)
             continue
-        body = payload(unpacked(line.fields), f"line {line.number}", problems)
+        body = encode_message(unpack_content(line.fields), f"line {line.number}", problems)
         if body is not None:
             messages.append(JSONMessage(body))
     if not messages:
-        raise NotASession("there is no message in it" + "".join(f"; {p}" for p in problems))
-    key = keys.from_reference_name(stem)
+        raise NotASession("it contains no messages" + "".join(f"; {p}" for p in problems))
+    key = keys.key_from_zeroclaw_name(stem)
     return LegacySession(
         layout="zeroclaw",
         key=stem,
-        messages=dated(messages, changed, changed),
+        messages=with_times(messages, changed, changed),
         aliases=() if key is None else (key,),
         created=changed,
         updated=changed,
@@ -47,29 +53,31 @@ def looks_like(found: Sequence[Line]) -> bool:
     return bool(messages) and all(fields.keys() <= {"role", "content"} for fields in messages)
 
 
-def unpacked(fields: dict[str, Any]) -> dict[str, Any]:
+def unpack_content(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the message with its tool calls, or the id of the call it answers, as fields.
 
     Content in any other form stays unchanged: it may be the text of a message.
     """
     try:
-        inside = loads(fields["content"])
+        packed_fields = loads(fields["content"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return fields
-    if not isinstance(inside, dict):
+    if not isinstance(packed_fields, dict):
         return fields
     if fields["role"] == "assistant":
-        calls = _calls(inside.get("tool_calls"))
-        return fields if calls is None else _merged(fields, inside, {"tool_calls": calls})
-    if fields["role"] == "tool" and isinstance(inside.get("tool_call_id"), str):
-        return _merged(fields, inside, {})
+        calls = _calls(packed_fields.get("tool_calls"))
+        return (
+            fields if calls is None else _merge_fields(fields, packed_fields, {"tool_calls": calls})
+        )
+    if fields["role"] == "tool" and isinstance(packed_fields.get("tool_call_id"), str):
+        return _merge_fields(fields, packed_fields, {})
     return fields
 
 
-def _merged(
-    fields: dict[str, Any], inside: dict[str, Any], instead: dict[str, Any]
+def _merge_fields(
+    fields: dict[str, Any], packed_fields: dict[str, Any], replacements: dict[str, Any]
 ) -> dict[str, Any]:
-    return {**fields, "content": None, **inside, **instead, "role": fields["role"]}
+    return {**fields, "content": None, **packed_fields, **replacements, "role": fields["role"]}
 
 
 def _calls(packed: object) -> list[dict[str, Any]] | None:
@@ -83,8 +91,8 @@ def _calls(packed: object) -> list[dict[str, Any]] | None:
         if not isinstance(call.get("id"), str) or "arguments" not in call:
             return None
         rest = {k: v for k, v in call.items() if k not in ("id", "name", "arguments")}
-        given = call["arguments"]
-        text = given if isinstance(given, str) else dumps(given, ensure_ascii=False)
+        arguments = call["arguments"]
+        text = arguments if isinstance(arguments, str) else dumps(arguments, ensure_ascii=False)
         function = {"name": call["name"], "arguments": text}
         calls.append({"id": call["id"], "type": "function", "function": function, **rest})
     return calls

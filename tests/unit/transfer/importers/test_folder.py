@@ -54,7 +54,7 @@ def sources(place: Path) -> list[tuple[str | None, str | None]]:
 
 @pytest.mark.parametrize("meta", [False, True])
 @pytest.mark.parametrize("times", [1, 2])
-def test_p4_a_log_that_was_set_aside_is_not_replaced_by_a_new_one_of_its_name(
+def test_p4_log_renamed_for_import_is_not_replaced_by_new_log_of_same_name(
     place: Path, meta: bool, times: int
 ) -> None:
     about = {"key": "telegram_7", "summary": "theirs"} if meta else None
@@ -64,7 +64,7 @@ def test_p4_a_log_that_was_set_aside_is_not_replaced_by_a_new_one_of_its_name(
         if contents is not texts[-1]:
             with Folder(place) as folder:  # killed right after
                 [source] = [one for one in folder.sources(thorough=True) if one.name == one.body]
-                folder.set_aside(source)
+                folder.rename_for_import(source)
     before = kept(place)
 
     with open_store(place.parent) as store:
@@ -75,7 +75,7 @@ def test_p4_a_log_that_was_set_aside_is_not_replaced_by_a_new_one_of_its_name(
         }
 
     assert found == set(texts)
-    assert (migrated.sessions, migrated.left) == (times + 1, ())
+    assert (migrated.sessions, migrated.skipped) == (times + 1, ())
     assert before <= kept(place)
     assert all(".migrated" in path.name for path in place.glob("telegram_7.*") if _is_old(path))
 
@@ -84,7 +84,7 @@ def _is_old(path: Path) -> bool:
     return not path.read_text().startswith('{"kind":')
 
 
-def test_p4_after_a_failure_the_newest_of_two_has_its_name_again(place: Path) -> None:
+def test_p4_newest_of_two_logs_gets_its_name_back_after_failure(place: Path) -> None:
     log(place / "telegram_7.jsonl.importing", *FIRST)
     log(place / "telegram_7.jsonl", *SECOND)
 
@@ -94,7 +94,7 @@ def test_p4_after_a_failure_the_newest_of_two_has_its_name_again(place: Path) ->
 
     with Folder(place) as folder:
         [_, new] = folder.sources(thorough=True)
-        folder.set_aside(new)
+        folder.rename_for_import(new)
     with Full() as full, pytest.raises(NotStored):
         migrate_from_json(place, full)
 
@@ -102,7 +102,7 @@ def test_p4_after_a_failure_the_newest_of_two_has_its_name_again(place: Path) ->
     assert FIRST[0] in (place / "telegram_7.jsonl.importing").read_text()
 
 
-def test_a_log_and_its_meta_stay_together_whatever_they_are_called(place: Path) -> None:
+def test_log_and_meta_file_are_paired_under_any_suffix(place: Path) -> None:
     for end in ("", ".importing", ".importing-2", ".importing-10"):
         log(place / f"a.jsonl{end}", end, meta={"key": end})
     assert sources(place) == [
@@ -113,9 +113,7 @@ def test_a_log_and_its_meta_stay_together_whatever_they_are_called(place: Path) 
 
 @pytest.mark.parametrize("end", [".importing", ".importing-2"])
 @pytest.mark.parametrize("half", ["meta", "log"])
-def test_who_was_killed_between_the_two_names_is_understood(
-    place: Path, end: str, half: str
-) -> None:
+def test_pair_is_found_after_kill_between_two_renames(place: Path, end: str, half: str) -> None:
     if end == ".importing-2":
         log(place / "a.jsonl.importing", *FIRST, meta={"key": "a"})
     log(place / "a.jsonl", *SECOND, meta={"key": "a"})
@@ -124,12 +122,14 @@ def test_who_was_killed_between_the_two_names_is_understood(
     meta, body = ("a.meta.json" + end, "a.jsonl") if half == "meta" else (None, "a.jsonl" + end)
     assert (body, meta or "a.meta.json") in sources(place)
     with Folder(place) as folder:
-        folder.set_aside(next(one for one in folder.sources(thorough=True) if one.body == body))
+        folder.rename_for_import(
+            next(one for one in folder.sources(thorough=True) if one.body == body)
+        )
     assert {path.name for path in place.iterdir()} >= {f"a.jsonl{end}"}
     assert len(kept(place)) == len(sources(place)) + 1
 
 
-def test_the_meta_that_was_taken_in_last_belongs_to_a_log_that_was_not(place: Path) -> None:
+def test_last_imported_meta_file_is_paired_with_unimported_log(place: Path) -> None:
     log(place / "a.jsonl", *FIRST)
     for end in ("", "-2", "-10"):
         (place / f"a.meta.json.migrated{end}").write_text("{}")
@@ -139,7 +139,7 @@ def test_the_meta_that_was_taken_in_last_belongs_to_a_log_that_was_not(place: Pa
 # --- every rename ----------------------------------------------------------------------------
 
 
-def test_p4_a_name_that_somebody_takes_at_the_last_moment_is_left_to_them(
+def test_p4_name_created_by_another_program_is_not_overwritten(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other program begins a new log while the old one is given its name back."""
@@ -156,7 +156,7 @@ def test_p4_a_name_that_somebody_takes_at_the_last_moment_is_left_to_them(
     with Folder(place) as folder:
         source = Source(name="a.jsonl", body="a.jsonl.importing")
         monkeypatch.setattr(os, "stat", late)
-        folder.put_back(source)
+        folder.restore_names(source)
     monkeypatch.undo()
     assert SECOND[0] in (place / "a.jsonl").read_text()
     assert FIRST[0] in (place / "a.jsonl.importing").read_text()
@@ -175,7 +175,7 @@ def test_p4_no_rename_replaces_a_file(
         monkeypatch.setattr(os, "link", refuse)
     ends = ("", ".importing", ".importing-2", ".migrated", ".migrated-2")
     numbers = count()
-    for step in ("set_aside", "put_back", "finish"):
+    for step in ("rename_for_import", "restore_names", "rename_imported"):
         for end in ends[:3]:
             shutil.rmtree(place)
             place.mkdir()
@@ -190,14 +190,14 @@ def test_p4_no_rename_replaces_a_file(
             assert len(list(place.iterdir())) == len(before), (step, end)
 
 
-def test_a_log_with_two_names_is_one_log(place: Path) -> None:
+def test_hard_link_left_by_kill_is_removed(place: Path) -> None:
     """Who was killed while giving it back leaves both."""
     log(place / "a.jsonl.importing", *FIRST, meta={"key": "k"})
     for name in ("a.jsonl", "a.meta.json"):
         (place / name).hardlink_to(place / f"{name}.importing")
     with InMemoryStore() as store:
         migrated = migrate_from_json(place, store)
-    assert (migrated.sessions, len(migrated.taken)) == (1, 1)
+    assert (migrated.sessions, len(migrated.imported)) == (1, 1)
     assert sorted(path.name for path in place.iterdir()) == [
         "a.jsonl.migrated",
         "a.meta.json.migrated",

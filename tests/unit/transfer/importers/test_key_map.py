@@ -3,11 +3,11 @@
 import pytest
 
 from stenolog.errors import UsageError
-from stenolog.transfer.importers.key_map import KeyMap, pair_of, pairs_of
+from stenolog.transfer.importers.key_map import KeyMap, parse_pair, parse_pairs
 
 
 def keys(*pairs: str) -> KeyMap:
-    return KeyMap(tuple(map(pair_of, pairs)))
+    return KeyMap(tuple(map(parse_pair, pairs)))
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def keys(*pairs: str) -> KeyMap:
         ("7@example.org", "mail:7"),
     ],
 )
-def test_a_key_named_goes_before_patterns(key: str, expected: str) -> None:
+def test_exact_pair_precedes_patterns(key: str, expected: str) -> None:
     given = keys(
         "app:*=adk:*",
         "app:special=cli:default",
@@ -34,36 +34,36 @@ def test_a_key_named_goes_before_patterns(key: str, expected: str) -> None:
     assert given(key) == expected
 
 
-def test_a_star_alone_is_about_every_key() -> None:
+def test_star_matches_every_key() -> None:
     assert keys("*=old:*")("a:b") == "old:a:b"
 
 
-def test_a_star_never_stands_for_less_than_nothing() -> None:
+def test_star_does_not_match_overlapping_prefix_and_suffix() -> None:
     assert keys("ab*ba=x*")("aba") == "aba"
 
 
-def test_a_key_that_really_has_a_star_can_be_named() -> None:
+def test_key_that_contains_a_star_can_be_mapped() -> None:
     assert keys("*=old:*", "a*=new:*")("a*") == "new:*"
 
 
 @pytest.mark.parametrize(
     "pair", ["s1", "=x", "s1=", "a*=b", "a=b*", "a**=b*", "a*=b**", "s1=" + "x" * 2_000]
 )
-def test_what_nobody_can_have_meant_is_refused(pair: str) -> None:
+def test_invalid_pairs_are_rejected(pair: str) -> None:
     with pytest.raises(UsageError):
-        pair_of(pair)
+        parse_pair(pair)
 
 
-def test_a_file_has_one_pair_a_line() -> None:
-    found = pairs_of("# old, new\n\ns1=telegram:1\r\na=b\tc=d\n")
+def test_map_file_has_one_pair_per_line() -> None:
+    found = parse_pairs("# old, new\n\ns1=telegram:1\r\na=b\tc=d\n")
     assert [(pair.old, pair.new) for pair in found] == [("s1", "telegram:1"), ("a=b", "c=d")]
     with pytest.raises(UsageError, match="line 2"):
-        pairs_of("a=b\nwords\n")
+        parse_pairs("a=b\nwords\n")
 
 
-def test_pairs_that_are_about_nothing_and_keys_that_would_be_one() -> None:
+def test_unmatched_pairs_and_duplicate_new_keys_are_reported() -> None:
     given = keys("a=x", "b=x", "c=c2", "d*=e*")
-    assert [str(pair) for pair in given.unused(["a", "b", "dd"])] == ["c=c2"]
-    assert given.shared(["a", "b", "c"]) == ["x"]
-    assert given.shared(["a", "x"]) == ["x"]
-    assert given.shared(["a", "c"]) == []
+    assert [str(pair) for pair in given.unmatched(["a", "b", "dd"])] == ["c=c2"]
+    assert given.duplicates(["a", "b", "c"]) == ["x"]
+    assert given.duplicates(["a", "x"]) == ["x"]
+    assert given.duplicates(["a", "c"]) == []

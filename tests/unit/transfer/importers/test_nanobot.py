@@ -27,7 +27,7 @@ def said(*words: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": word} for word in words]
 
 
-def test_what_was_consolidated_there_is_hidden_behind_its_summary() -> None:
+def test_consolidated_messages_are_hidden_and_summary_is_imported() -> None:
     about = {"_last_summary": {"text": "so far", "last_active": "x"}}
     old = read(head(key="k", last_consolidated=2, metadata=about), *said("a", "b", "c"))
     assert [message.hidden for message in old.messages] == [True, True, False]
@@ -35,14 +35,14 @@ def test_what_was_consolidated_there_is_hidden_behind_its_summary() -> None:
     assert old.state == {"metadata": about, "last_consolidated": 2}
 
 
-def test_a_line_that_cannot_be_read_counts_among_those_that_are_hidden() -> None:
+def test_unreadable_line_counts_for_last_consolidated() -> None:
     old = read(head(key="k", last_consolidated=2), *said("a"), "torn", *said("c"))
     assert [message.hidden for message in old.messages] == [True, False]
     assert old.dropped == 1
 
 
 @pytest.mark.parametrize("given", [-1, 4, "2", True, None])
-def test_a_number_that_cannot_be_hides_nothing(given: Any) -> None:
+def test_invalid_last_consolidated_hides_nothing(given: Any) -> None:
     old = read(head(key="k", last_consolidated=given), *said("a", "b", "c"))
     assert old.hidden == 0
     assert "nothing is hidden" in old.problems[0]
@@ -70,6 +70,6 @@ def test_lines_of_another_kind_are_kept_with_the_session() -> None:
     assert len(old.messages) == 1
 
 
-def test_a_log_without_a_message_is_no_session() -> None:
-    with pytest.raises(NotASession, match="there is no message in it"):
+def test_log_without_messages_is_not_a_session() -> None:
+    with pytest.raises(NotASession, match="it contains no messages"):
         read(head(key="k"))

@@ -7,7 +7,7 @@ import pytest
 
 from stenolog.context.request_messages import ProviderRequirements, prepare_messages
 from stenolog.transfer.importers import adk, langchain, openai_agents, strands
-from stenolog.transfer.importers.chat_format import NotAMessage, Report
+from stenolog.transfer.importers.chat_format import ImportProblems, NotAMessage
 from support.import_sources import said
 
 IMAGE = "data:image/png;base64,aGk="
@@ -109,28 +109,28 @@ def call(id: str | None, name: str, arguments: str) -> dict[str, Any]:
     ],
 )
 def test_an_item_is_one_message(item: dict[str, Any], expected: dict[str, Any]) -> None:
-    report = Report()
+    report = ImportProblems()
     assert openai_agents.message_of(item, report) == expected
     assert report.problems() == ()
 
 
-def test_an_item_that_no_model_here_can_be_shown_is_kept_and_told() -> None:
-    report = Report()
+def test_unknown_item_is_kept_and_reported() -> None:
+    report = ImportProblems()
     item = {"type": "web_search_call", "id": "ws", "status": "completed"}
     found = [openai_agents.message_of(item, report) for _ in range(2)]
     assert found[0] == {"role": "assistant", "content": None, "openai_agents": item}
-    words = "kept, but no model will be shown it: 2 web_search_call"
+    words = "stored, but not shown to models: 2 web_search_call"
     assert report.problems() == (words,)
     assert report.dropped == 0
     assert prepare_messages(found, ProviderRequirements()) == []
 
 
-def test_a_part_that_is_not_known_stays_beside_the_words_that_are() -> None:
-    report = Report()
+def test_unknown_part_is_kept_in_extra_field() -> None:
+    report = ImportProblems()
     parts = [{"type": "input_text", "text": "see"}, {"type": "hologram", "data": 7}]
     message = openai_agents.message_of({"role": "user", "content": parts}, report)
     assert message == {"role": "user", "content": "see", "openai_agents": {"content": parts}}
-    assert "shown it: 1 hologram" in report.problems()[0]
+    assert "not shown to models: 1 hologram" in report.problems()[0]
 
 
 def test_calls_made_at_once_become_a_window_in_order() -> None:
@@ -141,7 +141,7 @@ def test_calls_made_at_once_become_a_window_in_order() -> None:
         {"type": "function_call_output", "call_id": "a", "output": "1"},
         {"type": "function_call_output", "call_id": "b", "output": "2"},
     ]
-    found = [openai_agents.message_of(item, Report()) for item in items]
+    found = [openai_agents.message_of(item, ImportProblems()) for item in items]
     sent = [
         (body["role"], body.get("tool_call_id") or [c["id"] for c in body.get("tool_calls", [])])
         for body in prepare_messages(found, ProviderRequirements())
@@ -243,7 +243,7 @@ def test_calls_made_at_once_become_a_window_in_order() -> None:
     ],
 )
 def test_langchain_s_messages(kind: str, data: dict[str, Any], expected: dict[str, Any]) -> None:
-    report = Report()
+    report = ImportProblems()
     message = langchain.message_of({"type": kind, "data": data}, report)
     if kind == "chat":
         assert message.pop("langchain") == {"role": "user", "type": "chat"}
@@ -254,22 +254,22 @@ def test_langchain_s_messages(kind: str, data: dict[str, Any], expected: dict[st
 
 
 @pytest.mark.parametrize("given", [{}, {"type": "ai"}, {"type": "remove", "data": {}}])
-def test_what_is_no_message_of_langchain_s_is_refused(given: dict[str, Any]) -> None:
+def test_invalid_langchain_messages_are_rejected(given: dict[str, Any]) -> None:
     with pytest.raises(NotAMessage):
-        langchain.message_of(given, Report())
+        langchain.message_of(given, ImportProblems())
 
 
 # --- Strands ---------------------------------------------------------------------------------
 
 
-def test_results_of_tools_stand_before_what_the_user_says_with_them() -> None:
+def test_tool_results_precede_text_of_same_user_message() -> None:
     blocks = [
         {"text": "and now?"},
         {"toolResult": {"toolUseId": "a", "status": "error", "content": [{"text": "no"}]}},
         {"toolResult": {"toolUseId": "b", "content": [{"json": {"n": 1}}]}},
         {"cachePoint": {"type": "default"}},
     ]
-    report = Report()
+    report = ImportProblems()
     found = strands.messages_of({"role": "user", "content": blocks}, report)
     assert found == [
         {"role": "tool", "tool_call_id": "a", "content": "no", "strands": {"status": "error"}},
@@ -284,14 +284,14 @@ def test_results_of_tools_stand_before_what_the_user_says_with_them() -> None:
     assert report.problems() == ()
 
 
-def test_thoughts_images_and_what_is_not_known_of_strands() -> None:
+def test_strands_thinking_images_and_unknown_blocks() -> None:
     encoded = {"__bytes_encoded__": True, "data": "aGk="}
     blocks = [
         {"reasoningContent": {"reasoningText": {"text": "hm", "signature": "s"}}},
         {"image": {"format": "png", "source": {"bytes": encoded}}},
         {"hologram": {}},
     ]
-    report = Report()
+    report = ImportProblems()
     message = {"role": "assistant", "content": blocks, "metadata": {"usage": {"inputTokens": 1}}}
     assert strands.messages_of(message, report) == [
         {
@@ -301,14 +301,14 @@ def test_thoughts_images_and_what_is_not_known_of_strands() -> None:
             "strands": {"metadata": {"usage": {"inputTokens": 1}}, "content": blocks},
         }
     ]
-    assert "shown it: 1 hologram" in report.problems()[0]
+    assert "not shown to models: 1 hologram" in report.problems()[0]
 
 
 # --- ADK -------------------------------------------------------------------------------------
 
 
 def test_parts_of_an_event() -> None:
-    report = Report()
+    report = ImportProblems()
     event = said(
         0,
         {"text": "thinking", "thought": True},
@@ -338,17 +338,17 @@ def test_parts_of_an_event() -> None:
     assert report.problems() == ()
 
 
-def test_a_part_of_an_event_that_is_not_known_is_kept_and_told() -> None:
-    report = Report()
+def test_unknown_event_part_is_kept_and_reported() -> None:
+    report = ImportProblems()
     event = said(0, {"executable_code": {"code": "1 + 1"}}, {"text": "x"}, author="agent")
     [message] = adk.messages_of(event, report)
     assert message["content"] == "x"
     assert message["adk"]["content"] == event["content"]
-    assert "shown it: 1 executable_code" in report.problems()[0]
+    assert "not shown to models: 1 executable_code" in report.problems()[0]
 
 
-def test_an_event_that_only_changes_a_state_is_nothing_that_somebody_said() -> None:
-    report = Report()
+def test_state_only_event_is_not_a_user_message() -> None:
+    report = ImportProblems()
     event = said(0, actions={"state_delta": {"k": 1}})
     found = adk.messages_of(event, report)
     assert [message["role"] for message in found] == ["assistant"]
@@ -356,16 +356,16 @@ def test_an_event_that_only_changes_a_state_is_nothing_that_somebody_said() -> N
     assert found[0]["adk"]["actions"] == {"state_delta": {"k": 1}}
 
 
-def test_what_was_rewound_is_hidden_and_a_rewind_inside_it_counts_no_more() -> None:
+def test_rewound_events_are_hidden_and_nested_rewinds_ignored() -> None:
     turns = [said(n, {"text": str(n)}) for n in range(6)]
     first = said(6, actions={"rewind_before_invocation_id": "i2"}, content=None, invocation_id="r1")
     second = said(7, actions={"rewind_before_invocation_id": "i1"}, content=None)
     events = [adk.Event(str(n), fields) for n, fields in enumerate([*turns, first, second])]
-    talk = adk.talk_of(events, Report())
+    talk = adk.read_events(events, ImportProblems())
     assert [message.hidden for message in talk.messages] == [False] * 2 + [True] * 6
     unknown = said(2, actions={"rewind_before_invocation_id": "never"})
     events = [adk.Event(str(n), fields) for n, fields in enumerate([*turns[:2], unknown])]
-    talk = adk.talk_of(events, Report())
+    talk = adk.read_events(events, ImportProblems())
     assert [message.hidden for message in talk.messages] == [False] * 2 + [True]
 
 
@@ -378,46 +378,48 @@ def _compacted(number: int, first: int, last: int, text: str) -> dict[str, Any]:
     return said(number, actions={"compaction": compaction}, content=None, author="agent")
 
 
-def test_what_was_compacted_is_hidden_behind_the_summaries() -> None:
+def test_compacted_events_are_hidden_and_summaries_joined() -> None:
     fields = [said(n, {"text": str(n)}) for n in range(6)]
     fields += [
         _compacted(6, 0, 1, "one"),
         _compacted(7, 0, 2, "one and two"),
         _compacted(8, 3, 3, "three"),
     ]
-    talk = adk.talk_of([adk.Event(str(n), one) for n, one in enumerate(fields)], Report())
+    talk = adk.read_events(
+        [adk.Event(str(n), one) for n, one in enumerate(fields)], ImportProblems()
+    )
     # A summary inside another is said by that one.
     assert talk.summary == "one and two\n\nthree"
     assert [message.hidden for message in talk.messages] == [True] * 4 + [False] * 5
 
 
-def test_partial_events_are_no_messages() -> None:
+def test_partial_events_are_skipped() -> None:
     events = [adk.Event("0", said(0, {"text": "h"}, partial=True))]
-    assert adk.talk_of(events, Report()).messages == []
+    assert adk.read_events(events, ImportProblems()).messages == []
 
 
 # --- the report ------------------------------------------------------------------------------
 
 
-def test_many_problems_are_counted_and_few_are_told() -> None:
-    report = Report()
+def test_only_first_problems_are_listed_and_rest_counted() -> None:
+    report = ImportProblems()
     for number in range(1_000):
-        report.drop(f"message {number} is no object")
+        report.report_dropped(f"message {number} is not a JSON object")
     assert report.dropped == 1_000
     assert len(report.problems()) == 21
     assert report.problems()[-1] == "and 980 more like these"
 
 
-def test_what_stands_in_a_file_cannot_fill_the_screen() -> None:
-    report = Report()
-    report.drop("x" * 10_000)
-    report.note("y" * 10_000)
+def test_reported_problems_are_shortened() -> None:
+    report = ImportProblems()
+    report.report_dropped("x" * 10_000)
+    report.report_loss("y" * 10_000)
     for number in range(100):
-        report.unseen(f"{number}" * 1_000)
+        report.count_unseen(f"{number}" * 1_000)
     assert sum(map(len, report.problems())) < 3_000
 
 
 def test_a_message_that_cannot_be_kept_is_named() -> None:
-    report = Report()
-    assert report.keep(json.loads('{"role": "user", "n": NaN}'), None, "message 3") == []
+    report = ImportProblems()
+    assert report.encode(json.loads('{"role": "user", "n": NaN}'), None, "message 3") == []
     assert report.problems() == ("message 3: n: nan has no place in JSON",)
