@@ -506,7 +506,7 @@ def test_model_failure_is_logged_without_secrets(
     failed, unread = [record.getMessage() for record in caplog.records]
     assert failed.startswith(f"no notes of {KEY!r} yet: the model failed: TimeoutError: no route")
     assert "sk-abc" not in failed
-    assert unread == f"no facts of {KEY!r}: the model's answer on the turn at 2 is no JSON"
+    assert unread == f"no facts of {KEY!r}: the model's answer about the turn at 2 is not JSON"
 
 
 def test_a_model_that_is_down_is_asked_again_later_and_nothing_is_lost(place: Place) -> None:

@@ -221,11 +221,11 @@ def test_a_source_that_lost_messages_does_not_spoil_its_backup(place: Path) -> N
 def test_backup_into_folder_with_other_files_is_rejected(place: Path, where: str) -> None:
     (place / "x").mkdir(mode=0o700)
     (place / "x/letter.txt").write_text("dear")
-    with pytest.raises(UsageError, match="something else and no backup"):
+    with pytest.raises(UsageError, match="something else, not a backup"):
         back_up(where, str(place / "x"))
     with JSONLStore(place / "w") as store:
         store.add_message("a", "user", "one")
-    with pytest.raises(UsageError, match="a workspace and no backup"):
+    with pytest.raises(UsageError, match="a workspace, not a backup"):
         back_up(where, str(place / "w"))
     with pytest.raises(UsageError, match="no backup in"):
         verify(str(place / "w"))
@@ -326,7 +326,7 @@ def test_backup_inside_workspace_is_rejected(place: Path, folder: str) -> None:
     before = sorted(place.rglob("*"))
     (place / "link").symlink_to(place / "w")
     for root in ("w", "link"):
-        with pytest.raises(UsageError, match="part of the workspace"):
+        with pytest.raises(UsageError, match="is inside the workspace"):
             back_up(f"jsonl:{place}/w", str(place / root / folder))
     (place / "link").unlink()
     assert sorted(place.rglob("*")) == before

@@ -677,7 +677,7 @@ def test_p7_a_purge_from_the_trash_spares_a_session_that_the_store_continued(
         store.purge_trash(KEY, [(trashed.uid, trashed.deleted)])
     with open_sessions(where) as good:
         assert contents(good) == [*LEGACY, "continued"]
-    assert f"not fully repeated for {KEY!r}: the session has been used in the store" in caplog.text
+    assert f"not fully repeated for {KEY!r}: the session was also used in the store" in caplog.text
     assert len(list(workspace.rglob("purges/*.left"))) == 1
 
 
