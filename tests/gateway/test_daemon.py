@@ -117,12 +117,12 @@ def test_asked_twice_it_ends_at_once_and_the_next_start_answers(
     asking.start()
     assert waiting[0].asked.wait(30)
     gateway.signal(signal.SIGTERM)
-    _until(lambda: "Ending" in gateway.words.read_text())
+    _until(lambda: "Stopping" in gateway.words.read_text())
     gateway.signal(signal.SIGTERM)
     assert gateway.ended() == 0
     asking.join(30)
     assert (asking.status, _log(tmp_path)) == (503, [("user", "Hello.")])
-    assert "Left unanswered" in gateway.words.read_text()
+    assert "The answer is not finished" in gateway.words.read_text()
     waiting[0].go_on.set()
     gateway.start()
     again = _Asking(gateway.url)
@@ -162,7 +162,7 @@ def test_a_turn_that_is_gone_on_with_is_answered_by_the_next_start_too(
     try:
         assert waiting[0].asked.wait(30)
         gateway.signal(signal.SIGTERM)
-        _until(lambda: "Ending" in gateway.words.read_text())
+        _until(lambda: "Stopping" in gateway.words.read_text())
         gateway.signal(signal.SIGTERM)
         assert gateway.ended() == 0
         assert _log(tmp_path) == [("user", "Hello.")], "nothing stands there in its place"
