@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from stenolog.catalog.searchable_text import title_from
+from stenolog.messages import TextPart, has_text, read_content
 from stenolog.records import Message, SessionInfo
 from stenolog.transfer.export.message_parts import Conversation, cleaned, read_all
 
@@ -97,9 +98,11 @@ def _title(info: SessionInfo, messages: Iterable[Message], clean: Cleaner) -> st
 
 
 def _prompt(messages: Iterable[Message]) -> str:
-    """Return the first message of the user."""
+    """Return the text of the first user message that has some."""
     for message in messages:
         body = message.to_dict()
-        if body.get("role") == "user" and isinstance(body.get("content"), str):
-            return str(body["content"])
+        if has_text(body):
+            parts = read_content(body.get("content"))
+            if text := "\n".join(part.text for part in parts if isinstance(part, TextPart)):
+                return text
     return ""
