@@ -228,6 +228,25 @@ def test_markdown_has_a_heading_and_an_anchor_for_each_message(steno: Steno) -> 
     assert '<details><summary>calls ls</summary>\n\n```\n{"path": "."}\n```' in shown
 
 
+def test_blocks_of_anthropic_are_written_as_calls_and_results(steno: Steno) -> None:
+    image = {"type": "image", "source": {"media_type": "image/png", "data": "iVBORw0KGgo="}}
+    use = {"type": "tool_use", "id": "1", "name": "login", "input": {"password": KEY}}
+    results = [{"type": "tool_result", "tool_use_id": "1", "content": "welcome", "is_error": True}]
+    with open_store("workspace") as store:
+        store.add_message("a", "user", [image, {"type": "text", "text": "What is this?"}])
+        thinking = {"type": "thinking", "thinking": "Let me see."}
+        store.add_message("a", "assistant", [thinking, use])
+        store.add_message("a", "user", results)
+    shown = steno("export", "a", "--format", "markdown").stdout
+    assert shown.startswith("# What is this?\n")
+    assert "<details><summary>thinks</summary>\n\n```\nLet me see.\n```" in shown
+    assert '<details><summary>calls login</summary>\n\n```\n{"password": ' in shown
+    assert "<details><summary>login answers</summary>\n\n```\nwelcome\n```" in shown
+    assert "failed" in shown
+    assert "data:image/png;base64,iVBORw0KGgo=" in steno("export", "a", "--format", "html").stdout
+    assert KEY not in shown
+
+
 def test_markdown_message_cannot_break_the_document(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_message("m", "user", "open:\n````\ncode that never ends")
