@@ -139,7 +139,7 @@ def annotated(
         notes[KIND] = kind
     if model:
         notes["model"] = model
-    if usage is not None:
+    if usage:
         notes["usage"] = dict(usage)
         if response:
             notes[RESPONSE] = response
