@@ -6,15 +6,18 @@ messages that are stored already are found again, and only the rest is added.
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from secrets import token_hex
 from typing import Any, Final
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 from stenolog.catalog.message_metadata import FIELD
 from stenolog.codec import encode_object
 from stenolog.errors import NoSuchSession, RefusedMessage
-from stenolog.records import SessionInfo
+from stenolog.records import Message, SessionInfo, timestamp
+from stenolog.stores import spans
 from stenolog.stores.base import Store
+from stenolog.stores.snapshots import Snapshot, SnapshotStore
 from stenolog.transfer.transcripts.transcript import (
     RESPONSE,
     Transcript,
@@ -61,6 +64,9 @@ def import_transcript(
     )
     if not transcript.messages and info is None:
         return report
+    if info is None and isinstance(store, SnapshotStore):
+        report.added = _write_new(store, transcript, file, report.problems)
+        return report
     stored = _Stored(store, file.key, exists=info is not None)
     new = [one for one in transcript.messages if one.identity not in stored.seqs]
     report.added = stored.append(new, file, report.problems)
@@ -69,6 +75,52 @@ def import_transcript(
     if report.added or info is not None:
         store.set_meta(file.key, **_meta(transcript, file, {} if info is None else info.meta))
     return report
+
+
+def _write_new(
+    store: SnapshotStore, transcript: Transcript, file: TranscriptFile, problems: list[str]
+) -> int:
+    """Write a session that is not in the store yet, in one step."""
+    snapshot, messages = snapshot_of(transcript, file, uid=token_hex(8), problems=problems)
+    with store.snapshot_writer() as writer:
+        writer.write(snapshot, messages)
+    return len(messages)
+
+
+def snapshot_of(
+    transcript: Transcript, file: TranscriptFile, *, uid: str, problems: list[str] | None = None
+) -> tuple[Snapshot, list[Message]]:
+    """Return a transcript as a complete session. A message that cannot be stored is a problem."""
+    at = timestamp(datetime.fromtimestamp(file.modified / 1e9, UTC))
+    times = [timestamp(one.at) for one in transcript.messages if one.at is not None]
+    at = times[0] if times else at
+    messages: list[Message] = []
+    hidden: list[int] = []
+    for one in transcript.messages:
+        try:
+            payload = encode_object(one.message)
+        except RefusedMessage as error:
+            if problems is not None:
+                problems.append(f"message {one.identity} cannot be stored: {error}")
+            continue
+        at = at if one.at is None else timestamp(one.at)
+        messages.append(Message(seq=len(messages) + 1, _at=at, _body=Raw(payload)))
+        if one.hidden:
+            hidden.append(len(messages))
+    floor = next((n for n, seq in enumerate([*hidden, -1]) if seq != n + 1), 0)
+    snapshot = Snapshot(
+        key=file.key,
+        uid=uid,
+        created=min(times, default=at),
+        updated=max(times, default=at),
+        last_seq=len(messages),
+        floor=floor,
+        hidden=spans.union((seq, seq) for seq in hidden if seq > floor),
+        number=1,
+        summary=transcript.summary,
+        meta=_meta(transcript, file, {}),
+    )
+    return snapshot, messages
 
 
 class _Stored:

@@ -7,7 +7,7 @@ import pytest
 
 from stenolog.transfer.transcripts import codex
 from stenolog.transfer.transcripts.codex import Codex
-from stenolog.transfer.transcripts.transcript import Transcript
+from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile
 from support.transcripts import SAMPLES, outline
 
 ROLLOUTS = SAMPLES / "codex"
@@ -116,5 +116,5 @@ def test_a_compressed_file_is_the_same_session() -> None:
     assert outline(packed) == outline(plain)
 
 
-def _read(file: codex.TranscriptFile) -> Transcript:
+def _read(file: TranscriptFile) -> Transcript:
     return Codex().read(file)

@@ -94,9 +94,13 @@ def test_usage_of_a_file_read_in_the_middle_of_an_answer_counts_once(
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_an_import_that_was_killed_is_continued(
-    store: Store, monkeypatch: pytest.MonkeyPatch, batch: int
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    path = SAMPLES / "claude-code" / "projects" / NAME
+    path = tmp_path / "projects" / NAME
+    path.parent.mkdir(parents=True)
+    shutil.copy(SAMPLES / "claude-code" / "earlier" / "projects" / NAME, path)
+    run(ClaudeCode(), path, store)
+    shutil.copy(SAMPLES / "claude-code" / "projects" / NAME, path)
     monkeypatch.setattr(transcript_import, "MAX_BATCH", batch)
     add_messages = type(store).add_messages
     calls = 0
@@ -104,17 +108,20 @@ def test_an_import_that_was_killed_is_continued(
     def killed_later(*args: Any, **options: Any) -> list[int]:
         nonlocal calls
         calls += 1
-        if calls % 4 == 0:
+        if calls % 3 == 0:
             raise KeyboardInterrupt
         return add_messages(*args, **options)
 
     monkeypatch.setattr(type(store), "add_messages", killed_later)
-    for _ in range(40):
+    runs = 0
+    while True:
+        runs += 1
         try:
             run(ClaudeCode(), path, store)
             break
         except KeyboardInterrupt:
             continue
+    assert runs > 1
     identities = [body["stenolog"]["id"] for body in bodies(store, KEY)]
     assert len(identities) == len(set(identities)) == 28
     assert len(bodies(store, KEY, full=False)) == 7
