@@ -63,7 +63,7 @@ class LLMLogs:
                 row["id"]
                 for table in ("threads", "conversations")
                 if table in tables
-                for row in _rows(connection, f"SELECT id FROM {table} ORDER BY id")  # noqa: S608
+                for row in rows_of(connection, f"SELECT id FROM {table} ORDER BY id")  # noqa: S608
             )
         for item in ids:
             yield file_at(PROGRAM, f"{PROGRAM}:{item}", path, item=item)
@@ -77,10 +77,10 @@ class LLMLogs:
             tables = _tables(connection)
             name = ""
             if "conversations" in tables:
-                found = _rows(connection, "SELECT name FROM conversations WHERE id=?", file.item)
+                found = rows_of(connection, "SELECT name FROM conversations WHERE id=?", file.item)
                 name = as_text(found[0]["name"]) if found else ""
             thread = (
-                _rows(connection, "SELECT * FROM threads WHERE id=?", file.item)
+                rows_of(connection, "SELECT * FROM threads WHERE id=?", file.item)
                 if "threads" in tables
                 else []
             )
@@ -101,13 +101,13 @@ def _read_thread(connection: Connection, thread: Mapping[str, Any], found: Trans
     chain: list[dict[str, Any]] = []
     place = thread["tip_message_hash"]
     while isinstance(place, str) and len(chain) < 1_000_000:
-        rows = _rows(connection, "SELECT * FROM messages WHERE hash=?", place)
+        rows = rows_of(connection, "SELECT * FROM messages WHERE hash=?", place)
         if not rows or any(rows[0]["hash"] == one["hash"] for one in chain[-1:]):
             break
         chain.append(rows[0])
         place = rows[0]["parent_hash"]
     chain.reverse()
-    turns = _rows(
+    turns = rows_of(
         connection, "SELECT * FROM turns WHERE thread_id=? ORDER BY datetime_utc, id", thread["id"]
     )
     by_tip = {turn["tip_message_hash"]: turn for turn in turns}
@@ -120,7 +120,7 @@ def _read_thread(connection: Connection, thread: Mapping[str, Any], found: Trans
                 times[earlier["hash"]] = turn["datetime_utc"]
             covered = position + 1
     for position, message in enumerate(chain):
-        parts = _rows(
+        parts = rows_of(
             connection,
             "SELECT * FROM parts WHERE message_hash=? ORDER BY position",
             message["hash"],
@@ -189,7 +189,7 @@ def _joined(connection: Connection, payload: Mapping[str, Any]) -> str:
         if "literal" in fields:
             pieces.append(as_text(fields["literal"]))
         else:
-            rows = _rows(
+            rows = rows_of(
                 connection, "SELECT content FROM fragments WHERE id=?", fields.get("fragment")
             )
             pieces += [as_text(row["content"]) for row in rows]
@@ -198,7 +198,7 @@ def _joined(connection: Connection, payload: Mapping[str, Any]) -> str:
 
 def _read_conversation(connection: Connection, item: str, found: Transcript) -> None:
     """Read a conversation of the older tables."""
-    responses = _rows(
+    responses = rows_of(
         connection,
         "SELECT * FROM responses WHERE conversation_id=? ORDER BY datetime_utc, id",
         item,
@@ -209,7 +209,7 @@ def _read_conversation(connection: Connection, item: str, found: Transcript) -> 
         if as_text(row["system"]) and row["system"] != system:
             system = row["system"]
             _add(found, f"{row['id']}:system", {"role": "system", "content": system}, at, {})
-        results = _rows(
+        results = rows_of(
             connection, "SELECT * FROM tool_results WHERE response_id=? ORDER BY id", row["id"]
         )
         for number, result in enumerate(results):
@@ -224,7 +224,7 @@ def _read_conversation(connection: Connection, item: str, found: Transcript) -> 
         if as_text(row["prompt"]) or not results:
             body = {"role": "user", "content": as_text(row["prompt"])}
             _add(found, f"{row['id']}:prompt", body, at, {})
-        calls = _rows(
+        calls = rows_of(
             connection, "SELECT * FROM tool_calls WHERE response_id=? ORDER BY id", row["id"]
         )
         answer: dict[str, Any] = {"role": "assistant", "content": as_text(row["response"])}
@@ -260,11 +260,11 @@ def _add(
 
 
 def _tables(connection: Connection) -> set[str]:
-    rows = _rows(connection, "SELECT name FROM sqlite_master WHERE type='table'")
+    rows = rows_of(connection, "SELECT name FROM sqlite_master WHERE type='table'")
     return {row["name"] for row in rows}
 
 
-def _rows(connection: Connection, sql: str, *values: Any) -> list[dict[str, Any]]:
+def rows_of(connection: Connection, sql: str, *values: Any) -> list[dict[str, Any]]:
     """Return the rows of a query, with texts decoded."""
     cursor = connection.execute(sql, values)
     names = [column[0] for column in cursor.description]

@@ -165,9 +165,11 @@ def kind_of(body: Mapping[str, Any]) -> str:
 
 
 def usage_counts(*, prompt: Any, answer: Any, cached: Any = 0) -> dict[str, int]:
-    """Return token counts as stenolog stores them; wrong values count as 0."""
+    """Return token counts as stenolog stores them; an empty dict if there are none."""
+    if not is_count(prompt) and not is_count(answer):
+        return {}
     given = {"prompt": prompt, "answer": answer, "cached": cached}
-    return {name: value for name, value in given.items() if is_count(value)}
+    return {name: value if is_count(value) else 0 for name, value in given.items()}
 
 
 def is_count(value: Any) -> bool:
@@ -266,3 +268,12 @@ def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
 def hidden(message: TranscriptMessage) -> TranscriptMessage:
     """Return the message as one that the model no longer sees."""
     return replace(message, hidden=True)
+
+
+def branch_to(parents: Mapping[str, str | None], leaf: str | None) -> set[str]:
+    """Return the ids from a leaf of a tree up to its root. `parents`: the parent of each id."""
+    branch: set[str] = set()
+    while leaf is not None and leaf in parents and leaf not in branch:
+        branch.add(leaf)
+        leaf = parents[leaf]
+    return branch
