@@ -299,6 +299,7 @@ class _Reading:
         messages = messages_of(record, owns_usage=self._owns_usage(record))
         if not messages:
             self._transcript.leave_out(_record_type(record), len(line))
+            return
         uuid = as_text(record.get("uuid")) or _without_uuid(record)
         if uuid in self._seen:
             return

@@ -12,6 +12,7 @@ from json import dumps, loads
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -29,6 +30,7 @@ IDENTITY: Final = "id"
 KIND: Final = "kind"
 RESPONSE: Final = "response"
 LONGEST_TITLE: Final = 80
+_decode: Final = msgspec.json.Decoder().decode
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one transcript that are reported individually."""
 
@@ -229,6 +231,11 @@ def json_lines(path: Path) -> Iterator[tuple[bytes, Any]]:
 def parse_json(text: bytes | str) -> Any:
     """Return the JSON value, or None if the text is not JSON."""
     try:
+        return _decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    try:
+        # Slower, and more tolerant: for example of single surrogates and large numbers.
         return loads(text)
     except (ValueError, RecursionError):
         return None

@@ -138,9 +138,6 @@ def test_aider_chats_of_one_file_are_sessions() -> None:
     found = read("aider", SAMPLES / "aider")
     first = found["aider:aider:2026-07-03T09:15:00"]
     second = found["aider:aider:2026-07-04T10:00:00"]
-        found["aider:aider:2026-07-03T09:15:00"],
-        found["aider:aider:2026-07-04T10:00:00"],
-    )
     assert first.title == "add a knot table with three rows"
     assert first.source["models"] == ["gpt-4o"]
     assert outline(first) == [
