@@ -75,12 +75,12 @@ class ChatGPT:
             for content in _contents(path):
                 try:
                     listed = msgspec.json.decode(content, type=list[msgspec.Raw])
+                    heads = [(msgspec.json.decode(raw, type=_Head), raw) for raw in listed]
                 except msgspec.DecodeError:
                     continue
-                for raw in listed:
-                    head = msgspec.json.decode(raw, type=_Head)
-                    if name := head.conversation_id or head.id:
-                        found[name] = raw
+                found |= {
+                    name: raw for head, raw in heads if (name := head.conversation_id or head.id)
+                }
             self._opened = path, modified, found
         return self._opened[2]
 

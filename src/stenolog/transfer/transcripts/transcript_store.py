@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, Self
 from stenolog.errors import NoSuchSession, ReadOnly, StoreClosed
 from stenolog.records import Health, Message, SessionInfo, Trashed
 from stenolog.stores.base import SessionView
-from stenolog.stores.following import News, arrivals
+from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
 from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
 from stenolog.transfer.transcripts.transcript_import import snapshot_of
@@ -100,12 +100,12 @@ class TranscriptStore:
         self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
     ) -> Iterator[Message]:
         """Yield each message with a seq greater than `after` once, as its program writes it."""
-        news = partial(self._news, key)
-        return arrivals(
-            news, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL
+        ask = partial(self._new_messages, key)
+        return poll_messages(
+            ask, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL
         )
 
-    def _news(self, key: str, after: int) -> News | None:
+    def _new_messages(self, key: str, after: int) -> NewMessages | None:
         try:
             info = self.info(key)
         except NoSuchSession:
