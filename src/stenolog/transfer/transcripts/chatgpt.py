@@ -71,7 +71,7 @@ class ChatGPT:
         """Return the conversations of a file by their ids, not yet decoded."""
         modified = path.stat().st_mtime_ns
         if self._opened is None or self._opened[:2] != (path, modified):
-            found = {}
+            found: dict[str, msgspec.Raw] = {}
             for content in _contents(path):
                 try:
                     listed = msgspec.json.decode(content, type=list[msgspec.Raw])
