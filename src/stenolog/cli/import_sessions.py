@@ -53,13 +53,32 @@ PROGRAMS: Final[dict[str, frozenset[Layout]]] = {
 """Layouts for each value of `--from`."""
 
 
+TRANSCRIPTS: Final = (
+    "claude-code",
+    "codex",
+    "chatgpt",
+    "llm",
+    "gemini-cli",
+    "opencode",
+    "claude-ai",
+    "open-webui",
+    "aider",
+)
+"""Programs whose transcripts are imported (transfer/transcripts)."""
+
+
 class _Source(click.Path):
-    """A file or folder of another program. Addresses of stenolog stores are rejected."""
+    """A file or folder of another program, or the name of a program.
+
+    Addresses of stenolog stores are rejected.
+    """
 
     def __init__(self) -> None:
         super().__init__(exists=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in TRANSCRIPTS and not Path(value).exists():
+            return value
         if _STORE_URL.match(str(value)):
             self.fail("this is a store of stenolog; copy it with `steno copy SRC DST`.", param, ctx)
         return super().convert(value, param, ctx)
@@ -70,7 +89,7 @@ class _Source(click.Path):
 @click.option(
     "--from",
     "program",
-    type=click.Choice(list(PROGRAMS)),
+    type=click.Choice([*PROGRAMS, *TRANSCRIPTS]),
     help="Program that wrote SOURCE.  [default: detected]",
 )
 @click.option(
@@ -90,25 +109,34 @@ class _Source(click.Path):
     default=None,
     help="Accept other keys that SOURCE names for its sessions.  [default: ask in a terminal]",
 )
+@click.option("--watch", is_flag=True, help="Keep importing new messages. Transcripts only.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, without doing it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per session.")
 @location_options
 @click.pass_context
 def import_command(
     ctx: click.Context,
-    source: Path,
+    source: Path | str,
     program: str | None,
     pairs: tuple[str, ...],
     map_file: Path | None,
     aliases: bool | None,
+    watch: bool,
     dry_run: bool,
     as_json: bool,
     where: Location,
 ) -> None:
-    """Import sessions of other programs from SOURCE, a folder or a file.
+    """Import sessions of other programs from SOURCE.
+
+    SOURCE is a folder, a file, or the name of a coding agent, whose usual folder is read then.
 
     \b
-    Known programs, detected automatically unless --from is given:
+    Transcripts of coding agents and chat exports:
+      claude-code, codex, gemini-cli, opencode, llm, aider,
+      chatgpt, claude-ai, open-webui
+
+    \b
+    Other programs, detected automatically unless --from is given:
       picoclaw       .jsonl with .meta.json, and the older .json
       zeroclaw       .jsonl
       nanobot        .jsonl, also in the folders of its workspaces
@@ -131,11 +159,31 @@ def import_command(
     Prints one line per session, separated by tabs: key, messages added, messages in the file,
     layout, file. In a terminal it prints a table.
 
-    Example: steno import ~/.picoclaw/workspace --dry-run
+    \b
+    Examples:
+      steno import claude-code
+      steno import ~/Downloads/chatgpt-export.zip
+      steno import ~/.picoclaw/workspace --dry-run
 
     Exit codes: 0 everything is imported, now or earlier, 1 failed or nothing to import, 2 wrong
     usage, 3 something could not be imported; the reasons are on stderr.
     """  # noqa: D301 -- click knows a block by this character
+    transcripts = _find_transcripts(source, program)
+    if transcripts is not None:
+        if pairs or map_file is not None or aliases is not None:
+            raise click.UsageError("--map, --map-file and --aliases do not apply to transcripts.")
+        code = _import_transcripts(
+            *transcripts,
+            where,
+            watch=watch,
+            dry_run=dry_run,
+            as_json=as_json,
+            color=ctx.color is not False,
+        )
+        ctx.exit(code)
+    if watch:
+        raise click.UsageError("--watch applies only to transcripts of coding agents.")
+    source = Path(source)
     folder, only = _source_folder(source)
     layouts = ALL_LAYOUTS if program is None else PROGRAMS[program]
     look = partial(import_folder, folder, only=only, layouts=layouts)
@@ -222,6 +270,48 @@ def _alias_line(key: str, names: Sequence[str]) -> str:
 
 def _alias_names(names: Sequence[str]) -> str:
     return ", ".join(map(one_line, names))
+
+
+def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Path] | None:
+    """Return the program and place of transcripts; None if SOURCE holds other sessions."""
+    if program in PROGRAMS:
+        return None
+    # Imported late: loads the readers of all programs.
+    from stenolog.cli.import_transcripts import default_place
+    from stenolog.transfer.transcripts.programs import detect_program
+
+    if isinstance(source, str):
+        return source, default_place(source)
+    found = detect_program(source) if program is None else program
+    return None if found is None else (found, source)
+
+
+def _import_transcripts(
+    program: str,
+    path: Path,
+    where: Location,
+    *,
+    watch: bool,
+    dry_run: bool,
+    as_json: bool,
+    color: bool,
+) -> int:
+    """Import the transcripts of a program and return the exit code."""
+    from stenolog.cli.import_transcripts import TranscriptImport
+
+    if dry_run or not TranscriptImport(program, path, None).files():
+        run = TranscriptImport(program, path, None)
+        run.run()
+        run.show(as_json=as_json, color=color)
+        return run.exit_code
+    with _open_writable(where) as store:
+        run = TranscriptImport(program, path, store)
+        run.run()
+        run.show(as_json=as_json, color=color)
+        code = run.exit_code
+        if watch:
+            run.watch()
+    return code
 
 
 def _key_map(pairs: Sequence[str], file: Path | None, look: Callable[..., ImportReport]) -> KeyMap:

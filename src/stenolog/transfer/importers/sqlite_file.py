@@ -67,10 +67,14 @@ def _read_header(path: Path) -> bytes:
 
 
 class SQLiteFile:
-    """A SQLite file that is only read. A context manager."""
+    """A SQLite file that is only read. A context manager.
 
-    def __init__(self, path: Path) -> None:
+    `may_copy` False: the file holds credentials and is never copied.
+    """
+
+    def __init__(self, path: Path, *, may_copy: bool = True) -> None:
         self._path = path
+        self._may_copy = may_copy
         self._copy: tuple[FileVersions, TemporaryDirectory[str]] | None = None
 
     def __enter__(self) -> Self:
@@ -116,6 +120,8 @@ class SQLiteFile:
             return f"file:{quote(str(real))}?mode=ro&immutable=1"
         if shared_index.exists():
             return f"file:{quote(str(real))}?mode=ro"
+        if not self._may_copy:
+            raise NotASession("it has unwritten changes; open and close its program first")
         return f"file:{quote(str(self._copy_of(real, wal)))}"
 
     def _copy_of(self, real: Path, wal: Path) -> Path:

@@ -1,0 +1,1 @@
+"""Readers of transcripts that coding agents and chat programs keep on disk."""

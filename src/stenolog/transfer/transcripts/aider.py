@@ -1,0 +1,105 @@
+"""Aider's `.aider.chat.history.md`: a Markdown file with one chat after another.
+
+`#### ` lines are the user's, `> ` lines are Aider's own output, everything else is the answer.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from stenolog.transfer.transcripts.transcript import (
+    Transcript,
+    TranscriptFile,
+    TranscriptMessage,
+    annotated,
+    file_at,
+    filled,
+    one_line,
+    time_from,
+)
+
+PROGRAM: Final = "aider"
+NAME: Final = ".aider.chat.history.md"
+_START: Final = re.compile(r"# aider chat started at (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\s*")
+_MODEL: Final = re.compile(r"(?:Main m|M)odel: (\S+)")
+
+
+class Aider:
+    """Reader of Aider's chat history."""
+
+    program = PROGRAM
+
+    def default_folder(self) -> Path | None:
+        """Return None: each project has its own file."""
+        return None
+
+    def find(self, path: Path) -> Iterator[TranscriptFile]:
+        """Yield the chats of a file, or of the files below a folder. Raises OSError."""
+        for file in [path] if path.is_file() else sorted(path.rglob(NAME)):
+            for start, _ in _chats(file):
+                key = f"{PROGRAM}:{file.resolve().parent.name}:{start.replace(' ', 'T')}"
+                yield file_at(PROGRAM, key, file, item=start)
+
+    def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:  # noqa: ARG002
+        """Read a chat. Raises OSError."""
+        path = file.paths[0]
+        lines = next((found for start, found in _chats(path) if start == file.item), [])
+        transcript = Transcript(program=PROGRAM, key=file.key)
+        # The time in the file is local.
+        at = time_from(datetime.fromisoformat(file.item).astimezone().isoformat())
+        model = ""
+        first = ""
+        for number, (role, text) in enumerate(_messages(lines)):
+            if role == "system" and (found := _MODEL.search(text)):
+                model = found[1]
+            if role == "user" and not first and not text.startswith("/"):
+                first = text
+            identity = f"{file.item}:{number}"
+            notes: dict[str, Any] = {"model": model} if role == "assistant" and model else {}
+            body = {"role": role, "content": text}
+            message = annotated(body, identity, **notes)
+            transcript.messages.append(TranscriptMessage(identity=identity, message=message, at=at))
+        transcript.title = one_line(first)
+        transcript.source = filled(
+            {
+                "program": PROGRAM,
+                "path": str(path),
+                "folders": [str(path.resolve().parent)],
+                "models": [model] if model else [],
+            }
+        )
+        return transcript
+
+
+def _chats(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the start time and the lines of each chat."""
+    start, lines = "", list[str]()
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        if found := _START.fullmatch(line):
+            if start:
+                yield start, lines
+            start, lines = found[1], []
+        else:
+            lines.append(line)
+    if start:
+        yield start, lines
+
+
+def _messages(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield role and text of each message: runs of lines of the same kind."""
+    role, run = "", list[str]()
+    for line in [*lines, "#### end"]:
+        now, text = "assistant", line
+        if line.startswith("#### "):
+            now, text = "user", line.removeprefix("#### ").rstrip()
+        elif line.startswith("> "):
+            now, text = "system", line.removeprefix("> ").rstrip()
+        elif not line.strip() and role != "assistant":
+            continue
+        if now != role or (line == "#### end" and now == "user"):
+            if joined := "\n".join(run).strip("\n"):
+                yield role, joined
+            role, run = now, []
+        run.append(text)

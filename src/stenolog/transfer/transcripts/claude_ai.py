@@ -1,0 +1,161 @@
+"""Claude.ai's data export: a zip, its unpacked folder, or its `conversations.json`.
+
+Messages form a tree; the branch that ends at the newest leaf is the current one. The export does
+not name the model.
+"""
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from stenolog.transfer.transcripts.transcript import (
+    Transcript,
+    TranscriptFile,
+    TranscriptMessage,
+    annotated,
+    as_dict,
+    as_text,
+    branch_to,
+    file_at,
+    filled,
+    one_line,
+    parse_json,
+    time_from,
+    tool_call,
+    without,
+)
+
+PROGRAM: Final = "claude-ai"
+FIELD: Final = "claude_ai"
+"""Field of a stored message that holds the rest of the export's message."""
+
+
+class ClaudeAI:
+    """Reader of Claude.ai's exports."""
+
+    program = PROGRAM
+
+    def __init__(self) -> None:
+        self._opened: tuple[Path, int, dict[str, msgspec.Raw]] | None = None
+
+    def default_folder(self) -> Path | None:
+        """Return None: an export is wherever the user saved it."""
+        return None
+
+    def find(self, path: Path) -> Iterator[TranscriptFile]:
+        """Yield the conversations of an export. Raises OSError."""
+        path = path / "conversations.json" if path.is_dir() else path
+        if path.is_file():
+            for item in self._conversations(path):
+                yield file_at(PROGRAM, f"{PROGRAM}:{item}", path, item=item)
+
+    def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:  # noqa: ARG002
+        """Read a conversation. Raises OSError."""
+        path = file.paths[0]
+        return _read(as_dict(parse_json(bytes(self._conversations(path)[file.item]))), file)
+
+    def _conversations(self, path: Path) -> dict[str, msgspec.Raw]:
+        """Return the conversations of a file by their ids, not yet decoded."""
+        modified = path.stat().st_mtime_ns
+        if self._opened is None or self._opened[:2] != (path, modified):
+            content = path.read_bytes()
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    content = archive.read("conversations.json")
+            try:
+                listed = msgspec.json.decode(content, type=list[msgspec.Raw])
+                heads = [(msgspec.json.decode(raw, type=_Head), raw) for raw in listed]
+            except (msgspec.DecodeError, KeyError):
+                heads = []
+            self._opened = path, modified, {head.uuid: raw for head, raw in heads if head.uuid}
+        return self._opened[2]
+
+
+class _Head(msgspec.Struct):
+    uuid: str | None = None
+
+
+def _read(conversation: dict[str, Any], file: TranscriptFile) -> Transcript:
+    transcript = Transcript(program=PROGRAM, key=file.key)
+    messages = [as_dict(one) for one in conversation.get("chat_messages") or []]
+    parents = {
+        as_text(one.get("uuid")): as_text(one.get("parent_message_uuid")) or None
+        for one in messages
+    }
+    has_tree = any(parent in parents for parent in parents.values())
+    inner = set(parents.values())
+    leaves = [one for one in messages if as_text(one.get("uuid")) not in inner]
+    newest = max(leaves, key=lambda one: as_text(one.get("created_at")), default={})
+    current = branch_to(parents, as_text(newest.get("uuid")))
+    first = ""
+    for one in messages:
+        name = as_text(one.get("uuid"))
+        for number, (body, notes) in enumerate(_bodies(one)):
+            identity = name if number == 0 else f"{name}#{number}"
+            transcript.messages.append(
+                TranscriptMessage(
+                    identity=identity,
+                    message=annotated(body, identity, **notes),
+                    at=time_from(one.get("created_at")),
+                    hidden=has_tree and name not in current,
+                )
+            )
+            if not first and body["role"] == "user":
+                first = body["content"] if isinstance(body["content"], str) else ""
+    transcript.title = one_line(as_text(conversation.get("name")) or first)
+    transcript.summary = as_text(conversation.get("summary"))
+    transcript.source = filled({"program": PROGRAM, "path": str(file.paths[0])})
+    return transcript
+
+
+def _bodies(message: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield the messages of one message of the export: answer, calls and results in order."""
+    role = "user" if message.get("sender") == "human" else "assistant"
+    blocks = [as_dict(block) for block in message.get("content") or []]
+    rest = without(message, "text", "content", "attachments")
+    body: dict[str, Any] = {"role": role, "content": None}
+    texts: list[dict[str, Any]] = []
+    if not any(block.get("type") == "text" for block in blocks) and as_text(message.get("text")):
+        blocks = [*blocks, {"type": "text", "text": message["text"]}]
+    for block in blocks:
+        match block.get("type"):
+            case "text":
+                texts.append({"type": "text", "text": as_text(block.get("text"))})
+            case "thinking":
+                thoughts = body.get("reasoning_content", "")
+                body["reasoning_content"] = "\n\n".join(
+                    filter(None, (thoughts, as_text(block.get("thinking"))))
+                )
+            case "tool_use":
+                call = tool_call(block.get("id"), block.get("name"), block.get("input", {}))
+                body.setdefault("tool_calls", []).append(call)
+            case "tool_result":
+                # What came before the result is one message, what follows is the next.
+                yield _finished(body, texts, rest), {}
+                body, texts, rest = {"role": role, "content": None}, [], {}
+                result = {
+                    "role": "tool",
+                    "tool_call_id": as_text(block.get("tool_use_id")),
+                    "content": block.get("content", ""),
+                    FIELD: without(block, "type", "tool_use_id", "content"),
+                }
+                yield result, {"failed": True} if block.get("is_error") is True else {}
+            case _:
+                texts.append(dict(block))
+    for attachment in message.get("attachments") or []:
+        fields = as_dict(attachment)
+        name, text = as_text(fields.get("file_name")), as_text(fields.get("extracted_content"))
+        texts.append({"type": "text", "text": f"[file {name}]\n{text}"})
+    if texts or body.keys() > {"role", "content"}:
+        yield _finished(body, texts, rest), {}
+
+
+def _finished(
+    body: dict[str, Any], texts: list[dict[str, Any]], rest: dict[str, Any]
+) -> dict[str, Any]:
+    only = len(texts) == 1 and texts[0].keys() == {"type", "text"}
+    content = texts[0]["text"] if only else texts or None
+    return {**body, "content": content, FIELD: rest}

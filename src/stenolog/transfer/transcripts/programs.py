@@ -1,0 +1,110 @@
+"""The programs whose transcripts can be read, by name, and which of them wrote a file."""
+
+import itertools
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from stenolog.stores.json_file import NotASession
+from stenolog.transfer.importers import sqlite_file
+from stenolog.transfer.importers.sqlite_file import SQLiteFile
+from stenolog.transfer.transcripts import aider
+from stenolog.transfer.transcripts.aider import Aider
+from stenolog.transfer.transcripts.chatgpt import ChatGPT
+from stenolog.transfer.transcripts.claude_ai import ClaudeAI
+from stenolog.transfer.transcripts.claude_code import ClaudeCode
+from stenolog.transfer.transcripts.codex import Codex
+from stenolog.transfer.transcripts.gemini_cli import GeminiCLI
+from stenolog.transfer.transcripts.llm_logs import LLMLogs
+from stenolog.transfer.transcripts.open_webui import OpenWebUI
+from stenolog.transfer.transcripts.opencode import OpenCode
+from stenolog.transfer.transcripts.transcript import TranscriptReader, as_dict, json_lines
+
+PROGRAMS: Final[dict[str, Callable[[], TranscriptReader]]] = {
+    "claude-code": ClaudeCode,
+    "codex": Codex,
+    "chatgpt": ChatGPT,
+    "llm": LLMLogs,
+    "gemini-cli": GeminiCLI,
+    "opencode": OpenCode,
+    "claude-ai": ClaudeAI,
+    "open-webui": OpenWebUI,
+    "aider": Aider,
+}
+"""Reader of each program."""
+MAX_TRIED: Final = 20
+"""Maximum number of lines or files that are tried to recognize a program."""
+
+
+def detect_program(path: Path) -> str | None:
+    """Return the program whose transcripts are in a folder or file, or None if unknown."""
+    if path.is_dir():
+        return _detect_in_folder(path)
+    if path.name == aider.NAME:
+        return "aider"
+    if path.name.startswith("rollout-"):
+        return "codex"
+    if sqlite_file.is_sqlite_file(path):
+        return _detect_in_database(path)
+    if zipfile.is_zipfile(path) or path.suffix == ".json":
+        return _detect_in_export(path)
+    return _detect_in_lines(path)
+
+
+def _detect_in_folder(folder: Path) -> str | None:
+    for name, program in (
+        (aider.NAME, "aider"),
+        ("logs.db", "llm"),
+        ("opencode.db", "opencode"),
+        ("conversations.json", None),
+    ):
+        if (folder / name).is_file():
+            return program or _detect_in_export(folder / name)
+    if next(folder.rglob("rollout-*.jsonl*"), None) is not None:
+        return "codex"
+    if next(folder.rglob("chats/session-*.json*"), None) is not None:
+        return "gemini-cli"
+    for found in itertools.islice(folder.rglob("*.jsonl"), MAX_TRIED):
+        if (program := _detect_in_lines(found)) is not None:
+            return program
+    for found in itertools.islice(sorted(folder.glob("*.json")), MAX_TRIED):
+        if (program := _detect_in_export(found)) is not None:
+            return program
+    return None
+
+
+def _detect_in_lines(path: Path) -> str | None:
+    for _, record in itertools.islice(json_lines(path), MAX_TRIED):
+        fields = as_dict(record)
+        if fields.get("type") == "session_meta" or "record_type" in fields:
+            return "codex"
+        if "sessionId" in fields and "projectHash" in fields:
+            return "gemini-cli"
+        if isinstance(fields.get("sessionId"), str) and ("message" in fields or "type" in fields):
+            return "claude-code"
+    return None
+
+
+def _detect_in_export(path: Path) -> str | None:
+    for program in ("chatgpt", "claude-ai", "open-webui"):
+        reader = PROGRAMS[program]()
+        try:
+            file = next(iter(reader.find(path)), None)
+            if file is not None and reader.read(file).messages:
+                return program
+        except (OSError, KeyError):
+            continue
+    return None
+
+
+def _detect_in_database(path: Path) -> str | None:
+    try:
+        with SQLiteFile(path, may_copy=False) as file, file.connect() as connection:
+            rows = connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
+            tables = {name.decode() for (name,) in rows}
+    except (NotASession, OSError):
+        return None
+    if {"session", "message", "part"} <= tables:
+        return "opencode"
+    return "llm" if {"conversations", "responses"} <= tables else None

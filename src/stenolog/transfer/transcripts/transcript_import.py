@@ -1,0 +1,238 @@
+"""Import of transcripts into a store: a later import adds only what is new.
+
+Messages are recognized by their identities. If an import is killed, the next one continues it: the
+messages that are stored already are found again, and only the rest is added.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from secrets import token_hex
+from typing import Any, Final
+
+from msgspec import Raw, Struct, field
+
+from stenolog.catalog.message_metadata import FIELD
+from stenolog.codec import encode_object
+from stenolog.errors import NoSuchSession, RefusedMessage
+from stenolog.records import Message, SessionInfo, timestamp
+from stenolog.stores import spans
+from stenolog.stores.base import Store
+from stenolog.stores.snapshots import Snapshot, SnapshotStore
+from stenolog.transfer.transcripts.transcript import (
+    RESPONSE,
+    Transcript,
+    TranscriptFile,
+    TranscriptMessage,
+    TranscriptReader,
+    as_dict,
+    identity_of,
+)
+
+META: Final = "transcript"
+"""Meta field of an imported session: facts about it, and the state of its file."""
+MAX_BATCH: Final = 500
+MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+class TranscriptReport(Struct, kw_only=True):
+    """Result of the import of one transcript."""
+
+    key: str
+    messages: int = 0
+    """Number of messages in the transcript."""
+    added: int = 0
+    is_unchanged: bool = False
+    """Whether the file has not changed since the last import. It is not read then."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def import_transcript(
+    reader: TranscriptReader, file: TranscriptFile, store: Store
+) -> TranscriptReport:
+    """Import a transcript, or what is new in it. Raises OSError and the errors of the store."""
+    info = _info(store, file.key)
+    known = {} if info is None else as_dict(info.meta.get(META))
+    if known.get("size") == file.size and known.get("modified") == file.modified:
+        return TranscriptReport(key=file.key, is_unchanged=True)
+    transcript = reader.read(file, is_complete=False)
+    report = TranscriptReport(
+        key=file.key,
+        messages=len(transcript.messages),
+        left_out=transcript.left_out,
+        problems=transcript.problems,
+    )
+    if not transcript.messages and info is None:
+        return report
+    if info is None and isinstance(store, SnapshotStore):
+        report.added = _write_new(store, transcript, file, report.problems)
+        return report
+    stored = _Stored(store, file.key, exists=info is not None)
+    new = [one for one in transcript.messages if one.identity not in stored.seqs]
+    report.added = stored.append(new, file, report.problems)
+    if not stored.has_own_messages:
+        _hide(store, stored, transcript, "" if info is None else info.summary)
+    if report.added or info is not None:
+        store.set_meta(file.key, **_meta(transcript, file, {} if info is None else info.meta))
+    return report
+
+
+def _write_new(
+    store: SnapshotStore, transcript: Transcript, file: TranscriptFile, problems: list[str]
+) -> int:
+    """Write a session that is not in the store yet, in one step."""
+    snapshot, messages = snapshot_of(transcript, file, uid=token_hex(8), problems=problems)
+    with store.snapshot_writer() as writer:
+        writer.write(snapshot, messages)
+    return len(messages)
+
+
+def snapshot_of(
+    transcript: Transcript, file: TranscriptFile, *, uid: str, problems: list[str] | None = None
+) -> tuple[Snapshot, list[Message]]:
+    """Return a transcript as a complete session. A message that cannot be stored is a problem."""
+    at = timestamp(datetime.fromtimestamp(file.modified / 1e9, UTC))
+    times = [timestamp(one.at) for one in transcript.messages if one.at is not None]
+    at = times[0] if times else at
+    messages: list[Message] = []
+    hidden: list[int] = []
+    for one in transcript.messages:
+        try:
+            payload = encode_object(one.message)
+        except RefusedMessage as error:
+            if problems is not None:
+                problems.append(f"message {one.identity} cannot be stored: {error}")
+            continue
+        at = at if one.at is None else timestamp(one.at)
+        messages.append(Message(seq=len(messages) + 1, _at=at, _body=Raw(payload)))
+        if one.hidden:
+            hidden.append(len(messages))
+    floor = next((n for n, seq in enumerate([*hidden, -1]) if seq != n + 1), 0)
+    snapshot = Snapshot(
+        key=file.key,
+        uid=uid,
+        created=min(times, default=at),
+        updated=max(times, default=at),
+        last_seq=len(messages),
+        floor=floor,
+        hidden=spans.union((seq, seq) for seq in hidden if seq > floor),
+        number=1,
+        summary=transcript.summary,
+        meta=_meta(transcript, file, {}),
+    )
+    return snapshot, messages
+
+
+class _Stored:
+    """The messages of a session in the store."""
+
+    def __init__(self, store: Store, key: str, *, exists: bool) -> None:
+        self._store = store
+        self._key = key
+        self.seqs: dict[str, int] = {}
+        self.visible: set[int] = set()
+        self.has_own_messages = False
+        """Whether the session continued in stenolog: then an import hides nothing."""
+        self._counted: set[str] = set()
+        if exists:
+            for message in store.get_history(key, full=True):
+                body = message.to_dict()
+                identity = identity_of(body)
+                if identity is None:
+                    self.has_own_messages = True
+                    continue
+                self.seqs[identity] = message.seq
+                if response := as_dict(body.get(FIELD)).get(RESPONSE):
+                    self._counted.add(response)
+            self.visible = {message.seq for message in store.get_history(key)}
+
+    def append(
+        self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
+    ) -> int:
+        """Append messages in batches and return how many were stored."""
+        count = 0
+        for batch in self._batches(messages, file, problems):
+            bodies = [body for _, body, _ in batch]
+            times = [at for _, _, at in batch]
+            token = f"transcript:{batch[0][0].identity}:{len(batch)}"[:200]
+            seqs = self._store.add_messages(self._key, bodies, once=token, at=times)
+            for (message, _, _), seq in zip(batch, seqs, strict=True):
+                self.seqs[message.identity] = seq
+                self.visible.add(seq)
+            count += len(batch)
+        return count
+
+    def _batches(
+        self, messages: Sequence[TranscriptMessage], file: TranscriptFile, problems: list[str]
+    ) -> Iterator[list[tuple[TranscriptMessage, dict[str, Any], datetime]]]:
+        batch: list[tuple[TranscriptMessage, dict[str, Any], datetime]] = []
+        size = 0
+        at = datetime.fromtimestamp(file.modified / 1e9, UTC)
+        at = next((one.at for one in messages if one.at is not None), at)
+        for message in messages:
+            at = message.at or at
+            body = self._counted_once(message.message)
+            try:
+                size += len(encode_object(body))
+            except RefusedMessage as error:
+                problems.append(f"message {message.identity} cannot be stored: {error}")
+                continue
+            batch.append((message, body, at))
+            if len(batch) == MAX_BATCH or size >= MAX_BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _counted_once(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the message without usage that an earlier part of the response has stored."""
+        notes = as_dict(body.get(FIELD))
+        response = notes.get(RESPONSE)
+        if not isinstance(response, str) or response not in self._counted:
+            if isinstance(response, str):
+                self._counted.add(response)
+            return body
+        return {**body, FIELD: {n: v for n, v in notes.items() if n not in ("usage", RESPONSE)}}
+
+
+def _hide(store: Store, stored: _Stored, transcript: Transcript, summary: str) -> None:
+    """Hide what the model of that program no longer sees, and store its summary."""
+    seqs = stored.seqs
+    out = {seqs[one.identity] for one in transcript.messages if one.hidden and one.identity in seqs}
+    out &= stored.visible
+    if transcript.summary and transcript.summary != summary:
+        first = min(stored.visible - out, default=max(stored.visible, default=0) + 1)
+        if first > 1:
+            store.checkpoint(transcript.key, summary=transcript.summary, upto=first - 1)
+            out = {seq for seq in out if seq >= first}
+        else:
+            store.set_summary(transcript.key, transcript.summary)
+    for first, last in _runs(sorted(out)):
+        store.hide(transcript.key, first, last)
+
+
+def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for place, seq in enumerate(seqs):
+        if place + 1 == len(seqs) or seqs[place + 1] != seq + 1:
+            yield seqs[start], seq
+            start = place + 1
+
+
+def _meta(transcript: Transcript, file: TranscriptFile, meta: Any) -> dict[str, Any]:
+    """Return the meta fields of the session. A title that the user gave in stenolog stays."""
+    before = as_dict(meta.get(META))
+    facts = {**transcript.source, "size": file.size, "modified": file.modified}
+    fields: dict[str, Any] = {}
+    if transcript.title:
+        facts["title"] = transcript.title
+        if meta.get("title") in (None, "", before.get("title")):
+            fields["title"] = transcript.title
+    return {**fields, META: facts}
+
+
+def _info(store: Store, key: str) -> SessionInfo | None:
+    try:
+        return store.info(key)
+    except NoSuchSession:
+        return None

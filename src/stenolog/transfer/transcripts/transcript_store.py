@@ -1,0 +1,204 @@
+"""A read-only store of transcripts: other programs' files are shown where they are.
+
+Each session is parsed when it is first read, and again when its file has changed. The sessions that
+were read last are kept in memory, up to a number of bytes. Nothing is ever written.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final, NoReturn, Self
+
+from stenolog.errors import NoSuchSession, ReadOnly, StoreClosed
+from stenolog.records import Health, Message, SessionInfo, Trashed
+from stenolog.stores.base import SessionView
+from stenolog.stores.following import NewMessages, poll_messages
+from stenolog.stores.in_memory import InMemoryStore
+from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
+from stenolog.transfer.transcripts.transcript_import import snapshot_of
+
+MAX_CACHED_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of the files whose sessions are kept in memory."""
+LIST_SECONDS: Final = 2.0
+"""How long a listing of the folders is used before they are searched again."""
+_POLL: Final = 1.0
+
+
+class TranscriptStore:
+    """The transcripts of one or more places, as a store that cannot be written.
+
+    `catalog`: file for the search index. [default: in memory]
+    """
+
+    def __init__(
+        self, places: Sequence[tuple[TranscriptReader, Path]], *, catalog: Path | None = None
+    ) -> None:
+        self._places = list(places)
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._files: dict[str, tuple[TranscriptReader, TranscriptFile]] = {}
+        self._listed_at = float("-inf")
+        self._parsed: OrderedDict[str, tuple[TranscriptFile, InMemoryStore]] = OrderedDict()
+
+    # --- sessions ----------------------------------------------------------------------------
+
+    def list_sessions(
+        self, *, prefix: str = "", limit: int | None = None, after: str | None = None
+    ) -> list[str]:
+        """Return the keys in byte order."""
+        keys = sorted(
+            key
+            for key in self._found()
+            if key.startswith(prefix) and (after is None or key > after)
+        )
+        return keys if limit is None else keys[:limit]
+
+    def stamps(self) -> dict[str, str]:
+        """Return a stamp for each session. It differs after every change of its files."""
+        return {key: _stamp(file) for key, (_, file) in self._found().items()}
+
+    def info(self, key: str) -> SessionInfo:
+        """Return the info of the session. Raises NoSuchSession."""
+        return self._session(key).info(key)
+
+    def view(self, key: str, last: int | None = None) -> SessionView:
+        """Return info, summary and visible messages of one moment. Raises NoSuchSession."""
+        return self._session(key).view(key, last)
+
+    def refresh(self, view: SessionView) -> SessionView:
+        """Return a full view."""
+        return self.view(view.key, view.last)
+
+    def get_history(
+        self, key: str, *, last: int | None = None, after: int | None = None, full: bool = False
+    ) -> list[Message]:
+        """Return the visible messages by seq; with `full` every message."""
+        try:
+            session = self._session(key)
+        except NoSuchSession:
+            return []
+        return session.get_history(key, last=last, after=after, full=full)
+
+    def get_summary(self, key: str) -> str:
+        """Return the summary; empty if there is none."""
+        try:
+            return self._session(key).get_summary(key)
+        except NoSuchSession:
+            return ""
+
+    def list_trash(self) -> list[Trashed]:
+        """Return an empty list: nothing can be deleted here."""
+        return []
+
+    def follow(
+        self, key: str, *, after: int = 0, uid: str | None = None, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Yield each message with a seq greater than `after` once, as its program writes it."""
+        ask = partial(self._new_messages, key)
+        return poll_messages(
+            ask, self._closed.wait, key, after=after, uid=uid, timeout=timeout, poll=_POLL
+        )
+
+    def _new_messages(self, key: str, after: int) -> NewMessages | None:
+        try:
+            info = self.info(key)
+        except NoSuchSession:
+            return None
+        return info.uid, info.last_seq, self.get_history(key, after=after, full=True)
+
+    def _found(self) -> dict[str, tuple[TranscriptReader, TranscriptFile]]:
+        """Return the transcripts of all places, searched again after some seconds."""
+        if self._closed.is_set():
+            raise StoreClosed("the store is closed")
+        with self._lock:
+            if monotonic() - self._listed_at > LIST_SECONDS:
+                files = {}
+                for reader, path in self._places:
+                    for file in reader.find(path):
+                        files[file.key] = reader, file
+                self._files = files
+                self._listed_at = monotonic()
+            return self._files
+
+    def _session(self, key: str) -> InMemoryStore:
+        """Return a store with only this session, as its files are now. Raises NoSuchSession."""
+        found = self._found().get(key)
+        if found is None:
+            raise NoSuchSession(key)
+        reader, file = found
+        with self._lock:
+            cached = self._parsed.get(key)
+            if cached is not None and cached[0] == file:
+                self._parsed.move_to_end(key)
+                return cached[1]
+        memory = InMemoryStore()
+        try:
+            transcript = reader.read(file)
+        except OSError as error:
+            raise NoSuchSession(key) from error
+        snapshot, messages = snapshot_of(transcript, file, uid=_uid(key))
+        with memory.snapshot_writer() as writer:
+            writer.write(snapshot, messages)
+        with self._lock:
+            self._parsed[key] = file, memory
+            self._parsed.move_to_end(key)
+            while len(self._parsed) > 1 and self._cached_bytes() > MAX_CACHED_BYTES:
+                self._parsed.popitem(last=False)
+        return memory
+
+    def _cached_bytes(self) -> int:
+        return sum(file.size for file, _ in self._parsed.values())
+
+    # --- writing is refused ------------------------------------------------------------------
+
+    def _refuse(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise ReadOnly(
+            "transcripts of other programs are read-only; "
+            "`steno import` copies them into a workspace"
+        )
+
+    add_message = add_full_message = add_messages = _refuse
+    set_summary = truncate_history = clear = set_history = hide = pop = checkpoint = _refuse
+    undo = compact = fork = delete = restore = purge = lease = set_meta = _refuse
+
+    # --- the store itself --------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Return that the store can be read."""
+        return Health(ok=True, free_bytes=None, problems=())
+
+    def catalog_file(self) -> Path | None:
+        """Return the path of the search index; None if it is in memory."""
+        return self._catalog
+
+    def close(self) -> None:
+        """Close the store. Later calls raise StoreClosed."""
+        self._closed.set()
+        with self._lock:
+            self._parsed.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _stamp(file: TranscriptFile) -> str:
+    return f"{file.size}-{file.modified}"
+
+
+def _uid(key: str) -> str:
+    """Return a uid that is the same in every process."""
+    return sha256(key.encode()).hexdigest()[:16]

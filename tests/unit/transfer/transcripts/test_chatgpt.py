@@ -1,0 +1,90 @@
+"""ChatGPT's exports, message by message, and back to the nodes they came from."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stenolog.transfer.transcripts import chatgpt
+from stenolog.transfer.transcripts.chatgpt import ChatGPT
+from stenolog.transfer.transcripts.transcript import Transcript
+from support.transcripts import SAMPLES, outline
+
+EXPORT = SAMPLES / "chatgpt-export"
+FERRY = "chatgpt:6a100001-0000-8000-a000-000000000001"
+BOAT = "chatgpt:6a100001-0000-8000-a000-000000000002"
+
+
+def read(path: Path) -> dict[str, Transcript]:
+    reader = ChatGPT()
+    return {file.key: reader.read(file) for file in reader.find(path)}
+
+
+@pytest.mark.parametrize("name", ["conversations.json", "mitkury/conversations.json"])
+def test_each_node_can_be_rebuilt_from_its_message(name: str) -> None:
+    count = 0
+    for conversation in json.loads((EXPORT / name).read_text(encoding="utf-8")):
+        for node in conversation["mapping"].values():
+            if (made := chatgpt.message_of(node)) is not None:
+                assert chatgpt.node_of(made[0]) == node
+                count += 1
+    assert count
+
+
+def test_branches_thoughts_and_a_python_call() -> None:
+    transcript = read(EXPORT)[FERRY]
+    assert transcript.title == "Ferry timetable"
+    assert transcript.source["models"] == ["gpt-5-2", "gpt-5-2-thinking"]
+    assert outline(transcript) == [
+        "+ system injected I live on an island. Be brie",
+        "+ user When does the last ferry lea",
+        "- assistant At ten.",
+        "+ assistant thinking",
+        "+ assistant python()",
+        "+ tool 21:40",
+        "+ assistant thinking",
+        "+ assistant At **21:40**.",
+        "- user And on Sundays?",
+        "- assistant No ferry on Sundays.",
+        "+ user And on Mondays?",
+        "+ assistant Mondays as usual.",
+    ]
+
+
+def test_a_result_belongs_to_the_call_above_it() -> None:
+    messages = [one.message for one in read(EXPORT)[FERRY].messages]
+    call = next(body["tool_calls"][0] for body in messages if "tool_calls" in body)
+    result = next(body for body in messages if body["role"] == "tool")
+    assert result["tool_call_id"] == call["id"]
+    assert json.loads(call["function"]["arguments"]) == {"input": "print(max(['20:15','21:40']))"}
+
+
+def test_pictures_of_the_export_are_shown() -> None:
+    transcript = read(EXPORT)[BOAT]
+    assert outline(transcript) == [
+        "+ user image_url text",
+        "+ assistant dalle.text2im()",
+        "+ tool text",
+        "+ assistant Here is the larger boat.",
+    ]
+    url = transcript.messages[0].message["content"][0]["image_url"]["url"]
+    assert url.startswith("data:image/png;base64,")
+    assert transcript.source["archived"] is True
+
+
+def test_a_zip_is_read_as_its_folder(tmp_path: Path) -> None:
+    shutil.copytree(EXPORT, tmp_path / "export")
+    packed = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "export"))
+    from_zip = read(packed)
+    assert {key: outline(one) for key, one in read(EXPORT).items()} == {
+        key: outline(from_zip[key]) for key in (FERRY, BOAT)
+    }
+
+
+def test_a_missing_current_node_is_the_newest_leaf(tmp_path: Path) -> None:
+    conversations = json.loads((EXPORT / "conversations.json").read_text(encoding="utf-8"))
+    conversations[0]["current_node"] = "gone"
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps(conversations), encoding="utf-8")
+    assert outline(read(path)[FERRY])[-1] == "+ assistant Mondays as usual."

@@ -1,0 +1,147 @@
+"""Claude Code's transcripts, message by message, and back to the records they came from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stenolog.transfer.transcripts import claude_code
+from stenolog.transfer.transcripts.claude_code import ClaudeCode
+from stenolog.transfer.transcripts.transcript import Transcript
+from support.transcripts import SAMPLES, outline
+
+CLAUDE_CODE = SAMPLES / "claude-code"
+PROJECT = CLAUDE_CODE / "projects" / "-home-ada-harbour"
+FILES = sorted(CLAUDE_CODE.rglob("*.jsonl"))
+
+
+def read(path: Path, **options: Any) -> Transcript:
+    reader = ClaudeCode()
+    (file,) = reader.find(path)
+    return reader.read(file, **options)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem[:12])
+def test_each_record_can_be_rebuilt_from_its_messages(path: Path) -> None:
+    count = 0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the torn last line
+        if made := claude_code.messages_of(record):
+            assert claude_code.record_of([one.message for one in made]) == record
+            count += 1
+    assert count or path.name == "history.jsonl"
+
+
+def test_parallel_calls_a_failed_tool_a_resume_and_a_compaction() -> None:
+    transcript = read(PROJECT / "20c7a18b-7d9d-457e-bc34-7dfb461f0515.jsonl")
+    assert transcript.title == "Add a tide table to the harbour page"
+    assert transcript.summary.startswith("1. Primary Request and Intent:")
+    assert outline(transcript) == [
+        "- user Add a tide table to the harb",
+        "- assistant thinking",
+        "- assistant I'll look at the page first.",
+        "- assistant Read() [107]",
+        "- tool 1 # Harbour 2 3 Opening hour",
+        "- assistant Two quick checks side by sid",
+        "- assistant Bash()",
+        "- assistant Bash()",
+        "- assistant Grep() [141]",
+        "- tool No files found",
+        "- tool 1970",
+        "- tool boats.txt page.md",
+        "- assistant Edit() [87]",
+        "- tool The file /home/ada/harbour/p",
+        "- assistant The page now has a **tide ta [49]",
+        "- user I think the table is wrong,",
+        "- assistant thinking",
+        "- assistant Bash() [93]",
+        "- tool Exit code 3 cat: nosuchfile. failed",
+        # The compaction preserved the last answer.
+        "+ assistant `nosuchfile.txt` does not ex [42]",
+        "- system",
+        "- user summary This session is being contin",
+        "+ user injected <local-command-caveat>The co",
+        "+ user command <command-name>/compact</comm",
+        "+ user command <local-command-stdout>Compac",
+        "+ user injected [file: /home/ada/harbour/pag",
+        "+ user What did we do so far?",
+        "+ assistant We added a tide table to pag [35]",
+    ]
+
+
+def test_usage_counts_once_per_response() -> None:
+    transcript = read(PROJECT / "20c7a18b-7d9d-457e-bc34-7dfb461f0515.jsonl")
+    notes = [one.message["stenolog"] for one in transcript.messages]
+    assert sum(one["usage"]["answer"] for one in notes if "usage" in one) == 554
+    assert transcript.source["reported_cost"] == pytest.approx(0.048672)
+
+
+def test_a_prompt_typed_during_a_turn_is_a_user_message_and_a_rewound_one_is_hidden() -> None:
+    transcript = read(PROJECT / "6faa0341-9272-4be7-9ccd-3b246d219330.jsonl")
+    assert transcript.title == "Tides of Sunday"
+    lines = outline(transcript)
+    assert "+ user And mind the tides of Sunday" in lines
+    assert lines[-4:] == [
+        "- user This prompt will be edited",
+        "- assistant Fine, as you say. [31]",
+        "+ user This prompt was edited",
+        "+ assistant Fine, the other way then. [33]",
+    ]
+
+
+def test_a_subagent_is_linked_to_the_call_that_started_it() -> None:
+    keys = {file.key: file for file in ClaudeCode().find(PROJECT)}
+    session = "claude-code:cbdd2046-99ed-4655-8da0-7133a40fa66b"
+    transcript = ClaudeCode().read(keys[f"{session}:a7371e2533c617445"])
+    assert transcript.title == "Count the boats"
+    assert transcript.source["parent"]["key"] == session
+    assert outline(transcript) == [
+        "+ user HELPER-JOB: count the boats",
+        "+ assistant Bash() [62]",
+        "+ tool 3",
+        "+ assistant There are 3 boats. [31]",
+    ]
+    parent = ClaudeCode().read(keys[session])
+    calls = [c["id"] for one in parent.messages for c in one.message.get("tool_calls", ())]
+    assert transcript.source["parent"]["tool_call_id"] in calls
+
+
+def test_a_fork_leaves_the_messages_that_it_copied_to_their_session() -> None:
+    path = PROJECT / "9e1eb1be-32e7-4220-a0bf-a63df7f38f75.jsonl"
+    assert len(read(path).messages) == 11
+    fork = read(path, is_complete=False)
+    assert fork.source["forked_from"] == "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
+    assert outline(fork) == [
+        "+ user What did we do, in the fork?",
+        "+ assistant We added a tide table to pag [35]",
+    ]
+
+
+def test_pictures_are_image_parts() -> None:
+    transcript = read(PROJECT / "3e8d741c-2790-4051-a4b2-2193523199c0.jsonl")
+    part = transcript.messages[0].message["content"][1]
+    assert part["type"] == "image_url"
+    assert part["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_a_torn_last_line_is_not_read() -> None:
+    transcript = read(next((CLAUDE_CODE / "torn").rglob("*.jsonl")))
+    assert len(transcript.messages) == 3
+    assert transcript.problems == []
+
+
+def test_working_directory_branch_model_and_version_are_known() -> None:
+    transcript = read(PROJECT / "3e8d741c-2790-4051-a4b2-2193523199c0.jsonl")
+    assert transcript.source["folders"] == ["/home/ada/harbour"]
+    assert transcript.source["branches"] == ["main"]
+    assert transcript.source["models"] == ["claude-sonnet-4-5-20250929"]
+    assert transcript.source["versions"] == ["2.1.325"]
+
+
+def test_copies_of_prompts_are_left_out_and_counted() -> None:
+    transcript = read(PROJECT / "3e8d741c-2790-4051-a4b2-2193523199c0.jsonl")
+    assert transcript.left_out["attachment:prompt_snapshot"] == 16467

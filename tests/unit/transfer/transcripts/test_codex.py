@@ -1,0 +1,120 @@
+"""Codex's transcripts, message by message, and back to the records they came from."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stenolog.transfer.transcripts import codex
+from stenolog.transfer.transcripts.codex import Codex
+from stenolog.transfer.transcripts.transcript import Transcript, TranscriptFile
+from support.transcripts import SAMPLES, outline
+
+ROLLOUTS = SAMPLES / "codex"
+FILES = sorted(path for path in ROLLOUTS.rglob("rollout-*.jsonl"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem[-12:])
+def test_each_record_can_be_rebuilt_from_its_message(path: Path) -> None:
+    count = 0
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if "payload" not in record:
+            record = {"type": "response_item", "payload": record}
+        if record["type"] == "response_item" and (body := codex.message_of(record)):
+            assert codex.record_of(body) == record
+            count += 1
+    assert count
+
+
+def test_calls_results_reasoning_and_a_patch() -> None:
+    (path,) = ROLLOUTS.rglob("*7030*.jsonl")
+    (file,) = Codex().find(path)
+    transcript = Codex().read(file)
+    assert transcript.title == "Count the lighthouses"
+    assert outline(transcript) == [
+        "+ system injected text text",
+        "+ user injected <environment_context> <cwd>/",
+        "+ user Count the lighthouses",
+        "+ assistant thinking",
+        "+ assistant I'll look at the list first.",
+        "+ assistant exec_command() [60]",
+        "+ tool Chunk ID: 94c8f2 Wall time:",
+        "+ assistant exec_command()",
+        "+ assistant exec_command() [60]",
+        "+ tool Chunk ID: 0021ad Wall time:",
+        "+ tool Chunk ID: 5a1a7d Wall time: failed",
+        "+ assistant There are **3** lighthouses. [60]",
+        "+ user and write it down",
+        "+ assistant apply_patch() [60]",
+        "+ tool Exit code: 0 Wall time: 0 se",
+        "+ assistant count.md has the number. [60]",
+    ]
+
+
+def test_a_reverted_and_compacted_thread_of_two_files_is_one_session() -> None:
+    reader = Codex()
+    (file,) = (one for one in reader.find(ROLLOUTS / "sessions") if "f8fe" in one.key)
+    assert len(file.paths) == 2
+    transcript = reader.read(file)
+    assert transcript.title == "Coast talk"
+    assert transcript.summary == "The user counted lighthouses: 3. count.md was written."
+    assert outline(transcript)[5:] == [
+        "+ user Wait for the tide",
+        "- assistant I wait.",
+        "- assistant exec_command() [60]",
+        "- tool Wall time: 3.9 seconds abort failed",
+        "- system interruption <turn_aborted> The previous",
+        "- user This is the first wording",
+        "- assistant Answer to the first wording. [60]",
+        "+ user This is the second wording",
+        "- assistant Answer to the second wording [60]",
+        "- assistant summary The user counted lighthouses [60]",
+        "+ user Where do they stand, again",
+        "+ assistant On the coast. [60]",
+    ]
+
+
+def test_a_fork_refers_to_its_parent() -> None:
+    reader = Codex()
+    (file,) = (one for one in reader.find(ROLLOUTS / "sessions") if "98be" in one.key)
+    fork = reader.read(file, is_complete=False)
+    assert fork.source["forked_from"] == "codex:01a1e437-7030-7230-8002-8dfe870f6794"
+    assert outline(fork) == [
+        "+ user and now, in the fork?",
+        "+ assistant In the fork: 3 lighthouses. [60]",
+    ]
+    assert len(reader.read(file).messages) == 16 + 2
+
+
+def test_a_subagent_is_linked_to_its_parent() -> None:
+    (transcript,) = (
+        one for one in map(_read, Codex().find(ROLLOUTS / "sessions")) if "c1b6" in one.key
+    )
+    assert transcript.source["parent"]["key"] == "codex:01a1e437-c149-7580-a29a-003dd9970142"
+    assert transcript.title == "SCOUT-JOB: read lighthouses.txt"
+
+
+def test_the_layouts_of_older_versions() -> None:
+    (legacy,) = map(_read, Codex().find(ROLLOUTS / "legacy"))
+    assert legacy.title == "Name the islands"
+    assert [line for line in outline(legacy) if "[60]" in line] == [
+        "+ assistant shell_command() [60]",
+        "+ assistant Three islands with lights. 🏝 [60]",
+        "+ assistant apply_patch() [60]",
+        "+ assistant islands.md is there. [60]",
+    ]
+    (oldest,) = map(_read, Codex().find(ROLLOUTS / "oldest"))
+    assert outline(oldest) == ["+ user Which of them is the hardest", "+ assistant Granit."]
+
+
+def test_a_compressed_file_is_the_same_session() -> None:
+    pytest.importorskip("zstandard")
+    (packed,) = map(_read, Codex().find(ROLLOUTS / "compressed"))
+    (plain,) = (one for one in map(_read, Codex().find(ROLLOUTS / "sessions")) if "ad28" in one.key)
+    assert packed.key == plain.key
+    assert outline(packed) == outline(plain)
+
+
+def _read(file: TranscriptFile) -> Transcript:
+    return Codex().read(file)

@@ -1,0 +1,72 @@
+"""llm's logs: threads of the new tables and conversations of the old ones."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from stenolog.transfer.transcripts.llm_logs import LLMLogs
+from stenolog.transfer.transcripts.transcript import Transcript
+from support.transcripts import SAMPLES, outline
+
+LOGS = SAMPLES / "llm-logs" / "logs.db"
+
+
+def read(path: Path) -> dict[str, Transcript]:
+    reader = LLMLogs()
+    return {file.item: reader.read(file) for file in reader.find(path)}
+
+
+def test_a_thread_with_a_tool() -> None:
+    transcript = read(LOGS)["01m7j3t3mg9az72jtakew0mbzj"]
+    assert outline(transcript) == [
+        "+ system You are a harbour master",
+        '+ user {"tool_calls": [{"name": "co',
+        '+ assistant { "prompt": "use the tool", count_boats() [18]',
+        "+ tool 3",
+        '+ assistant { "prompt": "", "system": "Y [41]',
+    ]
+    call = transcript.messages[2].message["tool_calls"][0]
+    assert transcript.messages[3].message["tool_call_id"] == call["id"]
+
+
+def test_messages_have_the_time_of_the_turn_that_added_them() -> None:
+    transcript = read(LOGS)["01m7j3t21e48phq4ggandkj075"]
+    assert [str(one.at)[11:19] for one in transcript.messages] == [
+        "12:02:47",
+        "12:02:47",
+        "12:02:48",
+        "12:02:48",
+    ]
+
+
+def test_reasoning_is_kept_apart_from_the_answer() -> None:
+    transcript = read(LOGS)["01m7j3t4cze2csq776qx51gxws"]
+    assert transcript.messages[1].message["reasoning_content"].startswith("First I consider")
+
+
+def test_a_conversation_of_the_old_tables() -> None:
+    transcript = read(LOGS)["01m7j3t0s2rwxe3vzm80jsxhwb"]
+    assert transcript.title == "Old layout: how tall is Mount E…"
+    assert outline(transcript) == [
+        "+ user Old layout: how tall is Moun",
+        '+ assistant { "prompt": "Old layout: how',
+        "+ user and K2?",
+        '+ assistant { "prompt": "and K2?", "syst',
+    ]
+
+
+def test_a_conversation_that_was_continued_is_read_from_its_thread(tmp_path: Path) -> None:
+    path = tmp_path / "logs.db"
+    path.write_bytes(LOGS.read_bytes())
+    with closing(sqlite3.connect(path)) as connection:
+        old = "01m7j3t0s2rwxe3vzm80jsxhwb"
+        new = "01m7j3t21e48phq4ggandkj075"
+        connection.execute("PRAGMA foreign_keys=OFF")
+        connection.execute("UPDATE threads SET id=? WHERE id=?", (old, new))
+        connection.execute("UPDATE turns SET thread_id=? WHERE thread_id=?", (old, new))
+        connection.commit()
+    found = read(path)
+    assert len(found) == 3
+    # The name of the old conversation is the better title.
+    assert found[old].title == "Old layout: how tall is Mount E…"
+    assert outline(found[old])[0] == "+ user How many bridges are there?"

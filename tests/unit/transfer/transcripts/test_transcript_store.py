@@ -1,0 +1,93 @@
+"""Transcripts as a read-only store: read in place, never written."""
+
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from stenolog.catalog import open_catalog
+from stenolog.errors import NoSuchSession, ReadOnly
+from stenolog.transfer.transcripts import transcript_store
+from stenolog.transfer.transcripts.claude_code import ClaudeCode
+from stenolog.transfer.transcripts.codex import Codex
+from stenolog.transfer.transcripts.transcript_store import TranscriptStore
+from support.transcripts import SAMPLES
+
+KEY = "claude-code:20c7a18b-7d9d-457e-bc34-7dfb461f0515"
+NAME = "-home-ada-harbour/20c7a18b-7d9d-457e-bc34-7dfb461f0515.jsonl"
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    shutil.copytree(SAMPLES / "claude-code" / "projects", tmp_path / "projects")
+    shutil.copytree(SAMPLES / "codex" / "sessions", tmp_path / "sessions")
+    return tmp_path
+
+
+@pytest.fixture
+def store(places: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TranscriptStore]:
+    monkeypatch.setattr(transcript_store, "LIST_SECONDS", -1.0)
+    claude_code, codex = (ClaudeCode(), places / "projects"), (Codex(), places / "sessions")
+    catalog = places / "cache" / "catalog.db"
+    catalog.parent.mkdir()
+    with TranscriptStore([claude_code, codex], catalog=catalog) as opened:
+        yield opened
+
+
+def digest(place: Path) -> str:
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    state = [(str(path), path.stat().st_mtime_ns, path.read_bytes()) for path in files]
+    return sha256(repr(state).encode()).hexdigest()
+
+
+def test_sessions_of_all_programs_are_listed_and_read(store: TranscriptStore) -> None:
+    keys = store.list_sessions()
+    assert len(keys) == 6 + 6
+    info = store.info(KEY)
+    assert (info.count, info.visible, info.floor) == (28, 7, 19)
+    assert info.meta["title"] == "Add a tide table to the harbour page"
+    assert info.updated.isoformat() == "2026-11-16T11:50:08.648000+00:00"
+    assert len(store.view(KEY).messages) == 7
+
+
+def test_the_catalog_finds_words_in_transcripts(store: TranscriptStore) -> None:
+    with open_catalog(store) as catalog:
+        hits = catalog.search("lighthouses")
+        assert {hit.key[:6] for hit in hits.hits} == {"codex:"}
+
+
+def test_reading_changes_no_byte(store: TranscriptStore, places: Path) -> None:
+    before = digest(places)
+    for key in store.list_sessions():
+        store.view(key)
+        store.get_history(key, full=True)
+    assert digest(places) == before
+
+
+def test_writing_is_refused(store: TranscriptStore) -> None:
+    with pytest.raises(ReadOnly, match="steno import"):
+        store.add_message(KEY, "user", "hello")
+    with pytest.raises(ReadOnly):
+        store.delete(KEY)
+
+
+def test_a_file_that_grows_is_read_again(store: TranscriptStore, places: Path) -> None:
+    path = places / "projects" / NAME
+    shutil.copy(SAMPLES / "claude-code" / "earlier" / "projects" / NAME, path)
+    before = store.info(KEY)
+    stamp = store.stamps()[KEY]
+    assert before.count == 20
+    shutil.copy(SAMPLES / "claude-code" / "projects" / NAME, path)
+    assert store.stamps()[KEY] != stamp
+    after = store.info(KEY)
+    assert (after.count, after.uid) == (28, before.uid)
+
+
+def test_a_file_that_is_gone_is_no_session(store: TranscriptStore, places: Path) -> None:
+    assert KEY in store.list_sessions()
+    (places / "projects" / NAME).unlink()
+    assert KEY not in store.list_sessions()
+    with pytest.raises(NoSuchSession):
+        store.info(KEY)
