@@ -85,7 +85,7 @@ def first_line(text: str) -> str:
 
 def compaction_text(compaction: SummaryReport) -> str:
     """Describe a summary that was made, and how to undo it."""
-    done = str(compaction).removesuffix("; undo brings them back")
+    done = str(compaction).removesuffix("; undo shows them again")
     return f"{done}. Use /undo to restore them."
 
 
@@ -128,7 +128,7 @@ def saved_text(event: SaveRecovered) -> str:
 
 def is_interruption_notice(event: Notice) -> bool:
     """Whether the event reports that the answer broke off, so it need not be reported again."""
-    return "what was said is kept" in event.text
+    return "the text so far is kept" in event.text
 
 
 def outcome_text(answer: Answer, *, reported: bool = False, once: bool = False) -> str:

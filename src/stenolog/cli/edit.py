@@ -75,7 +75,7 @@ def _check_store_exists(workspace: str) -> None:
     check_exists(workspace)
     found = address(workspace)
     if found.engine == "sqlite" and not Path(found.path).is_file():
-        raise UsageError(f"there is no database at {found.path}; is the name right?")
+        raise UsageError(f"there is no database at {found.path}; check the path")
 
 
 # --- names -----------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def _has_notes(workspace: str) -> bool:
     found = address(workspace)
     place = Path(found.path)
     if found.engine == "sqlite" and not place.is_file():
-        raise UsageError(f"there is no database at {place}; is the name right?")
+        raise UsageError(f"there is no database at {place}; check the path")
     return found.engine != "jsonl" or (place / NOTES).exists()
 
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _CHANNEL: Final = "gateway"
 _NOT_SAVED: Final = 3
 _DEFAULT_PORT: Final = "8787"
-_MISSING: Final = "The gateway is an extra: pip install 'stenolog[gateway]'."
 _TIMEOUT: Final = 10
 _LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Address to connect to if the gateway listens on all addresses."""

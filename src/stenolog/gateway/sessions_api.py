@@ -104,7 +104,7 @@ async def search(call: ApiCall[SearchQuery, EmptyBody]) -> Hits:
         prefix=query.prefix,
         tag=value_or_none(query.tag),
         since=value_or_none(query.since),
-        should_stop=value_or_none(query.until),
+        until=value_or_none(query.until),
         limit=query.limit,
         newest=query.newest,
         after=value_or_none(query.after),

@@ -276,4 +276,4 @@ def test_misspelt_model_gets_a_suggestion(here: Path, wanted: str, meant: str) -
 
 def test_unknown_model_gets_the_list_of_models() -> None:
     ended = ask("--model", "zzzz/gpt", "hello")
-    assert "No provider is known for the model 'zzzz/gpt'; write one of" in ended.stderr
+    assert "Unknown model 'zzzz/gpt'; use one of" in ended.stderr

@@ -120,8 +120,8 @@ def test_empty_input_exits_with_0() -> None:
 def test_commands_run_and_switch_sessions() -> None:
     ended = chat("cli:a", typed="the time\n/new\nwhat time\n/nonsense\n")
     assert ended.exit_code == 0
-    assert "A new session." in ended.stdout
-    assert "There is no /nonsense" in ended.stdout
+    assert "Started a new session." in ended.stdout
+    assert "Unknown command /nonsense" in ended.stdout
     with open_store("workspace", read_only=True) as store:
         new = [key for key in store.list_sessions() if key != "cli:a"]
         assert [store.get_history(key)[0].content for key in ("cli:a", *new)] == [

@@ -140,7 +140,7 @@ def test_the_status_line_counts_a_turn() -> None:
         (Notice(text="the answer was cut off"), "! the answer was cut off."),
         (
             SummaryCreated(report=COMPACTION),
-            "⊟ 8 messages (seq 1–8) are now a summary: about 900 → 300 tokens. Use /undo to "
+            "⊟ 8 messages (seq 1–8) were summarized: about 900 → 300 tokens. Use /undo to "
             "restore them.",
         ),
     ],

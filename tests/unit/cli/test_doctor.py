@@ -108,7 +108,7 @@ def test_accept_signs_a_hand_edit(log: Path, steno: Steno) -> None:
     result = steno("doctor", "--accept")
 
     assert result.exit_code == 0
-    assert "hand edit fixed: taken in; the log as it was is sessions/aside/" in result.stderr
+    assert "hand edit fixed: accepted; the previous log is sessions/aside/" in result.stderr
     assert "message three" in steno("show", "telegram:123").stdout
     (kept,) = (log.parent / "aside").iterdir()
     assert kept.read_bytes() == edited

@@ -279,7 +279,7 @@ def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None
         store.add_message("cli:default", "user", "hello")
     result = steno("list", "workspace/drafts")
     assert result.exit_code == 1
-    assert "name the workspace, which is the folder above it, with --namespace drafts" in (
+    assert "give the workspace, which is its parent folder, with --namespace drafts" in (
         result.stderr
     )
     assert steno("list", "workspace", "--namespace", "drafts").exit_code == 0

@@ -137,7 +137,7 @@ def test_openai_may_be_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("configured", "words"),
     [
-        ("gpt-x", "no provider is known for the model 'gpt-x'"),
+        ("gpt-x", "unknown model 'gpt-x'"),
         ("unknown/gpt", "http://HOST/v1#NAME"),
         ("http://box/v1", "http://box/v1#NAME"),
         ("local", "no local weights"),

@@ -29,7 +29,7 @@ def _open(engine: str, folder: Path, url: str) -> Store:
 def test_messages_and_changes_come_in_their_order(
     engine: str, own_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(following, "CHECK_SECONDS", 0.05)
     with temporary_folders.folder() as folder, _open(engine, folder, own_url) as store:
         for number in range(4):
             store.add_message("s", "user", f"m{number}")
