@@ -415,7 +415,7 @@ def test_new_is_obeyed_also_while_the_bot_is_being_stopped(
             assert found is not None
             assert "goes_on_in" in found.info(KEY).meta
         await claims.close()
-        assert "new session" in server.texts(ALICE)[0]
+        assert "Started a new session" in server.texts(ALICE)[0]
 
     asyncio.run(scenario())
 
