@@ -75,7 +75,7 @@ def message_tokens(
     """Return the estimated tokens of a message in a request.
 
     All fields count; unknown fields count as JSON. Remove fields that are not sent first, as
-    `arrange` does.
+    `prepare_messages` does.
     """
     fields = message.to_dict() if isinstance(message, Message) else message
     found = MESSAGE

@@ -74,7 +74,7 @@ class LockFile:
 
     @contextmanager
     def locked(self) -> Iterator[Descriptor]:
-        """Lock the file, and yield it. Raises Unusable."""
+        """Lock the file, and yield it. Raises CatalogUnusable."""
         try:
             lock = self._open()
         except BlockingIOError as error:
@@ -142,7 +142,7 @@ def file_stamp(path: Path) -> bytes:
 
 
 def file_identity(path: Path) -> Identity | None:
-    """Return the identity of the file at this path, or None. Raises Unusable."""
+    """Return the identity of the file at this path, or None. Raises CatalogUnusable."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -292,7 +292,7 @@ class FileDatabase:
 
     @contextmanager
     def _use(self) -> Iterator[ExclusiveUse]:
-        """Keep other threads out. Raises Busy, and Unusable after `close`."""
+        """Keep other threads out. Raises Busy, and CatalogUnusable after `close`."""
         with self._exclusive.use(timeout=self._lock.timeout, what=str(self._path)) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
@@ -304,7 +304,7 @@ class FileDatabase:
     # --- connections -------------------------------------------------------------------------
 
     def _begin_read(self) -> "_OpenFile":
-        """Start a read-only transaction. Raises Broken, Unusable."""
+        """Start a read-only transaction. Raises CatalogDamaged, CatalogUnusable."""
         for _ in range(_MAX_RECOVERIES):
             try:
                 opened = self._opened("ro")
@@ -327,7 +327,10 @@ class FileDatabase:
         raise CatalogUnusable(f"{self._path} cannot be recovered: its writers keep dying")
 
     def _write_connection(self) -> "_OpenFile":
-        """Return a writable connection. The caller holds the lock. Raises Broken, Unusable."""
+        """Return a writable connection. The caller holds the lock.
+
+        Raises CatalogDamaged, CatalogUnusable.
+        """
         try:
             opened = self._opened("rw")
             # If a writer died, this recovers the database.
@@ -401,7 +404,7 @@ class FileDatabase:
     # --- the lock and its mark ---------------------------------------------------------------
 
     def _locked(self) -> AbstractContextManager[Descriptor]:
-        """Lock for writing. Raises Unusable."""
+        """Lock for writing. Raises CatalogUnusable."""
         if not self._writable:
             raise CatalogUnusable(f"{self._path} was opened read-only")
         return self._lock.locked()
@@ -522,7 +525,7 @@ class MemoryDatabase:
 
     @contextmanager
     def _use(self) -> Iterator[ExclusiveUse]:
-        """Keep other threads out. Raises Busy, and Unusable after `close`."""
+        """Keep other threads out. Raises Busy, and CatalogUnusable after `close`."""
         with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the catalog in memory") as use:
             if self._closed:
                 raise CatalogUnusable("the catalog in memory is closed")

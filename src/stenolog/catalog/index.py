@@ -402,7 +402,8 @@ class Refresher:
     def refresh(self, progress: Progress | None = None) -> int | None:
         """Add all messages stored before this call, and return the id of the catalog.
 
-        Raises Broken and Unusable. Raises Busy if other processes were faster every time; then the
+        Raises CatalogDamaged and CatalogUnusable.
+        Raises Busy if other processes were faster every time; then the
         catalog may be older than the call.
         """
         catalog_id: int | None = None

@@ -273,7 +273,7 @@ class PendingBodies:
         self._limits: dict[asyncio.Timeout, None] = {}
 
     async def read(self, request: Request) -> bytes | None:
-        """Return the body, or None if it is too long. Raises TimeoutError, GaveWay."""
+        """Return the body, or None if it is too long. Raises TimeoutError, BodyDropped."""
         told = request.headers.get("Content-Length", "")
         if told.isdecimal() and int(told[:20]) > MAX_BODY:
             return None

@@ -171,7 +171,7 @@ class TokenProofs:
     def check(self, given: str, end: str) -> ProvenCaller | None:
         """Return the caller that proved to have the token; None if the proof is invalid.
 
-        `end`: the server end of the connection, as returned by `end_of`.
+        `end`: the server end of the connection, as returned by `server_end`.
         """
         found = _PROOF.fullmatch(given)
         if found is None:

@@ -5,7 +5,7 @@ account number, an address to write to, a person to trust. Names, numbers and ad
 note harmful, so each of them must have been said.
 
 Names are recognized by their capital letters. In scripts without them, and for names in lower case,
-this module finds nothing; `quotes.unsaid_values` finds some of those.
+this module finds nothing; `quotes.unsupported_values` finds some of those.
 """
 
 import re

@@ -150,7 +150,7 @@ def _values(fact: str) -> list[str]:
     if said_words[1:2] and said_words[1] in _FORMS_OF_BE:
         first = 0  # "evilbank is the user's bank"
     significant = _significant_words(fact) - _PLAIN - _INTRODUCING
-    # `specifics` compares numbers: there "two" equals 2.
+    # `named_details.py` compares numbers: there "two" equals 2.
     return [word for word in said_words[first:] if word in significant and not word.isdecimal()]
 
 

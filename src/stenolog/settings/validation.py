@@ -38,7 +38,7 @@ def has_surrogates(text: str) -> bool:
 
 
 def check_value(field: Field, value: object) -> Any:
-    """Return the value in the type of the field. Raises Wrong."""
+    """Return the value in the type of the field. Raises InvalidValue."""
     if isinstance(value, str) and has_surrogates(value):
         raise InvalidValue("this is not UTF-8 text")
     try:

@@ -336,7 +336,7 @@ def sync_renames(directory: Directory) -> None:
 
 @contextmanager
 def opened_folder(directory: Directory, *below: str) -> Iterator[int | None]:
-    """Open a nested folder; None if it does not exist. Raises as `explained`."""
+    """Open a nested folder; None if it does not exist. Raises the errors of `store_error`."""
     try:
         folder = directory.subfolder(*below, create=False)
     except OSError as error:

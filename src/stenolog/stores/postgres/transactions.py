@@ -96,7 +96,7 @@ class Transaction:
         self._prepared: set[str] = set()
 
     def run(self, name: str, /, *values: Any) -> list[Row]:
-        """Execute the statement of this name and return its rows. Raises Clash."""
+        """Execute the statement of this name and return its rows. Raises UniqueConflict."""
         cursor = self._cursor
         try:
             cursor.execute(self.sql[name], values)
@@ -114,7 +114,7 @@ class Transaction:
         """Execute the statement of this name with encoded values and return its single value.
 
         It bypasses the cursor, which takes as long as half a round trip, for the most frequent
-        statement. Raises Before if the statement could not be prepared.
+        statement. Raises FailedBeforeCommit if the statement could not be prepared.
         """
         if name in self._prepared:
             try:
@@ -249,7 +249,7 @@ class Transaction:
                 yield seq, is_intact(at, body)
 
     def add_messages(self, session: int, rows: Iterable[tuple[int, str, bytes]]) -> None:
-        """Store messages given as seq, time and body. Raises Clash."""
+        """Store messages given as seq, time and body. Raises UniqueConflict."""
         remaining = iter(rows)
         few = list(islice(remaining, _MANY_ROWS))
         if len(few) < _MANY_ROWS:

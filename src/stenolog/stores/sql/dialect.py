@@ -32,7 +32,7 @@ class Transaction(Protocol):
         ...
 
     def run(self, name: str, /, *values: Any) -> list[Row]:
-        """Execute the statement of this name and return its rows. Raises Clash.
+        """Execute the statement of this name and return its rows. Raises UniqueConflict.
 
         A text column is returned as str or bytes, as stored: see `decode_text` in session_rows.py.
         """
