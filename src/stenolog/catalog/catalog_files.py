@@ -292,7 +292,7 @@ class FileDatabase:
 
     @contextmanager
     def _use(self) -> Iterator[ExclusiveUse]:
-        """Keep other threads out. Raises Busy, and CatalogUnusable after `close`."""
+        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
         with self._exclusive.use(timeout=self._lock.timeout, what=str(self._path)) as use:
             if self._closed:
                 raise CatalogUnusable(f"{self._path} is closed")
@@ -525,7 +525,7 @@ class MemoryDatabase:
 
     @contextmanager
     def _use(self) -> Iterator[ExclusiveUse]:
-        """Keep other threads out. Raises Busy, and CatalogUnusable after `close`."""
+        """Keep other threads out. Raises CatalogBusy, and CatalogUnusable after `close`."""
         with self._exclusive.use(timeout=_MEMORY_TIMEOUT, what="the catalog in memory") as use:
             if self._closed:
                 raise CatalogUnusable("the catalog in memory is closed")

@@ -403,7 +403,7 @@ class Refresher:
         """Add all messages stored before this call, and return the id of the catalog.
 
         Raises CatalogDamaged and CatalogUnusable.
-        Raises Busy if other processes were faster every time; then the
+        Raises CatalogBusy if other processes were faster every time; then the
         catalog may be older than the call.
         """
         catalog_id: int | None = None

@@ -68,7 +68,7 @@ class ExclusiveLock:
 
     @contextmanager
     def use(self, *, timeout: float, what: str) -> Iterator[ExclusiveUse]:
-        """Start a use, and end it with the block. Raises Busy after `timeout` seconds."""
+        """Start a use, and end it with the block. Raises CatalogBusy after `timeout` seconds."""
         use = ExclusiveUse()
         try:
             self.begin(use, timeout=timeout, what=what)
@@ -77,7 +77,7 @@ class ExclusiveLock:
             self.end(use)
 
     def begin(self, use: ExclusiveUse, *, timeout: float, what: str) -> None:
-        """Wait until no other use is active. Raises Busy after `timeout` seconds."""
+        """Wait until no other use is active. Raises CatalogBusy after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._take(use):
             if time.monotonic() > deadline:
