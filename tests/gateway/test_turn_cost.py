@@ -111,10 +111,12 @@ def test_a_plain_turn_makes_few_exchanges_with_postgresql(own_url: str) -> None:
             Served(urlunsplit(there), model, spec=agent, ttl=HOURS) as served,
             served.client() as client,
         ):
-            chat(served, client, "Hello.")
-            chat(served, client, "How are you?")
+            # Enough turns that every connection of the pool has prepared its statements, however
+            # busy the machine is.
+            for number in range(8):
+                chat(served, client, f"Hello {number}.")
             turns = []
-            for number in range(4):
+            for number in range(8):
                 before = len(proxy.seen)
                 chat(served, client, f"What is new? {number}")
                 turns.append(_until_release(proxy.seen[before:]))

@@ -18,6 +18,8 @@ from stenolog.agent.threads import Threads, wait_shielded
 from stenolog.agent.tools import STOPPED, cut_off_result
 from stenolog.agent.turn_events import (
     DEFAULT_OPTIONS,
+    RETRY_HINT,
+    TEXT_KEPT,
     Answer,
     EventHandler,
     ModelCalled,
@@ -173,7 +175,7 @@ class Turn:
             if not self._streamed.text:
                 raise
             broken = await self._interrupt_shielded("broken off")
-            self._emit(Notice(text=f"{error}; the text so far is kept, /retry asks again"))
+            self._emit(Notice(text=f"{error}; {TEXT_KEPT}{RETRY_HINT}"))
             return broken
 
     async def close(self, why: str) -> Answer:

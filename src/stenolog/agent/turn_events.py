@@ -150,6 +150,12 @@ class SaveRecovered(Struct, frozen=True, kw_only=True):
     count: int
 
 
+TEXT_KEPT: Final = "the text so far is kept"
+"""Part of the notice that an answer broke off. Front ends do not report it twice."""
+RETRY_HINT: Final = ", /retry asks again"
+"""End of that notice; left out where no command can follow."""
+
+
 class Notice(Struct, frozen=True, kw_only=True):
     """A notice for the user, one sentence."""
 

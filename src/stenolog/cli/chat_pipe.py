@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 from stenolog.agent.turn_events import (
+    RETRY_HINT,
     Answer,
     Event,
     InboundMessage,
@@ -45,7 +46,6 @@ from stenolog.sessions.keys import cli_sender
 
 _INTRODUCER: Final = re.compile("[\x1b\x9b\x9d\x90\x98\x9e\x9f]")
 _MAX_HELD: Final = 256
-_RETRY: Final = ", /retry asks again"
 _QUOTED: Final = re.compile(r"`([^`\n]+)`")
 
 
@@ -137,7 +137,7 @@ class TurnPrinter:
             case Notice():
                 self._broke_off = self._broke_off or is_interruption_notice(event)
                 # Without further input there are no commands to suggest.
-                words = event.text.removesuffix(_RETRY) if self._once else event.text
+                words = event.text.removesuffix(RETRY_HINT) if self._once else event.text
                 self._say(sentence(words))
             case _:
                 pass

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from stenolog.agent.turn_events import (
+    TEXT_KEPT,
     Answer,
     Event,
     ModelCalled,
@@ -28,7 +29,7 @@ from stenolog.agent.turn_events import (
 )
 from stenolog.cli.output import error_sentence, one_line, plural, printable, sentence
 from stenolog.cli.terminal_markdown import Block, MarkdownStream, render_block
-from stenolog.context.summarize import SummaryReport
+from stenolog.context.summarize import UNDO_HINT, SummaryReport
 from stenolog.errors import NoSuchSession
 from stenolog.transfer.export.code_blocks import ColourBudget
 
@@ -85,7 +86,7 @@ def first_line(text: str) -> str:
 
 def compaction_text(compaction: SummaryReport) -> str:
     """Describe a summary that was made, and how to undo it."""
-    done = str(compaction).removesuffix("; undo shows them again")
+    done = str(compaction).removesuffix(UNDO_HINT)
     return f"{done}. Use /undo to restore them."
 
 
@@ -128,7 +129,7 @@ def saved_text(event: SaveRecovered) -> str:
 
 def is_interruption_notice(event: Notice) -> bool:
     """Whether the event reports that the answer broke off, so it need not be reported again."""
-    return "the text so far is kept" in event.text
+    return TEXT_KEPT in event.text
 
 
 def outcome_text(answer: Answer, *, reported: bool = False, once: bool = False) -> str:

@@ -394,7 +394,10 @@ def _summary_report(key: str, done: "SummaryReport | None") -> tuple[dict[str, A
         tokens_after=done.tokens_after,
         fallback=done.fallback or None,
     )
-    words = str(done).removesuffix("; undo shows them again")
+    # Imported late: only needed after a summary.
+    from stenolog.context.summarize import UNDO_HINT
+
+    words = str(done).removesuffix(UNDO_HINT)
     why = f" {error_sentence(done.fallback)}" if done.fallback else ""
     undo = one_line(f"`steno undo {shlex.quote(key)}`")
     return fields, f"{words}. {undo} restores them.{why}"

@@ -157,6 +157,10 @@ class SessionState(Struct, frozen=True, kw_only=True):
         return min(turn_state(self.history).unanswered, default=None)
 
 
+UNDO_HINT: Final = "; undo shows them again"
+"""End of a report; front ends replace it by their own command."""
+
+
 class SummaryReport(Struct, frozen=True, kw_only=True):
     """Report of messages that became a summary. `store.undo(key)` reverts it."""
 
@@ -182,8 +186,7 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
         lost = f"; {self.dropped_lines:,} {lines} did not fit" if self.dropped_lines else ""
         return (
             f"{self.count:,} messages (seq {self.first}–{self.last}) were summarized{how}: "
-            f"about {self.tokens_before:,} → {self.tokens_after:,} tokens{lost}; "
-            "undo shows them again"
+            f"about {self.tokens_before:,} → {self.tokens_after:,} tokens{lost}{UNDO_HINT}"
         )
 
 

@@ -238,11 +238,11 @@ def test_text_before_and_after_a_tool_is_separated(capsys: pytest.CaptureFixture
 
 def test_interrupted_answer_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     for once, told in (
-        (False, ["gpt-5 broke off; what was said is kept, /retry asks again."]),
-        (True, ["gpt-5 broke off; what was said is kept.", "Continue with `steno chat k`."]),
+        (False, ["gpt-5 broke off; the text so far is kept, /retry asks again."]),
+        (True, ["gpt-5 broke off; the text so far is kept.", "Continue with `steno chat k`."]),
     ):
         printer = TurnPrinter(StatusLine("m"), verbose=False, once=once)
-        printer.tell(Notice(text="gpt-5 broke off; what was said is kept, /retry asks again"))
+        printer.tell(Notice(text="gpt-5 broke off; the text so far is kept, /retry asks again"))
         printer.finish(Answer(key="k", text="Half [interrupted]", outcome="interrupted"))
         assert capsys.readouterr().err.splitlines() == told
 
