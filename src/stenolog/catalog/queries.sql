@@ -1,4 +1,4 @@
--- Named statements, read by database.py.
+-- Named statements, read by catalog_database.py.
 
 -- name: version
 SELECT version FROM catalog_about;

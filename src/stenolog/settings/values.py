@@ -104,7 +104,8 @@ class MemorySettings(Struct, frozen=True, kw_only=True):
     recall_tokens: CountOrNone = 1_500
     """Maximum tokens of notes and past messages that are shown to the model. 0: none."""
     half_life_days: Annotated[float, Meta(gt=0, le=1_000_000)] = 30.0
-    """Days after which a message counts about half as much in recall. Facts do not age."""
+    """Days after which an older note or message counts three quarters as much in recall, and never
+    less than half. Core facts do not age."""
     zone: str = ""
     """Time zone of the users, for words such as "yesterday", for example `Europe/Zurich`. Empty:
     the zone of this machine."""
