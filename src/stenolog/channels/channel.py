@@ -157,7 +157,7 @@ class AllowList:
         return id in self._ids
 
     def allows(self, id: str, name: str = "") -> bool:
-        """Return whether this sender is answered. A rejected sender is logged once."""
+        """Return whether the list allows this sender. A rejected sender is logged once."""
         if id in self._ids or (name and name.casefold() in self._names):  # guard: empty-allow-list
             return True
         if id not in self._refused and len(self._refused) < _REMEMBERED:

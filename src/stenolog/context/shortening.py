@@ -260,7 +260,7 @@ def _short_result(content: Any, seq: int | None, keep: int, tokens: Tokens) -> A
 
 
 def _content_tokens(content: Any, tokens: Tokens) -> int:
-    """Return the tokens of a content, including parts that are not text."""
+    """Return the number of tokens of a message's content, including parts that are not text."""
     return tokens.message({"content": content}) - tokens.message({})
 
 

@@ -643,7 +643,7 @@ def _session_from_memory(before: JSONSession, memory: InMemoryStore) -> JSONSess
 
 
 def _only_appends(before: JSONSession, after: JSONSession) -> bool:
-    """Return whether a session has only more messages than before."""
+    """Return whether the only change to a session is added messages."""
     kept = after.messages[: len(before.messages)]
     return before.summary == after.summary and kept == before.messages
 

@@ -195,7 +195,7 @@ class LayerReader:
         self.problems: list[Problem] = []
         self.names: dict[str, set[str]] = {kind: set() for kind in NAMED}
         self._sources: dict[Path, str] = {}
-        """Source of the first use of each name."""
+        """Where each setting was first defined."""
 
     # --- the layers --------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def info(text: str, *values: object) -> None:
 
 
 class DamageReports:
-    """Damaged messages that this process found in a database, as far as it has read it."""
+    """Damaged messages that this process has found in a database so far."""
 
     def __init__(self) -> None:
         self._mutex = ThreadLock()

@@ -209,7 +209,7 @@ class SQLLease(Generic[S]):
     def release(self) -> None:
         """Release the lease; a second call does nothing.
 
-        If that cannot be written, other holders can acquire it after the ttl.
+        If the release cannot be written, others can acquire the lease after its ttl.
         """
         if self._is_inherited():
             return
