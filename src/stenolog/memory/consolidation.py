@@ -505,7 +505,7 @@ class _RunCounters(Struct, kw_only=True):
     retry_at: datetime | None = None
 
     def clean(self, text: str) -> str:
-        """Return the text without secrets, and count them."""
+        """Return the text without secrets, and add their number to `redacted`."""
         found = redact(text)
         self.redacted += found.count
         return found.text

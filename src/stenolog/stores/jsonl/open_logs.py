@@ -162,7 +162,7 @@ class OpenLogCache:
     def read_with_archives(
         self, key: str, look: Callable[[Log], tuple[T, LogLookup]]
     ) -> tuple[T, list[Message]] | None:
-        """Return what `look` returns, its messages completed from archives; None: no session.
+        """Return the result of `look`, completed from archives; None if there is no session.
 
         Archives are read without holding the mutex. If a purge deletes them during that time, the
         whole read is repeated. Raises StoreBusy if that happens until the timeout.
