@@ -116,7 +116,7 @@ class Purger:
         )
 
     def _hide(self, key: str) -> None:
-        """Hide each session of the key in one step. After this step, only files are left to delete."""
+        """Hide each session of the key in one step. Then only files are left to delete."""
         with self._locked_key(key) as log, _nothing_done(key):
             live = log if log is not None and has_session(log) else None
             if live is not None:
