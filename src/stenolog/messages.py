@@ -210,12 +210,13 @@ def unread_fields(body: Mapping[str, Any]) -> Body:
 
 def encoded_data(part: Mapping[str, Any]) -> tuple[str, str]:
     """Return the media type and the encoded data of a file in a part; empty if there is none."""
+    found = "", ""
     for inner in (part, *(value for value in part.values() if _is_mapping(value))):
         for name in ("data", "file_data"):
-            if isinstance(data := inner.get(name), str):
+            if isinstance(data := inner.get(name), str) and len(data) > len(found[1]):
                 kinds = (inner.get(name) for name in ("media_type", "mime_type", "mimeType"))
-                return next((kind for kind in kinds if isinstance(kind, str)), ""), data
-    return "", ""
+                found = next((kind for kind in kinds if isinstance(kind, str) and kind), ""), data
+    return found
 
 
 _READ_FIELDS: Final = frozenset(
@@ -279,7 +280,9 @@ def _read_thinking(part: Mapping[str, Any]) -> ThinkingPart:
     for field in _THOUGHTS:
         if text := _joined(part.get(field)):
             return ThinkingPart(text, part, field)
-    return ThinkingPart("", part, "")
+    # Providers may omit the text and send only its signature.
+    empty = next((field for field in _THOUGHTS if isinstance(part.get(field), str)), "")
+    return ThinkingPart("", part, empty)
 
 
 def _joined(value: Any) -> str:

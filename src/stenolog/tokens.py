@@ -381,14 +381,16 @@ def _part(part: Part, count: Callable[[str], int], *, depth: int) -> int:
             return count(part.text) + _further(value, _FREE, count, part.field)
         case ImagePart():
             return IMAGE_LOW if part.detail == "low" else IMAGE
-        case ToolCall() if "input" in value:
+        case ToolCall() if "input" in value or value.get("type") == "tool_use":
             return _priced_call(part, count)
-        case ToolResult() if "output" not in value:
+        case ToolResult() if "output" not in value or value.get("content") is not None:
             said = _content(part.content, count, depth=depth)
             said += _plain_value(value.get("tool_use_id"), count)
             return CALL + said + _further(value, _OF_RESULT, count)
         case FilePart() if part.content is not None:
             said = _content(part.content, count, depth=depth)
+            if encoded_data(value)[1] != part.content and (encoded := _attached(value, part.kind)):
+                return said + encoded
             return said + _further(value, _FREE, count, part.field)
         case FilePart():
             return _attached(value, part.kind) or count(_json(value))

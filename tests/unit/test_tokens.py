@@ -423,3 +423,24 @@ def test_no_report_takes_the_ratio_out_of_its_bounds(
         calibration = calibration.after(estimated=estimated, reported=reported)
         assert 0.25 <= calibration.ratio <= 8
         assert 1 <= calibration.weight <= 8
+
+
+@pytest.mark.parametrize(
+    ("part", "most"),
+    [
+        ({"type": "thinking", "thinking": "", "signature": "x" * 40_000}, 20),
+        ({"type": "file", "data": "", "file": {"file_data": "A" * 40_000}}, 1_100),
+        (
+            {
+                "type": "document",
+                "content": "caption",
+                "source": {"type": "base64", "media_type": "application/pdf", "data": "A" * 40_000},
+            },
+            1_100,
+        ),
+        ({"type": "tool_result", "tool_use_id": "a", "content": "short", "output": ""}, 30),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_signatures_and_encoded_data_do_not_count_as_text(part: dict[str, Any], most: int) -> None:
+    assert 0 < message_tokens({"role": "assistant", "content": [part]}) <= most
