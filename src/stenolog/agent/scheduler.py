@@ -64,7 +64,7 @@ _RENEWALS: Final = 3
 TAKEN_OVER: Final = "Another process has taken over this turn."
 _MAX_UNSAVED_BYTES: Final = 32 * 2**20
 """Maximum size of all unsaved messages in bytes; further messages are rejected."""
-CLOSING: Final = "Shutting down. Your message is saved and will be answered after the restart."
+CLOSING: Final = "Shutting down. Unanswered messages are answered after the restart."
 
 _logger = logging.getLogger("stenolog")
 

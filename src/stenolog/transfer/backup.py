@@ -155,9 +155,9 @@ def back_up(where: str, folder: str, *, on_progress: OnProgress | None = None) -
     unread = {(name, problem.key) for name, problem in problems if not problem.uid}
     kept = sum(
         uid not in here_now and (entry.deleted is not None or (name, entry.key) not in unread)
-        for name, entries in entries.items()
+        for name, listed in entries.items()
         if name not in problems_by_namespace
-        for uid, entry in entries.items()
+        for uid, entry in listed.items()
     )
     return BackupReport(
         namespaces=found | problems_by_namespace, seconds=time.monotonic() - started, kept=kept
