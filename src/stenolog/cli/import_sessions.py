@@ -282,8 +282,29 @@ def _find_transcripts(source: Path | str, program: str | None) -> tuple[str, Pat
 
     if isinstance(source, str):
         return source, default_place(source)
-    found = detect_program(source) if program is None else program
-    return None if found is None else (found, source)
+    if program is not None:
+        return program, source
+    found = detect_program(source)
+    # Aider's file is in the folder of a project, where there may be anything else.
+    if found is None or (found == "aider" and _has_other_sessions(source)):
+        return None
+    return found, source
+
+
+def _has_other_sessions(source: Path) -> bool:
+    """Return whether a folder with transcripts also has sessions of the other programs."""
+    if not source.is_dir():
+        return False
+    folder, only = _source_folder(source)
+    report = import_folder(
+        folder,
+        InMemoryStore(),
+        only=only,
+        layouts=ALL_LAYOUTS,
+        rename_files=False,
+        dry_run=True,
+    )
+    return bool(report.imported)
 
 
 def _import_transcripts(
@@ -302,7 +323,7 @@ def _import_transcripts(
     if dry_run or not TranscriptImport(program, path, None).files():
         run = TranscriptImport(program, path, None)
         run.run()
-        run.show(as_json=as_json, color=color)
+        run.show(as_json=as_json, color=color, dry_run=dry_run)
         return run.exit_code
     with _open_writable(where) as store:
         run = TranscriptImport(program, path, store)

@@ -103,7 +103,7 @@ class TranscriptImport:
 
     # --- output ------------------------------------------------------------------------------
 
-    def show(self, *, as_json: bool, color: bool) -> None:
+    def show(self, *, as_json: bool, color: bool, dry_run: bool = False) -> None:
         """Print a row for each session with new messages."""
         changed = [report for report in self.reports if report.added]
         if as_json:
@@ -128,7 +128,7 @@ class TranscriptImport:
                 click.echo(f"{one_line(report.key)}\t{report.added}\t{report.messages}")
         for problem in self.problems:
             click.echo(problem, err=True)
-        click.echo(self._summary(), err=True)
+        click.echo(self._summary(dry_run=dry_run), err=True)
 
     def _fields(self, report: TranscriptReport) -> dict[str, Any]:
         return {
@@ -141,10 +141,10 @@ class TranscriptImport:
             "problems": report.problems,
         }
 
-    def _summary(self) -> str:
+    def _summary(self, *, dry_run: bool) -> str:
         changed = [report for report in self.reports if report.added]
         added = sum(report.added for report in changed)
-        done = "Would import" if self._store is None else "Imported"
+        done = "Would import" if dry_run else "Imported"
         words = [f"{done} {plural(added, 'message')} in {plural(len(changed), 'session')}"]
         if rest := len(self.reports) - len(changed):
             words.append(f"{plural(rest, 'session')} without new messages")

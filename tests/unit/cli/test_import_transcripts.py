@@ -103,3 +103,28 @@ def test_sessions_of_other_programs_are_not_taken_for_transcripts(name: str) -> 
 @pytest.mark.parametrize("name", ["openai-agents.db", "adk.db"])
 def test_databases_of_frameworks_are_not_taken_for_transcripts(name: str) -> None:
     assert detect_program(SAMPLES.parent / name) is None
+
+
+def test_other_sessions_in_a_folder_come_before_transcripts(steno: Steno, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    (mixed / "cli_a.json").write_text('[{"role": "user", "content": "hello"}]')
+    shutil.copy(SAMPLES / "aider" / ".aider.chat.history.md", mixed)
+    done = steno("import", str(mixed))
+    assert done.exit_code == 0
+    assert "Imported 1 session, 1 message" in done.stderr
+    assert "Imported 9 messages" in steno("import", "--from", "aider", str(mixed)).stderr
+
+
+def test_names_alone_do_not_make_transcripts(tmp_path: Path) -> None:
+    (tmp_path / ".aider.chat.history.md").touch()
+    (tmp_path / "logs.db").touch()
+    (tmp_path / "sub" / "deeper").mkdir(parents=True)
+    (tmp_path / "sub" / "deeper" / "rollout-1.jsonl").touch()
+    assert detect_program(tmp_path) is None
+
+
+def test_a_folder_without_transcripts_of_the_program(steno: Steno, tmp_path: Path) -> None:
+    done = steno("import", "--from", "codex", str(tmp_path))
+    assert done.exit_code == 1
+    assert "Imported 0 messages in 0 sessions." in done.stderr

@@ -240,7 +240,7 @@ def test_oversized_summary_is_skipped_and_session_imported(
     result = steno("import", "old", "-w", where)
 
     assert result.exit_code == 3
-    assert "old/k.jsonl: its summary is left out: 67,108,878 bytes as" in result.stderr
+    assert "old/k.jsonl: its summary was skipped: 67,108,878 bytes as" in result.stderr
     assert "Imported 1 session, 2 messages.\n" in result.stderr
     with open_store(where) as store:
         assert [m.content for m in store.get_history("k")] == ["b"]

@@ -42,7 +42,7 @@ def detect_program(path: Path) -> str | None:
     if path.is_dir():
         return _detect_in_folder(path)
     if path.name == aider.NAME:
-        return "aider"
+        return "aider" if next(aider.Aider().find(path), None) is not None else None
     if path.name.startswith("rollout-"):
         return "codex"
     if sqlite_file.is_sqlite_file(path):
@@ -53,21 +53,21 @@ def detect_program(path: Path) -> str | None:
 
 
 def _detect_in_folder(folder: Path) -> str | None:
-    for name, program in (
-        (aider.NAME, "aider"),
-        ("logs.db", "llm"),
-        ("opencode.db", "opencode"),
-        ("conversations.json", None),
-    ):
-        if (folder / name).is_file():
-            return program or _detect_in_export(folder / name)
-    if next(folder.rglob("rollout-*.jsonl*"), None) is not None:
-        return "codex"
-    if next(folder.rglob("chats/session-*.json*"), None) is not None:
-        return "gemini-cli"
-    for found in itertools.islice(folder.rglob("*.jsonl"), MAX_TRIED):
-        if (program := _detect_in_lines(found)) is not None:
+    for name in (aider.NAME, "logs.db", "opencode.db", "conversations.json"):
+        path = folder / name
+        if path.is_file() and (program := detect_program(path)) is not None:
             return program
+    # Only the folders that the programs make are searched, not every subfolder.
+    for pattern in ("rollout-*.jsonl*", "*/*/*/rollout-*.jsonl*", "*/*/*/*/rollout-*.jsonl*"):
+        if next(folder.glob(pattern), None) is not None:
+            return "codex"
+    for pattern in ("chats/session-*.json*", "*/chats/session-*.json*", "tmp/*/chats/session-*"):
+        if next(folder.glob(pattern), None) is not None:
+            return "gemini-cli"
+    for pattern in ("projects/*/*.jsonl", "*/*.jsonl", "*.jsonl"):
+        for found in itertools.islice(folder.glob(pattern), MAX_TRIED):
+            if _detect_in_lines(found) == "claude-code":
+                return "claude-code"
     for found in itertools.islice(sorted(folder.glob("*.json")), MAX_TRIED):
         if (program := _detect_in_export(found)) is not None:
             return program
