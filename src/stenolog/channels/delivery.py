@@ -77,8 +77,14 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
 
 def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
     """Return the mark in a session's meta, or None."""
+    found = meta.get(FIELD)
+    if not isinstance(found, Mapping):
+        return None
+    listed = found.get("owed")
+    # A damaged list must not lose the mark: without it answers would be sent twice.
+    owed = sorted(one for one in listed if type(one) is int) if isinstance(listed, list) else []
     try:
-        return msgspec.convert(meta.get(FIELD), DeliveryMark)
+        return msgspec.convert({**found, "owed": owed}, DeliveryMark)
     except msgspec.ValidationError:
         return None
 

@@ -141,17 +141,22 @@ class ChatSessions:
 
     async def _stored(self, instance: AgentInstance, own: str) -> ChatMove | None:
         try:
-            return _read_move((await self._loop.run(instance.store.info, own)).meta)
+            return read_move((await self._loop.run(instance.store.info, own)).meta)
         except NoSuchSession:
             return None
         # Temporary errors are not caught: the message would be stored in the wrong session.
 
 
-def _read_move(meta: Mapping[str, Any]) -> ChatMove | None:
-    try:
-        return msgspec.convert(meta.get(FIELD), ChatMove)
-    except msgspec.ValidationError:
+def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
+    """Return the move in a session's meta, or None."""
+    found = meta.get(FIELD)
+    if not isinstance(found, Mapping):
         return None
+    # If details are damaged, the chat still continues in its newest session.
+    for fields in (found, {name: found.get(name) for name in ("key", "before")}):
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(fields, ChatMove)
+    return None
 
 
 # --- register -------------------------------------------------------------------------------------

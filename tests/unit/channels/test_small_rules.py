@@ -8,7 +8,7 @@ from stenolog.agent.scheduler import CLOSING
 from stenolog.agent.turn_events import Answer
 from stenolog.channels.channel import AllowList, IncomingMessage, is_local
 from stenolog.channels.delivery import MAX_OWED, DeliveryMark, owed_mark, read_mark
-from stenolog.channels.inbox import ChatMove, session_of, text_for_user
+from stenolog.channels.inbox import ChatMove, read_move, session_of, text_for_user
 from stenolog.channels.telegram import Offsets
 from stenolog.channels.webhook import MAX_SIGNATURE_AGE, is_signed, signature
 
@@ -142,6 +142,21 @@ def test_after_several_moves_each_message_belongs_where_the_chat_was_then() -> N
 
 
 # --- words and marks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owed", [None, "x", [3, "x", True, 1], {"a": 1}])
+def test_a_damaged_list_of_owed_answers_does_not_lose_the_mark(owed: object) -> None:
+    fields = {"seq": 4, "mark": "sent", "origin": {"chat": "1"}, "owed": owed}
+    mark = read_mark({"delivery": fields})
+    assert mark is not None
+    assert (mark.seq, mark.owed) == (4, (1, 3) if isinstance(owed, list) else ())
+
+
+@pytest.mark.parametrize("damage", [{"chat": 7}, {"number": "x"}, {"earlier": [1]}])
+def test_a_damaged_move_still_names_the_session_that_a_chat_continues_in(damage: object) -> None:
+    assert isinstance(damage, dict)
+    found = read_move({"goes_on_in": {"key": "a", "before": "b", **damage}})
+    assert found == ChatMove(key="a", before="b")
 
 
 def test_a_mark_comes_back_as_it_was_and_nonsense_is_none() -> None:
