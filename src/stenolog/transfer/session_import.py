@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from stenolog.errors import OnceConflict, UsageError
 from stenolog.records import Message, timestamp
 from stenolog.sessions.aliases import aliases_in, change_alias_mark, prepare_alias_mark
+from stenolog.stores import spans
 from stenolog.stores.base import Store
 from stenolog.stores.json_file import JSONMessage
 from stenolog.transfer import merge as merging
@@ -138,7 +139,9 @@ class SessionImport:
         return (n for n, one in enumerate(self.old.messages) if one.hidden and n >= floor)
 
     def _hide_messages(self, numbers: Iterable[int]) -> None:
-        for first, last in _consecutive_runs([self._seqs[n] for n in numbers if self._seqs[n]]):
+        seqs = (self._seqs[n] for n in numbers if self._seqs[n])
+        # One write hides a run of seqs.
+        for first, last in spans.union((seq, seq) for seq in seqs):
             self._store.hide(self._key, first, last)
 
     def _hides_only_imported(self, upto: int) -> bool:
@@ -183,16 +186,6 @@ class SessionImport:
             write_receipt[merging.SUMMARY_DIGEST] = merging.summary_digest(info.summary)
         kept = [*merging.import_receipts(info.meta), write_receipt][-MAX_RECEIPTS:]
         self._store.set_meta(self._key, importing=None, imported=kept)
-
-
-def _consecutive_runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield first and last of each run of consecutive seqs: one write hides a run."""
-    for start, seq in enumerate(seqs):
-        if start == 0 or seqs[start - 1] != seq - 1:
-            end = start
-            while end + 1 < len(seqs) and seqs[end + 1] == seqs[end] + 1:
-                end += 1
-            yield seq, seqs[end]
 
 
 def _batches(

@@ -166,21 +166,41 @@ def _check_columns(connection: sqlite3.Connection) -> None:
 
 
 def fetch_rows(
-    connection: sqlite3.Connection, sql: str, values: Sequence[str], *, size: int
+    connection: sqlite3.Connection, sql: str, values: Sequence[Any], *, size: int
 ) -> list[Row]:
     """Return the rows of a query.
 
     Raises NotASession if they have many times the `size` of the file in bytes: then several rows
     share the same pages.
     """
+    return _bounded(connection.execute(sql, values), size)
+
+
+def _bounded(cursor: sqlite3.Cursor, size: int) -> list[Row]:
     rows: list[Row] = []
     left = 4 * size + _SPARE_BYTES
-    for row in connection.execute(sql, values):
+    for row in cursor:
         left -= sum(len(value) for value in row if isinstance(value, bytes))
         if left < 0:  # guard: import-bytes
             raise NotASession("its rows contain many times more data than the file")
         rows.append(row)
     return rows
+
+
+def fetch_dicts(connection: sqlite3.Connection, sql: str, *values: Any) -> list[dict[str, Any]]:
+    """Return the rows of a query by column, with texts decoded. Raises NotASession."""
+    cursor = connection.execute(sql, values)
+    names = [column[0] for column in cursor.description]
+    (pages,), (page_size,) = (
+        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
+    )
+    return [
+        {
+            name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            for name, value in zip(names, row, strict=True)
+        }
+        for row in _bounded(cursor, pages * page_size)
+    ]
 
 
 def _file_version(path: Path) -> tuple[int, int, int]:

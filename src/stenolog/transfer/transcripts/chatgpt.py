@@ -6,15 +6,13 @@ other branches are imported too, and hidden. The export has no token counts.
 
 import base64
 import mimetypes
-import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from stenolog.transfer.transcripts.transcript import (
+    ExportFile,
     Kind,
     Transcript,
     TranscriptFile,
@@ -36,7 +34,6 @@ FIELD: Final = "chatgpt"
 """Field of a stored message that holds the rest of its node."""
 MAX_PICTURE_BYTES: Final = 1024 * 1024
 """Maximum size of a picture that is stored in its message; larger ones stay in the export."""
-_NAME: Final = re.compile(r"conversations(-\d+)?\.json")
 
 
 class ChatGPT:
@@ -45,7 +42,7 @@ class ChatGPT:
     program = PROGRAM
 
     def __init__(self) -> None:
-        self._opened: tuple[Path, int, dict[str, msgspec.Raw]] | None = None
+        self._export = ExportFile("conversation_id", "id")
 
     def default_folder(self) -> Path | None:
         """Return None: an export is wherever the user saved it."""
@@ -55,50 +52,15 @@ class ChatGPT:
         """Yield the conversations of an export. Raises OSError."""
         if path.is_dir():
             for found in sorted(path.iterdir()):
-                if _NAME.fullmatch(found.name):
+                if self._export.is_member(found.name):
                     yield from self.find(found)
             return
-        for item in self._conversations(path):
+        for item in self._export.conversations(path):
             yield file_at(PROGRAM, f"{PROGRAM}:{item}", path, item=item)
 
     def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:  # noqa: ARG002
         """Read a conversation. Raises OSError."""
-        path = file.paths[0]
-        conversation = as_dict(parse_json(bytes(self._conversations(path)[file.item])))
-        return _read(conversation, file.key, path)
-
-    def _conversations(self, path: Path) -> dict[str, msgspec.Raw]:
-        """Return the conversations of a file by their ids, not yet decoded."""
-        modified = path.stat().st_mtime_ns
-        if self._opened is None or self._opened[:2] != (path, modified):
-            found: dict[str, msgspec.Raw] = {}
-            for content in _contents(path):
-                try:
-                    listed = msgspec.json.decode(content, type=list[msgspec.Raw])
-                    heads = [(msgspec.json.decode(raw, type=_Head), raw) for raw in listed]
-                except msgspec.DecodeError:
-                    continue
-                found |= {
-                    name: raw for head, raw in heads if (name := head.conversation_id or head.id)
-                }
-            self._opened = path, modified, found
-        return self._opened[2]
-
-
-class _Head(msgspec.Struct):
-    id: str | None = None
-    conversation_id: str | None = None
-
-
-def _contents(path: Path) -> Iterator[bytes]:
-    """Yield the files with conversations of an export."""
-    if not zipfile.is_zipfile(path):
-        yield path.read_bytes()
-        return
-    with zipfile.ZipFile(path) as archive:
-        for name in sorted(archive.namelist()):
-            if _NAME.fullmatch(name.rpartition("/")[2]) and not name.startswith("__MACOSX"):
-                yield archive.read(name)
+        return _read(self._export.read(file), file.key, file.paths[0])
 
 
 def _read(conversation: dict[str, Any], key: str, path: Path) -> Transcript:
@@ -321,7 +283,7 @@ def _put_text(content: dict[str, Any], text: Any, *, wrapped: bool) -> dict[str,
 
 
 def _parts(parts: Any, picture: Any) -> tuple[Any, list[Any]]:
-    """Return parts in the chat format, and what is needed to restore the original ones."""
+    """Return parts in the chat format, and the original parts that they do not contain."""
     made: list[Any] = []
     shapes: list[Any] = []
     for part in parts if isinstance(parts, list) else []:

@@ -4,14 +4,12 @@ Messages form a tree; the branch that ends at the newest leaf is the current one
 not name the model.
 """
 
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from stenolog.transfer.transcripts.transcript import (
+    ExportFile,
     Transcript,
     TranscriptFile,
     TranscriptMessage,
@@ -22,7 +20,6 @@ from stenolog.transfer.transcripts.transcript import (
     file_at,
     filled,
     one_line,
-    parse_json,
     time_from,
     tool_call,
     without,
@@ -39,7 +36,7 @@ class ClaudeAI:
     program = PROGRAM
 
     def __init__(self) -> None:
-        self._opened: tuple[Path, int, dict[str, msgspec.Raw]] | None = None
+        self._export = ExportFile("uuid")
 
     def default_folder(self) -> Path | None:
         """Return None: an export is wherever the user saved it."""
@@ -49,33 +46,12 @@ class ClaudeAI:
         """Yield the conversations of an export. Raises OSError."""
         path = path / "conversations.json" if path.is_dir() else path
         if path.is_file():
-            for item in self._conversations(path):
+            for item in self._export.conversations(path):
                 yield file_at(PROGRAM, f"{PROGRAM}:{item}", path, item=item)
 
     def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:  # noqa: ARG002
         """Read a conversation. Raises OSError."""
-        path = file.paths[0]
-        return _read(as_dict(parse_json(bytes(self._conversations(path)[file.item]))), file)
-
-    def _conversations(self, path: Path) -> dict[str, msgspec.Raw]:
-        """Return the conversations of a file by their ids, not yet decoded."""
-        modified = path.stat().st_mtime_ns
-        if self._opened is None or self._opened[:2] != (path, modified):
-            content = path.read_bytes()
-            if zipfile.is_zipfile(path):
-                with zipfile.ZipFile(path) as archive:
-                    content = archive.read("conversations.json")
-            try:
-                listed = msgspec.json.decode(content, type=list[msgspec.Raw])
-                heads = [(msgspec.json.decode(raw, type=_Head), raw) for raw in listed]
-            except (msgspec.DecodeError, KeyError):
-                heads = []
-            self._opened = path, modified, {head.uuid: raw for head, raw in heads if head.uuid}
-        return self._opened[2]
-
-
-class _Head(msgspec.Struct):
-    uuid: str | None = None
+        return _read(self._export.read(file), file)
 
 
 def _read(conversation: dict[str, Any], file: TranscriptFile) -> Transcript:
@@ -133,7 +109,7 @@ def _bodies(message: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[s
                 call = tool_call(block.get("id"), block.get("name"), block.get("input", {}))
                 body.setdefault("tool_calls", []).append(call)
             case "tool_result":
-                # What came before the result is one message, what follows is the next.
+                # The blocks before the result are one message, the blocks after it the next.
                 yield _finished(body, texts, rest), {}
                 body, texts, rest = {"role": role, "content": None}, [], {}
                 result = {

@@ -644,7 +644,7 @@ _SAME: Final = "$content"
 
 
 def _shared(value: Any, content: Any) -> Any:
-    """Return the value without copies of the content, which is stored once."""
+    """Return the value with a marker instead of each copy of the content."""
     if isinstance(content, str) and len(content) > len(_SAME) and value == content:
         return _SAME
     if isinstance(value, dict):

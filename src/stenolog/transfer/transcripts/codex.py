@@ -454,7 +454,7 @@ def record_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(parts: Any) -> tuple[Any, Any]:
-    """Return content in the chat format, and what is needed to restore the original."""
+    """Return content in the chat format, and the fields that it does not contain."""
     if not isinstance(parts, list):
         return parts, None
     made: list[Any] = []

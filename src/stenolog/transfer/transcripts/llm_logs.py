@@ -1,7 +1,7 @@
 """Conversations of simonw/llm in its database `logs.db`, in the tables of both generations.
 
-Messages of the new tables are shared by threads and have no time of their own: a turn gives its
-time to the messages that it added. Where an old conversation was continued, its thread has all of
+Threads share messages in the new tables, and messages have no time: a turn gives its time to the
+messages that it added. Where an old conversation was continued, its thread has all of
 it.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Final
 
-from stenolog.transfer.importers.sqlite_file import SQLiteFile
+from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_dicts
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     TranscriptFile,
@@ -63,7 +63,7 @@ class LLMLogs:
                 row["id"]
                 for table in ("threads", "conversations")
                 if table in tables
-                for row in rows_of(connection, f"SELECT id FROM {table} ORDER BY id")  # noqa: S608
+                for row in fetch_dicts(connection, f"SELECT id FROM {table} ORDER BY id")  # noqa: S608
             )
         for item in ids:
             yield file_at(PROGRAM, f"{PROGRAM}:{item}", path, item=item)
@@ -77,10 +77,12 @@ class LLMLogs:
             tables = _tables(connection)
             name = ""
             if "conversations" in tables:
-                found = rows_of(connection, "SELECT name FROM conversations WHERE id=?", file.item)
+                found = fetch_dicts(
+                    connection, "SELECT name FROM conversations WHERE id=?", file.item
+                )
                 name = as_text(found[0]["name"]) if found else ""
             thread = (
-                rows_of(connection, "SELECT * FROM threads WHERE id=?", file.item)
+                fetch_dicts(connection, "SELECT * FROM threads WHERE id=?", file.item)
                 if "threads" in tables
                 else []
             )
@@ -99,15 +101,17 @@ class LLMLogs:
 
 def _read_thread(connection: Connection, thread: Mapping[str, Any], found: Transcript) -> None:
     chain: list[dict[str, Any]] = []
+    seen: set[str] = set()
     place = thread["tip_message_hash"]
-    while isinstance(place, str) and len(chain) < 1_000_000:
-        rows = rows_of(connection, "SELECT * FROM messages WHERE hash=?", place)
-        if not rows or any(rows[0]["hash"] == one["hash"] for one in chain[-1:]):
+    while isinstance(place, str) and place not in seen:
+        seen.add(place)
+        rows = fetch_dicts(connection, "SELECT * FROM messages WHERE hash=?", place)
+        if not rows:
             break
         chain.append(rows[0])
         place = rows[0]["parent_hash"]
     chain.reverse()
-    turns = rows_of(
+    turns = fetch_dicts(
         connection, "SELECT * FROM turns WHERE thread_id=? ORDER BY datetime_utc, id", thread["id"]
     )
     by_tip = {turn["tip_message_hash"]: turn for turn in turns}
@@ -120,7 +124,7 @@ def _read_thread(connection: Connection, thread: Mapping[str, Any], found: Trans
                 times[earlier["hash"]] = turn["datetime_utc"]
             covered = position + 1
     for position, message in enumerate(chain):
-        parts = rows_of(
+        parts = fetch_dicts(
             connection,
             "SELECT * FROM parts WHERE message_hash=? ORDER BY position",
             message["hash"],
@@ -189,7 +193,7 @@ def _joined(connection: Connection, payload: Mapping[str, Any]) -> str:
         if "literal" in fields:
             pieces.append(as_text(fields["literal"]))
         else:
-            rows = rows_of(
+            rows = fetch_dicts(
                 connection, "SELECT content FROM fragments WHERE id=?", fields.get("fragment")
             )
             pieces += [as_text(row["content"]) for row in rows]
@@ -198,7 +202,7 @@ def _joined(connection: Connection, payload: Mapping[str, Any]) -> str:
 
 def _read_conversation(connection: Connection, item: str, found: Transcript) -> None:
     """Read a conversation of the older tables."""
-    responses = rows_of(
+    responses = fetch_dicts(
         connection,
         "SELECT * FROM responses WHERE conversation_id=? ORDER BY datetime_utc, id",
         item,
@@ -209,7 +213,7 @@ def _read_conversation(connection: Connection, item: str, found: Transcript) -> 
         if as_text(row["system"]) and row["system"] != system:
             system = row["system"]
             _add(found, f"{row['id']}:system", {"role": "system", "content": system}, at, {})
-        results = rows_of(
+        results = fetch_dicts(
             connection, "SELECT * FROM tool_results WHERE response_id=? ORDER BY id", row["id"]
         )
         for number, result in enumerate(results):
@@ -224,7 +228,7 @@ def _read_conversation(connection: Connection, item: str, found: Transcript) -> 
         if as_text(row["prompt"]) or not results:
             body = {"role": "user", "content": as_text(row["prompt"])}
             _add(found, f"{row['id']}:prompt", body, at, {})
-        calls = rows_of(
+        calls = fetch_dicts(
             connection, "SELECT * FROM tool_calls WHERE response_id=? ORDER BY id", row["id"]
         )
         answer: dict[str, Any] = {"role": "assistant", "content": as_text(row["response"])}
@@ -260,18 +264,5 @@ def _add(
 
 
 def _tables(connection: Connection) -> set[str]:
-    rows = rows_of(connection, "SELECT name FROM sqlite_master WHERE type='table'")
+    rows = fetch_dicts(connection, "SELECT name FROM sqlite_master WHERE type='table'")
     return {row["name"] for row in rows}
-
-
-def rows_of(connection: Connection, sql: str, *values: Any) -> list[dict[str, Any]]:
-    """Return the rows of a query, with texts decoded."""
-    cursor = connection.execute(sql, values)
-    names = [column[0] for column in cursor.description]
-    return [
-        {
-            name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-            for name, value in zip(names, row, strict=True)
-        }
-        for row in cursor
-    ]

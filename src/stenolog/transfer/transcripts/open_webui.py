@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stenolog.transfer.transcripts.transcript import (
+    ExportFile,
     Transcript,
     TranscriptFile,
     TranscriptMessage,
@@ -19,7 +20,6 @@ from stenolog.transfer.transcripts.transcript import (
     file_at,
     filled,
     one_line,
-    parse_json,
     time_from,
     usage_counts,
     without,
@@ -35,6 +35,9 @@ class OpenWebUI:
 
     program = PROGRAM
 
+    def __init__(self) -> None:
+        self._export = ExportFile("id")
+
     def default_folder(self) -> Path | None:
         """Return None: an export is wherever the user saved it."""
         return None
@@ -42,20 +45,13 @@ class OpenWebUI:
     def find(self, path: Path) -> Iterator[TranscriptFile]:
         """Yield the chats of an export. Raises OSError."""
         for file in [path] if path.is_file() else sorted(path.glob("*.json")):
-            for chat in _chats(file):
-                item = as_text(chat.get("id"))
-                yield file_at(PROGRAM, f"{PROGRAM}:{item}", file, item=item)
+            for item, raw in self._export.conversations(file).items():
+                if b'"history"' in bytes(raw):
+                    yield file_at(PROGRAM, f"{PROGRAM}:{item}", file, item=item)
 
     def read(self, file: TranscriptFile, *, is_complete: bool = True) -> Transcript:  # noqa: ARG002
         """Read a chat. Raises OSError."""
-        found = (chat for chat in _chats(file.paths[0]) if chat.get("id") == file.item)
-        return _read(next(found, {}), file)
-
-
-def _chats(path: Path) -> list[dict[str, Any]]:
-    listed = parse_json(path.read_bytes())
-    chats = [as_dict(chat) for chat in listed] if isinstance(listed, list) else []
-    return [chat for chat in chats if isinstance(as_dict(chat.get("chat")).get("history"), dict)]
+        return _read(self._export.read(file), file)
 
 
 def _read(chat: dict[str, Any], file: TranscriptFile) -> Transcript:

@@ -10,8 +10,8 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Final
 
-from stenolog.transfer.importers.sqlite_file import SQLiteFile
-from stenolog.transfer.transcripts.llm_logs import rows_of
+from stenolog.stores.json_file import NotASession
+from stenolog.transfer.importers.sqlite_file import SQLiteFile, fetch_dicts
 from stenolog.transfer.transcripts.transcript import (
     Transcript,
     TranscriptFile,
@@ -53,7 +53,9 @@ class OpenCode:
         if not path.is_file():
             return
         with SQLiteFile(path, may_copy=False) as file, file.connect() as connection:
-            ids = [row["id"] for row in rows_of(connection, "SELECT id FROM session ORDER BY id")]
+            ids = [
+                row["id"] for row in fetch_dicts(connection, "SELECT id FROM session ORDER BY id")
+            ]
         for item in ids:
             yield file_at(PROGRAM, f"{PROGRAM}:{item}", path, item=item)
 
@@ -62,7 +64,10 @@ class OpenCode:
         path = file.paths[0]
         transcript = Transcript(program=PROGRAM, key=file.key)
         with SQLiteFile(path, may_copy=False) as opened, opened.connect() as connection:
-            (session,) = rows_of(connection, "SELECT * FROM session WHERE id=?", file.item)
+            found = fetch_dicts(connection, "SELECT * FROM session WHERE id=?", file.item)
+            if not found:
+                raise NotASession(f"it no longer has the session {file.item}")
+            session = found[0]
             _read(connection, session, transcript)
         transcript.source = filled(
             {
@@ -94,9 +99,11 @@ def _read(connection: Connection, session: Mapping[str, Any], transcript: Transc
     reverted = as_text(revert.get("messageID"))
     sql = "SELECT * FROM message WHERE session_id=? ORDER BY time_created, id"
     first = ""
-    for row in rows_of(connection, sql, session["id"]):
+    for row in fetch_dicts(connection, sql, session["id"]):
         data = as_dict(parse_json(as_text(row["data"])))
-        parts = rows_of(connection, "SELECT * FROM part WHERE message_id=? ORDER BY id", row["id"])
+        parts = fetch_dicts(
+            connection, "SELECT * FROM part WHERE message_id=? ORDER BY id", row["id"]
+        )
         is_hidden = bool(reverted) and row["id"] >= reverted
         made = list(_messages(data, parts, transcript))
         _add_usage(data, row["id"], made)
@@ -192,7 +199,7 @@ def _add_usage(data: Mapping[str, Any], response: str, made: list[_Made]) -> Non
     if tokens and answers:
         read = cache.get("read") if isinstance(cache.get("read"), int) else 0
         write = cache.get("write") if isinstance(cache.get("write"), int) else 0
-        # The input excludes what came from the cache.
+        # The input excludes tokens from the cache.
         fresh = tokens.get("input") if isinstance(tokens.get("input"), int) else 0
         answers[-1][2]["usage"] = usage_counts(
             prompt=(fresh or 0) + (read or 0) + (write or 0),

@@ -2,9 +2,11 @@
 
 A reader maps each record of a program to messages in the chat format. The rest of the record is
 kept in a field named after the program, so that the record can be rebuilt. Each message has an
-identity; a later import recognizes by it what is stored already.
+identity, by which a later import recognizes stored messages.
 """
 
+import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from stenolog.catalog.message_metadata import FIELD
@@ -30,6 +32,8 @@ IDENTITY: Final = "id"
 KIND: Final = "kind"
 RESPONSE: Final = "response"
 LONGEST_TITLE: Final = 80
+MAX_EXPORT_BYTES: Final = 2 * 1024**3
+"""Maximum size of a file in a zip: a small zip may expand to any size."""
 _decode: Final = msgspec.json.Decoder().decode
 MAX_PROBLEMS: Final = 20
 """Maximum number of problems of one transcript that are reported individually."""
@@ -108,6 +112,60 @@ class TranscriptReader(Protocol):
         ...
 
 
+class ExportFile:
+    """The conversations of an export: a JSON array, or such files in a zip.
+
+    The file that was read last is kept, so that reading its conversations parses it once.
+    """
+
+    def __init__(self, *ids: str, members: str = r"conversations(-\d+)?\.json") -> None:
+        """Create a reader. `ids`: fields that name a conversation. `members`: files in a zip."""
+        self._ids = ids
+        self._members = re.compile(members)
+        self._kept: tuple[Path, int, dict[str, Raw]] | None = None
+
+    def is_member(self, name: str) -> bool:
+        """Return whether a file of this name holds conversations."""
+        return self._members.fullmatch(name) is not None
+
+    def conversations(self, path: Path) -> dict[str, Raw]:
+        """Return the conversations of a file by their ids, not yet decoded. Raises OSError."""
+        modified = path.stat().st_mtime_ns
+        if self._kept is None or self._kept[:2] != (path, modified):
+            found: dict[str, Raw] = {}
+            for content in self._contents(path):
+                try:
+                    listed = msgspec.json.decode(content, type=list[Raw])
+                except msgspec.DecodeError:
+                    continue  # not an export of this kind
+                for raw in listed:
+                    head = as_dict(parse_json(bytes(raw)))
+                    if name := next(
+                        filter(None, (as_text(head.get(one)) for one in self._ids)), ""
+                    ):
+                        found[name] = raw
+            self._kept = path, modified, found
+        return self._kept[2]
+
+    def read(self, file: TranscriptFile) -> dict[str, Any]:
+        """Return a conversation; empty if the file no longer has it. Raises OSError."""
+        found = self.conversations(file.paths[0]).get(file.item)
+        return {} if found is None else as_dict(parse_json(bytes(found)))
+
+    def _contents(self, path: Path) -> Iterator[bytes]:
+        if not zipfile.is_zipfile(path):
+            yield path.read_bytes()
+            return
+        with zipfile.ZipFile(path) as archive:
+            for info in sorted(archive.infolist(), key=lambda one: one.filename):
+                name = info.filename.rpartition("/")[2]
+                if not self.is_member(name) or info.filename.startswith("__MACOSX"):
+                    continue
+                if info.file_size > MAX_EXPORT_BYTES:
+                    raise OSError(f"{info.filename} in {path.name} has {info.file_size:,} bytes")
+                yield archive.read(info)
+
+
 def file_at(program: str, key: str, *paths: Path, item: str = "") -> TranscriptFile:
     """Return the transcript in these files. Raises OSError."""
     status = [path.stat() for path in paths]
@@ -157,13 +215,6 @@ def identity_of(body: Mapping[str, Any]) -> str | None:
     notes = body.get(FIELD)
     found = notes.get(IDENTITY) if isinstance(notes, Mapping) else None
     return found if isinstance(found, str) else None
-
-
-def kind_of(body: Mapping[str, Any]) -> str:
-    """Return the kind of a user message that the user did not write, else an empty string."""
-    notes = body.get(FIELD)
-    found = notes.get(KIND) if isinstance(notes, Mapping) else None
-    return found if isinstance(found, str) else ""
 
 
 def usage_counts(*, prompt: Any, answer: Any, cached: Any = 0) -> dict[str, int]:

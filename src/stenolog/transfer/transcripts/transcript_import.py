@@ -50,7 +50,7 @@ class TranscriptReport(Struct, kw_only=True):
 def import_transcript(
     reader: TranscriptReader, file: TranscriptFile, store: Store
 ) -> TranscriptReport:
-    """Import a transcript, or what is new in it. Raises OSError and the errors of the store."""
+    """Import a transcript, or its new messages. Raises OSError and the errors of the store."""
     info = _info(store, file.key)
     known = {} if info is None else as_dict(info.meta.get(META))
     if known.get("size") == file.size and known.get("modified") == file.modified:
@@ -207,16 +207,8 @@ def _hide(store: Store, stored: _Stored, transcript: Transcript, summary: str) -
             out = {seq for seq in out if seq >= first}
         else:
             store.set_summary(transcript.key, transcript.summary)
-    for first, last in _runs(sorted(out)):
+    for first, last in spans.union((seq, seq) for seq in out):
         store.hide(transcript.key, first, last)
-
-
-def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for place, seq in enumerate(seqs):
-        if place + 1 == len(seqs) or seqs[place + 1] != seq + 1:
-            yield seqs[start], seq
-            start = place + 1
 
 
 def _meta(transcript: Transcript, file: TranscriptFile, meta: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ were read last are kept in memory, up to a number of bytes. Nothing is ever writ
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +20,7 @@ from stenolog.records import Health, Message, SessionInfo, Trashed
 from stenolog.stores.base import SessionView
 from stenolog.stores.following import NewMessages, poll_messages
 from stenolog.stores.in_memory import InMemoryStore
+from stenolog.stores.json_file import NotASession
 from stenolog.transfer.transcripts.transcript import TranscriptFile, TranscriptReader
 from stenolog.transfer.transcripts.transcript_import import snapshot_of
 
@@ -120,8 +122,10 @@ class TranscriptStore:
             if monotonic() - self._listed_at > LIST_SECONDS:
                 files = {}
                 for reader, path in self._places:
-                    for file in reader.find(path):
-                        files[file.key] = reader, file
+                    # A place that cannot be read does not hide the others.
+                    with suppress(OSError, NotASession):
+                        for file in reader.find(path):
+                            files[file.key] = reader, file
                 self._files = files
                 self._listed_at = monotonic()
             return self._files
@@ -140,7 +144,7 @@ class TranscriptStore:
         memory = InMemoryStore()
         try:
             transcript = reader.read(file)
-        except OSError as error:
+        except (OSError, NotASession) as error:
             raise NoSuchSession(key) from error
         snapshot, messages = snapshot_of(transcript, file, uid=_uid(key))
         with memory.snapshot_writer() as writer:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stenolog.transfer.transcripts import chatgpt
+from stenolog.transfer.transcripts import chatgpt, transcript
 from stenolog.transfer.transcripts.chatgpt import ChatGPT
 from stenolog.transfer.transcripts.transcript import Transcript
 from support.transcripts import SAMPLES, outline
@@ -88,3 +88,12 @@ def test_a_missing_current_node_is_the_newest_leaf(tmp_path: Path) -> None:
     path = tmp_path / "conversations.json"
     path.write_text(json.dumps(conversations), encoding="utf-8")
     assert outline(read(path)[FERRY])[-1] == "+ assistant Mondays as usual."
+
+
+def test_a_zip_that_expands_too_far_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", EXPORT))
+    monkeypatch.setattr(transcript, "MAX_EXPORT_BYTES", 1_000)
+    with pytest.raises(OSError, match=r"conversations\.json in packed\.zip has"):
+        read(packed)

@@ -70,3 +70,14 @@ def test_a_conversation_that_was_continued_is_read_from_its_thread(tmp_path: Pat
     # The name of the old conversation is the better title.
     assert found[old].title == "Old layout: how tall is Mount E…"
     assert outline(found[old])[0] == "+ user How many bridges are there?"
+
+
+def test_a_cycle_of_messages_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "logs.db"
+    path.write_bytes(LOGS.read_bytes())
+    with closing(sqlite3.connect(path)) as connection:
+        tip = "b2:494ca4ee6363ca4d4458704df38a4e8c"
+        connection.execute("PRAGMA foreign_keys=OFF")
+        connection.execute("UPDATE messages SET parent_hash=? WHERE parent_hash IS NULL", (tip,))
+        connection.commit()
+    assert len(read(path)["01m7j3t21e48phq4ggandkj075"].messages) == 4

@@ -12,6 +12,7 @@ from stenolog.errors import NoSuchSession, ReadOnly
 from stenolog.transfer.transcripts import transcript_store
 from stenolog.transfer.transcripts.claude_code import ClaudeCode
 from stenolog.transfer.transcripts.codex import Codex
+from stenolog.transfer.transcripts.opencode import OpenCode
 from stenolog.transfer.transcripts.transcript_store import TranscriptStore
 from support.transcripts import SAMPLES
 
@@ -91,3 +92,10 @@ def test_a_file_that_is_gone_is_no_session(store: TranscriptStore, places: Path)
     assert KEY not in store.list_sessions()
     with pytest.raises(NoSuchSession):
         store.info(KEY)
+
+
+def test_a_place_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "opencode.db").write_bytes(b"SQLite format 3\x00" + b"x" * 200)
+    claude_code = (ClaudeCode(), SAMPLES / "claude-code" / "projects")
+    with TranscriptStore([(OpenCode(), tmp_path), claude_code]) as opened:
+        assert len(opened.list_sessions()) == 6
