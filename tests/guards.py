@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=int, metavar="N", help="N guards drawn at random")
     parser.add_argument("--seed", type=int, help="seed of --sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tests at once")
-    parser.add_argument("--limit", type=float, default=180, help="seconds per test")
+    parser.add_argument("--limit", type=float, default=900, help="seconds per test")
     parser.add_argument(
         "--check", action="store_true", help="only check that the table fits the code"
     )
