@@ -10,6 +10,7 @@ copy. A test that is skipped, cannot be collected, raises in a fixture or hangs 
 
 import argparse
 import ast
+import builtins
 import collections
 import contextlib
 import io
@@ -295,6 +296,27 @@ def _check_code(text: str, broken: str) -> None:
         raise InvalidRowError(f"the broken code is not Python: {error}") from error
     if changed == _parsed(text):
         raise InvalidRowError("the replacement changes nothing")
+    # After a rename, a NameError or AttributeError would fail the test and prove nothing.
+    unknown = {
+        name
+        for name in _identifiers(broken) - _identifiers(text)
+        if name[0] == "_" or (name[0].isupper() and not hasattr(builtins, name))
+    }
+    if unknown:
+        raise InvalidRowError(f"the file has no {', '.join(sorted(unknown))}")
+
+
+@cache
+def _identifiers(text: str) -> set[str]:
+    """Return the names and attributes that a module uses or defines."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.alias(name=name):
+                found.add(name)
+    return found
 
 
 @cache

@@ -107,6 +107,14 @@ def test_a_guard_replaces_the_statement_below_its_comment(tmp_path: Path) -> Non
     assert "    if False:\n        # guard: alone\n" in guards.broken(row, anchors)[1]
 
 
+def test_guard_whose_replacement_uses_an_unknown_name_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / guards.SOURCE / "part.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def call(self):\n    self._wait()  # guard: renamed\n")
+    row = guards.Guard(name="renamed", promise="P1", why="", replace="self._hold()", test="")
+    assert "renamed: the file has no _hold" in guards.problems([row], tmp_path)
+
+
 def test_a_guard_without_a_comment_or_with_two_is_reported(tmp_path: Path) -> None:
     source = tmp_path / "src" / "stenolog"
     source.mkdir(parents=True)
