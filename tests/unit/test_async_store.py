@@ -858,7 +858,7 @@ def test_whether_a_turn_is_lost_is_not_looked_up_on_the_thread_of_the_loop() -> 
     assert threading.get_ident() not in looks
 
 
-def test_p8_whoever_lost_the_turn_cannot_write_through_it() -> None:
+def test_p8_writes_through_a_lost_lease_are_rejected() -> None:
     async def main() -> None:
         async with AsyncStore(InMemoryStore()) as mine:
             await mine.add_message("a", "user", "1")

@@ -96,7 +96,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("case", KEPT)
-def test_p10_kept(case: str) -> None:
+def test_p10_valid_message_is_encoded_and_decoded_unchanged(case: str) -> None:
     given_object = KEPT[case]()
     payload = codec.encode_message(given_object)
     assert exactly(decode_object(payload)) == exactly(given_object)
