@@ -73,7 +73,7 @@ def test_a_name_opens_the_owner_again_once_the_session_of_that_key_is_deleted(
         sessions.close()
 
 
-def test_p7_aliases_of_sessions_imported_elsewhere_are_found(opened: Opened) -> None:
+def test_p7_aliases_of_sessions_imported_by_another_process_are_found(opened: Opened) -> None:
     with opened() as beside, temporary_folders.folder() as old:
         sessions = JSONLBackend(opened())
         for number in range(3):

@@ -129,7 +129,7 @@ def test_p1_a_failed_update_of_a_loaded_log_is_repeated_by_the_next_user(
 
 
 @pytest.mark.parametrize("call", ["fork", "restore"])
-def test_p4_a_session_that_began_after_the_check_is_not_replaced(
+def test_p4_session_created_after_the_check_is_not_replaced(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     _write(fast_path)
