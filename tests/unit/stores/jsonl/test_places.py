@@ -171,7 +171,7 @@ def test_p8_read_only_store_does_not_create_a_missing_workspace(tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
-def test_p8_after_close_every_call_says_so(tmp_path: Path) -> None:
+def test_p8_calls_after_close_raise_store_closed(tmp_path: Path) -> None:
     store = JSONLStore(tmp_path)
     store.add_message(KEY, "user", "hello")
     store.close()
