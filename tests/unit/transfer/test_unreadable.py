@@ -119,7 +119,7 @@ def test_an_unreadable_archive_does_not_stop_a_copy(place: Path, target: str) ->
     assert _of(target) == _of(place / "ws")
 
 
-def test_an_unreadable_copy_in_the_destination_is_left_alone(place: Path) -> None:
+def test_unreadable_copy_in_the_destination_is_unchanged(place: Path) -> None:
     back_up(str(place / "ws"), str(place / "b"))
     copy = place / "b" / LOG
     text = copy.read_bytes()
