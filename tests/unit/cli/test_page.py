@@ -16,7 +16,7 @@ BEGIN = "<!-- begin help: written by tests/unit/cli/test_page.py -->\n"
 END = "<!-- end help -->\n"
 
 
-def test_the_page_has_the_help_of_every_command() -> None:
+def test_cli_page_has_the_help_of_every_command() -> None:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     current = before + BEGIN + "".join(_sections()) + END + after
@@ -25,7 +25,7 @@ def test_the_page_has_the_help_of_every_command() -> None:
     assert PAGE.read_text() == current, "the help changed: run make fix"
 
 
-def test_the_page_lists_every_kind_of_finding_in_order() -> None:
+def test_doctor_page_lists_every_kind_of_finding_in_order() -> None:
     rows = re.findall(r"(?m)^\| ([^|`]+) \|", PAGE.read_text())
     assert rows == ["kind", *Kind]
 
