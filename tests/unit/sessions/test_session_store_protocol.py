@@ -1,4 +1,4 @@
-"""The face of an agent loop, the same on every store beneath and on the legacy one."""
+"""`SessionStore` behaves the same on every store and on `SessionManager`."""
 
 import inspect
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""`steno doctor sqlite:FILE`, and a workspace with all that may stand beside logs."""
+"""`steno doctor sqlite:FILE`, and a workspace with other files next to the logs."""
 
 import shutil
 from collections.abc import Mapping

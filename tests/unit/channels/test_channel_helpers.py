@@ -1,4 +1,4 @@
-"""Who is answered, which signatures hold, how far updates were taken in, where a chat goes on."""
+"""Allow-list, signatures, update offsets, chat moves, delivery marks and texts for users."""
 
 import pytest
 from hypothesis import given

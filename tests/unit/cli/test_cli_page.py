@@ -12,7 +12,7 @@ from stenolog.cli import main
 from stenolog.maintenance.log_damage import Kind
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
-BEGIN = "<!-- begin help: written by tests/unit/cli/test_page.py -->\n"
+BEGIN = "<!-- begin help: written by tests/unit/cli/test_cli_page.py -->\n"
 END = "<!-- end help -->\n"
 
 

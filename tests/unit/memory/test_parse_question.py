@@ -1,4 +1,4 @@
-"""A question taken apart."""
+"""`parse_question`: stems and period of a question."""
 
 from datetime import UTC, datetime
 

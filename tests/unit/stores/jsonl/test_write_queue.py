@@ -1,4 +1,4 @@
-"""Callers that share a write: in order, bounded in time, and none lost to Ctrl-C."""
+"""The write queue: order of callers, time limits and Ctrl-C."""
 
 import fcntl
 import threading

@@ -1,4 +1,4 @@
-"""Closing beside calls."""
+"""`InUseCounter`: close during calls of other threads."""
 
 import threading
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""A purge while somebody reads: what was not purged is read, and nothing is called damaged."""
+"""Reads during a purge return every remaining message and report no damage."""
 
 import os
 from collections.abc import Callable, Iterator
