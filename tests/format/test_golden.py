@@ -120,7 +120,7 @@ def test_p13_newer_format_is_rejected_with_its_number_even_while_open(
         store.close()
 
 
-def test_p13_an_unknown_kind_makes_a_session_read_only_unless_it_is_optional(
+def test_p13_unknown_record_kind_makes_a_session_read_only_unless_optional(
     tmp_path: Path,
 ) -> None:
     at = "2030-01-01T00:00:00.000000Z"

@@ -712,7 +712,7 @@ def test_follow_can_be_cancelled_or_abandoned_at_any_time(store: Store) -> None:
     run(main)
 
 
-def test_errors_of_follow_are_raised_where_it_is_awaited(store: Store) -> None:
+def test_errors_of_follow_are_raised_by_its_await(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             with pytest.raises(InvalidKey):

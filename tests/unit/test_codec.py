@@ -114,7 +114,7 @@ def test_p10_invalid_value_is_rejected_with_its_field(case: str) -> None:
 
 
 @given(messages())
-def test_p10_any_json_object_comes_back(given_object: dict[str, Any]) -> None:
+def test_p10_any_json_object_is_read_back_unchanged(given_object: dict[str, Any]) -> None:
     payload = codec.encode_message(given_object)
     assert exactly(decode_object(payload)) == exactly(given_object)
     assert b"\n" not in payload

@@ -148,7 +148,7 @@ def test_unreferenced_use_counts_as_ended() -> None:
     assert turns.is_current(second)
 
 
-def test_a_use_that_was_taken_over_does_not_clean_up() -> None:
+def test_use_taken_over_by_another_thread_does_not_clean_up() -> None:
     turns, first, second = ExclusiveLock(), ExclusiveUse(), ExclusiveUse()
     turns.begin(first, timeout=0, what="it")
     turns.begin(second, timeout=0, what="it")

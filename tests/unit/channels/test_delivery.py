@@ -112,7 +112,7 @@ def test_answers_older_than_a_day_are_not_delivered(
 @pytest.mark.parametrize(
     ("chat", "sent"), [(ALICE, ["The answer."]), (666, [])], ids=["allowed", "a stranger"]
 )
-def test_origin_without_a_mark_counts_if_the_allow_list_has_it(
+def test_origin_without_a_mark_is_accepted_if_the_allow_list_has_it(
     server: TelegramServer, tmp_path: Path, chat: int, sent: list[str]
 ) -> None:
     origin = {"channel": "telegram", "chat": chat}

@@ -398,7 +398,7 @@ def test_conflicting_options_are_wrong_usage(steno: Steno, arguments: list[str])
     assert KEY in _keys("workspace")
 
 
-def test_purge_reports_what_remains(steno: Steno) -> None:
+def test_purge_reports_remaining_data(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.fork(KEY, "cli:fork")
     with open_store("workspace", namespace="notes") as store:

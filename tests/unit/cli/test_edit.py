@@ -113,7 +113,7 @@ def test_archive_moves_hidden_messages_and_deletes_nothing(steno: Steno, where: 
     assert again.stderr == "There is nothing to archive.\n"
 
 
-def test_archive_dry_run_counts_what_archive_moves(steno: Steno, where: str) -> None:
+def test_archive_dry_run_counts_the_messages_to_be_moved(steno: Steno, where: str) -> None:
     said = [{"role": "user", "content": f"number {number}"} for number in range(4)]
     with open_store(where) as store:
         for _ in range(2):

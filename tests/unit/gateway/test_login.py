@@ -233,7 +233,7 @@ def test_login_code_is_valid_at_every_gateway_with_the_token(clock: Clock) -> No
 
 
 @given(st.integers(0, 101), st.sampled_from("0123456789abcdef-"))
-def test_a_changed_code_is_refused(at: int, other: str) -> None:
+def test_changed_login_code_is_rejected(at: int, other: str) -> None:
     links = LoginLinks(TOKEN, now=Clock())
     code = links.make_code()
     changed = code[:at] + other + code[at + 1 :]

@@ -104,7 +104,7 @@ def test_path_without_a_key_is_not_found(api: Api) -> None:
         ("%ED%A0%80", "8"),
     ],
 )
-def test_what_is_no_key_is_refused(api: Api, segment: str, words: str) -> None:
+def test_invalid_key_segment_is_rejected(api: Api, segment: str, words: str) -> None:
     code, message = api.error("GET", f"/v1/sessions/{segment}", status=400)
     assert code == "usage_error"
     assert words in message

@@ -57,7 +57,7 @@ def test_word_frequencies_can_be_given() -> None:
         assert rank(asked, both, now=NOW, frequencies=known)[0].candidate.text == first
 
 
-def test_an_answer_is_found_by_the_question_before_it() -> None:
+def test_answer_is_found_by_the_preceding_question() -> None:
     found = _ranked(
         "when is the dentist appointment?",
         _message("when is my appointment with the dentist?", seq=4),

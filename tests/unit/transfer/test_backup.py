@@ -101,7 +101,7 @@ def test_purged_session_stays_in_the_backup_and_is_counted(place: Path, where: s
     assert verify(str(place / "b")).findings == ()
 
 
-def test_damaged_session_is_named_and_repaired_by_next_backup(place: Path, where: str) -> None:
+def test_damaged_session_is_reported_and_repaired_by_next_backup(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     log = _tear(place / "b", b"a long key")
     [finding] = verify(str(place / "b")).findings

@@ -119,7 +119,7 @@ def test_copy_has_identical_content(stores: Open, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_undo_gives_the_same_on_both_sides(stores: Open, one: str, other: str) -> None:
+def test_undo_has_the_same_result_in_source_and_copy(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -555,7 +555,7 @@ def test_session_is_locked_during_last_pass(place: Path, engine: str) -> None:
             assert digests(target) == digests(source)
 
 
-def test_session_purged_during_the_copy_is_no_problem(stores: Open) -> None:
+def test_session_purged_during_the_copy_is_not_a_problem(stores: Open) -> None:
     source, target = stores("jsonl", "source"), stores("sqlite", "target")
     for key in ("a", "b"):
         source.add_message(key, "user", "one")

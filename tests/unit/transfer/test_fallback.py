@@ -265,7 +265,7 @@ def test_two_processes_use_one_fallback(fallback: Fallback) -> None:
         assert other.add_message(KEY, "user", "two") == 2
 
 
-def test_a_store_that_fails_during_the_merge_leaves_the_fallback_as_it_is(
+def test_failed_merge_leaves_the_fallback_unchanged(
     where: str, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fallback() as sessions:
@@ -561,7 +561,7 @@ def test_a_session_that_was_deleted_in_the_fallback_is_deleted_at_the_merge(
 
 @pytest.mark.parametrize("error", [stenolog.StoreBusy, ReadOnly])
 @pytest.mark.parametrize("before", [None, 2])
-def test_p7_a_purge_that_was_refused_in_the_fallback_is_not_repeated(
+def test_p7_purge_rejected_in_the_fallback_is_not_repeated(
     where: str,
     workspace: Path,
     fallback: Fallback,

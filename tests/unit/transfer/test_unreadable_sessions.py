@@ -38,7 +38,7 @@ def _reason(copied: CopyReport) -> tuple[str, str]:
     return problem.key, problem.reason
 
 
-def test_a_backup_skips_an_unreadable_session_and_names_it(place: Path) -> None:
+def test_backup_skips_and_reports_an_unreadable_session(place: Path) -> None:
     (place / "ws" / LOG).chmod(0)
     taken = back_up(str(place / "ws"), str(place / "b"))
     assert (taken.sessions, taken.written, taken.kept) == (2, 2, 0)

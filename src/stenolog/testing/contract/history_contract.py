@@ -327,7 +327,7 @@ class Checkpoints(Opened):
         store.clear("nobody", upto=3)
         assert store.list_sessions() == ["a"]
 
-    def test_p5_set_history_is_refused_if_a_message_was_appended_since(self, store: Store) -> None:
+    def test_p5_set_history_is_rejected_if_a_message_was_appended_since(self, store: Store) -> None:
         say(store, "a", "1", "2")
         kept = store.get_history("a")[:1]
         say(store, "a", "3")

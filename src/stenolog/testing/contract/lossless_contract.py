@@ -145,7 +145,7 @@ class Lossless(Opened):
         ],
     )
     @given(given_message=messages())
-    def test_p10_any_json_object_comes_back(
+    def test_p10_any_json_object_is_read_back_unchanged(
         self, store: Store, given_message: dict[str, Any]
     ) -> None:
         seq = store.add_full_message("a", given_message)

@@ -212,7 +212,7 @@ def test_p4_a_missing_archive_is_reported_and_the_rest_stays_readable(
         assert store.add_message(KEY, "user", "on") == 6
 
 
-def test_p8_a_failed_rename_leaves_the_log_as_it_was(
+def test_p8_failed_rename_leaves_the_log_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> None:

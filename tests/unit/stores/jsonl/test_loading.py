@@ -56,7 +56,7 @@ def _keep_shared_log(store: JSONLStore, monkeypatch: pytest.MonkeyPatch) -> None
     ("make", "error"),
     [(_make_newer, NewerFormat), (_make_foreign, ForeignLog), (_make_copied, DamagedStore)],
 )
-def test_p4_p13_append_is_refused_after_another_thread_failed_to_load(
+def test_p4_p13_append_is_rejected_after_another_thread_failed_to_load(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     make: Callable[[Path], None],
