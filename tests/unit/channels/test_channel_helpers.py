@@ -74,7 +74,7 @@ def test_the_time_of_a_signature_cannot_be_changed() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=60))
-def test_offset_never_passes_an_update_that_is_not_durable(
+def test_the_next_number_never_passes_an_update_that_is_not_durable(
     steps: list[tuple[int, bool]],
 ) -> None:
     offsets = Offsets()
