@@ -80,8 +80,8 @@ fix: dev
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/python bench/tables.py
 	@$(VENV)/bin/python tests/promises.py --write
-	@STENO_UPDATE=1 $(VENV)/bin/python -m pytest -q tests/test_public_api.py tests/unit/cli/test_page.py \
-		tests/unit/test_settings.py::test_the_page_has_every_field
+	@STENO_UPDATE=1 $(VENV)/bin/python -m pytest -q tests/test_public_api.py tests/unit/cli/test_cli_page.py \
+		tests/unit/test_settings.py::test_settings_page_has_every_field
 
 docs: dev
 	@$(VENV)/bin/python -m pytest tests/docs $(ARGS)

@@ -86,7 +86,7 @@ def test_programs_that_the_account_cannot_reach_are_copied(programs: Path, tmp_p
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_nothing_stays_behind_when_the_run_is_ended(programs: Path, blow: int) -> None:
+def test_processes_and_folders_are_removed_when_the_run_is_ended(programs: Path, blow: int) -> None:
     assert programs.exists()
     search = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     with subprocess.Popen(
@@ -108,7 +108,7 @@ def test_nothing_stays_behind_when_the_run_is_ended(programs: Path, blow: int) -
     assert not Path(folder).exists()
 
 
-def test_a_server_takes_up_what_it_had_when_it_was_killed(
+def test_killed_server_recovers_its_data(
     postgres_installation: Installation,
 ) -> None:
     server = postgres_installation.server(fsync="on").start()
@@ -127,7 +127,7 @@ def test_a_server_takes_up_what_it_had_when_it_was_killed(
     server.stop()
 
 
-def test_a_promoted_standby_is_found_by_the_same_url(postgres_installation: Installation) -> None:
+def test_a_promoted_standby_is_reached_by_the_same_url(postgres_installation: Installation) -> None:
     primary = postgres_installation.server().start()
     standby = primary.standby()
     url = two_hosts(primary, standby, "postgres")
@@ -181,7 +181,7 @@ def _through(url: str, proxy: Proxy) -> str:
 
 @pytest.mark.parametrize(("moment", "stored"), [("before", 0), ("during", 0), ("after", 1)])
 @pytest.mark.parametrize("prepare", [False, True], ids=["unnamed", "prepared"])
-def test_an_exchange_is_cut_where_it_is_told(
+def test_exchange_is_cut_at_the_given_moment(
     postgres: Server, table: str, moment: Moment, stored: int, prepare: bool
 ) -> None:
     with (
@@ -219,7 +219,7 @@ def test_the_commit_of_a_transaction_is_cut(
     assert execute(table, "select count(*) from t") == [(stored,)]
 
 
-def test_whoever_is_held_goes_on_when_released(postgres: Server, table: str) -> None:
+def test_paused_exchange_continues_when_released(postgres: Server, table: str) -> None:
     with (
         Proxy(postgres.port) as proxy,
         psycopg.connect(_through(table, proxy), autocommit=True) as client,

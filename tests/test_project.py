@@ -24,7 +24,7 @@ _HOME = re.compile(r"(?<![\w.-])/(?:root|(?:home|Users)/[\w.-]+)/")
 _SHARED_BY_ALL = {"/", "/tmp", "/var/tmp", "/home", "/mnt", "/opt", "/srv", "/src", "/usr/src"}
 
 
-def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+def test_changelog_starts_with_the_package_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
@@ -44,14 +44,14 @@ def test_classifiers_name_the_supported_pythons() -> None:
     assert project["requires-python"] == f">={listed[0]}"
 
 
-def test_an_index_page_shows_the_readme_as_soon_as_the_project_has_an_address() -> None:
+def test_readme_has_no_relative_links_if_the_project_has_urls() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     targets = re.findall(r"\]\(([^)\s]+)\)", (ROOT / project["readme"]).read_text())
     relative = [target for target in targets if not target.startswith(("https://", "#"))]
     assert not project.get("urls") or relative == []
 
 
-def test_no_file_names_a_registry_or_a_place_on_the_author_s_machine() -> None:
+def test_no_file_contains_a_registry_or_a_path_of_this_machine() -> None:
     # Where this very clone stands is such a place, unless every machine has a folder like it.
     here = [str(place) for place in (ROOT, ROOT.parent) if str(place) not in _SHARED_BY_ALL]
     place = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}/" for name in here) or r"(?!)")
@@ -68,7 +68,7 @@ def test_no_file_names_a_registry_or_a_place_on_the_author_s_machine() -> None:
     assert found == []
 
 
-def test_importing_the_library_loads_the_standard_library_and_msgspec_alone() -> None:
+def test_importing_stenolog_loads_only_the_standard_library_and_msgspec() -> None:
     # msgspec first: it also takes what it finds installed, and that is its own affair.
     script = (
         "import sys, msgspec; before = set(sys.modules); import stenolog; "
@@ -195,7 +195,7 @@ def test_phrases_to_translate_are_found_in_sources_and_pages(tmp_path: Path) -> 
     ]
 
 
-def test_the_check_of_phrases_fails_above_the_limit(
+def test_phrase_check_fails_above_the_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"

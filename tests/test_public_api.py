@@ -39,7 +39,7 @@ def test_all_is_sorted_and_every_name_exists(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_type_checkers_find_the_names_where_they_are_at_run_time(module: str) -> None:
+def test_type_checkers_and_run_time_find_names_in_the_same_module(module: str) -> None:
     source = inspect.getsource(import_module(module))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -49,14 +49,14 @@ def test_type_checkers_find_the_names_where_they_are_at_run_time(module: str) ->
                     assert getattr(place, alias.name) is getattr(import_module(module), alias.name)
 
 
-def test_a_name_means_the_same_in_every_module() -> None:
+def test_name_is_the_same_object_in_every_module() -> None:
     for module in MODULES:
         for name in import_module(module).__all__:
             documented = import_module(_import_path(name))
             assert getattr(documented, name) is getattr(import_module(module), name), name
 
 
-def test_a_name_of_another_module_is_not_found_and_the_error_names_the_module() -> None:
+def test_error_for_a_missing_name_gives_its_module() -> None:
     with pytest.raises(AttributeError, match=r"use `from stenolog\.agent import Answer`"):
         stenolog.Answer  # type: ignore[attr-defined] # noqa: B018
     with pytest.raises(AttributeError, match="module 'stenolog' has no attribute 'nothing'"):
@@ -80,7 +80,7 @@ def test_models_of_the_testing_package_work_without_pytest_and_hypothesis() -> N
     assert ended.stdout == "works\n", ended.stderr
 
 
-def test_the_page_lists_every_name_with_its_import_path() -> None:
+def test_api_page_lists_every_name_with_its_import_path() -> None:
     text = PAGE.read_text(encoding="utf-8")
     table = "".join(f"{line}\n" for line in _page())
     renewed = re.sub(r"(?<=<!-- names -->\n).*?(?=<!-- end -->)", lambda _: table, text, flags=re.S)
@@ -112,7 +112,7 @@ def _summary(thing: object) -> str:
     return " ".join(paragraph.split()).replace("|", "\\|")
 
 
-def test_names_and_signatures_are_as_released() -> None:
+def test_public_names_and_signatures_are_unchanged() -> None:
     # Of a function that is a default, the name; not where it lies.
     described = re.sub(
         r"<function (\w+) at 0x\w+>", r"\1", "".join(f"{line}\n" for line in _describe_package())

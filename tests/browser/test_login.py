@@ -36,7 +36,7 @@ def recorder() -> Iterator[http.server.HTTPServer]:
     server.server_close()
 
 
-def test_the_cookie_is_not_sent_to_other_servers_of_this_machine(
+def test_cookie_is_not_sent_to_other_servers_of_this_machine(
     browser: Browser, served: Served, recorder: http.server.HTTPServer
 ) -> None:
     with window(browser, served) as context:
@@ -51,7 +51,7 @@ def test_the_cookie_is_not_sent_to_other_servers_of_this_machine(
 
 
 @pytest.mark.slow
-def test_a_browser_logs_out_and_its_cookie_is_worth_nothing(
+def test_cookie_is_rejected_after_logout(
     browser: Browser, served: Served, screenshots: Path
 ) -> None:
     with window(browser, served) as context:

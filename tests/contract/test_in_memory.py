@@ -14,6 +14,6 @@ class TestInMemoryStore(StoreContract):
         return InMemoryStore()
 
 
-def test_it_is_no_group_store() -> None:
+def test_in_memory_store_is_not_a_group_store() -> None:
     # AsyncStore must also work on stores that take one append at a time: this is that store.
     assert not isinstance(InMemoryStore(), GroupStore)

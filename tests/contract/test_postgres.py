@@ -52,7 +52,7 @@ class TestPostgresStore(StoreContract):
     def make_store(self, path: Path) -> Store:  # noqa: ARG002 - it lives in no folder
         return stenolog.open_store(self._url, namespace=uuid4().hex)
 
-    def test_it_takes_appends_in_groups(self, store: Store) -> None:
+    def test_store_supports_group_appends(self, store: Store) -> None:
         assert isinstance(store, GroupStore)
 
 

@@ -63,7 +63,7 @@ class TestPackagedPostgres(StoreContract):
         return stenolog.open_store(self._url, namespace=uuid4().hex)
 
 
-def test_the_server_is_what_these_tests_need(installation: Installation, database: str) -> None:
+def test_server_has_tls_and_the_icu_locale(installation: Installation, database: str) -> None:
     with psycopg.connect(database) as connection:
         [(version, encrypted, provider, sorts)] = connection.execute(
             "SELECT current_setting('server_version_num')::int / 10000, ssl, datlocprovider, "
@@ -119,7 +119,7 @@ def test_namespaces_are_listed_in_the_same_order_on_every_engine(
     databases.close()
 
 
-def test_p11_a_server_of_another_authority_is_refused(
+def test_p11_server_certificate_of_another_authority_is_rejected(
     server: Server, installation: Installation
 ) -> None:
     url = Authority(installation).verified(server.url())
@@ -129,7 +129,7 @@ def test_p11_a_server_of_another_authority_is_refused(
     assert server.password not in str(refused.value)
 
 
-def test_p11_a_server_whose_certificate_has_another_name_is_refused(
+def test_p11_server_certificate_with_another_host_name_is_rejected(
     server: Server, authority: Authority
 ) -> None:
     url = authority.verified(server.url().replace("127.0.0.1", "localhost"))
@@ -138,7 +138,7 @@ def test_p11_a_server_whose_certificate_has_another_name_is_refused(
     assert server.password not in str(refused.value)
 
 
-def test_a_server_without_tls_is_refused_where_tls_is_asked_for(installation: Installation) -> None:
+def test_server_without_tls_is_rejected_if_tls_is_required(installation: Installation) -> None:
     server = installation.server().start()
     with pytest.raises(StoreUnavailable, match="SSL") as refused:
         PostgresStore(f"{server.url()}?sslmode=require")

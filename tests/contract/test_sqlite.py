@@ -15,7 +15,7 @@ class TestSQLiteStore(StoreContract):
     def make_store(self, path: Path) -> Store:
         return stenolog.open_store(f"sqlite:{path}/sessions.db")
 
-    def test_it_takes_appends_in_groups(self, store: Store) -> None:
+    def test_store_supports_group_appends(self, store: Store) -> None:
         assert isinstance(store, GroupStore)
 
 

@@ -110,7 +110,7 @@ def _settings(examples: int) -> settings:
         pytest.param(JSONLMachine, 200, marks=pytest.mark.slow),
     ],
 )
-def test_a_store_does_what_the_model_does(
+def test_store_behaves_like_the_model(
     machine: type[StoreMachine],
     runs: int,
     capsys: pytest.CaptureFixture[str],

@@ -118,7 +118,7 @@ class TogetherMachine(StoreMachine):
         pytest.param(TogetherMachine, 12, marks=pytest.mark.slow),
     ],
 )
-def test_the_engines_do_what_the_model_does(
+def test_sqlite_and_jsonl_behave_like_the_model(
     machine: type[StoreMachine],
     runs: int,
     capsys: pytest.CaptureFixture[str],
@@ -129,7 +129,7 @@ def test_the_engines_do_what_the_model_does(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("machine", "runs"), [(SQLiteMachine, 400), (TogetherMachine, 400)])
-def test_the_engines_do_what_the_model_does_for_longer(
+def test_sqlite_and_jsonl_behave_like_the_model_in_long_runs(
     machine: type[StoreMachine],
     runs: int,
     capsys: pytest.CaptureFixture[str],

@@ -31,7 +31,7 @@ def test_an_agent_killed_twenty_five_times_answers_every_message_once(
     assert [moment for moment in ("in a tool", "before the answer") if not struck[moment]] == []
 
 
-def test_a_client_that_is_killed_while_it_asks_is_not_counted_as_one_that_asks_wrongly() -> None:
+def test_request_cut_off_by_a_killed_client_does_not_count_as_invalid() -> None:
     with ModelServer() as server:
         port = int(server.url.split(":")[2].partition("/")[0])
         with socket.create_connection(("127.0.0.1", port)) as client:

@@ -168,14 +168,14 @@ def _strike(where: str, say: Say, *, seed: int, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("where", ["{0}", "sqlite:{0}/s.db"])
-def test_an_index_whose_refreshers_are_killed_is_what_a_full_scan_says(
+def test_catalog_equals_a_full_scan_after_killed_refreshes(
     tmp_path: Path, say: Say, seed: int, where: str
 ) -> None:
     _strike(where.format(tmp_path / "w"), say, seed=seed, rounds=4)
 
 
 @pytest.mark.parametrize("where", ["{0}", "sqlite:{0}/s.db"])
-def test_many_processes_each_find_at_once_what_they_have_written(
+def test_each_of_many_processes_finds_its_own_writes_immediately(
     tmp_path: Path, where: str
 ) -> None:
     place = where.format(tmp_path / "w")
@@ -189,7 +189,7 @@ def test_many_processes_each_find_at_once_what_they_have_written(
 
 @pytest.mark.full
 @pytest.mark.parametrize("where", ["{0}", "sqlite:{0}/s.db"])
-def test_an_index_whose_refreshers_are_killed_a_thousand_times_is_what_a_full_scan_says(
+def test_catalog_equals_a_full_scan_after_a_thousand_killed_refreshes(
     tmp_path: Path, say: Say, seed: int, where: str
 ) -> None:
     for part in range(8):

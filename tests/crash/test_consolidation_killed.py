@@ -83,7 +83,7 @@ class _Trial:
 
 
 @pytest.mark.parametrize("engine", WHERE)
-def test_killed_at_a_sample_of_steps_no_turn_is_skipped_or_noted_twice(
+def test_consolidation_killed_at_sampled_steps_notes_each_turn_once(
     quick_disk: Path, say: Say, seed: int, engine: str
 ) -> None:
     chance = random.Random(seed)
@@ -98,7 +98,7 @@ def test_killed_at_a_sample_of_steps_no_turn_is_skipped_or_noted_twice(
 
 @pytest.mark.full
 @pytest.mark.parametrize("engine", WHERE)
-def test_killed_between_every_two_steps_no_turn_is_skipped_or_noted_twice(
+def test_consolidation_killed_at_every_step_notes_each_turn_once(
     quick_disk: Path, say: Say, seed: int, engine: str
 ) -> None:
     chance = random.Random(seed)

@@ -143,14 +143,14 @@ def _kill(
 
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_p2_a_copy_killed_at_a_sample_of_steps_and_made_again_is_equal(
+def test_p2_copy_repeated_after_kills_at_sampled_steps_equals_its_source(
     quick_disk: Path, say: Say, seed: int, pair: tuple[str, str], again: bool
 ) -> None:
     steps, runs = _kill(quick_disk, pair, "copy", again=again, stride=67, seed=seed)
     say(f"{'-'.join(pair)}: seed {seed}, {steps} steps, killed twice in {runs} runs")
 
 
-def test_p2_a_backup_killed_at_a_sample_of_steps_and_made_again_is_equal(
+def test_p2_backup_repeated_after_kills_at_sampled_steps_equals_its_source(
     quick_disk: Path, say: Say, seed: int
 ) -> None:
     steps, runs = _kill(
@@ -163,7 +163,7 @@ def test_p2_a_backup_killed_at_a_sample_of_steps_and_made_again_is_equal(
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_p2_a_copy_killed_between_every_two_steps_and_made_again_is_equal(
+def test_p2_copy_repeated_after_kills_at_every_step_equals_its_source(
     quick_disk: Path, say: Say, seed: int, pair: tuple[str, str], program: str, again: bool
 ) -> None:
     if program == "back_up" and pair[1] != "jsonl":
@@ -172,9 +172,7 @@ def test_p2_a_copy_killed_between_every_two_steps_and_made_again_is_equal(
     say(f"{program} {'-'.join(pair)}: seed {seed}, {steps} steps, killed twice in {runs} runs")
 
 
-def test_p2_a_copy_that_follows_moved_sessions_may_be_killed_at_any_step(
-    quick_disk: Path, say: Say
-) -> None:
+def test_p2_copy_of_moved_sessions_can_be_killed_at_any_step(quick_disk: Path, say: Say) -> None:
     with Runner("support.crash.copy_worker") as runner:
         trial = _Trial(runner, quick_disk, "jsonl", WHERE["jsonl"], _write_two_sessions)
         trial.prepare("copy", again=True)
@@ -235,7 +233,7 @@ def _cut_power(place: Path, seed: int, *, stride: int, limit: int) -> tuple[int,
     return cuts, disks
 
 
-def test_p1_p2_a_power_cut_during_a_copy_costs_no_session(
+def test_p1_p2_power_cut_during_a_copy_loses_no_session(
     quick_disk: Path, say: Say, seed: int
 ) -> None:
     cuts, disks = _cut_power(quick_disk, seed, stride=2, limit=8)
@@ -243,7 +241,7 @@ def test_p1_p2_a_power_cut_during_a_copy_costs_no_session(
 
 
 @pytest.mark.full
-def test_p1_p2_a_power_cut_at_every_event_of_a_copy_costs_no_session(
+def test_p1_p2_power_cut_at_any_event_of_a_copy_loses_no_session(
     quick_disk: Path, say: Say, seed: int
 ) -> None:
     cuts, disks = _cut_power(quick_disk, seed, stride=1, limit=40)
@@ -318,7 +316,7 @@ def _copy_beside_writers(
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_p7_a_copy_beside_writers_is_consistent_and_ends_equal(
+def test_p7_copy_during_writes_is_consistent_and_finally_equal(
     quick_disk: Path, say: Say, pair: tuple[str, str]
 ) -> None:
     messages, sessions = _copy_beside_writers(quick_disk, pair, writers=2, rounds=3)
@@ -328,7 +326,7 @@ def test_p7_a_copy_beside_writers_is_consistent_and_ends_equal(
 
 @pytest.mark.full
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_p7_many_copies_beside_many_writers_are_consistent_and_end_equal(
+def test_p7_many_copies_during_writes_are_consistent_and_finally_equal(
     quick_disk: Path, say: Say, pair: tuple[str, str]
 ) -> None:
     messages, sessions = _copy_beside_writers(quick_disk, pair, writers=6, rounds=30)
@@ -336,7 +334,7 @@ def test_p7_many_copies_beside_many_writers_are_consistent_and_end_equal(
 
 
 @pytest.mark.parametrize("engine", WHERE)
-def test_p2_a_backup_under_load_is_verified_and_restored(
+def test_p2_backup_during_writes_can_be_verified_and_restored(
     quick_disk: Path, say: Say, engine: str
 ) -> None:
     source, folder = WHERE[engine].format(quick_disk / "s"), str(quick_disk / "backup")

@@ -41,7 +41,7 @@ CASES: Final = [
 
 
 @pytest.mark.parametrize(("ground", "op"), CASES, ids=["-".join(case) for case in CASES])
-def test_p3_what_a_power_cut_leaves_is_named_and_nothing_else(
+def test_p3_doctor_reports_exactly_the_damage_of_a_power_cut(
     quick_disk: Path, say: Say, ground: str, op: str
 ) -> None:
     disks = 0
@@ -69,7 +69,7 @@ def test_p3_what_a_power_cut_leaves_is_named_and_nothing_else(
     assert disks > 1
 
 
-def test_every_kind_that_a_power_cut_leaves_is_among_them(quick_disk: Path) -> None:
+def test_power_cut_cases_cover_every_kind_of_damage(quick_disk: Path) -> None:
     seen = set[str]()
     for number, (ground, op) in enumerate(CASES):
         place = quick_disk / str(number)

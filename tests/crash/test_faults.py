@@ -23,7 +23,9 @@ from support.crash.reporting import Say
 # --- every call in turn ----------------------------------------------------------------------
 
 
-def test_p8_a_sample_of_failing_system_calls(quick_disk: Path, say: Say, seed: int) -> None:
+def test_p8_errors_are_correct_if_sampled_system_calls_fail(
+    quick_disk: Path, say: Say, seed: int
+) -> None:
     needs.kernel("ptrace")
     with Nursery() as nursery:
         seen = fault_injection.calls_seen(nursery, quick_disk)
@@ -37,7 +39,7 @@ def test_p8_a_sample_of_failing_system_calls(quick_disk: Path, say: Say, seed: i
 
 
 @pytest.mark.full
-def test_p8_every_system_call_fails_in_turn(quick_disk: Path, say: Say) -> None:
+def test_p8_errors_are_correct_if_any_system_call_fails(quick_disk: Path, say: Say) -> None:
     needs.kernel("ptrace")
     with Nursery() as nursery:
         seen = fault_injection.calls_seen(nursery, quick_disk)
@@ -84,14 +86,14 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_p2_p3_a_sample_of_short_and_torn_writes(
+def test_p2_p3_sampled_short_and_torn_writes_lose_no_acknowledged_message(
     quick_disk: Path, say: Say, seed: int, shim: Path
 ) -> None:
     _tear(quick_disk, say, shim, seed=seed, count=60)
 
 
 @pytest.mark.full
-def test_p2_p3_every_write_short_and_torn(
+def test_p2_p3_any_short_or_torn_write_loses_no_acknowledged_message(
     quick_disk: Path, say: Say, seed: int, shim: Path
 ) -> None:
     _tear(quick_disk, say, shim, seed=seed, count=None)
@@ -152,12 +154,12 @@ def _writes(nursery: Nursery, place: Path) -> int:
 # --- no room ---------------------------------------------------------------------------------
 
 
-def test_p8_a_file_that_may_not_grow(quick_disk: Path, say: Say) -> None:
+def test_p8_errors_are_correct_at_the_file_size_limit(quick_disk: Path, say: Say) -> None:
     _limit_files(quick_disk, say, step=700)
 
 
 @pytest.mark.full
-def test_p8_a_file_that_may_not_grow_by_any_of_many_limits(quick_disk: Path, say: Say) -> None:
+def test_p8_errors_are_correct_at_many_file_size_limits(quick_disk: Path, say: Say) -> None:
     _limit_files(quick_disk, say, step=37)
 
 
@@ -184,7 +186,7 @@ def _limit_files(place: Path, say: Say, *, step: int) -> None:
 
 
 @pytest.mark.parametrize("size", ["48k", "80k", "144k"])
-def test_p8_a_full_disk(tmp_path: Path, say: Say, size: str) -> None:
+def test_p8_errors_are_correct_on_a_full_disk(tmp_path: Path, say: Say, size: str) -> None:
     needs.kernel("mount")
     with tiny_tmpfs(tmp_path, size) as mounted, Nursery() as nursery:
         where = mounted / "store"
@@ -203,7 +205,7 @@ def test_p8_a_full_disk(tmp_path: Path, say: Say, size: str) -> None:
 # --- a disk that fails -----------------------------------------------------------------------
 
 
-def test_p8_the_kernel_fails_a_sync(tmp_path: Path, say: Say) -> None:
+def test_p8_errors_are_correct_if_a_disk_fails_to_sync(tmp_path: Path, say: Say) -> None:
     needs.kernel("ext4", "mount")
     with failing_disk(tmp_path, room="12m") as disk, Nursery() as nursery:
         where = disk.mounted / "store"

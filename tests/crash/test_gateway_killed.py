@@ -86,20 +86,20 @@ def _run(place: Path, say: Say, *, rounds: int, seed: int) -> None:
     say(f"{rounds} kills, {count} messages, {failed} requests made again, {broken} streams broken")
 
 
-def test_a_killed_gateway_loses_nothing_and_answers_nothing_twice(tmp_path: Path, say: Say) -> None:
+def test_killed_gateway_loses_no_message_and_answers_once(tmp_path: Path, say: Say) -> None:
     _run(tmp_path, say, rounds=5, seed=7)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_killed_gateway_loses_nothing_in_twenty_rounds(
+def test_killed_gateway_loses_no_message_in_twenty_rounds(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
     _run(tmp_path, say, rounds=20, seed=seed)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_openais_client_goes_on_by_itself_after_a_kill(tmp_path: Path, stream: bool) -> None:
+def test_openai_client_recovers_after_a_killed_gateway(tmp_path: Path, stream: bool) -> None:
     workspace = str(tmp_path / "workspace")
     # Killed before the first word is said: a stream that has begun, no client asks for again.
     with ModelServer(_echo, plays=[Play(first_byte=3.0)]) as model:
@@ -140,7 +140,7 @@ def _lamp(request: Any) -> Any:
     return f"The lamp: {last['content']}"
 
 
-def test_the_result_of_a_clients_tool_goes_on_after_a_kill(tmp_path: Path) -> None:
+def test_result_of_a_client_tool_is_accepted_after_a_killed_gateway(tmp_path: Path) -> None:
     workspace = str(tmp_path / "workspace")
     tools: Any = [{"type": "function", "function": {"name": "lamp", "parameters": {}}}]
     with ModelServer(_lamp) as model:

@@ -86,7 +86,7 @@ def _asked(gateways: list[_Gateway]) -> _Gateway:
 
 
 @pytest.mark.full
-def test_an_answer_is_sent_once_though_the_gateway_that_makes_it_is_killed(
+def test_answer_is_sent_once_if_the_answering_gateway_is_killed(
     telegram: TelegramServer, gateways: list[_Gateway], own_url: str, say: Say
 ) -> None:
     said = [f"message {number}" for number in range(6)]

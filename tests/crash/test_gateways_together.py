@@ -138,19 +138,21 @@ def _check_log(where: str, talkers: list[Talker], listeners: list[Listener]) -> 
     return count
 
 
-def test_three_gateways_serve_as_one(tmp_path: Path, own_url: str, say: Say) -> None:
+def test_three_gateways_share_one_database(tmp_path: Path, own_url: str, say: Say) -> None:
     _run(tmp_path, own_url, say, seconds=1.0, seed=11)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_three_gateways_serve_as_one_for_long(
+def test_three_gateways_share_one_database_in_a_long_run(
     tmp_path: Path, own_url: str, say: Say, seed: int
 ) -> None:
     _run(tmp_path, own_url, say, seconds=8.0, seed=seed)
 
 
-def test_a_turn_that_nobody_asks_for_again_is_taken_over(tmp_path: Path, own_url: str) -> None:
+def test_turn_of_a_killed_gateway_is_resumed_without_a_new_request(
+    tmp_path: Path, own_url: str
+) -> None:
     """Whoever asked is gone with the gateway; the answer is made all the same, by another."""
     asked, go_on = threading.Event(), threading.Event()
 

@@ -519,13 +519,11 @@ def test_a_call_that_waits_for_the_lock_of_a_finished_call_fails() -> None:
     assert isinstance(second, AssertionError)
 
 
-def test_p1_p4_p8_a_sample_of_interleavings_loses_nothing(
-    bench: Bench, say: Say, seed: int
-) -> None:
+def test_p1_p4_p8_sampled_interleavings_lose_no_message(bench: Bench, say: Say, seed: int) -> None:
     cases = list(_all_cases(bench))
     _run_all(bench, random.Random(seed).sample(cases, SAMPLE), say)
 
 
 @pytest.mark.full
-def test_p1_p4_p8_every_interleaving_loses_nothing(bench: Bench, say: Say) -> None:
+def test_p1_p4_p8_every_interleaving_loses_no_message(bench: Bench, say: Say) -> None:
     _run_all(bench, list(_all_cases(bench)), say)

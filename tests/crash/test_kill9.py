@@ -12,12 +12,14 @@ from support.crash.kill_operations import kill_each_operation
 from support.crash.reporting import Say
 
 
-def test_p1_p2_every_operation_killed_within_it(tmp_path: Path, say: Say, seed: int) -> None:
+def test_p1_p2_kill_9_in_each_operation_loses_no_acknowledged_message(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
     kill_each_operation(tmp_path, say, hits=1, seed=seed)
 
 
 @pytest.mark.full
-def test_p1_p2_every_operation_killed_within_it_fifteen_times(
+def test_p1_p2_fifteen_kills_in_each_operation_lose_no_acknowledged_message(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
     kill_each_operation(tmp_path, say, hits=15, seed=seed)

@@ -44,14 +44,14 @@ def engine(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_p7_eight_processes_contend_for_fifty_leases(
+def test_p7_leases_are_exclusive_among_eight_processes(
     tmp_path: Path, say: Say, seed: int, engine: str
 ) -> None:
     _contend(tmp_path, say, seed, engine, blows=16)
 
 
 @pytest.mark.full
-def test_p7_eight_processes_contend_for_fifty_leases_for_longer(
+def test_p7_leases_are_exclusive_among_eight_processes_in_a_long_run(
     tmp_path: Path, say: Say, seed: int, engine: str
 ) -> None:
     _contend(tmp_path, say, seed, engine, blows=300)
@@ -95,7 +95,7 @@ def _contend(place: Path, say: Say, seed: int, engine: str, *, blows: int) -> No
 # --- one holder that stalls ------------------------------------------------------------------
 
 
-def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(tmp_path: Path) -> None:
+def test_p8_stalled_holder_has_lost_its_expired_lease(tmp_path: Path) -> None:
     where = ENGINES["sqlite"](tmp_path)
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")
@@ -111,7 +111,7 @@ def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(tmp_path: Path) ->
         assert [message.content for message in store.get_history("a")] == ["1", "2", "3"]
 
 
-def test_p7_the_turn_of_a_killed_holder_is_free(tmp_path: Path, engine: str) -> None:
+def test_p7_lease_of_a_killed_holder_can_be_acquired(tmp_path: Path, engine: str) -> None:
     where = ENGINES[engine](tmp_path)
     with stenolog.open_store(where) as store:
         store.add_message("a", "user", "1")
@@ -124,7 +124,7 @@ def test_p7_the_turn_of_a_killed_holder_is_free(tmp_path: Path, engine: str) -> 
 
 
 @pytest.mark.parametrize("heard", [True, False], ids=["waited for", "not waited for"])
-def test_p7_the_turn_of_a_killed_holder_is_free_long_before_its_time(
+def test_p7_lease_of_a_killed_holder_is_free_before_it_expires(
     tmp_path: Path, engine: str, heard: bool
 ) -> None:
     if engine == "sqlite" and processes.current() is None:
@@ -141,7 +141,7 @@ def test_p7_the_turn_of_a_killed_holder_is_free_long_before_its_time(
 
 
 @pytest.mark.parametrize("stalled", [True, False], ids=["stalled", "at work"])
-def test_p8_a_holder_that_lives_keeps_the_turn_until_its_time_is_over(
+def test_p8_running_holder_keeps_the_lease_until_it_expires(
     tmp_path: Path, engine: str, stalled: bool
 ) -> None:
     where = ENGINES[engine](tmp_path)

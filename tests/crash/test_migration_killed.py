@@ -168,7 +168,7 @@ def _kill_here_and_there(
 
 @pytest.mark.parametrize("engine", WHERE)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_p2_killed_at_a_sample_of_steps_twice_it_ends_as_undisturbed(
+def test_p2_migration_killed_twice_at_sampled_steps_completes(
     quick_disk: Path, say: Say, seed: int, scenario: str, engine: str
 ) -> None:
     stride = 15 if scenario == "migration" else 40
@@ -178,7 +178,7 @@ def test_p2_killed_at_a_sample_of_steps_twice_it_ends_as_undisturbed(
 @pytest.mark.full
 @pytest.mark.parametrize("engine", WHERE)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_p2_killed_between_every_two_steps_twice_it_ends_as_undisturbed(
+def test_p2_migration_killed_twice_at_every_step_completes(
     quick_disk: Path, say: Say, scenario: str, engine: str
 ) -> None:
     with Runner() as runner:

@@ -159,7 +159,7 @@ def test_three_agents_on_one_database_answer_every_message_once(
     _run(quick_disk, engine, say, rounds=1, load=8, seed=seed)
 
 
-def test_an_agent_that_is_paused_for_longer_than_its_lease_does_not_answer_again(
+def test_agent_paused_longer_than_its_lease_does_not_answer_again(
     quick_disk: Path, engine: str, seed: int
 ) -> None:
     trial = _Pause(quick_disk, engine, seed)
@@ -172,7 +172,7 @@ def test_an_agent_that_is_paused_for_longer_than_its_lease_does_not_answer_again
 
 
 @pytest.mark.full
-def test_three_agents_on_one_database_answer_every_message_once_again_and_again(
+def test_three_agents_on_one_database_answer_every_message_once_in_a_long_run(
     quick_disk: Path, engine: str, say: Say, seed: int
 ) -> None:
     _run(quick_disk, engine, say, rounds=14, load=12, seed=seed)

@@ -62,7 +62,7 @@ def stores(exchange: Exchange) -> bool:
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("first", [True, False], ids=["a new session", "an old one"])
 @pytest.mark.parametrize("size", [1, 3])
-def test_p12_an_append_with_a_token_is_there_once_wherever_it_is_cut(
+def test_p12_append_with_an_idempotency_key_is_stored_once_wherever_the_connection_is_cut(
     store: Store, beside: Store, proxy: Proxy, moment: Moment, first: bool, size: int
 ) -> None:
     before = [] if first else ["before"]
@@ -80,7 +80,7 @@ def test_p12_an_append_with_a_token_is_there_once_wherever_it_is_cut(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("first", [True, False], ids=["a new session", "an old one"])
-def test_p8_without_a_token_nobody_is_told_what_nobody_knows(
+def test_p8_append_without_an_idempotency_key_raises_the_correct_error_if_cut(
     store: Store, beside: Store, proxy: Proxy, moment: Moment, first: bool
 ) -> None:
     before = [] if first else ["before"]
@@ -102,7 +102,7 @@ def test_p8_without_a_token_nobody_is_told_what_nobody_knows(
     assert store.add_message("a", "user", "next") == len(there) + 1
 
 
-def test_p8_an_append_that_the_server_answered_and_nobody_heard_is_told_as_unknown(
+def test_p8_append_whose_response_is_lost_raises_maybe_stored(
     store: Store, beside: Store, proxy: Proxy
 ) -> None:
     store.add_message("a", "user", "before")
@@ -112,7 +112,7 @@ def test_p8_an_append_that_the_server_answered_and_nobody_heard_is_told_as_unkno
     assert shown(beside, "a") == ["before", "x"]
 
 
-def test_p8_what_nobody_knows_stays_unknown_when_the_server_is_gone_afterwards(
+def test_p8_cut_append_raises_maybe_stored_if_the_server_is_then_unreachable(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store
 ) -> None:
     def stores_last(exchange: Exchange) -> bool:
@@ -134,7 +134,7 @@ def test_p8_what_nobody_knows_stays_unknown_when_the_server_is_gone_afterwards(
 
 
 @pytest.mark.slow
-def test_p8_nothing_is_stored_where_the_server_cannot_be_reached(
+def test_p8_append_to_an_unreachable_server_raises_not_stored(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store
 ) -> None:
     with PostgresStore(_through(own_url, postgres, proxy), busy_timeout=0.5) as store:
@@ -161,7 +161,9 @@ def _until_cut(store: Store) -> None:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_p8_a_look_that_is_cut_is_taken_again(store: Store, proxy: Proxy, moment: Moment) -> None:
+def test_p8_read_is_retried_after_its_connection_is_cut(
+    store: Store, proxy: Proxy, moment: Moment
+) -> None:
     store.add_message("a", "user", "1")
     looks: list[Callable[[], object]] = [
         lambda: shown(store, "a"),
@@ -180,7 +182,7 @@ def test_p8_a_look_that_is_cut_is_taken_again(store: Store, proxy: Proxy, moment
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_p2_p8_a_call_is_whole_or_absent_in_whichever_exchange_it_is_cut(
+def test_p2_p8_sampled_calls_are_complete_or_absent_wherever_the_connection_is_cut(
     own_url: str, postgres: Server, proxy: Proxy, moment: Moment, seed: int, say: Say
 ) -> None:
     chosen = random.Random(seed).sample(range(len(SCRIPT)), 6)
@@ -189,7 +191,7 @@ def test_p2_p8_a_call_is_whole_or_absent_in_whichever_exchange_it_is_cut(
 
 @pytest.mark.full
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_p2_p8_every_call_is_whole_or_absent_in_whichever_exchange_it_is_cut(
+def test_p2_p8_every_call_is_complete_or_absent_wherever_the_connection_is_cut(
     own_url: str, postgres: Server, proxy: Proxy, moment: Moment, say: Say
 ) -> None:
     every = list(range(len(SCRIPT)))
@@ -263,14 +265,14 @@ def _shown(store: Store) -> tuple[Any, Any]:
 # --- many at once -------------------------------------------------------------------------------
 
 
-def test_p7_p12_many_threads_through_a_bad_line_store_everything_once(
+def test_p7_p12_many_threads_on_an_unreliable_connection_store_everything_once(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store, seed: int, say: Say
 ) -> None:
     _bad_line(_through(own_url, postgres, proxy), proxy, beside, seed, say, each=40)
 
 
 @pytest.mark.full
-def test_p7_p12_many_threads_through_a_bad_line_for_longer(
+def test_p7_p12_many_threads_on_an_unreliable_connection_in_a_long_run(
     own_url: str, postgres: Server, proxy: Proxy, beside: Store, seed: int, say: Say
 ) -> None:
     _bad_line(_through(own_url, postgres, proxy), proxy, beside, seed, say, each=800)
@@ -336,7 +338,7 @@ def _bad_line(where: str, proxy: Proxy, beside: Store, seed: int, say: Say, *, e
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_p7_a_lease_whose_answer_was_lost_keeps_nobody_out(
+def test_p7_lease_whose_response_was_lost_does_not_block(
     store: Store, beside: Store, proxy: Proxy, moment: Moment
 ) -> None:
     store.add_message("a", "user", "1")
@@ -354,7 +356,7 @@ def test_p7_a_lease_whose_answer_was_lost_keeps_nobody_out(
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_p7_p12_what_is_written_through_a_lease_is_there_once_wherever_it_is_cut(
+def test_p7_p12_append_through_a_lease_is_stored_once_wherever_the_connection_is_cut(
     store: Store, beside: Store, proxy: Proxy, moment: Moment
 ) -> None:
     store.add_message("a", "user", "1")

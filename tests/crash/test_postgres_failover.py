@@ -23,14 +23,14 @@ ENOUGH: Final = 25
 """How many messages of each writer are acknowledged before the kill, and after it."""
 
 
-def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_by_a_failover(
+def test_p1_p7_failover_neither_loses_nor_duplicates_acknowledged_messages(
     postgres_installation: Installation, say: Say
 ) -> None:
     _fail_over(postgres_installation, say, enough=ENOUGH)
 
 
 @pytest.mark.full
-def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_by_ten_failovers(
+def test_p1_p7_ten_failovers_neither_lose_nor_duplicate_acknowledged_messages(
     postgres_installation: Installation, say: Say
 ) -> None:
     for _ in range(10):
@@ -103,7 +103,9 @@ def pair(postgres_installation: Installation) -> tuple[Server, Server]:
     return primary, primary.standby()
 
 
-def test_p8_a_standby_alone_is_read_and_refuses_writes(pair: tuple[Server, Server]) -> None:
+def test_p8_standby_without_a_primary_allows_reads_and_rejects_writes(
+    pair: tuple[Server, Server],
+) -> None:
     primary, standby = pair
     with stenolog.open_store(primary.url()) as store:
         store.add_message("a", "user", "1")
@@ -117,7 +119,7 @@ def test_p8_a_standby_alone_is_read_and_refuses_writes(pair: tuple[Server, Serve
         server.stop("immediate")
 
 
-def test_of_several_servers_the_one_that_takes_writes_is_found(pair: tuple[Server, Server]) -> None:
+def test_writable_server_is_chosen_among_several_hosts(pair: tuple[Server, Server]) -> None:
     primary, standby = pair
     where = two_hosts(standby, primary, "postgres").partition("?")[0]
     with stenolog.open_store(where) as store:
@@ -126,7 +128,7 @@ def test_of_several_servers_the_one_that_takes_writes_is_found(pair: tuple[Serve
         server.stop("immediate")
 
 
-def test_p8_a_server_that_is_gone_is_told_in_words_and_without_the_password(
+def test_p8_error_for_an_unreachable_server_does_not_contain_the_password(
     pair: tuple[Server, Server],
 ) -> None:
     primary, standby = pair

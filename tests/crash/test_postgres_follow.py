@@ -86,7 +86,7 @@ def _listener(url: str) -> int:
     raise AssertionError("nobody listens")
 
 
-def test_p7_nothing_is_lost_when_the_listening_connection_ends(postgres_url: str) -> None:
+def test_p7_follow_loses_nothing_if_the_listening_connection_ends(postgres_url: str) -> None:
     with _following(postgres_url, postgres_url) as (store, follower):
         said = _say(store, 1, 3)
         assert follower.until(3) == said
@@ -99,7 +99,7 @@ def test_p7_nothing_is_lost_when_the_listening_connection_ends(postgres_url: str
         assert _listener(postgres_url)
 
 
-def test_p7_nothing_is_lost_across_a_restart_of_the_server(
+def test_p7_follow_loses_nothing_across_a_server_restart(
     postgres_installation: Installation,
 ) -> None:
     server = postgres_installation.server().start()
@@ -125,7 +125,7 @@ def never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("never_looks")
 @pytest.mark.parametrize("tokens", [True, False], ids=["with tokens", "without"])
-def test_p7_whoever_follows_is_told(postgres_url: str, tokens: bool) -> None:
+def test_p7_follower_is_notified_of_each_message(postgres_url: str, tokens: bool) -> None:
     with _following(postgres_url, postgres_url) as (store, follower):
         said: list[tuple[int, Any]] = []
         for number in range(1, 11):
@@ -136,7 +136,7 @@ def test_p7_whoever_follows_is_told(postgres_url: str, tokens: bool) -> None:
             assert _listener(postgres_url)
 
 
-def test_p7_what_is_told_is_there_by_then(postgres_url: str) -> None:
+def test_p7_notification_is_sent_after_the_message_is_visible(postgres_url: str) -> None:
     with (
         PostgresStore(postgres_url) as store,
         psycopg.connect(postgres_url, autocommit=True) as listening,
@@ -156,7 +156,9 @@ def test_p7_what_is_told_is_there_by_then(postgres_url: str) -> None:
         assert list(listening.notifies(timeout=10, stop_after=1)) != []
 
 
-def test_p7_nobody_is_told_inside_a_transaction_that_stores(postgres: Server, own_url: str) -> None:
+def test_p7_notifications_are_sent_outside_the_storing_transaction(
+    postgres: Server, own_url: str
+) -> None:
     """Commits with a notification in them wait for each other, in the whole database."""
     with Proxy(postgres.port) as proxy:
         through = own_url.replace(f":{postgres.port}/", f":{proxy.port}/")
@@ -198,9 +200,7 @@ def test_p7_one_connection_of_a_process_listens_for_all_followers(postgres_url: 
 # --- through PgBouncer --------------------------------------------------------------------------
 
 
-def test_p7_through_pgbouncer_whoever_follows_looks_by_itself(
-    bouncer: Bouncer, own_url: str
-) -> None:
+def test_p7_follow_through_pgbouncer_polls(bouncer: Bouncer, own_url: str) -> None:
     through = bouncer.url(own_url)
     with _following(through, own_url) as (store, follower):
         said = _say(store, 1, 5)
@@ -243,7 +243,7 @@ def test_p7_through_pgbouncer_many_writers_share_few_connections(
 # --- all at once --------------------------------------------------------------------------------
 
 
-def test_ten_processes_that_start_at_once_on_an_empty_database_all_come_up(
+def test_ten_processes_can_open_an_empty_database_concurrently(
     postgres_url: str,
 ) -> None:
     with ExitStack() as stack:

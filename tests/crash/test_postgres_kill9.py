@@ -17,7 +17,7 @@ from support.postgres_server import Installation
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(15, marks=pytest.mark.full)])
-def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_when_the_server_is_killed(
+def test_p1_p7_killed_server_neither_loses_nor_duplicates_acknowledged_messages(
     postgres_installation: Installation, say: Say, kills: int
 ) -> None:
     server = postgres_installation.server().start()
@@ -41,7 +41,7 @@ def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_when_the_server_is_kil
 
 
 @pytest.mark.parametrize("way", ["directly", "through PgBouncer"])
-def test_p1_a_database_that_does_not_wait_for_its_disk_is_made_to(
+def test_p1_synchronous_commit_is_enabled_if_the_database_has_it_off(
     postgres_installation: Installation, way: str
 ) -> None:
     # What is not waited for stays in memory for ten seconds.

@@ -40,14 +40,14 @@ _WAITING: Final = (
 )
 
 
-def test_p7_eight_processes_contend_for_fifty_leases(
+def test_p7_leases_are_exclusive_among_eight_processes(
     tmp_path: Path, postgres_url: str, say: Say, seed: int
 ) -> None:
     _contend(tmp_path, postgres_url, say, seed, blows=10)
 
 
 @pytest.mark.full
-def test_p7_eight_processes_contend_for_fifty_leases_for_longer(
+def test_p7_leases_are_exclusive_among_eight_processes_in_a_long_run(
     tmp_path: Path, postgres_url: str, say: Say, seed: int
 ) -> None:
     _contend(tmp_path, postgres_url, say, seed, blows=300)
@@ -90,7 +90,7 @@ def _proves(found: Contention) -> bool:
     return found.taken_over > 0 and found.refused > 0
 
 
-def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(postgres_url: str) -> None:
+def test_p8_stalled_holder_has_lost_its_expired_lease(postgres_url: str) -> None:
     with stenolog.open_store(postgres_url) as store:
         store.add_message("a", "user", "1")
         with lease_holder(postgres_url, "a", HOLD_TTL) as holder:
@@ -105,7 +105,7 @@ def test_p8_a_holder_that_stalled_wakes_and_has_lost_the_turn(postgres_url: str)
         assert [message.content for message in store.get_history("a")] == ["1", "2", "3"]
 
 
-def test_p7_the_turn_of_a_killed_holder_is_free_when_its_time_is_over(postgres_url: str) -> None:
+def test_p7_lease_of_a_killed_holder_is_free_after_it_expires(postgres_url: str) -> None:
     with stenolog.open_store(postgres_url) as store:
         store.add_message("a", "user", "1")
         with lease_holder(postgres_url, "a", HOLD_TTL) as holder:
@@ -117,7 +117,7 @@ def test_p7_the_turn_of_a_killed_holder_is_free_when_its_time_is_over(postgres_u
 
 
 @pytest.mark.parametrize("stalled", [True, False], ids=["stalled", "at work"])
-def test_p8_a_holder_that_lives_keeps_the_turn_until_its_time_is_over(
+def test_p8_running_holder_keeps_the_lease_until_it_expires(
     postgres_url: str, stalled: bool
 ) -> None:
     with stenolog.open_store(postgres_url) as store:
@@ -132,7 +132,7 @@ def test_p8_a_holder_that_lives_keeps_the_turn_until_its_time_is_over(
             assert json.loads(said)[0] == "stored"
 
 
-def test_p7_of_two_who_see_at_once_that_the_turn_is_free_one_gets_it(postgres_url: str) -> None:
+def test_p7_one_of_two_concurrent_callers_gets_a_free_lease(postgres_url: str) -> None:
     ends: Counter[str] = Counter()
 
     def take(store: Store) -> None:

@@ -46,7 +46,9 @@ def _take_etcd_away(cluster: PatroniCluster) -> Callable[[], None]:
 
 
 @pytest.mark.full
-def test_p1_p7_no_acknowledged_message_is_lost_or_doubled_by_a_managed_failover(say: Say) -> None:
+def test_p1_p7_managed_failover_neither_loses_nor_duplicates_acknowledged_messages(
+    say: Say,
+) -> None:
     with patroni_cluster() as cluster, ExitStack() as stack:
         where = f"{cluster.url}&busy_timeout=5&answer_timeout=5"
         writers = [

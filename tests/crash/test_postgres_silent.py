@@ -123,7 +123,7 @@ def _calls(store: PostgresStore, lease: Lease, other: Lease) -> dict[str, Callab
     }
 
 
-def test_p8_every_call_ends_with_an_error_when_the_server_falls_silent(
+def test_p8_every_call_raises_if_the_server_stops_responding(
     store: PostgresStore, proxy: Proxy
 ) -> None:
     for key in ("a", "held", "held too", "gone"):
@@ -145,7 +145,7 @@ def test_p8_every_call_ends_with_an_error_when_the_server_falls_silent(
     assert shown(store, "after") == ["x"]
 
 
-def test_p8_an_append_whose_answer_never_comes_may_be_stored(
+def test_p8_append_without_a_response_raises_maybe_stored(
     store: PostgresStore, proxy: Proxy, own_url: str
 ) -> None:
     store.add_message("a", "user", "before")
@@ -160,7 +160,7 @@ def test_p8_an_append_whose_answer_never_comes_may_be_stored(
         assert shown(beside, "a") == ["before", "x", "y"]
 
 
-def test_p12_an_append_with_a_token_whose_answer_never_comes_is_stored_once(
+def test_p12_append_with_an_idempotency_key_and_no_response_is_stored_once(
     store: PostgresStore, proxy: Proxy
 ) -> None:
     store.add_message("a", "user", "before")
@@ -171,7 +171,7 @@ def test_p12_an_append_with_a_token_whose_answer_never_comes_is_stored_once(
     assert shown(store, "a") == ["before", "x"]
 
 
-def test_p8_a_stopped_server_process_ends_in_an_error(own_url: str) -> None:
+def test_p8_call_to_a_stopped_server_process_raises(own_url: str) -> None:
     with PostgresStore(own_url, answer_timeout=SILENCE, busy_timeout=0.2) as store:
         store.add_message("a", "user", "x")
         backend = store.database.run_read(
@@ -186,7 +186,7 @@ def test_p8_a_stopped_server_process_ends_in_an_error(own_url: str) -> None:
         assert shown(store, "a") == ["x"]
 
 
-def test_a_slow_answer_within_the_limit_is_waited_for(
+def test_slow_response_within_the_timeout_is_accepted(
     own_url: str, postgres: Server, proxy: Proxy
 ) -> None:
     url = own_url.replace(f":{postgres.port}/", f":{proxy.port}/")
@@ -198,13 +198,13 @@ def test_a_slow_answer_within_the_limit_is_waited_for(
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_a_limit_that_is_no_time_is_refused(seconds: float) -> None:
+def test_invalid_answer_timeout_is_rejected(seconds: float) -> None:
     with pytest.raises(StenologError, match="answer_timeout must be more than 0"):
         PostgresStore("postgresql://127.0.0.1:1/none", answer_timeout=seconds)
 
 
 @pytest.mark.slow
-def test_p8_an_append_that_waits_for_a_standby_which_is_gone_may_be_stored(
+def test_p8_append_waiting_for_a_lost_standby_raises_maybe_stored(
     postgres_installation: Installation,
 ) -> None:
     primary = postgres_installation.server().start()

@@ -14,7 +14,7 @@ from support.crash.reporting import Say
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
-def test_p1_five_power_cuts_lose_nothing(
+def test_p1_five_power_cuts_lose_no_acknowledged_message(
     tmp_path: Path, say: Say, seed: int, kind: FileSystem
 ) -> None:
     cut_power(tmp_path, say, seed, kind, cuts=5)
@@ -22,14 +22,16 @@ def test_p1_five_power_cuts_lose_nothing(
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
-def test_p1_a_hundred_power_cuts_lose_nothing(
+def test_p1_a_hundred_power_cuts_lose_no_acknowledged_message(
     tmp_path: Path, say: Say, seed: int, kind: FileSystem
 ) -> None:
     cut_power(tmp_path, say, seed, kind, cuts=100)
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
-def test_a_store_that_does_not_sync_is_caught(tmp_path: Path, say: Say, kind: FileSystem) -> None:
+def test_power_cut_test_detects_a_store_that_does_not_sync(
+    tmp_path: Path, say: Say, kind: FileSystem
+) -> None:
     # The first cut that shows it ends this; a cut may come when nothing was on its way.
     with pytest.raises(Violation, match="acknowledged messages lost"):
         cut_power(tmp_path, say, 1, kind, cuts=20, never_sync=True)

@@ -16,14 +16,14 @@ from support.crash.workload import label_of
 KEY = "everybody"
 
 
-def test_p7_writers_beside_processes_that_delete_restore_and_fork(
+def test_p7_concurrent_delete_restore_and_fork_lose_no_message(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
     _come_and_go(tmp_path, say, seed, writers=4, count=100)
 
 
 @pytest.mark.full
-def test_p7_writers_beside_processes_that_delete_restore_and_fork_for_longer(
+def test_p7_concurrent_delete_restore_and_fork_lose_no_message_in_a_long_run(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
     _come_and_go(tmp_path, say, seed, writers=4, count=1500)

@@ -16,7 +16,7 @@ PARTS: Final = 8
 """All sequences take an hour on two cores."""
 
 
-def test_p1_p2_a_sample_of_sequences_on_every_disk_that_is_left(
+def test_p1_p2_sampled_sequences_survive_every_power_cut_state(
     quick_disk: Path, say: Say, seed: int
 ) -> None:
     tally = _judge(sample(seed, 130), quick_disk, seed)
@@ -25,7 +25,7 @@ def test_p1_p2_a_sample_of_sequences_on_every_disk_that_is_left(
 
 
 @pytest.mark.parametrize("op", ["fork", "delete", "restore", "purge_before", "purge"])
-def test_p1_p2_how_a_session_begins_or_ends_on_every_disk_that_is_left(
+def test_p1_p2_lifecycle_calls_survive_every_power_cut_state(
     quick_disk: Path, say: Say, op: str
 ) -> None:
     cases = [Case(ground, (op,)) for ground in ("torn", "compacted", "trashed", "recreated")]
@@ -47,7 +47,7 @@ def test_p1_p2_how_a_session_begins_or_ends_on_every_disk_that_is_left(
 
 
 @pytest.mark.full
-def test_p1_p2_an_eighth_of_all_sequences_on_every_disk_that_is_left(
+def test_p1_p2_an_eighth_of_all_sequences_survives_every_power_cut_state(
     quick_disk: Path, say: Say, seed: int
 ) -> None:
     _judge_part(seed % PARTS, quick_disk, say, seed)
@@ -55,14 +55,14 @@ def test_p1_p2_an_eighth_of_all_sequences_on_every_disk_that_is_left(
 
 @pytest.mark.replay
 @pytest.mark.parametrize("part", range(PARTS))
-def test_p1_p2_all_sequences_of_up_to_three_operations_on_every_disk_that_is_left(
+def test_p1_p2_all_sequences_of_three_operations_survive_every_power_cut_state(
     quick_disk: Path, say: Say, seed: int, part: int
 ) -> None:
     _judge_part(part, quick_disk, say, seed)
 
 
 @pytest.mark.parametrize("op", ["add_message", "add_messages", "set_summary", "create", "fork"])
-def test_a_store_that_does_not_sync_its_files_is_caught(quick_disk: Path, op: str) -> None:
+def test_replay_detects_a_store_that_does_not_sync_its_files(quick_disk: Path, op: str) -> None:
     tally = Sequencer(quick_disk).judge(Case("talk", (op,), blind_to="files"), 1)
     assert tally.violations
 
@@ -78,7 +78,7 @@ def test_a_store_that_does_not_sync_its_files_is_caught(quick_disk: Path, op: st
         ("purge",),
     ],
 )
-def test_a_store_that_does_not_sync_its_folders_is_caught(
+def test_replay_detects_a_store_that_does_not_sync_its_folders(
     quick_disk: Path, ops: tuple[str, ...]
 ) -> None:
     tally = Sequencer(quick_disk).judge(Case("talk", ops, blind_to="folders"), 1)

@@ -105,12 +105,16 @@ def _faults(seen: Counter[str]) -> list[Fault]:
     ]
 
 
-def test_p8_a_sample_of_failing_writes_and_syncs(quick_disk: Path, say: Say, seed: int) -> None:
+def test_p8_errors_are_correct_if_sampled_writes_and_syncs_fail(
+    quick_disk: Path, say: Say, seed: int
+) -> None:
     _sweep(quick_disk, say, seed, count=60)
 
 
 @pytest.mark.full
-def test_p8_every_write_and_sync_fails_in_turn(quick_disk: Path, say: Say, seed: int) -> None:
+def test_p8_errors_are_correct_if_any_write_or_sync_fails(
+    quick_disk: Path, say: Say, seed: int
+) -> None:
     _sweep(quick_disk, say, seed, count=None)
 
 
@@ -143,7 +147,7 @@ def _sweep(place: Path, say: Say, seed: int, *, count: int | None) -> None:
 
 
 @pytest.mark.parametrize("size", ["180k", "300k"])
-def test_p8_a_full_disk(tmp_path: Path, say: Say, size: str) -> None:
+def test_p8_errors_are_correct_on_a_full_disk(tmp_path: Path, say: Say, size: str) -> None:
     needs.kernel("mount")
     with tiny_tmpfs(tmp_path, size) as mounted, Nursery() as nursery:
         where = Path(f"sqlite:{mounted}/store")
@@ -159,12 +163,12 @@ def test_p8_a_full_disk(tmp_path: Path, say: Say, size: str) -> None:
     say(f"tmpfs of {size}: {refused} calls failed, {total} acknowledged messages kept")
 
 
-def test_p8_a_file_that_may_not_grow(quick_disk: Path, say: Say) -> None:
+def test_p8_errors_are_correct_at_the_file_size_limit(quick_disk: Path, say: Say) -> None:
     _limit_files(quick_disk, say, step=60_000)
 
 
 @pytest.mark.full
-def test_p8_a_file_that_may_not_grow_by_any_of_many_limits(quick_disk: Path, say: Say) -> None:
+def test_p8_errors_are_correct_at_many_file_size_limits(quick_disk: Path, say: Say) -> None:
     _limit_files(quick_disk, say, step=3_000)
 
 
@@ -193,7 +197,7 @@ def _limit_files(place: Path, say: Say, *, step: int) -> None:
 # --- a disk that fails -----------------------------------------------------------------------
 
 
-def test_p8_the_kernel_fails_a_sync(tmp_path: Path, say: Say) -> None:
+def test_p8_errors_are_correct_if_a_disk_fails_to_sync(tmp_path: Path, say: Say) -> None:
     needs.kernel("ext4", "mount")
     with failing_disk(tmp_path, room="12m") as disk, Nursery() as nursery:
         where = Path(f"sqlite:{disk.mounted}/store")

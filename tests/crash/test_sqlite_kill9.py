@@ -12,7 +12,7 @@ from support.crash.reporting import Say
 
 
 @pytest.mark.full
-def test_p1_p2_every_operation_killed_within_it_fifteen_times(
+def test_p1_p2_fifteen_kills_in_each_operation_lose_no_acknowledged_message(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
     kill_each_operation(Path(f"sqlite:{tmp_path}"), say, hits=15, seed=seed)

@@ -29,38 +29,44 @@ def _sqlite(place: Path) -> Path:
 
 
 @pytest.mark.full
-def test_p7_eight_writers_a_compactor_and_two_readers(tmp_path: Path, say: Say, seed: int) -> None:
+def test_p7_eight_writing_processes_lose_nothing_during_compaction(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
     write_in_processes(_sqlite(tmp_path), say, seed)
 
 
-def test_p7_sixty_four_threads_a_compactor_and_two_readers(
+def test_p7_sixty_four_writing_threads_lose_nothing_during_compaction(
     tmp_path: Path, say: Say, seed: int
 ) -> None:
     write_in_threads(_sqlite(tmp_path), say, seed)
 
 
-def test_p7_a_process_that_forks_while_its_threads_append(tmp_path: Path, say: Say) -> None:
+def test_p7_fork_during_appends_of_other_threads_loses_nothing(tmp_path: Path, say: Say) -> None:
     fork_while_threads_append(_sqlite(tmp_path), say)
 
 
-def test_p7_ctrl_c_within_appends(tmp_path: Path, say: Say, seed: int) -> None:
+def test_p7_ctrl_c_during_appends_loses_no_acknowledged_message(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
     interrupt_appends(_sqlite(tmp_path), say, seed, wanted=30)
 
 
 @pytest.mark.full
-def test_p7_ctrl_c_within_appends_five_hundred_times(tmp_path: Path, say: Say, seed: int) -> None:
+def test_p7_five_hundred_ctrl_c_during_appends_lose_no_acknowledged_message(
+    tmp_path: Path, say: Say, seed: int
+) -> None:
     interrupt_appends(_sqlite(tmp_path), say, seed, wanted=500)
 
 
 # --- the gate --------------------------------------------------------------------------------
 
 
-def test_p7_sixteen_writing_processes_and_nobody_is_turned_away(tmp_path: Path, say: Say) -> None:
+def test_p7_sixteen_writing_processes_all_succeed(tmp_path: Path, say: Say) -> None:
     _write_at_once(tmp_path / "sessions.db", say, writers=16, count=60)
 
 
 @pytest.mark.full
-def test_p7_sixteen_writing_processes_for_longer(tmp_path: Path, say: Say) -> None:
+def test_p7_sixteen_writing_processes_all_succeed_in_a_long_run(tmp_path: Path, say: Say) -> None:
     _write_at_once(tmp_path / "sessions.db", say, writers=16, count=2_000)
 
 

@@ -16,7 +16,7 @@ def _defined(path: Path) -> Iterator[str]:
             yield node.name
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_test_named_on_the_origin_page_exists() -> None:
     named = NAMED.findall(PAGE)
     assert len(named) > 60
     missing = [
@@ -27,7 +27,7 @@ def test_every_test_that_is_named_exists() -> None:
     assert missing == []
 
 
-def test_every_test_with_a_name_of_the_references_is_in_the_table() -> None:
+def test_every_reference_test_is_on_the_origin_page() -> None:
     named = set(NAMED.findall(PAGE))
     tests = {
         (str(path.relative_to(ROOT)), name)
@@ -39,7 +39,7 @@ def test_every_test_with_a_name_of_the_references_is_in_the_table() -> None:
     assert tests - named == set()
 
 
-def test_every_row_has_a_test_or_says_why_not() -> None:
+def test_every_row_has_a_test_or_a_reason() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
     bare = [
         row

@@ -81,7 +81,7 @@ def test_examples_run_as_printed(page: Path, tmp_path: Path) -> None:
         assert re.fullmatch(expected, ended.stdout.strip()), f"{page}: {command}\n{ended.stdout}"
 
 
-def test_the_readme_runs_an_example_near_its_top() -> None:
+def test_readme_has_an_example_near_its_top() -> None:
     first = next(number for number, line in enumerate(_blocks(Path("README.md"), "python")) if line)
     assert first <= 25  # on the first screen, below what it is for
 
@@ -110,7 +110,7 @@ def _below(command: click.Command) -> dict[str, click.Command]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def test_the_settings_page_names_the_commands_that_have_the_option_config() -> None:
+def test_settings_page_names_the_commands_with_the_option_config() -> None:
     text = " ".join((ROOT / "docs" / "settings.md").read_text().split())
     found = re.search(r"`--config` is an option of ([^;]*);", text)
     assert found is not None
@@ -133,5 +133,5 @@ def test_readme_links_to_a_page_for_each_command_that_it_explains() -> None:
         assert any(f"steno {command}" in text for text in texts), command
 
 
-def test_the_published_benchmarks_do_not_ask_the_reader_to_run_them_again() -> None:
+def test_benchmark_page_does_not_ask_for_another_run() -> None:
     assert "run it again" not in (ROOT / "docs" / "benchmarks.md").read_text()

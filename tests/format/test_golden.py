@@ -69,7 +69,7 @@ def test_p13_a_released_format_stays_readable(version: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_p13_a_released_format_can_be_written_on(version: str, tmp_path: Path) -> None:
+def test_p13_sessions_of_a_released_format_can_be_appended_to(version: str, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / version, tmp_path / "w")
     with JSONLStore(tmp_path / "w") as store:
         last = store.info("telegram:123").last_seq
@@ -96,7 +96,7 @@ def newer_state(seq: int, body: dict[str, object]) -> bytes:
         {"format": 2, "everything": "is different"},
     ],
 )
-def test_p13_a_newer_format_is_refused_by_name_also_by_a_running_process(
+def test_p13_newer_format_is_rejected_with_its_number_even_while_open(
     body: dict[str, object], tmp_path: Path
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -120,7 +120,7 @@ def test_p13_a_newer_format_is_refused_by_name_also_by_a_running_process(
         store.close()
 
 
-def test_p13_an_unknown_kind_makes_a_session_read_only_unless_it_is_optional(
+def test_p13_unknown_record_kind_makes_a_session_read_only_unless_optional(
     tmp_path: Path,
 ) -> None:
     at = "2030-01-01T00:00:00.000000Z"
@@ -141,7 +141,7 @@ def test_p13_an_unknown_kind_makes_a_session_read_only_unless_it_is_optional(
         assert [m.content for m in store.get_history("a")] == ["hello", "again"]
 
 
-def test_the_worked_example_of_the_format_page_is_taken_from_a_golden_file() -> None:
+def test_example_of_the_format_page_matches_a_golden_file() -> None:
     page = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
     example = page.partition("## Worked example")[2].split("```")[1].strip().split("\n")
     log = GOLDEN / "v1" / "sessions" / "telegram%3A123.jsonl"

@@ -109,7 +109,7 @@ def _trash(store: Store) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_p13_sessions_that_began_and_ended_stay_readable(version: str, tmp_path: Path) -> None:
+def test_p13_forked_purged_and_deleted_sessions_stay_readable(version: str, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / version, tmp_path / "w")
     expected = json.loads((GOLDEN / version / "expected.json").read_text(encoding="utf-8"))
     assert account(version, tmp_path / "w") == expected
@@ -148,7 +148,7 @@ def _steno(version: str, place: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_p13_who_only_reads_is_told_the_same_and_changes_nothing(
+def test_p13_read_only_store_reads_the_same_and_changes_nothing(
     version: str, tmp_path: Path
 ) -> None:
     place, expected = _copied(version, tmp_path), _expected(version)
@@ -165,7 +165,7 @@ def test_p13_who_only_reads_is_told_the_same_and_changes_nothing(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_p13_the_doctor_finds_nothing_and_changes_nothing(version: str, tmp_path: Path) -> None:
+def test_p13_doctor_reports_no_findings_and_changes_nothing(version: str, tmp_path: Path) -> None:
     place = _copied(version, tmp_path)
     before = _logs(place)
     assert _steno(version, place, "doctor") == ""
@@ -173,9 +173,7 @@ def test_p13_the_doctor_finds_nothing_and_changes_nothing(version: str, tmp_path
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_p13_show_and_export_and_lists_and_searches_leave_the_version_as_it_is(
-    version: str, tmp_path: Path
-) -> None:
+def test_p13_read_commands_do_not_upgrade_the_format(version: str, tmp_path: Path) -> None:
     place, expected = _copied(version, tmp_path), _expected(version)
     before = _logs(place)
     for key, session in expected["sessions"].items():
@@ -192,7 +190,7 @@ def test_p13_show_and_export_and_lists_and_searches_leave_the_version_as_it_is(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_p13_who_writes_brings_it_up_to_date(version: str, tmp_path: Path) -> None:
+def test_p13_first_write_upgrades_the_format(version: str, tmp_path: Path) -> None:
     place = _copied(version, tmp_path)
     with opened(version, place, read_only=True) as reading, opened(version, place) as writing:
         # Who reads sees the new version from its next look on.
@@ -208,7 +206,7 @@ def test_p13_who_writes_brings_it_up_to_date(version: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_p13_what_a_golden_folder_is_expected_to_hold_is_what_was_written(version: str) -> None:
+def test_p13_expected_content_of_the_golden_folders_is_correct(version: str) -> None:
     expected = json.loads((GOLDEN / version / "expected.json").read_text(encoding="utf-8"))
     sessions = expected["sessions"]
     assert list(sessions) == ["gone", "moved elsewhere", "purged", "talk", "talk, forked"]
@@ -224,7 +222,7 @@ def test_p13_what_a_golden_folder_is_expected_to_hold_is_what_was_written(versio
     assert not any(session["lost"] for session in sessions.values())
 
 
-def test_p13_there_are_golden_folders_of_both_engines() -> None:
+def test_p13_golden_folders_exist_for_both_engines() -> None:
     assert {version.partition("-")[0] for version in VERSIONS} == {"jsonl", "sqlite"}
 
 

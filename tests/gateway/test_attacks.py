@@ -138,7 +138,7 @@ def _ask(port: int, target: str, *headers: str, method: str = "GET") -> bytes:
 # --- who asks --------------------------------------------------------------------------------
 
 
-def test_the_token_opens_it(roomy: int) -> None:
+def test_token_gives_access(roomy: int) -> None:
     answer = _ask(roomy, "/v1/x", "Host: localhost", BEARER)
     assert _status(answer) == 200
     assert SECRET.encode() in answer
@@ -163,13 +163,13 @@ def test_the_token_opens_it(roomy: int) -> None:
         f"Cookie: token={TOKEN}",
     ],
 )
-def test_nothing_else_does(roomy: int, given: str) -> None:
+def test_no_other_credential_gives_access(roomy: int, given: str) -> None:
     answer = _ask(roomy, "/v1/x", "Host: localhost", *filter(None, [given]))
     assert _status(answer) == 401
     assert SECRET.encode() not in answer
 
 
-def test_a_token_in_the_address_does_not(roomy: int) -> None:
+def test_token_in_the_query_gives_no_access(roomy: int) -> None:
     for query in (f"token={TOKEN}", f"access_token={TOKEN}", f"code={TOKEN}", f"api_key={TOKEN}"):
         assert _status(_ask(roomy, f"/v1/x?{query}", "Host: localhost")) == 401
 
@@ -195,14 +195,14 @@ def test_a_token_in_the_address_does_not(roomy: int) -> None:
     ],
 )
 @pytest.mark.parametrize("target", ["/v1/x", "/healthz", "/webhooks/a"])
-def test_no_other_host_is_served(roomy: int, host: str, target: str) -> None:
+def test_request_for_another_host_is_rejected(roomy: int, host: str, target: str) -> None:
     answer = _ask(roomy, target, host, BEARER, method="POST")
     # The server itself refuses what is no HTTP: no Host, or two.
     assert _status(answer) in (400, 421)
     assert SECRET.encode() not in answer
 
 
-def test_an_old_client_without_a_host_is_not_served(roomy: int) -> None:
+def test_request_without_a_host_is_rejected(roomy: int) -> None:
     answer = _exchange(roomy, f"GET /v1/x HTTP/1.0\r\n{BEARER}\r\n\r\n".encode())
     assert _status(answer) == 421
 
@@ -210,12 +210,12 @@ def test_an_old_client_without_a_host_is_not_served(roomy: int) -> None:
 @pytest.mark.parametrize(
     "target", ["http://evil.example/v1/x", "http://localhost/v1/x", "https://evil.example", "v1/x"]
 )
-def test_no_whole_address_is_served(roomy: int, target: str) -> None:
+def test_absolute_request_target_is_rejected(roomy: int, target: str) -> None:
     answer = _ask(roomy, target, "Host: localhost", BEARER)
     assert _status(answer) == 400
 
 
-def test_a_page_that_rebinds_its_name_gets_nothing(roomy: int) -> None:
+def test_dns_rebinding_gets_no_access(roomy: int) -> None:
     name = f"evil.example:{roomy}"
     cookie = _login(roomy)
     for way in (BEARER, cookie):
@@ -237,14 +237,14 @@ def test_a_page_that_rebinds_its_name_gets_nothing(roomy: int) -> None:
         "file://",
     ],
 )
-def test_no_foreign_page_is_served(roomy: int, origin: str, method: str) -> None:
+def test_request_of_a_foreign_origin_is_rejected(roomy: int, origin: str, method: str) -> None:
     page = f"Origin: {origin.format(port=roomy)}"
     answer = _ask(roomy, "/v1/x", f"Host: localhost:{roomy}", page, BEARER, method=method)
     assert _status(answer) == 403
     assert b"access-control" not in answer.lower()
 
 
-def test_a_page_of_our_own_is_served(roomy: int) -> None:
+def test_request_of_the_own_origin_is_accepted(roomy: int) -> None:
     here = f"localhost:{roomy}"
     answer = _ask(roomy, "/v1/x", f"Host: {here}", f"Origin: http://{here}", BEARER, method="POST")
     assert _status(answer) == 200
@@ -263,7 +263,9 @@ def _login(port: int) -> str:
     return f"Cookie: {cookie[1].decode()}"
 
 
-def test_a_cookie_helps_no_other_page(roomy: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_cookie_is_not_accepted_from_other_pages(
+    roomy: int, caplog: pytest.LogCaptureFixture
+) -> None:
     cookie, here = _login(roomy), f"{OWN}:{roomy}"
     host = f"Host: {here}"
     for page, status in [
@@ -291,7 +293,7 @@ def _proof(port: int) -> str:
     return f"Authorization: Steno {now}.{nonce}.{proof}"
 
 
-def test_a_proof_that_somebody_saw_opens_nothing(roomy: int) -> None:
+def test_observed_proof_gives_no_access(roomy: int) -> None:
     host, links = "Host: localhost", "/v1/login-links"
     seen = _proof(roomy)
     for target in ("/v1/x", "/"):
@@ -350,7 +352,7 @@ def test_a_proof_that_somebody_saw_opens_nothing(roomy: int) -> None:
         "/webhooks%2f..%2fv1/x",
     ],
 )
-def test_no_path_leads_around_the_token(roomy: int, target: str) -> None:
+def test_no_path_bypasses_the_token(roomy: int, target: str) -> None:
     for method in ("GET", "POST", "HEAD", "OPTIONS"):
         answer = _ask(roomy, target, "Host: localhost", method=method)
         assert (method, _status(answer)) == (method, 401)
@@ -393,7 +395,7 @@ def _flooded(port: int, head: bytes, piece: bytes, *, pieces: int) -> tuple[byte
     ],
     ids=["by length", "by chunks", "by tiny chunks", "by extensions"],
 )
-def test_a_gigabyte_is_refused_early(roomy: int, who: str, length: str, piece: bytes) -> None:
+def test_gigabyte_body_is_rejected_early(roomy: int, who: str, length: str, piece: bytes) -> None:
     head = _head("POST", "/v1/x", "Host: localhost", who, length)
     pieces = 100 * len(MEGABYTE) // len(piece)
     answer, sent, grown = _flooded(roomy, head, piece, pieces=pieces)
@@ -403,7 +405,7 @@ def test_a_gigabyte_is_refused_early(roomy: int, who: str, length: str, piece: b
     assert _statuses(answer) in ([], [413 if who == BEARER else 401])
 
 
-def test_who_stops_to_read_is_told_why_it_was_refused(roomy: int) -> None:
+def test_client_that_reads_gets_the_reason_of_the_rejection(roomy: int) -> None:
     for length in (f"Content-Length: {GIGABYTE}", "Content-Length: " + "9" * 15):
         answer = _exchange(roomy, _head("POST", "/v1/x", "Host: localhost", BEARER, length))
         assert _status(answer) == 413
@@ -411,7 +413,7 @@ def test_who_stops_to_read_is_told_why_it_was_refused(roomy: int) -> None:
     assert _statuses(_exchange(roomy, waiting)) == [413]
 
 
-def test_a_body_of_the_allowed_size_passes(roomy: int) -> None:
+def test_body_of_the_allowed_size_is_accepted(roomy: int) -> None:
     length = (f"Content-Length: {MOST}", "Connection: close")
     head = _head("POST", "/v1/x", "Host: localhost", BEARER, *length)
     answer = _exchange(roomy, head + MEGABYTE)
@@ -431,7 +433,7 @@ def test_a_body_of_the_allowed_size_passes(roomy: int) -> None:
     ids=["many", "same", "long", "cookie", "no line end", "folded"],
 )
 @pytest.mark.parametrize("who", [BEARER, "X: y"])
-def test_a_flood_of_headers_is_refused(roomy: int, flood: str, who: str) -> None:
+def test_flood_of_headers_is_rejected(roomy: int, flood: str, who: str) -> None:
     before = _resident()
     head = f"GET /v1/x HTTP/1.1\r\nHost: localhost\r\n{who}\r\n{flood}\r\n".encode()
     answer = _exchange(roomy, head)
@@ -440,7 +442,7 @@ def test_a_flood_of_headers_is_refused(roomy: int, flood: str, who: str) -> None
     assert _resident() - before < FLAT
 
 
-def test_a_long_address_is_refused(roomy: int) -> None:
+def test_long_request_target_is_rejected(roomy: int) -> None:
     assert _statuses(_exchange(roomy, _get("/" + "x" * 1_048_576))) in ([], [400])
 
 
@@ -453,18 +455,18 @@ def test_a_long_address_is_refused(roomy: int) -> None:
         _get("/v1/x", BEARER)[:-1],
     ],
 )
-def test_a_head_that_does_not_come_is_not_waited_for(hasty: int, begun: bytes) -> None:
+def test_incomplete_request_head_times_out(hasty: int, begun: bytes) -> None:
     assert _statuses(_exchange(hasty, begun)) in ([], [400])
 
 
 @pytest.mark.parametrize("length", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
-def test_a_body_that_does_not_come_is_not_waited_for(hasty: int, length: str) -> None:
+def test_incomplete_body_times_out(hasty: int, length: str) -> None:
     head = _head("POST", "/v1/x", "Host: localhost", BEARER, length)
     assert _statuses(_exchange(hasty, head)) == [408]
     assert _statuses(_exchange(hasty, head + b"5\r\nab")) == [408]
 
 
-def test_who_is_refused_is_not_waited_for_either(hasty: int) -> None:
+def test_rejected_client_is_answered_before_its_body_arrives(hasty: int) -> None:
     head = _head("POST", "/v1/x", "Host: localhost", "Content-Length: 1000")
     assert _statuses(_exchange(hasty, head)) == [401]
 
@@ -508,13 +510,13 @@ def _post(*headers: str) -> bytes:
         _post("Content-Length: 0") + INNER,
     ],
 )
-def test_no_request_that_is_hidden_in_another_passes(roomy: int, sent: bytes) -> None:
+def test_smuggled_request_is_not_served(roomy: int, sent: bytes) -> None:
     answer = _exchange(roomy, sent)
     assert _statuses(answer).count(200) <= 1
     assert answer.count(SECRET.encode()) <= 1
 
 
-def test_a_body_is_never_taken_for_a_request(roomy: int) -> None:
+def test_body_is_never_parsed_as_a_request(roomy: int) -> None:
     inner = _get("/v1/x", BEARER)
     sent = _head("POST", "/v1/x", "Host: localhost", f"Content-Length: {len(inner)}") + inner
     assert _statuses(_exchange(roomy, sent)) == [401]
@@ -522,7 +524,7 @@ def test_a_body_is_never_taken_for_a_request(roomy: int) -> None:
     assert _statuses(_exchange(roomy, sent)) == [413]
 
 
-def test_a_websocket_is_not_opened(hasty: int) -> None:
+def test_websocket_upgrade_is_rejected(hasty: int) -> None:
     wanted = (
         "Connection: Upgrade",
         "Upgrade: websocket",
@@ -538,5 +540,5 @@ def test_a_websocket_is_not_opened(hasty: int) -> None:
     [b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x00" * 99],
     ids=["tls", "http/2", "zeros"],
 )
-def test_what_is_no_http_is_refused(hasty: int, nonsense: bytes) -> None:
+def test_invalid_http_is_rejected(hasty: int, nonsense: bytes) -> None:
     assert set(_statuses(_exchange(hasty, nonsense))) <= {400, 421}

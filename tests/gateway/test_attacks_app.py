@@ -34,7 +34,7 @@ def _path(endpoint: Endpoint) -> str:
 
 @pytest.mark.parametrize("endpoint", CLOSED, ids=lambda one: f"{one.method} {one.path}")
 @pytest.mark.parametrize("token", ["", "Bearer", "Bearer x", f"Basic {TOKEN}", TOKEN])
-def test_nothing_is_told_to_who_has_no_token(
+def test_endpoints_reveal_nothing_without_the_token(
     served: Served, endpoint: Endpoint, token: str
 ) -> None:
     headers = {"Authorization": token} if token else {}
@@ -47,7 +47,7 @@ def test_nothing_is_told_to_who_has_no_token(
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda one: f"{one.method} {one.path}")
-def test_no_name_but_ours_and_no_page_but_ours(served: Served, endpoint: Endpoint) -> None:
+def test_endpoints_reject_foreign_hosts_and_origins(served: Served, endpoint: Endpoint) -> None:
     with served.client() as client:
         for header, value, status in (
             ("Host", "evil.example", 421),
@@ -77,7 +77,7 @@ def test_no_name_but_ours_and_no_page_but_ours(served: Served, endpoint: Endpoin
         "/static/../../etc/passwd",
     ],
 )
-def test_no_trick_with_paths_leads_anywhere_else(served: Served, path: str) -> None:
+def test_path_tricks_reach_no_other_resource(served: Served, path: str) -> None:
     target = urlsplit(served.url)
     assert target.hostname is not None
     for token, expected in ((TOKEN, (200, 400, 404)), ("x", (401,))):
@@ -93,7 +93,7 @@ def test_no_trick_with_paths_leads_anywhere_else(served: Served, path: str) -> N
         assert SCRIPT.encode() not in told
 
 
-def test_a_body_without_end_is_refused_and_takes_no_memory(served: Served) -> None:
+def test_endless_body_is_rejected_without_using_memory(served: Served) -> None:
     sent = 0
 
     def endless() -> Iterator[bytes]:
@@ -120,7 +120,7 @@ def _resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096 / 2**20
 
 
-def test_what_was_said_is_never_a_page(served: Served) -> None:
+def test_message_content_is_never_served_as_html(served: Served) -> None:
     with served.client() as client:
         for path in ("/v1/sessions/s/messages", "/v1/sessions/s", "/v1/sessions", "/v1/search?q=x"):
             response = client.get(path)
@@ -132,7 +132,7 @@ def test_what_was_said_is_never_a_page(served: Served) -> None:
         assert missing.headers["content-type"] == "application/json"
 
 
-def test_a_cookie_of_a_link_lets_a_browser_in_and_only_its_own_pages_change_anything(
+def test_cookie_of_a_login_link_allows_changes_only_from_own_pages(
     served: Served,
 ) -> None:
     with served.client() as client:

@@ -121,7 +121,7 @@ def _wait_for(telegram: BusyTelegram, *texts: str) -> None:
     assert telegram.texts(ALICE) == list(texts)
 
 
-def test_a_bot_goes_on_after_a_kill_and_after_a_stop_and_sends_every_answer_once(
+def test_restarted_bot_sends_every_answer_once(
     where: str, telegram: BusyTelegram, model: ModelServer, gateway: Process
 ) -> None:
     number = telegram.say("one")
@@ -151,7 +151,7 @@ def test_a_bot_goes_on_after_a_kill_and_after_a_stop_and_sends_every_answer_once
     assert _said(where)[1::2] == telegram.texts(ALICE)
 
 
-def test_a_webhook_is_heard_by_its_signature_alone_through_all_of_the_gateway(
+def test_webhook_needs_only_its_signature(
     gateway: Process, telegram: BusyTelegram, model: ModelServer
 ) -> None:
     body = json.dumps({"sender": "alice", "text": "hello", "id": "1"}).encode()
@@ -187,7 +187,7 @@ def test_a_webhook_is_heard_by_its_signature_alone_through_all_of_the_gateway(
 
 
 @pytest.mark.slow
-def test_two_gateways_on_postgresql_poll_one_bot_in_turn(
+def test_two_gateways_on_postgresql_poll_one_bot_alternately(
     place: Path, own_url: str, telegram: BusyTelegram, model: ModelServer
 ) -> None:
     gateways = [

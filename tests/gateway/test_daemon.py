@@ -93,7 +93,7 @@ def _log(place: Path) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.slow
-def test_asked_to_end_it_lets_the_answers_in_flight_be_made(
+def test_first_signal_waits_for_running_answers(
     tmp_path: Path, gateway: Process, waiting: tuple[_Waiting, str]
 ) -> None:
     asking = _Asking(gateway.url)
@@ -110,7 +110,7 @@ def test_asked_to_end_it_lets_the_answers_in_flight_be_made(
     assert [role for role, _ in _log(tmp_path)] == ["user", "assistant"]
 
 
-def test_asked_twice_it_ends_at_once_and_the_next_start_answers(
+def test_second_signal_ends_immediately_and_the_next_start_answers(
     tmp_path: Path, gateway: Process, waiting: tuple[_Waiting, str]
 ) -> None:
     asking = _Asking(gateway.url)
@@ -133,7 +133,7 @@ def test_asked_twice_it_ends_at_once_and_the_next_start_answers(
 
 
 @pytest.mark.slow
-def test_the_turn_of_a_client_that_went_away_is_let_end_too(tmp_path: Path) -> None:
+def test_shutdown_waits_for_turns_of_disconnected_clients(tmp_path: Path) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Session-Key": "s"}
     body = {"messages": [{"role": "user", "content": "Hello."}], "stream": True}
     with ModelServer(lambda _: "A rather long answer.", pause=1.0) as model:
@@ -152,7 +152,7 @@ def test_the_turn_of_a_client_that_went_away_is_let_end_too(tmp_path: Path) -> N
     assert _log(tmp_path) == [("user", "Hello."), ("assistant", "A rather long answer.")]
 
 
-def test_a_turn_that_is_gone_on_with_is_answered_by_the_next_start_too(
+def test_interrupted_resumed_turn_is_answered_by_the_next_start(
     tmp_path: Path, waiting: tuple[_Waiting, str]
 ) -> None:
     workspace = str(tmp_path / "workspace")
@@ -248,9 +248,7 @@ def _settings(place: Path, text: str) -> Any:
         ("[webhooks.shop]\nallow = ['x']\n", "at least 16 characters"),
     ],
 )
-def test_what_is_wrong_at_the_start_leaves_nothing_open(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_failed_start_leaks_no_resources(tmp_path: Path, text: str, words: str) -> None:
     if "[agent]" not in text:
         text = f"[agent]\nsessions = '{tmp_path}/w'\nmodel = 'scripted'\n{text}"
     settings = _settings(tmp_path, text)
@@ -260,7 +258,7 @@ def test_what_is_wrong_at_the_start_leaves_nothing_open(
     assert (_open_files(), threading.active_count()) == before
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = _settings(tmp_path, "[agent]\nmodel = 'scripted'\n")
@@ -272,7 +270,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "token").exists()
 
 
-def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
+def test_token_readable_by_others_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t" * 43)
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(StenologError, match="chmod 600"):
@@ -284,7 +282,7 @@ def _open_files() -> int:
 
 
 @pytest.mark.slow
-def test_where_sessions_are_not_to_be_kept_nothing_is_on_disk(
+def test_gateway_without_session_persistence_writes_no_files(
     tmp_path: Path, waiting: tuple[_Waiting, str]
 ) -> None:
     waiting[0].go_on.set()

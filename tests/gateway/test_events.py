@@ -42,7 +42,7 @@ def _parsed(response: httpx2.Response) -> Iterator[tuple[str, str, Any]]:
             fields = {}
 
 
-def test_a_stream_goes_on_behind_the_last_event_that_was_heard(tmp_path: Path) -> None:
+def test_stream_continues_after_the_last_event_id(tmp_path: Path) -> None:
     with open_store(str(tmp_path)) as store:
         for number in range(5):
             store.add_message("a/b", "user", f"m{number}")
@@ -55,7 +55,7 @@ def test_a_stream_goes_on_behind_the_last_event_that_was_heard(tmp_path: Path) -
         assert [data["seq"] for _, _, data in _events(client, f"{path}?after=4", 1)] == [5]
 
 
-def test_what_another_process_writes_arrives(tmp_path: Path) -> None:
+def test_stream_has_messages_of_other_processes(tmp_path: Path) -> None:
     with _served(tmp_path) as served, served.client() as client:
         found: list[Any] = []
 
@@ -83,7 +83,7 @@ def _until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_session_that_is_made_anew_while_a_client_waits_for_it_is_heard_whole(
+def test_stream_has_all_messages_of_a_recreated_session(
     tmp_path: Path,
 ) -> None:
     with open_store(str(tmp_path)) as store:
@@ -108,7 +108,7 @@ def test_a_session_that_is_made_anew_while_a_client_waits_for_it_is_heard_whole(
     assert [data["seq"] for _, kind, data in found if kind == "message"] == [1, 2, 3, 4, 5]
 
 
-def test_a_session_that_is_deleted_and_made_anew_begins_anew(tmp_path: Path) -> None:
+def test_stream_of_a_recreated_session_starts_again(tmp_path: Path) -> None:
     with open_store(str(tmp_path)) as store:
         store.add_message("s", "user", "old")
         with _served(tmp_path) as served, served.client() as client:
@@ -122,7 +122,7 @@ def test_a_session_that_is_deleted_and_made_anew_begins_anew(tmp_path: Path) -> 
     ]
 
 
-def test_what_happens_to_a_session_is_told_where_that_is_wanted(tmp_path: Path) -> None:
+def test_session_changes_are_streamed_on_request(tmp_path: Path) -> None:
     with open_store(str(tmp_path)) as store:
         for number in range(4):
             store.add_message("s", "assistant", f"m{number}")
@@ -162,7 +162,7 @@ def test_what_happens_to_a_session_is_told_where_that_is_wanted(tmp_path: Path) 
     assert told[0]["summary"] == "before"
 
 
-def test_an_end_of_the_gateway_ends_the_streams(tmp_path: Path) -> None:
+def test_shutdown_ends_streams_immediately(tmp_path: Path) -> None:
     """At once, and not when the time is over that answers in flight have."""
     with _served(tmp_path, shutdown_timeout=3_600.0) as served, served.client() as client:
         client.post("/v1/sessions/s/messages", json={"content": "Hello."})
@@ -187,7 +187,7 @@ def test_an_end_of_the_gateway_ends_the_streams(tmp_path: Path) -> None:
     listening.join(30)
 
 
-def test_more_streams_than_there_are_places_for_are_refused_at_once(tmp_path: Path) -> None:
+def test_streams_above_the_limit_are_rejected_immediately(tmp_path: Path) -> None:
     with _served(tmp_path, max_streams=1) as served, served.client() as client:
         with client.stream("GET", "/v1/sessions/s/events") as open_one:
             assert open_one.status_code == 200
@@ -200,7 +200,7 @@ def test_more_streams_than_there_are_places_for_are_refused_at_once(tmp_path: Pa
             assert next_one.status_code == 200
 
 
-def test_many_who_listen_to_one_session_are_one_to_the_store(
+def test_listeners_of_one_session_share_one_follower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So few that some of it is read from the store again.
@@ -227,7 +227,7 @@ def test_many_who_listen_to_one_session_are_one_to_the_store(
         assert [data["seq"] for _, _, data in heard] == list(range(1, count + 1))
 
 
-def test_an_id_that_no_stream_gave_is_refused(tmp_path: Path) -> None:
+def test_invalid_last_event_id_is_rejected(tmp_path: Path) -> None:
     with _served(tmp_path) as served, served.client() as client:
         response = client.get("/v1/sessions/s/events", headers={"Last-Event-ID": "x"})
     assert response.status_code == 400

@@ -39,7 +39,7 @@ def _addresses(opened: list[socket.socket]) -> set[str]:
 
 @with_ipv6
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_both_loopback_addresses_are_taken_at_one_port(host: str) -> None:
+def test_gateway_listens_on_both_loopback_addresses(host: str) -> None:
     with _listening(host) as opened:
         assert _addresses(opened) == {"127.0.0.1", "::1"}
         assert len({one.getsockname()[1] for one in opened}) == 1
@@ -50,7 +50,7 @@ def test_both_loopback_addresses_are_taken_at_one_port(host: str) -> None:
     ("taken", "family", "host"),
     [("::1", socket.AF_INET6, "127.0.0.1"), ("127.0.0.1", socket.AF_INET, "::1")],
 )
-def test_a_port_that_another_program_has_at_the_other_address_is_refused(
+def test_port_in_use_on_the_other_loopback_address_is_rejected(
     taken: str, family: socket.AddressFamily, host: str
 ) -> None:
     with socket.create_server((taken, 0), family=family) as other:
@@ -62,7 +62,7 @@ def test_a_port_that_another_program_has_at_the_other_address_is_refused(
         assert len(opened) == 2
 
 
-def test_a_machine_without_ipv6_listens_at_127_0_0_1_alone(
+def test_machine_without_ipv6_listens_only_on_127_0_0_1(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     look_up = socket.getaddrinfo
@@ -96,6 +96,6 @@ def test_a_second_address_that_cannot_be_opened_is_logged(
     assert "Another program that listens on ::1" in warning
 
 
-def test_another_address_is_taken_alone() -> None:
+def test_other_address_is_bound_alone() -> None:
     with _listening("127.0.0.5") as opened:
         assert _addresses(opened) == {"127.0.0.5"}

@@ -49,7 +49,7 @@ def test_a_link_of_one_gateway_is_accepted_once_by_another(where: str) -> None:
         assert [_open_link(gateway, link).status_code for gateway in (one, other)] == [403, 403]
 
 
-def test_of_many_uses_of_a_link_at_two_gateways_one_is_accepted(where: str) -> None:
+def test_login_link_is_accepted_once_across_two_gateways(where: str) -> None:
     with _two_gateways(where) as gateways, ThreadPoolExecutor(6) as pool:
         link = _new_link(gateways[0])
         together = threading.Barrier(6)
@@ -61,7 +61,7 @@ def test_of_many_uses_of_a_link_at_two_gateways_one_is_accepted(where: str) -> N
         assert sorted(pool.map(use, range(6))) == [303] + [403] * 5
 
 
-def test_a_browser_that_logged_out_is_logged_out_at_every_gateway_and_after_a_restart(
+def test_logout_applies_to_every_gateway_and_survives_a_restart(
     where: str,
 ) -> None:
     def status(gateway: Served, method: str = "GET", path: str = "/") -> int:

@@ -57,7 +57,7 @@ def _ask(
     )
 
 
-def test_a_session_is_kept_and_its_past_is_sent_to_the_model(tmp_path: Path) -> None:
+def test_session_is_stored_and_its_history_is_sent_to_the_model(tmp_path: Path) -> None:
     model = ScriptedModel(_echo)
     with Served(tmp_path, model) as served, _client(served) as client:
         first = _ask(client, [{"role": "user", "content": "I am Ada."}])
@@ -74,7 +74,7 @@ def test_a_session_is_kept_and_its_past_is_sent_to_the_model(tmp_path: Path) -> 
     ]
 
 
-def test_a_session_may_be_named_in_the_metadata_and_be_any_text(tmp_path: Path) -> None:
+def test_session_key_in_the_metadata_may_be_any_text(tmp_path: Path) -> None:
     key = "web/ü:🐦"
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
         _ask(client, [{"role": "user", "content": "Hello."}], None, metadata={"session": key})
@@ -88,7 +88,7 @@ def test_a_session_may_be_named_in_the_metadata_and_be_any_text(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("key", ["a\r\nX-Evil: 1", "\x00", " a ", "ü", "x" * 1_024])
-def test_no_key_breaks_the_response(tmp_path: Path, key: str) -> None:
+def test_hostile_session_keys_do_not_break_the_response(tmp_path: Path, key: str) -> None:
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
         for stream in (False, True):
             asked: Any = [{"role": "user", "content": "Hello."}]
@@ -101,7 +101,7 @@ def test_no_key_breaks_the_response(tmp_path: Path, key: str) -> None:
     assert len(_log(tmp_path, key)) == 4
 
 
-def test_half_a_character_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_lone_surrogate_is_stored_unchanged(tmp_path: Path) -> None:
     with Served(tmp_path, ScriptedModel(["Yes."])) as served, served.client() as client:
         body = rb'{"messages": [{"role": "user", "content": "cut \ud83d"}], "seed": 1}'
         response = client.post(
@@ -114,7 +114,7 @@ def test_half_a_character_is_kept_as_it_is(tmp_path: Path) -> None:
     assert _log(tmp_path, "s")[0] == ("user", "cut \ud83d")
 
 
-def test_without_a_session_nothing_is_kept(tmp_path: Path) -> None:
+def test_request_without_a_session_is_not_stored(tmp_path: Path) -> None:
     model = ScriptedModel(_echo)
     with Served(tmp_path, model) as served, _client(served) as client:
         answer = _ask(client, [{"role": "user", "content": "Hello."}], None)
@@ -124,7 +124,7 @@ def test_without_a_session_nothing_is_kept(tmp_path: Path) -> None:
     assert not any(b"Hello." in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
-def test_without_a_session_each_request_gets_one_where_that_is_wanted(tmp_path: Path) -> None:
+def test_request_without_a_session_gets_a_new_one_if_configured(tmp_path: Path) -> None:
     served = Served(tmp_path, ScriptedModel(_echo), store_anonymous=True)
     with served, _client(served) as client:
         raw = client.chat.completions.with_raw_response.create(
@@ -135,7 +135,7 @@ def test_without_a_session_each_request_gets_one_where_that_is_wanted(tmp_path: 
     assert [role for role, _ in _log(tmp_path, key)] == ["user", "assistant"]
 
 
-def test_a_client_that_sends_its_whole_history_adds_what_is_new(tmp_path: Path) -> None:
+def test_full_history_of_a_client_adds_only_new_messages(tmp_path: Path) -> None:
     talk: list[Any] = []
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
         for words in ("one", "two", "three"):
@@ -154,7 +154,7 @@ def test_a_client_that_sends_its_whole_history_adds_what_is_new(tmp_path: Path) 
     assert len(_log(tmp_path, "s", full=True)) == 8
 
 
-def test_the_clients_own_system_prompt_stands_in_the_place_of_the_agents(tmp_path: Path) -> None:
+def test_system_prompt_of_the_client_replaces_that_of_the_agent(tmp_path: Path) -> None:
     model = ScriptedModel(_echo)
     with Served(tmp_path, model) as served, _client(served) as client:
         system = {"role": "system", "content": "Speak like a pirate."}
@@ -175,7 +175,7 @@ def _with_lamp(messages: Messages, tools: Messages) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_call_of_the_clients_tool_is_handed_over_and_its_result_goes_on(
+def test_client_tool_call_is_returned_and_its_result_continues_the_turn(
     tmp_path: Path, stream: bool, whole: bool
 ) -> None:
     model = ScriptedModel(_with_lamp)
@@ -212,14 +212,14 @@ def _heard(client: openai.OpenAI, messages: Any, *, stream: bool) -> tuple[str, 
     return text, calls, finish
 
 
-def test_the_scripted_model_calls_a_tool_of_the_client(tmp_path: Path) -> None:
+def test_scripted_model_calls_a_client_tool(tmp_path: Path) -> None:
     with Served(tmp_path, offline_model(pause=0)) as served, _client(served) as client:
         asked: Any = {"role": "user", "content": 'call lamp {"on": true}'}
         _, calls, finish = _heard(client, [asked], stream=False)
         assert (calls, finish) == ([{"name": "lamp", "arguments": '{"on": true}'}], "tool_calls")
 
 
-def test_who_goes_on_without_the_result_is_answered(tmp_path: Path) -> None:
+def test_new_message_instead_of_a_tool_result_gets_an_answer(tmp_path: Path) -> None:
     model = ScriptedModel(_with_lamp)
     with Served(tmp_path, model) as served, _client(served) as client:
         _ask(client, [{"role": "user", "content": "The lamp!"}], tools=[LAMP])
@@ -234,7 +234,7 @@ def clock() -> str:
     return "noon"
 
 
-def test_what_the_agents_own_tools_do_is_not_the_clients_business(tmp_path: Path) -> None:
+def test_tool_calls_of_the_agent_are_not_sent_to_the_client(tmp_path: Path) -> None:
     scenes: list[Any] = [
         {"content": "I look.", "tool_calls": [tool_call("clock", id="c1")]},
         "It is noon.",
@@ -295,7 +295,7 @@ def _ask_and_go_away(served: Served, model: Gated, messages: Any, **more: Any) -
     model.go_on.set()
 
 
-def test_who_asks_again_gets_the_same_answer_and_nothing_is_stored_twice(tmp_path: Path) -> None:
+def test_retry_gets_the_same_answer_and_stores_nothing_twice(tmp_path: Path) -> None:
     asked: Any = [{"role": "user", "content": "Hello."}]
     model = Gated(_echo)
     with Served(tmp_path, model) as served:
@@ -312,7 +312,7 @@ def test_who_asks_again_gets_the_same_answer_and_nothing_is_stored_twice(tmp_pat
     assert [role for role, _ in _log(tmp_path, "s", full=True)] == ["user", "assistant"] * 3
 
 
-def test_who_was_answered_and_was_then_refused_says_something_new(tmp_path: Path) -> None:
+def test_retry_of_a_rejected_request_is_a_new_message(tmp_path: Path) -> None:
     """Its library asks again by itself: for the message that was refused, not for the last one."""
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
         asked: Any = [{"role": "user", "content": "continue"}]
@@ -341,7 +341,7 @@ def test_retry_after_a_restart_is_a_new_message_if_the_last_answer_was_received(
     assert _log(tmp_path, "s")[2] == ("user", "continue")
 
 
-def test_retry_on_another_gateway_gets_the_answer_that_nobody_received(tmp_path: Path) -> None:
+def test_retry_on_another_gateway_gets_the_undelivered_answer(tmp_path: Path) -> None:
     asked: Any = [{"role": "user", "content": "Hello."}]
     model = Gated(_echo)
     other = ScriptedModel(["never"])
@@ -375,7 +375,7 @@ def _tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
-def test_idempotency_key_with_other_tools_is_refused(tmp_path: Path) -> None:
+def test_idempotency_key_with_other_tools_is_rejected(tmp_path: Path) -> None:
     key, hello = {"Idempotency-Key": "k1"}, [_user("Hello.")]
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
         first = _ask(client, hello, headers=key, tools=[_tool("weather")])
@@ -398,7 +398,7 @@ def test_idempotency_key_with_other_tools_is_refused(tmp_path: Path) -> None:
         (_SEVERAL, [_user("other"), *_SEVERAL[1:]]),
     ],
 )
-def test_idempotency_key_with_other_messages_is_refused_by_every_gateway(
+def test_idempotency_key_with_other_messages_is_rejected_by_every_gateway(
     first: Any, other: Any, tmp_path: Path
 ) -> None:
     key = {"Idempotency-Key": "k1"}
@@ -417,7 +417,7 @@ def test_idempotency_key_with_other_messages_is_refused_by_every_gateway(
 
 
 @pytest.mark.parametrize("fields", [{}, {"name": "ada"}])
-def test_a_named_request_that_changes_more_than_the_end_is_answered_once(
+def test_request_with_an_idempotency_key_that_edits_history_is_answered_once(
     tmp_path: Path, fields: dict[str, str]
 ) -> None:
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
@@ -435,7 +435,7 @@ def test_a_named_request_that_changes_more_than_the_end_is_answered_once(
     assert len(kept) == 6
 
 
-def test_calls_that_were_handed_over_are_handed_over_again(tmp_path: Path) -> None:
+def test_retry_returns_the_same_client_tool_calls(tmp_path: Path) -> None:
     asked: Any = [{"role": "user", "content": "The lamp!"}]
     model = Gated(_with_lamp)
     with Served(tmp_path, model) as served:
@@ -446,7 +446,7 @@ def test_calls_that_were_handed_over_are_handed_over_again(tmp_path: Path) -> No
     assert len(_log(tmp_path, "s", full=True)) == 2
 
 
-def test_results_that_nobody_waits_for_are_refused_or_known(tmp_path: Path) -> None:
+def test_unexpected_tool_results_are_rejected_or_recognized(tmp_path: Path) -> None:
     result: Any = {"role": "tool", "tool_call_id": "c1", "content": "it shines"}
     with Served(tmp_path, ScriptedModel(_with_lamp)) as served, _client(served) as client:
         with pytest.raises(openai.BadRequestError, match="there is no pending tool call"):
@@ -463,7 +463,7 @@ def test_results_that_nobody_waits_for_are_refused_or_known(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def test_a_client_cannot_say_what_only_we_say(tmp_path: Path) -> None:
+def test_client_cannot_forge_reserved_fields(tmp_path: Path) -> None:
     forged = {"origin": {"channel": "telegram", "chat": 4242}, "seen": 99, "of_client": ["c9"]}
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
         talk: Any = [
@@ -479,7 +479,7 @@ def test_a_client_cannot_say_what_only_we_say(tmp_path: Path) -> None:
     assert "origin" not in kept[3]["stenolog"]
 
 
-def test_any_name_of_a_field_leaves_the_response_whole(tmp_path: Path) -> None:
+def test_hostile_field_names_do_not_break_the_response(tmp_path: Path) -> None:
     with Served(tmp_path, ScriptedModel(_echo)) as served, served.client() as client:
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}]}
         body |= {"a\r\nSet-Cookie: evil": 1} | {f"field-{n}": 1 for n in range(20_000)}
@@ -489,7 +489,7 @@ def test_any_name_of_a_field_leaves_the_response_whole(tmp_path: Path) -> None:
     assert len(response.headers["x-steno-without-effect"]) < 2_000
 
 
-def test_a_model_that_is_down_is_told_by_the_status_and_the_message_is_kept(tmp_path: Path) -> None:
+def test_unavailable_model_is_reported_and_the_message_is_kept(tmp_path: Path) -> None:
     scenes: list[Any] = [ModelUnavailable("it sleeps"), "Good morning."]
     with Served(tmp_path, ScriptedModel(scenes)) as served:
         asked: Any = [{"role": "user", "content": "Hello."}]
@@ -502,7 +502,7 @@ def test_a_model_that_is_down_is_told_by_the_status_and_the_message_is_kept(tmp_
     assert [role for role, _ in _log(tmp_path, "s", full=True)] == ["user", "assistant"]
 
 
-def test_models_are_the_agents_and_an_unknown_one_is_told_with_those_there_are(
+def test_models_are_the_agents_and_unknown_models_are_rejected(
     tmp_path: Path,
 ) -> None:
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
@@ -525,7 +525,7 @@ def _wrong() -> Iterator[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize(("body", "words"), list(_wrong()))
-def test_what_cannot_be_answered_is_refused_and_nothing_is_stored(
+def test_invalid_chat_request_is_rejected_and_not_stored(
     tmp_path: Path, body: Any, words: str
 ) -> None:
     model = ScriptedModel(_echo)
@@ -538,7 +538,7 @@ def test_what_cannot_be_answered_is_refused_and_nothing_is_stored(
     assert _log(tmp_path, "s") == []
 
 
-def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
+def test_ignored_parameters_are_reported(tmp_path: Path) -> None:
     with Served(tmp_path, ScriptedModel(_echo)) as served, _client(served) as client:
         raw = client.chat.completions.with_raw_response.create(
             model="main",
@@ -549,7 +549,7 @@ def test_what_has_no_effect_is_told(tmp_path: Path) -> None:
     assert raw.headers["x-steno-without-effect"] == "temperature"
 
 
-def test_what_another_user_said_meanwhile_is_not_the_clients_to_take_back(tmp_path: Path) -> None:
+def test_client_cannot_hide_a_message_that_arrived_meanwhile(tmp_path: Path) -> None:
     """A client that sends everything changes its end, while somebody else waits for an answer."""
     go_on, asked = threading.Event(), threading.Event()
 

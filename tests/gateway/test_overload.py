@@ -15,7 +15,7 @@ from support.gateway.served_gateway import Served
 CAPACITY = 4
 
 
-def test_ten_times_of_what_there_is_room_for_is_refused_at_once_and_recovers(
+def test_overload_is_rejected_immediately_and_the_gateway_recovers(
     tmp_path: Path,
 ) -> None:
     go_on = threading.Event()
@@ -59,7 +59,7 @@ def test_ten_times_of_what_there_is_room_for_is_refused_at_once_and_recovers(
         assert len(store.list_sessions()) == CAPACITY + 1
 
 
-def test_a_client_that_goes_away_gives_its_place_back_when_its_turn_is_over(
+def test_slot_of_a_disconnected_client_is_released_after_its_turn(
     tmp_path: Path,
 ) -> None:
     go_on, asked = threading.Event(), threading.Event()

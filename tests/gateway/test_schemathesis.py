@@ -104,10 +104,10 @@ def _run(*options: str) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_what_the_document_says_is_what_happens() -> None:
+def test_gateway_conforms_to_its_openapi_document() -> None:
     _run("--phases", "examples,coverage,fuzzing", "--max-examples", "4")
 
 
 @pytest.mark.full
-def test_what_the_document_says_is_what_happens_at_length() -> None:
+def test_gateway_conforms_to_its_openapi_document_in_a_long_run() -> None:
     _run("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "150")

@@ -172,7 +172,7 @@ def turn(
 
 
 @each_call
-def test_a_turn_beside_clear(turn: Turn, at: int) -> None:
+def test_turn_does_not_send_messages_cleared_meanwhile(turn: Turn, at: int) -> None:
     status, sent = turn.run("clear", at)
     assert status == 200
     if at < turn.sent:
@@ -185,7 +185,7 @@ def test_a_turn_beside_clear(turn: Turn, at: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory"])
-def test_a_turn_beside_clear_while_the_memory_is_searched(
+def test_turn_cleared_during_recall_sends_nothing(
     turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recall = AgentInstance.recall
@@ -202,7 +202,7 @@ def test_a_turn_beside_clear_while_the_memory_is_searched(
 
 
 @each_call
-def test_a_turn_beside_a_summary(turn: Turn, at: int) -> None:
+def test_turn_sends_the_summary_written_meanwhile(turn: Turn, at: int) -> None:
     status, sent = turn.run("checkpoint", at)
     assert status == 200
     if at < turn.sent:
@@ -214,7 +214,7 @@ def test_a_turn_beside_a_summary(turn: Turn, at: int) -> None:
 
 
 @each_call
-def test_a_turn_beside_a_deletion(turn: Turn, at: int) -> None:
+def test_turn_in_a_session_deleted_meanwhile_does_not_recreate_it(turn: Turn, at: int) -> None:
     uid = turn.other.info(KEY).uid
     status, sent = turn.run("delete", at)
     assert status == (200 if turn.calls[at] == "release" else 410)
@@ -229,7 +229,9 @@ def test_a_turn_beside_a_deletion(turn: Turn, at: int) -> None:
 
 
 @each_call
-def test_a_turn_beside_a_purge(turn: Turn, kind: str, at: int) -> None:
+def test_turn_in_a_session_purged_meanwhile_does_not_recreate_it(
+    turn: Turn, kind: str, at: int
+) -> None:
     status, sent = turn.run("purge", at)
     if at < turn.sent and kind != "edit":
         assert SECRET not in sent

@@ -44,7 +44,7 @@ async def answer(model: ChatModel, **how: object) -> tuple[StreamedAnswer, int]:
     return reply, pieces
 
 
-def test_the_weights_are_found_and_make_the_model_that_is_opened(path: Path) -> None:
+def test_installed_weights_are_found_and_opened(path: Path) -> None:
     assert is_installed()
     assert find_weights() == path
     choice = find_model(environment={}, weights=find_weights)
@@ -54,7 +54,7 @@ def test_the_weights_are_found_and_make_the_model_that_is_opened(path: Path) -> 
     assert model.path == path
 
 
-def test_it_talks_keeps_to_a_schema_and_is_gone_when_closed(
+def test_local_model_streams_follows_a_schema_and_is_freed_on_close(
     path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def talk() -> tuple[tuple[StreamedAnswer, int], StreamedAnswer, str]:
@@ -82,7 +82,7 @@ def test_it_talks_keeps_to_a_schema_and_is_gone_when_closed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_request_that_is_too_long_is_known_as_such(path: Path) -> None:
+def test_too_long_request_is_recognized_as_overflow(path: Path) -> None:
     async def overflow() -> ModelRefused:
         model = LocalModel(path, context=256)
         asked = [{"role": "user", "content": "tides and the moon " * 300}]
@@ -98,7 +98,7 @@ def test_a_request_that_is_too_long_is_known_as_such(path: Path) -> None:
     assert found.limit == 256
 
 
-def test_who_stops_reading_can_go_on_at_once(path: Path) -> None:
+def test_new_request_works_after_a_stopped_stream(path: Path) -> None:
     async def stopped() -> StreamedAnswer:
         model = LocalModel(path, context=2_048)
         async with aclosing(model.stream(ASKED, max_tokens=1_500)) as deltas:
@@ -111,7 +111,7 @@ def test_who_stops_reading_can_go_on_at_once(path: Path) -> None:
     assert asyncio.run(stopped()).finish
 
 
-def test_a_file_that_only_looks_like_a_model_is_told(tmp_path: Path) -> None:
+def test_invalid_model_file_is_reported(tmp_path: Path) -> None:
     weights()
     wrong = tmp_path / "wrong.gguf"
     wrong.write_bytes(b"GGUF" + b"\0" * 100)

@@ -44,7 +44,7 @@ def memory(tmp_path: Path, model: SmallModel) -> Iterator[Memory]:
         yield opened
 
 
-def test_consolidation_by_a_real_model_tells_every_turn_and_invents_no_fact(
+def test_consolidation_by_a_real_model_covers_every_turn_without_invented_facts(
     memory: Memory, model: SmallModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = model.calls
@@ -68,7 +68,7 @@ def test_consolidation_by_a_real_model_tells_every_turn_and_invents_no_fact(
     assert 0 < memory.recall(asked, scope=scope, budget=100).tokens <= 100 < recalled.tokens
 
 
-def test_a_real_summary_is_carried_on_and_the_window_fits(
+def test_summary_of_a_real_model_is_continued_and_the_window_fits(
     tmp_path: Path, model: SmallModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limits = Limits(max_context_tokens=CONTEXT // 4, max_history_messages=8)
@@ -94,7 +94,7 @@ def test_a_real_summary_is_carried_on_and_the_window_fits(
         assert prompt <= limits.max_context_tokens
 
 
-def test_a_schema_holds_the_real_model_to_its_shape(model: SmallModel) -> None:
+def test_real_model_follows_the_schema(model: SmallModel) -> None:
     from stenolog.context.summary import SCHEMA
 
     asked = [{"role": "user", "content": "user: I moved to Porto. We chose the blue tiles."}]
@@ -106,7 +106,7 @@ def test_a_schema_holds_the_real_model_to_its_shape(model: SmallModel) -> None:
         assert isinstance(told, str if name == "last_state" else list)
 
 
-def test_a_request_that_is_too_long_is_known_as_such(model: SmallModel, tmp_path: Path) -> None:
+def test_too_long_request_is_recognized_as_overflow(model: SmallModel, tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         for number in range(30):
             store.add_message(

@@ -107,7 +107,7 @@ class Grouped(Gated):
 # --- the same calls ------------------------------------------------------------------------------
 
 
-def test_it_has_every_method_of_a_store_with_the_same_arguments() -> None:
+def test_async_store_has_every_method_of_a_store_with_the_same_arguments() -> None:
     own = {"__enter__", "__exit__"}
     for name, method in inspect.getmembers(Store, inspect.isfunction):
         if name in own or (name.startswith("_") and name not in own):
@@ -122,12 +122,12 @@ def test_it_has_every_method_of_a_store_with_the_same_arguments() -> None:
 
 
 @pytest.mark.parametrize("name", ["add_message", "add_full_message", "add_messages"])
-def test_a_method_written_by_hand_takes_the_arguments_that_it_shows(name: str) -> None:
+def test_hand_written_methods_have_the_signatures_of_the_store(name: str) -> None:
     own = inspect.signature(getattr(AsyncStore, name), follow_wrapped=False)
     assert own.parameters == inspect.signature(getattr(Store, name)).parameters
 
 
-def test_it_has_the_docstrings_of_a_store() -> None:
+def test_async_store_has_the_docstrings_of_a_store() -> None:
     for name, method in inspect.getmembers(Store, inspect.isfunction):
         if name.startswith("_"):
             continue
@@ -160,12 +160,12 @@ def test_mypy_sees_the_full_signatures() -> None:
     run(main)
 
 
-def test_its_lease_has_every_member_of_a_lease() -> None:
+def test_async_lease_has_every_member_of_a_lease() -> None:
     public = {name for name in dir(Lease) if not name.startswith("_")}
     assert public <= {name for name in dir(AsyncLease) if not name.startswith("_")} | {"store"}
 
 
-def test_every_call_gives_what_the_store_gives(store: Store) -> None:
+def test_async_calls_return_the_results_of_the_store(store: Store) -> None:
     async def main() -> None:
         model = InMemoryStore()
         async with AsyncStore(store) as mine:
@@ -185,7 +185,7 @@ def test_every_call_gives_what_the_store_gives(store: Store) -> None:
     run(main)
 
 
-def test_p8_errors_come_through(store: Store) -> None:
+def test_p8_errors_of_the_store_are_raised(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             with pytest.raises(InvalidKey):
@@ -203,7 +203,7 @@ def test_p8_errors_come_through(store: Store) -> None:
 # --- groups --------------------------------------------------------------------------------------
 
 
-def test_appends_of_tasks_that_are_ready_together_are_one_group() -> None:
+def test_concurrent_appends_form_one_group() -> None:
     async def main() -> None:
         store = Grouped()
         store.gate.set()
@@ -215,7 +215,7 @@ def test_appends_of_tasks_that_are_ready_together_are_one_group() -> None:
     run(main)
 
 
-def test_while_a_group_is_under_way_the_next_one_gathers() -> None:
+def test_appends_during_a_group_form_the_next_group() -> None:
     async def main() -> None:
         store = Grouped()
         async with AsyncStore(store) as mine:
@@ -236,7 +236,7 @@ def test_while_a_group_is_under_way_the_next_one_gathers() -> None:
     run(main)
 
 
-def test_tasks_that_append_again_at_once_stay_together() -> None:
+def test_repeated_appends_of_concurrent_tasks_stay_grouped() -> None:
     async def main() -> None:
         store = Grouped()
 
@@ -257,7 +257,7 @@ def test_tasks_that_append_again_at_once_stay_together() -> None:
     run(main)
 
 
-def test_p7_a_thousand_tasks_lose_nothing_and_keep_their_order(store: Store) -> None:
+def test_p7_messages_of_a_thousand_tasks_are_stored_in_order(store: Store) -> None:
     async def main() -> None:
         given: dict[int, Any] = {}
 
@@ -315,7 +315,7 @@ def test_p8_in_a_group_each_caller_gets_its_own_outcome(store: Store) -> None:
     run(main)
 
 
-def test_p8_an_object_that_cannot_even_be_read_fails_its_own_caller_only(store: Store) -> None:
+def test_p8_unreadable_object_fails_only_its_own_caller(store: Store) -> None:
     class Unreadable(dict[str, Any]):
         def items(self) -> Any:
             raise RuntimeError("read it elsewhere")
@@ -337,7 +337,7 @@ def test_p8_an_object_that_cannot_even_be_read_fails_its_own_caller_only(store: 
     run(main)
 
 
-def test_p8_where_a_whole_group_fails_each_caller_gets_an_error_of_its_own(store: Store) -> None:
+def test_p8_failed_group_raises_a_separate_error_for_each_caller(store: Store) -> None:
     async def main() -> None:
         mine = AsyncStore(store)
         store.close()
@@ -351,7 +351,7 @@ def test_p8_where_a_whole_group_fails_each_caller_gets_an_error_of_its_own(store
     run(main)
 
 
-def test_a_group_store_is_known_by_its_method(tmp_path: Path) -> None:
+def test_group_store_is_recognized_by_its_method(tmp_path: Path) -> None:
     assert isinstance(Grouped(), GroupStore)
     with stenolog.open_store(tmp_path) as store:
         assert isinstance(store, GroupStore)
@@ -360,7 +360,7 @@ def test_a_group_store_is_known_by_its_method(tmp_path: Path) -> None:
 # --- cancellation --------------------------------------------------------------------------------
 
 
-def test_cancelled_before_hand_over_it_is_not_stored() -> None:
+def test_append_cancelled_before_it_starts_is_not_stored() -> None:
     async def main() -> None:
         store = Gated()
         async with AsyncStore(store) as mine:
@@ -387,7 +387,7 @@ def test_cancelled_before_hand_over_it_is_not_stored() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
-def test_cancelled_after_hand_over_it_runs_to_its_end_first(times: int) -> None:
+def test_cancellation_waits_for_a_started_call(times: int) -> None:
     async def main() -> None:
         store = Gated()
         async with AsyncStore(store) as mine:
@@ -413,7 +413,7 @@ def test_cancelled_after_hand_over_it_runs_to_its_end_first(times: int) -> None:
     run(main)
 
 
-def test_an_error_after_cancellation_is_not_raised_in_its_place() -> None:
+def test_error_after_cancellation_does_not_replace_cancelled_error() -> None:
     async def main() -> None:
         store = Gated()
         async with AsyncStore(store) as mine:
@@ -428,7 +428,7 @@ def test_an_error_after_cancellation_is_not_raised_in_its_place() -> None:
     run(main)
 
 
-def test_a_timeout_is_told_when_the_call_is_settled() -> None:
+def test_timeout_is_raised_after_the_started_call_ends() -> None:
     async def main() -> None:
         store = Gated()
         async with AsyncStore(store) as mine:
@@ -442,7 +442,7 @@ def test_a_timeout_is_told_when_the_call_is_settled() -> None:
     run(main)
 
 
-def test_a_call_that_waits_for_a_thread_can_still_be_called_off() -> None:
+def test_call_waiting_for_a_thread_can_be_cancelled() -> None:
     async def main() -> None:
         store = Gated()
         async with AsyncStore(store) as mine:
@@ -463,7 +463,7 @@ def test_a_call_that_waits_for_a_thread_can_still_be_called_off() -> None:
 
 
 @pytest.mark.parametrize("call", ["add_message", "set_history", "get_history"])
-def test_cancelled_at_any_await_it_is_stored_once_or_not_at_all(store: Store, call: str) -> None:
+def test_call_cancelled_at_any_await_is_stored_once_or_not_at_all(store: Store, call: str) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             for turns in range(40):
@@ -501,7 +501,7 @@ def test_cancelled_at_any_await_it_is_stored_once_or_not_at_all(store: Store, ca
 # --- loops and threads that go away --------------------------------------------------------------
 
 
-def test_nothing_hangs_when_the_loop_closes_under_a_call() -> None:
+def test_closing_the_loop_during_a_call_does_not_hang() -> None:
     store = Gated()
     mine = AsyncStore(store)
     loop = asyncio.new_event_loop()
@@ -529,7 +529,7 @@ def test_nothing_hangs_when_the_loop_closes_under_a_call() -> None:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def test_asyncio_run_waits_for_what_was_handed_over() -> None:
+def test_asyncio_run_waits_for_started_calls() -> None:
     store = Gated()
     mine = AsyncStore(store)
 
@@ -544,14 +544,14 @@ def test_asyncio_run_waits_for_what_was_handed_over() -> None:
     assert shown(store, "a") == ["x"]
 
 
-def test_one_store_serves_one_loop_after_another(store: Store) -> None:
+def test_async_store_works_in_successive_event_loops(store: Store) -> None:
     mine = AsyncStore(store)
     for number in range(3):
         assert asyncio.run(mine.add_message("a", "user", number)) == number + 1
     asyncio.run(mine.close())
 
 
-def test_close_leaves_no_thread_behind(store: Store) -> None:
+def test_close_ends_all_threads(store: Store) -> None:
     before = set(threading.enumerate())
 
     async def main() -> None:
@@ -568,7 +568,7 @@ def test_close_leaves_no_thread_behind(store: Store) -> None:
         assert not thread.is_alive()
 
 
-def test_p8_after_close_every_call_says_so(store: Store) -> None:
+def test_p8_calls_after_close_raise_store_closed(store: Store) -> None:
     async def main() -> None:
         mine = AsyncStore(store)
         await mine.close()
@@ -588,7 +588,7 @@ def test_p8_after_close_every_call_says_so(store: Store) -> None:
     run(main)
 
 
-def test_appends_that_wait_when_the_store_is_closed_are_told() -> None:
+def test_waiting_appends_raise_store_closed_on_close() -> None:
     async def main() -> None:
         store = Gated()
         mine = AsyncStore(store)
@@ -630,7 +630,7 @@ def test_a_follower_whose_thread_starts_after_the_close_ends() -> None:
 # --- follow --------------------------------------------------------------------------------------
 
 
-def test_follow_gives_what_is_there_and_what_arrives(store: Store) -> None:
+def test_follow_returns_stored_and_new_messages(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             await mine.add_messages("a", [user("1"), user("2")])
@@ -657,7 +657,7 @@ def test_follow_gives_what_is_there_and_what_arrives(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_follow_waits_longer_than_its_thread_looks_up() -> None:
+def test_follow_waits_longer_than_one_polling_interval() -> None:
     async def main() -> None:
         async with AsyncStore(InMemoryStore()) as mine:
             await mine.add_message("a", "user", "1")
@@ -673,7 +673,7 @@ def test_follow_waits_longer_than_its_thread_looks_up() -> None:
     run(main)
 
 
-def test_many_followers_hold_nobody_up(store: Store) -> None:
+def test_many_followers_do_not_block_other_calls(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             following = [asyncio.create_task(anext(mine.follow("a"))) for _ in range(THREADS + 8)]
@@ -685,7 +685,7 @@ def test_many_followers_hold_nobody_up(store: Store) -> None:
     run(main)
 
 
-def test_a_follower_can_be_cancelled_or_left_at_any_time(store: Store) -> None:
+def test_follow_can_be_cancelled_or_abandoned_at_any_time(store: Store) -> None:
     async def main() -> None:
         before = set(threading.enumerate())
         async with AsyncStore(store) as mine:
@@ -712,7 +712,7 @@ def test_a_follower_can_be_cancelled_or_left_at_any_time(store: Store) -> None:
     run(main)
 
 
-def test_errors_of_follow_are_raised_where_it_is_awaited(store: Store) -> None:
+def test_errors_of_follow_are_raised_by_its_await(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             with pytest.raises(InvalidKey):
@@ -721,7 +721,7 @@ def test_errors_of_follow_are_raised_where_it_is_awaited(store: Store) -> None:
     run(main)
 
 
-def test_a_session_that_is_made_anew_is_not_taken_for_the_old_one(store: Store) -> None:
+def test_follow_distinguishes_a_recreated_session(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             await mine.add_messages("a", [user("1"), user("2")])
@@ -739,7 +739,7 @@ def test_a_session_that_is_made_anew_is_not_taken_for_the_old_one(store: Store) 
 # --- beginning and ending ------------------------------------------------------------------------
 
 
-def test_sessions_begin_and_end_as_in_the_store(store: Store) -> None:
+def test_lifecycle_calls_work_as_in_the_store(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             times = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2)]
@@ -759,7 +759,7 @@ def test_sessions_begin_and_end_as_in_the_store(store: Store) -> None:
     run(main)
 
 
-def test_p8_times_of_a_group_are_refused_for_their_own_caller_only(store: Store) -> None:
+def test_p8_invalid_times_fail_only_their_own_caller(store: Store) -> None:
     async def main() -> None:
         then = datetime(2020, 1, 1, tzinfo=UTC)
         async with AsyncStore(store) as mine:
@@ -776,7 +776,7 @@ def test_p8_times_of_a_group_are_refused_for_their_own_caller_only(store: Store)
     run(main)
 
 
-def test_a_turn_is_taken_and_let_go_of(store: Store) -> None:
+def test_lease_is_acquired_and_released(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             await mine.add_message("a", "user", "1")
@@ -797,7 +797,7 @@ def test_a_turn_is_taken_and_let_go_of(store: Store) -> None:
     run(main)
 
 
-def test_p8_a_lease_is_refused_as_by_the_store(store: Store) -> None:
+def test_p8_lease_raises_the_errors_of_the_store(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             with pytest.raises(stenolog.NoSuchSession):
@@ -815,7 +815,7 @@ def test_p8_a_lease_is_refused_as_by_the_store(store: Store) -> None:
     run(main)
 
 
-def test_a_turn_is_waited_for_as_long_as_the_store_waits(tmp_path: Path) -> None:
+def test_default_wait_for_a_lease_is_that_of_the_store(tmp_path: Path) -> None:
     async def main() -> None:
         for store in (
             stenolog.JSONLStore(tmp_path, busy_timeout=0.05),
@@ -831,7 +831,7 @@ def test_a_turn_is_waited_for_as_long_as_the_store_waits(tmp_path: Path) -> None
     run(main)
 
 
-def test_whether_a_turn_is_lost_is_not_looked_up_on_the_thread_of_the_loop() -> None:
+def test_lost_lease_check_does_not_run_in_the_event_loop_thread() -> None:
     looks: list[int] = []
 
     class WatchedLease(InMemoryLease):
@@ -858,7 +858,7 @@ def test_whether_a_turn_is_lost_is_not_looked_up_on_the_thread_of_the_loop() -> 
     assert threading.get_ident() not in looks
 
 
-def test_p8_whoever_lost_the_turn_cannot_write_through_it() -> None:
+def test_p8_writes_through_a_lost_lease_are_rejected() -> None:
     async def main() -> None:
         async with AsyncStore(InMemoryStore()) as mine:
             await mine.add_message("a", "user", "1")
@@ -876,7 +876,7 @@ def test_p8_whoever_lost_the_turn_cannot_write_through_it() -> None:
     run(main)
 
 
-def test_who_waits_for_a_turn_does_not_keep_its_holder_from_ending_it(store: Store) -> None:
+def test_waiting_for_a_lease_does_not_block_its_holder(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             await mine.add_message("a", "user", "1")
@@ -898,7 +898,7 @@ def test_who_waits_for_a_turn_does_not_keep_its_holder_from_ending_it(store: Sto
     run(main)
 
 
-def test_cancelled_while_it_waits_a_turn_is_not_held(store: Store) -> None:
+def test_cancelled_wait_for_a_lease_holds_no_lease(store: Store) -> None:
     async def main() -> None:
         async with AsyncStore(store) as mine:
             await mine.add_message("a", "user", "1")
@@ -913,7 +913,7 @@ def test_cancelled_while_it_waits_a_turn_is_not_held(store: Store) -> None:
     run(main)
 
 
-def test_cancelled_at_the_moment_it_is_given_a_turn_is_not_held() -> None:
+def test_lease_granted_during_cancellation_is_released() -> None:
     class Slow(Gated):
         def lease(self, *arguments: Any, **options: Any) -> InMemoryLease:
             taken = super().lease(*arguments, **options)

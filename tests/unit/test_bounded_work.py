@@ -68,7 +68,7 @@ def test_reading_an_error_page_takes_linear_time(tag: str) -> None:
         ("a <b", "a <b"),
     ],
 )
-def test_the_words_of_an_error_page_are_kept(page: str, words: str) -> None:
+def test_text_of_an_error_page_is_kept(page: str, words: str) -> None:
     assert error_message(page) == words
 
 
@@ -119,11 +119,11 @@ NESTED = {
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_a_tool_result_is_cut_before_it_is_laid_out(name: str) -> None:
+def test_tool_result_is_cut_before_it_is_formatted(name: str) -> None:
     run_limited(lambda: pretty(NESTED[name]), cpu=30, memory=150 * MB)
 
 
-def test_arguments_of_a_tool_are_cut_before_they_are_laid_out() -> None:
+def test_arguments_of_a_tool_are_cut_before_they_are_formatted() -> None:
     deep: Any = 1
     for _ in range(180):
         deep = [deep]
@@ -135,7 +135,7 @@ def test_arguments_of_a_tool_are_cut_before_they_are_laid_out() -> None:
     run_limited(show, cpu=30, memory=150 * MB)
 
 
-def test_a_cut_result_says_so() -> None:
+def test_cut_result_has_a_mark() -> None:
     assert pretty([1] * MAX_RENDERED).endswith("… cut")
     assert pretty("x" * (MAX_RENDERED + 1)).endswith("… cut")
     assert "cut" not in pretty([1, 2])
@@ -206,7 +206,7 @@ UNITS = (
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("unit", UNITS, ids=repr)
-def test_twice_the_text_takes_about_twice_the_calls(reader: str, unit: str) -> None:
+def test_number_of_calls_grows_linearly_with_the_text(reader: str, unit: str) -> None:
     read = READERS[reader]
     read("warm up *this* and `that`")
     small, large = ((unit * size)[:size] for size in (1_500, 3_000))

@@ -96,7 +96,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("case", KEPT)
-def test_p10_kept(case: str) -> None:
+def test_p10_valid_message_is_encoded_and_decoded_unchanged(case: str) -> None:
     given_object = KEPT[case]()
     payload = codec.encode_message(given_object)
     assert exactly(decode_object(payload)) == exactly(given_object)
@@ -104,7 +104,7 @@ def test_p10_kept(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_p10_refused_by_the_name_of_the_field(case: str) -> None:
+def test_p10_invalid_value_is_rejected_with_its_field(case: str) -> None:
     make, field = REFUSED[case]
     with pytest.raises(RefusedMessage) as raised:
         codec.encode_message(make())
@@ -114,7 +114,7 @@ def test_p10_refused_by_the_name_of_the_field(case: str) -> None:
 
 
 @given(messages())
-def test_p10_any_json_object_comes_back(given_object: dict[str, Any]) -> None:
+def test_p10_any_json_object_is_read_back_unchanged(given_object: dict[str, Any]) -> None:
     payload = codec.encode_message(given_object)
     assert exactly(decode_object(payload)) == exactly(given_object)
     assert b"\n" not in payload
@@ -124,23 +124,23 @@ def test_p10_any_json_object_comes_back(given_object: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "pair", [(1, True), (1, 1.0), (0, False), (0.0, -0.0), ("\u00e9", "e\u0301")]
 )
-def test_p10_what_compares_equal_is_encoded_apart(pair: tuple[Any, Any]) -> None:
+def test_p10_values_that_compare_equal_are_encoded_differently(pair: tuple[Any, Any]) -> None:
     one, other = pair
     assert codec.encode_message({"a": one}) != codec.encode_message({"a": other})
     assert codec.encode_message({"a": 1, "b": 2}) != codec.encode_message({"b": 2, "a": 1})
 
 
-def test_p10_text_past_ascii_is_not_escaped() -> None:
+def test_p10_non_ascii_text_is_not_escaped() -> None:
     assert codec.encode_message({"a": "\u00e9\U0001f600"}) == '{"a":"é😀"}'.encode()
 
 
-def test_p10_a_lone_surrogate_is_an_escape_and_comes_back() -> None:
+def test_p10_lone_surrogate_is_escaped_and_decoded() -> None:
     payload = codec.encode_message({"a": "x\ud800y"})
     assert payload == b'{"a":"x\\ud800y"}'
     assert decode_object(payload) == {"a": "x\ud800y"}
 
 
-def test_p10_mappings_and_subclasses_become_plain() -> None:
+def test_p10_mappings_and_subclasses_are_encoded_as_plain_values() -> None:
     class Text(str):
         pass
 
@@ -152,19 +152,19 @@ def test_p10_mappings_and_subclasses_become_plain() -> None:
     assert codec.encode_message({"a": (1, (2,))}) == b'{"a":[1,[2]]}'
 
 
-def test_p10_a_stored_message_is_taken_byte_for_byte() -> None:
+def test_p10_stored_message_is_encoded_byte_for_byte() -> None:
     message = Message(seq=1, _at=AT, _body=Raw(b'{"b":1.0,"a":"\\ud800"}'))
     assert codec.encode_message(message) == b'{"b":1.0,"a":"\\ud800"}'
 
 
-def test_p10_the_size_limit_is_that_of_the_payload() -> None:
+def test_p10_size_limit_applies_to_the_payload() -> None:
     room = codec.MAX_MESSAGE_BYTES - len(b'{"a":""}')
     assert len(codec.encode_message({"a": "x" * room})) == codec.MAX_MESSAGE_BYTES
     with pytest.raises(RefusedMessage, match="67,108,865 bytes"):
         codec.encode_message({"a": "x" * (room + 1)})
 
 
-def test_the_digest_tells_where_one_payload_ends() -> None:
+def test_digest_depends_on_payload_boundaries() -> None:
     assert codec.digest([b"ab", b"c"]) != codec.digest([b"a", b"bc"])
     assert codec.digest([b"abc"]) != codec.digest([b"abc", b""])
     assert codec.digest([b"abc"]) == codec.digest([b"abc"])
@@ -174,24 +174,24 @@ def test_the_digest_tells_where_one_payload_ends() -> None:
 
 
 @pytest.mark.parametrize("key", ["a", "x" * 1024, "\u00e9" * 512, "\x00", "/", " "])
-def test_p6_keys(key: str) -> None:
+def test_p6_valid_keys_are_accepted(key: str) -> None:
     codec.check_key(key)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 1025, "\u00e9" * 513, "\ud800", None, 1, b"a"])
-def test_p6_no_keys(key: Any) -> None:
+def test_p6_invalid_keys_are_rejected_by_check_key(key: Any) -> None:
     with pytest.raises(InvalidKey):
         codec.check_key(key)
 
 
 @pytest.mark.parametrize("token", ["", "x" * 257, "\u00e9" * 129, 1, b"t", "\ud83d\ude00"])
-def test_p12_no_tokens(token: Any) -> None:
+def test_p12_invalid_idempotency_keys_are_rejected(token: Any) -> None:
     with pytest.raises(UsageError):
         codec.check_once(token)
 
 
 @pytest.mark.parametrize("token", [None, "x" * 256, *filter(None, NASTY_TEXTS)])
-def test_p12_tokens(token: str | None) -> None:
+def test_p12_valid_idempotency_keys_are_encoded(token: str | None) -> None:
     codec.check_once(token)
     line = codec.message_line(1, AT, b"{}", once=token)
     record = codec.parse_line(line[:-1])
@@ -202,7 +202,7 @@ def test_p12_tokens(token: str | None) -> None:
 # --- a line --------------------------------------------------------------------------------------
 
 
-def test_a_line_looks_as_the_format_says() -> None:
+def test_line_matches_the_documented_format() -> None:
     line = codec.message_line(2, AT, b'{"role":"user"}', joined=True, part=(1, 2), once="t\u00e9")
     text = (
         '{"kind":"message","seq":2,"at":"2026-11-15T12:00:00.000000Z","joined":true,'
@@ -222,7 +222,7 @@ def test_a_line_looks_as_the_format_says() -> None:
 @example(seq=1, given_object={"kind": "void", "crc": "x"}, joined=True, part=(1, 1), once=None)
 @example(seq=1, given_object={"body": {"a": ',"body":'}}, joined=True, part=None, once=',"body":')
 @example(seq=1, given_object={"a": "\ud800"}, joined=False, part=None, once=',"body":')
-def test_p10_a_message_comes_back_from_its_line(
+def test_p10_message_is_parsed_from_its_line(
     seq: int,
     given_object: dict[str, Any],
     joined: bool,
@@ -252,7 +252,7 @@ def test_p10_a_message_comes_back_from_its_line(
         ("void", VoidRecord, Void(bytes=3, seqs=[(1, 2)], lost=[(3, 3)], changes=[4])),
     ],
 )
-def test_a_record_of_ours_comes_back_from_its_line(
+def test_control_record_is_parsed_from_its_line(
     kind: str, record_type: type[Any], body: Any
 ) -> None:
     line = codec.control_line(kind, 5, AT, body, joined=True, part=(1, 2))
@@ -262,7 +262,7 @@ def test_a_record_of_ours_comes_back_from_its_line(
     assert record == record_type(seq=5, at=AT, body=body)
 
 
-def test_lines_decoded_together_are_the_lines_decoded_one_by_one() -> None:
+def test_decode_lines_equals_parsing_each_line() -> None:
     lines = [LINES[name] for name in ("message", "member", "void")]
     together = codec.decode_lines(b"".join(lines))
     assert together == [codec.parse_line(line[:-1]) for line in lines]
@@ -272,7 +272,7 @@ def test_lines_decoded_together_are_the_lines_decoded_one_by_one() -> None:
     assert codec.count_intact(b"") == 0
 
 
-def test_p13_an_unknown_kind_is_known_as_such() -> None:
+def test_p13_unknown_kind_is_parsed_as_unknown_record() -> None:
     for kind, optional in ((b"lease", False), (b"x-note", True)):
         text = b'{"kind":"%b","seq":3,"at":"%b","joined":true,"body":{"a":"\\ud800"}'
         record = codec.parse_line(signed(text % (kind, AT.encode())))
@@ -285,7 +285,7 @@ def test_p13_an_unknown_kind_is_known_as_such() -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_p3_every_flipped_bit_is_seen(name: str) -> None:
+def test_p3_every_flipped_bit_of_a_line_is_detected(name: str) -> None:
     line = LINES[name][:-1]
     assert codec.parse_line(line) is not None
     for position in range(len(line)):
@@ -298,7 +298,7 @@ def test_p3_every_flipped_bit_is_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_p3_a_line_cut_anywhere_is_no_record(name: str) -> None:
+def test_p3_truncated_line_is_not_a_record(name: str) -> None:
     line = LINES[name][:-1]
     for length in range(len(line)):
         assert codec.parse_line(line[:length]) is None
@@ -307,7 +307,7 @@ def test_p3_a_line_cut_anywhere_is_no_record(name: str) -> None:
         assert codec.parse_line(line + more) is None
 
 
-def test_p3_the_crc_field_itself_counts() -> None:
+def test_p3_changed_crc_field_is_detected() -> None:
     line = LINES["message"][:-1]
     head, digits = line[:-10], line[-10:-2]
     assert codec.parse_line(head.replace(b'"crc"', b'"crb"') + digits + b'"}') is None
@@ -323,7 +323,7 @@ def test_p3_the_crc_field_itself_counts() -> None:
 @example(b'message","seq":1,"at":"x","part":[1],"body":{"a":"\\ud800"}')
 @example(b'message","seq":1,"at":"x","body":' + b"[" * 5000 + b'"\\ud800"' + b"]" * 5000)
 @example(b'message","seq":%b,"at":"x","body":{}' % (b"9" * 5000))
-def test_p3_a_line_that_is_signed_but_makes_no_sense_is_no_record(text: bytes) -> None:
+def test_p3_line_with_valid_crc_and_invalid_content_does_not_raise(text: bytes) -> None:
     codec.parse_line(signed(codec.LINE_START + text))
 
 
@@ -333,7 +333,7 @@ def test_p3_a_line_that_is_signed_but_makes_no_sense_is_no_record(text: bytes) -
     st.sampled_from([b"", b"\0\0", b'{"kind":"', b'{"kind":"message","seq":3,"at":"', b'"}']),
     st.sampled_from([b"", b"\0", b"#", b'{"kind":"void"']),
 )
-def test_p3_records_that_lost_their_newline_are_found(
+def test_p3_records_without_newlines_are_salvaged(
     names: list[str], between: bytes, before: bytes, behind: bytes
 ) -> None:
     lines = [LINES[name][:-1] for name in names]
@@ -341,7 +341,7 @@ def test_p3_records_that_lost_their_newline_are_found(
     assert found == [codec.parse_line(line) for line in lines]
 
 
-def test_p3_a_record_is_found_behind_one_that_is_damaged() -> None:
+def test_p3_record_after_a_damaged_one_is_salvaged() -> None:
     first, second = LINES["message"][:-1], LINES["change"][:-1]
     for position in range(len(first)):
         damaged = bytearray(first)
@@ -350,7 +350,7 @@ def test_p3_a_record_is_found_behind_one_that_is_damaged() -> None:
         assert found == [codec.parse_line(second)], position
 
 
-def test_p3_what_a_caller_stored_is_never_taken_for_a_record() -> None:
+def test_p3_message_content_is_never_mistaken_for_a_record() -> None:
     inner = LINES["message"][:-1]
     for content in (
         json.loads(inner),
@@ -367,7 +367,7 @@ def test_p3_what_a_caller_stored_is_never_taken_for_a_record() -> None:
         assert codec.salvage(whole[:-1] + b"#") == []
 
 
-def test_p9_searching_a_long_damaged_line_takes_no_longer_than_reading_it() -> None:
+def test_p9_long_damaged_line_is_salvaged_in_linear_time() -> None:
     # Quadratic, this would take minutes; the run's timeout is the judge.
     content = '{"a":"b"}' * 1_200_000
     line = codec.message_line(1, AT, codec.encode_message({"content": content}))
@@ -375,7 +375,7 @@ def test_p9_searching_a_long_damaged_line_takes_no_longer_than_reading_it() -> N
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_hand_edited_line_can_be_signed_anew(name: str) -> None:
+def test_hand_edited_line_can_be_re_signed(name: str) -> None:
     line = LINES[name][:-1]
     edited = line.replace(b'"seq":', b'"seq":1', 1)
     assert codec.parse_line(edited) is None
@@ -390,6 +390,6 @@ def test_a_hand_edited_line_can_be_signed_anew(name: str) -> None:
     "line",
     [b"", b"{}", b'{"role":"user","content":"x"}', LINES["message"][:60], LINES["message"][:-3]],
 )
-def test_what_is_no_record_is_not_signed(line: bytes) -> None:
+def test_invalid_record_is_not_re_signed(line: bytes) -> None:
     assert codec.re_sign(line) is None
     assert codec.re_sign(signed(b'{"kind":"message","seq":1')) is None

@@ -60,7 +60,7 @@ def test_no_input_makes_an_allowed_lexer_slow(lexer: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("lexer", sorted(set(LANGUAGES.values())))
-def test_none_of_all_inputs_makes_an_allowed_lexer_slow(lexer: str) -> None:
+def test_no_hostile_input_at_all_makes_an_allowed_lexer_slow(lexer: str) -> None:
     get_lexer_by_name(lexer)
     run_limited(lambda: _attack(lexer, _hostile()), cpu=300)
 

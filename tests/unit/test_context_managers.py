@@ -44,7 +44,7 @@ def test_open_sessions_closes_its_store(tmp_path: Path) -> None:
         store.info("k")
 
 
-def test_a_session_manager_closes(tmp_path: Path) -> None:
+def test_session_manager_is_closed_by_its_with_block(tmp_path: Path) -> None:
     with stenolog.SessionManager(tmp_path) as sessions:
         assert sessions.add_message("k", "user", "hello")
     assert sessions.add_message("k", "user", "late") is None
@@ -75,7 +75,7 @@ def test_agents_close_their_sessions(tmp_path: Path, wrapped: Callable[[Any], An
     asyncio.run(main())
 
 
-def test_a_model_closes() -> None:
+def test_model_is_closed_by_its_with_block() -> None:
     async def main() -> ScriptedModel:
         async with ScriptedModel([]) as model:
             assert not model.closed

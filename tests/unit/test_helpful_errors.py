@@ -22,13 +22,13 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return place.format(tmp_path)
 
 
-def test_one_message_in_place_of_a_list_is_refused_by_name(where: str) -> None:
+def test_single_message_instead_of_a_list_is_rejected_with_a_hint(where: str) -> None:
     message: Any = {"role": "user", "content": "hello"}
     with open_store(where) as store, pytest.raises(UsageError, match="use add_full_message"):
         store.add_messages("k", message)
 
 
-def test_a_message_of_a_client_library_is_refused_with_a_hint(where: str) -> None:
+def test_message_object_of_a_client_library_is_rejected_with_a_hint(where: str) -> None:
     message: Any = ChatCompletionMessage()
     with open_store(where) as store, pytest.raises(RefusedMessage, match="model_dump"):
         store.add_full_message("k", message)

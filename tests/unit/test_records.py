@@ -81,7 +81,7 @@ def test_role_and_content_are_those_of_the_object(role: Any, content: Any) -> No
     assert found.content is not found.content or not isinstance(found.content, list | dict)
 
 
-def test_our_own_names_hide_nothing_of_the_object() -> None:
+def test_fields_named_like_our_attributes_are_readable() -> None:
     payload = b'{"at":1,"body":2,"seq":3,"once":4,"part":5,"joined":6,"kind":7,"hidden":8}'
     found = message(payload)
     assert found.to_dict() == decode_object(payload)
@@ -89,21 +89,21 @@ def test_our_own_names_hide_nothing_of_the_object() -> None:
     assert (found.body, found.once, found.part, found.joined, found.kind) == (2, 4, 5, 6, 7)
 
 
-def test_the_dict_is_a_fresh_copy_each_time() -> None:
+def test_to_dict_returns_a_new_copy() -> None:
     found = message(b'{"content":["x"]}')
     found.to_dict()["content"].append("y")
     assert found.to_dict() == {"content": ["x"]}
     assert found.to_json() == b'{"content":["x"]}'
 
 
-def test_it_cannot_be_changed() -> None:
+def test_message_is_immutable() -> None:
     found = message(b"{}")
     for name in ("seq", "hidden", "content", "_body"):
         with pytest.raises(AttributeError):
             setattr(found, name, 2)
 
 
-def test_messages_are_equal_by_place_and_bytes() -> None:
+def test_messages_are_compared_by_seq_and_bytes() -> None:
     one = message(b'{"a":1}')
     assert one == message(b'{"a":1}')
     assert hash(one) == hash(message(b'{"a":1}'))
@@ -112,7 +112,7 @@ def test_messages_are_equal_by_place_and_bytes() -> None:
     assert one != {"a": 1}
 
 
-def test_its_time_is_utc_to_the_microsecond() -> None:
+def test_time_of_a_message_is_utc_with_microseconds() -> None:
     moment = message(b"{}").at
     assert moment == datetime(2026, 11, 15, 12, 0, 0, 123, tzinfo=UTC)
     assert timestamp(moment) == AT
@@ -121,7 +121,7 @@ def test_its_time_is_utc_to_the_microsecond() -> None:
     assert timestamp(datetime(2026, 1, 1, tzinfo=UTC)) == "2026-01-01T00:00:00.000000Z"
 
 
-def test_its_text_is_short_and_tells_its_place() -> None:
+def test_repr_of_a_message_is_short_and_has_its_seq() -> None:
     assert repr(message(b'{"a":1}', seq=7)) == 'Message(7, {"a":1})'
     hidden = Message(seq=2, _at=AT, _body=Raw(b'{"a":"%b"}' % (b"x" * 200)), hidden=True)
     assert repr(hidden).startswith('Message(2, hidden, {"a":"xxx')
@@ -131,7 +131,7 @@ def test_its_text_is_short_and_tells_its_place() -> None:
 @pytest.mark.parametrize(
     ("kind", "optional"), [("x-note", True), ("note", False), ("xnote", False)]
 )
-def test_p13_only_kinds_marked_so_may_be_passed_over(kind: str, optional: bool) -> None:
+def test_p13_only_kinds_marked_optional_are_optional(kind: str, optional: bool) -> None:
     assert UnknownRecord(kind=kind, seq=1, at=AT).optional is optional
 
 

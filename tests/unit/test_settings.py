@@ -64,11 +64,11 @@ def _refused(file: Path, text: str = "", **given: Any) -> list[str]:
 # --- what wins -------------------------------------------------------------------------------
 
 
-def test_without_a_file_everything_is_as_by_default() -> None:
+def test_settings_without_a_file_are_the_defaults() -> None:
     assert load_settings(environment={}) == Settings()
 
 
-def test_flags_stand_over_the_environment_and_that_over_the_file(file: Path) -> None:
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(file: Path) -> None:
     text = "[agent]\nmax_iterations = 2\nmax_history_messages = 2\nmax_context_tokens = 2000"
     environment = {"STENO_AGENT__MAX_ITERATIONS": "3", "STENO_AGENT__MAX_HISTORY_MESSAGES": "3"}
     flags = {"agent.max_iterations": 4, "agent.model": None}
@@ -77,7 +77,7 @@ def test_flags_stand_over_the_environment_and_that_over_the_file(file: Path) -> 
     assert (found, agent.tool_timeout, agent.model) == ((4, 3, 2000), 60.0, "")
 
 
-def test_each_value_says_where_it_comes_from(file: Path) -> None:
+def test_each_value_has_its_source(file: Path) -> None:
     file.write_text("\n[agent]\nmodel = 'local'\nmax_iterations = 2\n[agents.ada]\nsystem = 'Hi'")
     found = load_effective(
         config=file,
@@ -94,7 +94,7 @@ def test_each_value_says_where_it_comes_from(file: Path) -> None:
     assert (found.file, found.found) == (file, True)
 
 
-def test_the_file_is_the_one_named_or_the_variables_or_the_users_own() -> None:
+def test_config_path_is_the_option_then_the_variable_then_the_user_file() -> None:
     named, variable = Path("a.toml"), {"STENO_CONFIG": "~/b.toml"}
     own = Path(os.environ["XDG_CONFIG_HOME"], "stenolog", "config.toml")
     assert config_path(named, variable) == named
@@ -102,7 +102,7 @@ def test_the_file_is_the_one_named_or_the_variables_or_the_users_own() -> None:
     assert config_path(None, {"STENO_CONFIG": ""}) == config_path(None, {}) == own
 
 
-def test_no_file_of_the_current_folder_is_read(
+def test_files_in_the_current_folder_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -112,14 +112,14 @@ def test_no_file_of_the_current_folder_is_read(
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
-def test_a_file_that_was_named_must_be_there(file: Path, by_variable: bool) -> None:
+def test_named_config_file_must_exist(file: Path, by_variable: bool) -> None:
     config = None if by_variable else file
     environment = {"STENO_CONFIG": str(file)} if by_variable else {}
     with pytest.raises(WrongSettings, match=re.escape(f"{file}: there is no such file")):
         load_settings(config=config, environment=environment)
 
 
-def test_defaults_are_those_of_the_rooms_that_use_them() -> None:
+def test_defaults_match_the_packages_that_use_them() -> None:
     settings = Settings()
     assert settings.agent.sessions == WORKSPACE
     assert limits_of(settings.agent) == Limits()
@@ -135,7 +135,7 @@ def test_defaults_are_those_of_the_rooms_that_use_them() -> None:
         assert getattr(ModelSettings(), name) == chat[name].default
 
 
-def test_a_further_agent_is_as_agent_says_but_for_what_it_says_itself(file: Path) -> None:
+def test_named_agent_inherits_the_settings_of_agent(file: Path) -> None:
     settings = _load(
         file,
         """
@@ -155,7 +155,7 @@ def test_a_further_agent_is_as_agent_says_but_for_what_it_says_itself(file: Path
     assert bob == settings.agent
 
 
-def test_the_reference_s_name_for_session_persistence_is_read(file: Path) -> None:
+def test_reference_name_of_session_persistence_is_accepted(file: Path) -> None:
     other = "[channels_config]\nsession_persistence = false\n"
     assert _load(file, other).channels.session_persistence is False
     same = other + "[channels]\nsession_persistence = false\n"
@@ -170,7 +170,7 @@ def test_the_reference_s_name_for_session_persistence_is_read(file: Path) -> Non
     ]
 
 
-def test_a_value_is_frozen(file: Path) -> None:
+def test_settings_are_immutable(file: Path) -> None:
     settings = _load(file, "[models.a]\nheaders = {X = 'y'}\n")
     with pytest.raises(TypeError):
         settings.models["a"].headers["X"] = "z"  # type: ignore[index]
@@ -181,7 +181,7 @@ def test_a_value_is_frozen(file: Path) -> None:
 # --- system prompts --------------------------------------------------------------------------
 
 
-def test_a_prompt_named_in_the_file_is_looked_for_beside_it(
+def test_prompt_file_is_relative_to_the_config_file(
     file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
@@ -194,7 +194,7 @@ def test_a_prompt_named_in_the_file_is_looked_for_beside_it(
     assert _load(file, text, flags=flags).agent.system == "from here"
 
 
-def test_what_was_said_last_of_two_ways_to_say_it_counts(file: Path) -> None:
+def test_more_specific_of_two_alternative_settings_wins(file: Path) -> None:
     (file.parent / "prompt.md").write_text("from the file")
     text = "[agent]\nsystem_file = 'prompt.md'\n[agents.ada]\nsystem = 'Ada'\n[agents.bob]\n"
     settings = _load(file, text)
@@ -204,7 +204,7 @@ def test_what_was_said_last_of_two_ways_to_say_it_counts(file: Path) -> None:
     assert (settings.agent.system, settings.agent.system_file) == ("other", "")
 
 
-def test_two_ways_to_say_the_same_at_once_are_refused(file: Path) -> None:
+def test_alternative_settings_together_are_rejected(file: Path) -> None:
     text = "[agent]\nsystem = 'a'\nsystem_file = 'b'\n[models.m]\nkey = 'c'\nkey_env = 'D'\n"
     (file.parent / "b").touch()
     assert _refused(file, text) == [
@@ -221,9 +221,7 @@ def test_two_ways_to_say_the_same_at_once_are_refused(file: Path) -> None:
         (b"x" * 1_048_577, "is longer than 1,048,576 bytes"),
     ],
 )
-def test_a_prompt_that_cannot_be_read_is_told(
-    file: Path, content: bytes | None, reason: str
-) -> None:
+def test_unreadable_prompt_file_is_reported(file: Path, content: bytes | None, reason: str) -> None:
     prompt = file.parent / "prompt.md"
     if content is not None:
         prompt.write_bytes(content)
@@ -234,7 +232,7 @@ def test_a_prompt_that_cannot_be_read_is_told(
 # --- what is refused -------------------------------------------------------------------------
 
 
-def test_everything_wrong_is_told_at_once(file: Path) -> None:
+def test_all_problems_are_reported_at_once(file: Path) -> None:
     text = """
 [agent]
 max_contxt_tokens = 8000
@@ -271,7 +269,7 @@ def test_an_old_settings_key_is_an_error_that_names_the_new_key(file: Path) -> N
     assert found == [f"{source}: {words}" for source in sources]
 
 
-def test_every_renamed_key_leads_to_a_setting_and_is_none_itself() -> None:
+def test_every_renamed_key_maps_to_an_existing_setting() -> None:
     assert [find_field(new) is not None for new in RENAMED.values()] == [True] * len(RENAMED)
     assert [find_field(old) for old in RENAMED] == [None] * len(RENAMED)
 
@@ -296,9 +294,7 @@ def test_every_renamed_key_leads_to_a_setting_and_is_none_itself() -> None:
          "FILE:2: agent.max_iterations: must be a whole number from 1 to 1,000, not a number"),
     ],
 )  # fmt: skip
-def test_what_is_no_toml_and_no_table_is_told_with_its_line(
-    file: Path, text: str, told: str
-) -> None:
+def test_invalid_toml_is_reported_with_its_line(file: Path, text: str, told: str) -> None:
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(WrongSettings) as caught:
         load_settings(config=file, environment={})
@@ -329,12 +325,12 @@ def test_what_is_no_toml_and_no_table_is_told_with_its_line(
          "agents.b.routes: x is also in agents.a.routes (FILE:1)"),
     ],
 )  # fmt: skip
-def test_what_no_type_can_say_is_refused_too(file: Path, text: str, told: str) -> None:
+def test_values_that_violate_a_rule_are_rejected(file: Path, text: str, told: str) -> None:
     [words] = _refused(file, text)
     assert told in words
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_config_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(WrongSettings, match="it cannot be read: Is a directory"):
         load_settings(config=tmp_path, environment={})
 
@@ -432,7 +428,7 @@ _right: st.SearchStrategy[dict[tuple[str, ...], Any]] = st.fixed_dictionaries(
 
 
 @given(_right)
-def test_whatever_is_right_is_taken_as_it_stands(
+def test_valid_settings_are_accepted_unchanged(
     tmp_path_factory: pytest.TempPathFactory, given: dict[tuple[str, ...], object]
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "right.toml"
@@ -449,7 +445,7 @@ def test_whatever_is_right_is_taken_as_it_stands(
 
 
 @given(st.data())
-def test_any_single_wrong_field_is_refused_with_file_and_name(
+def test_any_invalid_field_is_rejected_with_file_and_name(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     given = data.draw(_right)
@@ -475,7 +471,7 @@ def test_any_single_wrong_field_is_refused_with_file_and_name(
 
 
 @given(st.binary(max_size=60) | st.text("[]a.='\"\n#1 models{},", max_size=60).map(str.encode))
-def test_no_file_at_all_raises_anything_else(
+def test_any_file_content_is_loaded_or_rejected_as_wrong_settings(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "any.toml"
@@ -488,7 +484,7 @@ def test_no_file_at_all_raises_anything_else(
     assert str(file) in told
 
 
-def test_lines_are_those_in_which_values_and_tables_begin() -> None:
+def test_line_numbers_are_those_where_values_and_tables_start() -> None:
     text = (
         '# [not.this]\nfirst = """\n[agent]\nmodel = 1\n"""\n[a.b] # c\nc = [\n  1,\n  2,\n]\n'
         "d.e = 1\n\n[f]\n'g h' = {i = 1}\n"
@@ -524,19 +520,19 @@ def test_lines_are_those_in_which_values_and_tables_begin() -> None:
         ("STENO_CHANNELS_CONFIG__SESSION_PERSISTENCE", "no", "channels.session_persistence", False),
     ],
 )  # fmt: skip
-def test_a_variable_is_read_as_its_field_wants_it(
+def test_variable_is_converted_to_the_type_of_its_field(
     variable: str, text: str, name: str, value: object
 ) -> None:
     found = load_effective(environment={variable: text})
     assert found.shown[name].value == value
 
 
-def test_headers_may_stand_in_a_variable() -> None:
+def test_headers_can_be_set_by_a_variable() -> None:
     environment = {"STENO_MODELS__M__HEADERS": '{ X-Title = "steno" }'}
     assert load_settings(environment=environment).models["m"].headers == {"X-Title": "steno"}
 
 
-def test_a_variable_finds_the_name_as_the_file_spells_it(file: Path) -> None:
+def test_variable_matches_the_spelling_of_the_file(file: Path) -> None:
     text = "[models.My-Server]\nmodel = 'x'\n"
     environment = {"STENO_MODELS__MY_SERVER__RETRIES": "7", "STENO_MODELS__OTHER__RETRIES": "8"}
     models = _load(file, text, environment=environment).models
@@ -563,18 +559,18 @@ def test_a_variable_finds_the_name_as_the_file_spells_it(file: Path) -> None:
          "must be a list of texts, not \"['a']\\nb = 1\""),
     ],
 )  # fmt: skip
-def test_a_wrong_variable_is_refused_by_its_name(variable: str, text: str, told: str) -> None:
+def test_invalid_variable_is_rejected_with_its_name(variable: str, text: str, told: str) -> None:
     with pytest.raises(WrongSettings) as caught:
         load_settings(environment={variable: text})
     assert [str(each) for each in caught.value.problems] == [told]
 
 
-def test_variables_of_others_are_left_alone() -> None:
+def test_unrelated_variables_are_ignored() -> None:
     others = ("STENO_UPDATE", "STENO_REQUIRE", "STENO_TEST_POSTGRES", "STENO_SEED", "STENOLOG_X")
     assert load_settings(environment=dict.fromkeys(others, "1")) == Settings()
 
 
-def test_every_field_has_a_variable_of_its_own() -> None:
+def test_every_field_has_its_own_variable() -> None:
     variables = [variable_of(path) for path in all_fields()]
     assert len(set(variables)) == len(variables)
     for path, field in all_fields().items():
@@ -587,7 +583,7 @@ def test_every_field_has_a_variable_of_its_own() -> None:
 # --- secrets ---------------------------------------------------------------------------------
 
 
-def test_keys_of_the_environment_are_given_to_who_finds_models(file: Path) -> None:
+def test_environment_variables_of_providers_are_passed_to_model_selection(file: Path) -> None:
     environment = {
         "OPENAI_API_KEY": "sk-1",
         "OLLAMA_HOST": "elsewhere",
@@ -607,7 +603,7 @@ def test_keys_of_the_environment_are_given_to_who_finds_models(file: Path) -> No
     }
 
 
-def test_no_secret_is_in_what_is_printed(file: Path) -> None:
+def test_printed_settings_contain_no_secret(file: Path) -> None:
     text = (
         "[agent]\nsessions = 'postgresql://u:hush@h/db'\nmodels = ['http://h/v1?key=hush#m']\n"
         "[models.m]\nkey = 'hush'\nbase_url = 'http://h/?api_key=hush'\nheaders = {A = 'hush'}\n"
@@ -644,7 +640,7 @@ def test_no_secret_is_in_what_is_printed(file: Path) -> None:
         ("u:hush@h", "u:***@h"),
     ],
 )  # fmt: skip
-def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: str) -> None:
+def test_secrets_in_an_address_are_not_shown(address: str, shown: str) -> None:
     assert without_password(address) == shown
 
 
@@ -656,7 +652,7 @@ def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: s
         "http://h/v1?version=2#m", "",
     ],
 )  # fmt: skip
-def test_an_address_without_a_secret_is_shown_as_it_is(address: str) -> None:
+def test_address_without_a_secret_is_shown_unchanged(address: str) -> None:
     assert without_password(address) == address
 
 
@@ -667,7 +663,7 @@ def test_an_address_without_a_secret_is_shown_as_it_is(address: str) -> None:
     "base_url = 'http://hush@h/v1'", "base_url = 'http://u:hu/hush@h/v1'",
     "base_url = 'u:hush@h'", "model = ['sk-hush']", "model = 'http://u:hush@h/v1#m'",
 ])  # fmt: skip
-def test_no_secret_is_in_an_error(file: Path, line: str) -> None:
+def test_errors_contain_no_secret(file: Path, line: str) -> None:
     [told] = _refused(file, f"[models.m]\n{line}\n")
     assert told.startswith("FILE:2: models.m.")
     assert "hush" not in told
@@ -680,13 +676,13 @@ def test_no_secret_is_in_an_error(file: Path, line: str) -> None:
     "model = 'http://u:hush@h/v1#m'", "models = 'sk-hush'", "models = [['sk-hush']]",
     "models = ['http://u:hush@h/v1#m']", "system = ['hush']",
 ])  # fmt: skip
-def test_no_password_of_an_agent_is_in_an_error(file: Path, line: str) -> None:
+def test_errors_of_agent_settings_contain_no_password(file: Path, line: str) -> None:
     [told] = _refused(file, f"[agent]\n{line.replace(chr(39), chr(34))}\n")
     assert told.startswith("FILE:2: agent.")
     assert "hush" not in told
 
 
-def test_a_user_in_the_address_of_a_server_is_refused(file: Path) -> None:
+def test_server_address_with_a_user_is_rejected(file: Path) -> None:
     words = (
         "the address of a server must not contain a user or password; put the key in an "
         "environment variable and name it in key_env"
@@ -700,7 +696,7 @@ def test_a_user_in_the_address_of_a_server_is_refused(file: Path) -> None:
     assert _load(file, "agent.model = 'http://h:1/v1#a@b'").agent.model == "http://h:1/v1#a@b"
 
 
-def test_a_key_in_a_file_that_others_can_read_is_warned_about(
+def test_key_in_a_file_readable_by_others_causes_a_warning(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = "[models.m]\nkey = 'sk'\n"
@@ -720,7 +716,7 @@ def test_a_key_in_a_file_that_others_can_read_is_warned_about(
 
 @pytest.mark.parametrize("address", ["postgresql://u:p@h/db", "postgresql:///db?password=p"])
 @pytest.mark.parametrize("agent", ["agent", "agents.ada"])
-def test_a_password_in_a_file_that_others_can_read_is_warned_about(
+def test_password_in_a_file_readable_by_others_causes_a_warning(
     file: Path, agent: str, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text(f"[{agent}]\nsessions = '{address}'\n")
@@ -732,7 +728,7 @@ def test_a_password_in_a_file_that_others_can_read_is_warned_about(
     )
 
 
-def test_wrong_settings_are_a_wrong_call(file: Path) -> None:
+def test_wrong_settings_raise_usage_error(file: Path) -> None:
     with pytest.raises(UsageError) as caught:
         _load(file, "agent.modle = 1\nagent.sesions = 2")
     assert str(caught.value).count("unknown setting") == 2
@@ -741,11 +737,11 @@ def test_wrong_settings_are_a_wrong_call(file: Path) -> None:
 # --- what is written -------------------------------------------------------------------------
 
 
-def test_the_commented_file_sets_nothing(file: Path) -> None:
+def test_commented_file_changes_no_setting(file: Path) -> None:
     assert _load(file, commented_file()) == Settings()
 
 
-def test_the_commented_file_has_every_field_with_its_default(file: Path) -> None:
+def test_commented_file_has_every_field_with_its_default(file: Path) -> None:
     bare = re.sub(r"(?m)^#(?=[\[a-z])", "", commented_file())
     found = {
         path
@@ -780,11 +776,11 @@ _values = st.recursive(
 
 
 @given(_values)
-def test_what_is_written_as_toml_is_read_back(value: object) -> None:
+def test_toml_literals_are_read_back(value: object) -> None:
     assert tomllib.loads(f"value = {literal(value)}")["value"] == value
 
 
-def test_the_page_has_every_field() -> None:
+def test_settings_page_has_every_field() -> None:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     current = before + BEGIN + _table() + END + after
@@ -805,7 +801,7 @@ def _table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def test_every_field_says_what_it_is_for() -> None:
+def test_every_field_has_a_description() -> None:
     for field in all_fields().values():
         assert re.fullmatch(r"[A-Z][^|]*\.", field.text), field.name
 

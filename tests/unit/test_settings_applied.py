@@ -37,11 +37,11 @@ def _load(folder: Path, text: str, **environment: str) -> Settings:
 # --- what an agent is made of ----------------------------------------------------------------
 
 
-def test_without_settings_an_agent_is_as_by_default() -> None:
+def test_agent_without_settings_has_the_defaults() -> None:
     assert spec_of(Settings()) == AgentSpec()
 
 
-def test_every_setting_of_an_agent_arrives(tmp_path: Path) -> None:
+def test_every_agent_setting_is_applied(tmp_path: Path) -> None:
     settings = _load(
         tmp_path,
         """
@@ -91,7 +91,7 @@ def test_every_setting_of_an_agent_arrives(tmp_path: Path) -> None:
     )
 
 
-def test_main_is_the_agent_that_has_no_name(tmp_path: Path) -> None:
+def test_main_is_the_agent_without_a_name(tmp_path: Path) -> None:
     settings = _load(tmp_path, "[agent]\nmodel = 'local'\n[agents.ada]\nmodel = 'scripted'\n")
     assert spec_of(settings, "main") == spec_of(settings) == AgentSpec(model="local")
     assert spec_of(settings, "ada") == AgentSpec(id="ada", model="scripted")
@@ -100,7 +100,7 @@ def test_main_is_the_agent_that_has_no_name(tmp_path: Path) -> None:
         spec_of(settings, "bob")
 
 
-def test_routes_reach_the_agents_they_name(tmp_path: Path) -> None:
+def test_routes_select_their_agents(tmp_path: Path) -> None:
     text = "[agents.ada]\nroutes = ['telegram:1:2', 'slack']\n[agents.bob]\nroutes = ['telegram']\n"
     specs = specs_of(_load(tmp_path, "agent.sessions = 'memory:'\n" + text))
     assert [spec.id for spec in specs] == [None, "ada", "bob"]
@@ -149,7 +149,7 @@ def _turn(spec: AgentSpec) -> Answer:
 
 @pytest.mark.parametrize("name", [None, "ada"])
 @pytest.mark.parametrize("sessions", ["./kept", "sqlite:kept.db"])
-def test_sessions_of_channels_are_kept_or_nothing_touches_the_disk(
+def test_session_persistence_controls_whether_channels_write_to_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sessions: str, name: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -167,7 +167,7 @@ def test_sessions_of_channels_are_kept_or_nothing_touches_the_disk(
     assert any(b"hazelnuts" in path.read_bytes() for path in made)
 
 
-def test_the_agents_of_channels_are_all_in_memory(tmp_path: Path) -> None:
+def test_all_agents_are_in_memory_without_session_persistence(tmp_path: Path) -> None:
     text = "[agents.ada]\nsessions = 'sqlite:x.db'\n[channels]\nsession_persistence = false\n"
     settings = _load(tmp_path, text)
     assert [spec.sessions for spec in specs_of(settings, channel="telegram")] == ["memory:"] * 2
@@ -177,7 +177,7 @@ def test_the_agents_of_channels_are_all_in_memory(tmp_path: Path) -> None:
 # --- models ----------------------------------------------------------------------------------
 
 
-def test_a_model_of_the_settings_is_opened_as_they_say(tmp_path: Path) -> None:
+def test_named_model_is_opened_with_its_settings(tmp_path: Path) -> None:
     settings = _load(
         tmp_path,
         "[models.mine]\nbase_url = 'http://localhost:1/v1'\nmodel = 'large'\nkey_env = 'MINE'\n"
@@ -193,13 +193,13 @@ def test_a_model_of_the_settings_is_opened_as_they_say(tmp_path: Path) -> None:
         model_of(settings, "another")
 
 
-def test_where_no_model_is_found_that_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_model_is_returned_if_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "_weights", lambda: None)
     settings = load_settings(environment={"OLLAMA_HOST": "127.0.0.1:1"})
     assert isinstance(model_of(settings, ""), NoModel)
 
 
-def test_a_password_in_the_name_of_a_model_is_refused_and_not_told() -> None:
+def test_password_in_a_model_name_is_rejected_and_not_shown() -> None:
     with pytest.raises(UsageError, match="must not contain a user or password") as caught:
         model_of(Settings(), "http://u:hush@h/v1#m")
     assert "hush" not in str(caught.value)
@@ -242,7 +242,7 @@ def _attributes_read() -> set[str]:
         if path[0] not in ("cli", "models", "retention") and not _is_of_the_daemon(path)
     ],
 )
-def test_no_setting_is_without_effect(tmp_path: Path, path: tuple[str, ...]) -> None:
+def test_every_setting_has_an_effect(tmp_path: Path, path: tuple[str, ...]) -> None:
     given: dict[str, Any] = {
         "sessions": "'memory:'", "model": "'local'", "models": "['x']", "system": "'Hi'",
         "system_file": "'prompt.md'", "zone": "'UTC'", "routes": "['slack']",
@@ -260,7 +260,7 @@ def test_no_setting_is_without_effect(tmp_path: Path, path: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("path", [path for path in all_fields() if path[0] == "retention"])
-def test_no_setting_of_retention_is_without_effect(tmp_path: Path, path: tuple[str, ...]) -> None:
+def test_every_retention_setting_has_an_effect(tmp_path: Path, path: tuple[str, ...]) -> None:
     value = {"action": "'purge'", "older_than_days": "9", "keep_newest": "9"}.get(path[-1], "'x'")
     value = "9.5" if path[-1] == "larger_than_mb" else value
     [plain] = rules_of(_load(tmp_path, "[retention.old]\n"))

@@ -92,7 +92,7 @@ def _names(text: str) -> Counter[str]:
         "undo",
     ],
 )
-def test_p9_a_change_is_one_write_and_one_sync_at_any_length(
+def test_p9_change_is_one_write_and_one_sync_at_any_length(
     tmp_path: Path, operation: str, history: int
 ) -> None:
     turns = _calls(tmp_path, operation, history=history)
@@ -105,7 +105,7 @@ def test_p9_a_change_is_one_write_and_one_sync_at_any_length(
         assert seen == {}, "nothing else is asked of the kernel"
 
 
-def test_p9_state_records_ride_in_the_write_of_an_append(tmp_path: Path) -> None:
+def test_p9_state_records_are_part_of_the_write_of_an_append(tmp_path: Path) -> None:
     # More than twice as many appends as may stand between two state records.
     turns = _calls(tmp_path, "add_full_message", turns=600)
     log = (tmp_path / "workspace" / "sessions" / "k.jsonl").read_bytes()
@@ -119,7 +119,7 @@ def test_p9_state_records_ride_in_the_write_of_an_append(tmp_path: Path) -> None
     }
 
 
-def test_p9_the_last_messages_cost_no_more_in_a_long_session_than_in_a_short_one(
+def test_p9_cost_of_reading_the_last_messages_does_not_depend_on_the_length(
     tmp_path: Path,
 ) -> None:
     counts = []
@@ -138,7 +138,7 @@ def test_p9_the_last_messages_cost_no_more_in_a_long_session_than_in_a_short_one
 
 
 @pytest.mark.parametrize("history", [_SHORT, 2_000])
-def test_p2_a_delete_is_one_rename(tmp_path: Path, history: int) -> None:
+def test_p2_delete_is_one_rename(tmp_path: Path, history: int) -> None:
     for seen in _calls(tmp_path, "delete", history=history):
         renames = {name: seen.pop(name) for name in list(seen) if name.startswith("rename")}
         assert list(renames.values()) == [1]

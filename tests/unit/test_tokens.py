@@ -46,14 +46,14 @@ def error(rows: list[dict[str, Any]], *, count: Callable[[str], int] = estimate)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_each_class_is_within_15_percent_on_texts_that_no_price_was_fitted_to(kind: str) -> None:
+def test_estimate_is_within_15_percent_on_unseen_texts_of_each_class(kind: str) -> None:
     rows = [row for row in REPORTED if row["class"] == kind]
     assert len(rows) >= 10
     print(f"| {kind} | {len(rows)} | {sum(row['o200k'] for row in rows):,} | {error(rows):+.1%} |")
     assert abs(error(rows)) <= 0.15
 
 
-def test_a_quarter_of_the_characters_would_not_do() -> None:
+def test_quarter_of_the_characters_is_not_accurate_enough() -> None:
     def quarter(text: str) -> int:
         return len(text) // 4
 
@@ -76,7 +76,7 @@ def too_many(text: str) -> int:
 @pytest.mark.parametrize("tokenizer", ["o200k", "cl100k"])
 @pytest.mark.parametrize("count", [estimate, too_few, too_many])
 @pytest.mark.parametrize("seed", range(10))
-def test_ten_calibrated_turns_bring_a_mix_of_other_texts_within_5_percent(
+def test_estimate_is_within_5_percent_after_ten_calibrated_turns(
     tokenizer: str, count: Callable[[str], int], seed: int
 ) -> None:
     random = Random(seed)
@@ -98,7 +98,7 @@ def test_ten_calibrated_turns_bring_a_mix_of_other_texts_within_5_percent(
         assert missed(Tokens(count=count)) > 0.05
 
 
-def test_the_corpus_has_both_halves_of_every_class_and_says_how_each_text_was_made() -> None:
+def test_corpus_has_both_halves_and_the_origin_of_every_text() -> None:
     for kind in CLASSES:
         halves = [row["half"] for row in ROWS if row["class"] == kind]
         assert len(halves) >= 20
@@ -109,29 +109,27 @@ def test_the_corpus_has_both_halves_of_every_class_and_says_how_each_text_was_ma
 # --- texts -----------------------------------------------------------------------------------
 
 
-def test_only_the_empty_text_takes_nothing() -> None:
+def test_only_empty_text_has_no_tokens() -> None:
     assert estimate("") == 0
     assert estimate(" ") == estimate("a") == estimate("\ud800") == 1
 
 
 @given(st.text(alphabet=st.characters(codec=None)))
-def test_any_text_is_counted_and_takes_no_more_than_its_bytes(text: str) -> None:
+def test_estimate_is_bounded_by_the_number_of_bytes(text: str) -> None:
     found = estimate(text)
     assert (text == "") == (found == 0)
     assert found <= len(text.encode("utf-8", "surrogatepass")) + len(text) / 4 + 1
 
 
 @given(st.sampled_from(ROWS), st.integers(min_value=2, max_value=6))
-def test_a_text_told_several_times_takes_about_as_many_times_the_tokens(
-    row: dict[str, Any], times: int
-) -> None:
+def test_repeated_text_takes_proportionally_more_tokens(row: dict[str, Any], times: int) -> None:
     once = estimate(row["text"])
     found = estimate("\n\n".join([row["text"]] * times))
     assert once * times * 0.95 - 2 <= found <= (once + 2) * times * 1.05
 
 
 @given(st.sampled_from(ROWS), st.data())
-def test_the_beginning_of_a_text_never_takes_clearly_more_than_the_text(
+def test_prefix_of_a_text_never_takes_clearly_more_tokens(
     row: dict[str, Any], data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(min_value=0, max_value=len(row["text"])))
@@ -139,7 +137,7 @@ def test_the_beginning_of_a_text_never_takes_clearly_more_than_the_text(
 
 
 @pytest.mark.parametrize("character", HOSTILE, ids=ascii)
-def test_a_million_times_one_character_is_counted(character: str) -> None:
+def test_a_million_equal_characters_are_counted_in_time(character: str) -> None:
     # A search that is not linear would not come back before the timeout of the suite.
     assert LONG / 100 <= estimate(character * LONG) <= LONG * 2.2
 
@@ -158,7 +156,7 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-def test_a_message_takes_its_text_and_an_overhead() -> None:
+def test_message_tokens_are_its_text_and_an_overhead() -> None:
     assert message_tokens({"role": "user", "content": "one two three"}, count=words) == MESSAGE + 3
     assert message_tokens({"role": "assistant", "content": None}, count=words) == MESSAGE
     assert message_tokens({"role": "user", "content": ""}) == message_tokens({}) == MESSAGE
@@ -185,7 +183,7 @@ def test_name_refusal_and_reasoning_are_counted() -> None:
     assert message_tokens(message, count=words) == MESSAGE + 9
 
 
-def test_a_call_takes_its_name_its_arguments_its_id_and_an_overhead() -> None:
+def test_call_tokens_are_name_arguments_id_and_an_overhead() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call, call]}
     assert message_tokens(message, count=words) == MESSAGE + 2 * (CALL + 1 + 2 + 1)
@@ -193,7 +191,7 @@ def test_a_call_takes_its_name_its_arguments_its_id_and_an_overhead() -> None:
     assert message_tokens(legacy, count=words) == MESSAGE + CALL + 4
 
 
-def test_a_result_takes_its_text_and_the_id_of_its_call() -> None:
+def test_result_tokens_are_its_text_and_call_id() -> None:
     result = {"role": "tool", "tool_call_id": "c1", "content": "four words of it"}
     assert message_tokens(result, count=words) == MESSAGE + 1 + 4
     item = {"type": "function_call_output", "call_id": "c1", "output": "four words of it"}
@@ -228,9 +226,7 @@ def test_parts_in_the_shape_of_other_providers_are_counted() -> None:
         ({"type": "file", "file": {"file_data": "A" * 4_000}}, 4_000 // FILE + 1),
     ],
 )
-def test_what_is_attached_is_counted_by_a_fixed_number_not_as_text(
-    part: dict[str, Any], taken: int
-) -> None:
+def test_attachments_count_as_a_fixed_number_of_tokens(part: dict[str, Any], taken: int) -> None:
     assert message_tokens({"role": "user", "content": [part]}) == MESSAGE + taken
 
 
@@ -248,7 +244,7 @@ def test_a_text_document_is_counted_as_its_text_and_a_spoken_answer_as_audio() -
     assert message_tokens(spoken, count=words) == MESSAGE + 10 + 2
 
 
-def test_a_call_of_a_tool_that_the_provider_runs_is_counted_as_a_call() -> None:
+def test_call_of_a_provider_tool_is_counted_as_a_call() -> None:
     part = {"type": "server_tool_use", "id": "s1", "name": "search", "input": {"q": "tea"}}
     assert message_tokens({"role": "assistant", "content": [part]}, count=words) == (
         MESSAGE + CALL + 3
@@ -259,7 +255,7 @@ def test_a_call_of_a_tool_that_the_provider_runs_is_counted_as_a_call() -> None:
     )
 
 
-def test_a_part_that_nobody_knows_is_counted_as_its_json() -> None:
+def test_unknown_part_is_counted_as_its_json() -> None:
     part = {"type": "place", "name": "Porto", "rank": 2**70}
     assert message_tokens({"role": "user", "content": [part]}) > MESSAGE + 15
 
@@ -282,7 +278,7 @@ NOTE: Final = "Snow closed the pass for three days. "
     ],
     ids=lambda message: str(list(message)[-1]),
 )
-def test_wherever_a_text_stands_in_a_message_it_is_counted(message: dict[str, Any]) -> None:
+def test_text_anywhere_in_a_message_is_counted(message: dict[str, Any]) -> None:
     assert message_tokens(message) >= MESSAGE + estimate(NOTE * 20)
 
 
@@ -321,12 +317,12 @@ FIELDS: Final = st.sampled_from(
 
 
 @given(st.dictionaries(FIELDS | st.text(max_size=5), JSON | PARTS, max_size=6))
-def test_no_json_object_is_refused(message: dict[str, Any]) -> None:
+def test_any_json_object_can_be_counted(message: dict[str, Any]) -> None:
     assert message_tokens(message) >= MESSAGE
     assert tools_tokens([message]) > 0
 
 
-def test_no_depth_is_refused() -> None:
+def test_deeply_nested_content_can_be_counted() -> None:
     content: Any = "at the bottom"
     for _ in range(5_000):
         content = [{"type": "tool_result", "content": content}]
@@ -336,7 +332,7 @@ def test_no_depth_is_refused() -> None:
 # --- tools -----------------------------------------------------------------------------------
 
 
-def test_tools_take_their_definitions_and_no_tools_take_nothing() -> None:
+def test_tool_definitions_are_counted() -> None:
     tool = {
         "type": "function",
         "function": {
@@ -355,7 +351,7 @@ def test_tools_take_their_definitions_and_no_tools_take_nothing() -> None:
 # --- the counter -----------------------------------------------------------------------------
 
 
-def test_an_exact_counter_takes_the_place_of_the_estimate() -> None:
+def test_exact_counter_replaces_the_estimate() -> None:
     counter = Tokens(count=words)
     assert counter.text("one two three") == 3
     assert counter.message({"role": "user", "content": "one two"}) == MESSAGE + 2
@@ -374,11 +370,11 @@ def test_the_ratio_applies_to_texts_messages_and_tools() -> None:
 # --- calibration -----------------------------------------------------------------------------
 
 
-def test_before_any_report_the_estimate_stands() -> None:
+def test_estimate_is_unchanged_before_any_report() -> None:
     assert Calibration() == Calibration(ratio=1.0, weight=0.0)
 
 
-def test_the_first_report_counts_whole_and_later_ones_as_shares() -> None:
+def test_first_report_counts_fully_and_later_ones_partly() -> None:
     first = Calibration().after(estimated=1_000, reported=1_200)
     assert first == Calibration(ratio=1.2, weight=1.0)
     second = first.after(estimated=1_000, reported=1_000)
@@ -392,7 +388,7 @@ def test_a_report_without_tokens_changes_nothing(estimated: int, reported: int) 
 
 
 @pytest.mark.parametrize("absurd", [1, 10**9, 10**400])
-def test_one_absurd_report_moves_a_settled_ratio_little_and_is_forgotten(absurd: int) -> None:
+def test_one_absurd_report_has_little_effect_on_the_ratio(absurd: int) -> None:
     calibration = Calibration()
     for _ in range(10):
         calibration = calibration.after(estimated=1_000, reported=1_100)
@@ -403,7 +399,7 @@ def test_one_absurd_report_moves_a_settled_ratio_little_and_is_forgotten(absurd:
     assert calibration.ratio == pytest.approx(1.1, abs=0.03)
 
 
-def test_a_model_that_counts_three_times_as_much_is_reached_in_ten_reports() -> None:
+def test_ratio_of_three_is_reached_in_ten_reports() -> None:
     calibration = Calibration()
     for _ in range(10):
         calibration = calibration.after(estimated=1_000, reported=3_000)
@@ -415,7 +411,7 @@ def test_a_model_that_counts_three_times_as_much_is_reached_in_ten_reports() -> 
     st.floats(allow_nan=False),
     st.lists(st.tuples(st.integers(), st.integers()), min_size=1),
 )
-def test_no_report_takes_the_ratio_out_of_its_bounds(
+def test_ratio_stays_within_its_bounds(
     ratio: float, weight: float, reports: list[tuple[int, int]]
 ) -> None:
     calibration = Calibration(ratio=ratio, weight=weight).after(estimated=1, reported=1)

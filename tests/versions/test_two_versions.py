@@ -108,7 +108,7 @@ def workers(old_source: Path, place: str) -> Iterator[tuple[Worker, Worker]]:
         yield old, new
 
 
-def test_p13_both_versions_read_what_the_other_wrote(workers: tuple[Worker, Worker]) -> None:
+def test_p13_both_versions_read_messages_of_the_other(workers: tuple[Worker, Worker]) -> None:
     old, new = workers
     _write(old, "old")
     before = old.call("picture")
@@ -123,7 +123,7 @@ def test_p13_both_versions_read_what_the_other_wrote(workers: tuple[Worker, Work
         assert _refuses(old) or old.call("picture") == seen
 
 
-def test_p13_a_token_of_either_version_is_known_to_the_other(
+def test_p13_idempotency_keys_of_one_version_are_known_to_the_other(
     workers: tuple[Worker, Worker],
 ) -> None:
     old, new = workers
@@ -136,7 +136,7 @@ def test_p13_a_token_of_either_version_is_known_to_the_other(
     assert again == second or again["error"] == "NewerFormat"
 
 
-def test_p13_a_lease_of_either_version_keeps_the_other_out(workers: tuple[Worker, Worker]) -> None:
+def test_p13_lease_of_one_version_blocks_the_other(workers: tuple[Worker, Worker]) -> None:
     old, new = workers
     old.call("add_message", "shared", "user", "apple")
     assert new.call("open") is None

@@ -83,8 +83,9 @@ class Offsets:
         """Return the numbers to process now, and mark them as open."""
         there = sorted(set(numbers))
         for number in [one for one, state in self._states.items() if state == "left"]:
-            if there and number not in there:
-                self._states[number] = "durable"  # the server no longer has it
+            # Only a page that reaches beyond the number shows that the server no longer has it.
+            if there and number < there[-1] and number not in there:
+                self._states[number] = "durable"
         new = []
         for number in there:
             if number < self._known_below:

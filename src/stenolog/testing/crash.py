@@ -149,9 +149,7 @@ class CrashContract:
             print(f"{len(killed.done)} messages were acknowledged, {len(own)} are there")
 
     @pytest.mark.parametrize("hit", range(len(SCRIPT)), ids=lambda n: f"{n}-{SCRIPT[n].name}")
-    def test_p2_an_operation_that_was_killed_is_whole_or_absent(
-        self, tmp_path: Path, hit: int
-    ) -> None:
+    def test_p2_killed_operation_is_complete_or_absent(self, tmp_path: Path, hit: int) -> None:
         with self.writing(tmp_path, SCRIPT) as writer:
             killed = writer.kill_in(hit, random.Random(hit))
         done, hit_call = len(killed.done), SCRIPT[killed.begun - 1]
@@ -171,7 +169,7 @@ class CrashContract:
         with self.open(tmp_path) as store:
             assert shown(store, KEY) == contents
 
-    def test_p2_a_batch_that_was_killed_is_never_half_there(self, tmp_path: Path) -> None:
+    def test_p2_killed_batch_is_complete_or_absent(self, tmp_path: Path) -> None:
         calls = [
             Call("add_messages", ([user(f"{n}.{part}") for part in range(20)],)) for n in range(200)
         ]
@@ -185,7 +183,7 @@ class CrashContract:
             assert found == [f"{n}.{part}" for n in range(len(found) // 20) for part in range(20)]
             assert len(found) // 20 in (len(killed.done), killed.begun)
 
-    def test_p12_calls_are_made_again_after_a_kill_and_stored_once(self, tmp_path: Path) -> None:
+    def test_p12_calls_repeated_after_a_kill_are_stored_once(self, tmp_path: Path) -> None:
         calls = [
             Call("add_messages", ([user(f"{n}a"), user(f"{n}b")],), {"once": f"t{n}"})
             for n in range(60)
@@ -197,7 +195,7 @@ class CrashContract:
             assert given[: len(killed.done)] == killed.done
             assert shown(store, KEY) == [f"{n}{part}" for n in range(60) for part in "ab"]
 
-    def test_p7_a_killed_writer_takes_nothing_from_another(self, tmp_path: Path) -> None:
+    def test_p7_killed_writer_does_not_affect_another_writer(self, tmp_path: Path) -> None:
         mine, other = (
             [Call("add_message", ("user", f"{name}.{n}")) for n in range(200)] for name in "ab"
         )
@@ -214,14 +212,14 @@ class CrashContract:
 
     # --- gone without a word -----------------------------------------------------------------
 
-    def test_p2_each_operation_is_there_for_a_store_opened_beside(self, tmp_path: Path) -> None:
+    def test_p2_each_operation_is_visible_to_another_store(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as writing:
             for number, call in enumerate(SCRIPT, start=1):
                 call.make(writing, KEY)
                 with self.open(tmp_path) as reading:
                     assert _shown(reading) == _expected(number)
 
-    def test_p7_two_stores_take_turns(self, tmp_path: Path) -> None:
+    def test_p7_two_stores_writing_alternately_agree(self, tmp_path: Path) -> None:
         model = InMemoryStore()
         with self.open(tmp_path) as one, self.open(tmp_path) as two:
             for number, call in enumerate(SCRIPT):
@@ -229,7 +227,7 @@ class CrashContract:
                 assert call.outcome(store, KEY) == call.outcome(model, KEY)
                 assert _shown(one) == _shown(two) == _shown(model)
 
-    def test_p4_undo_goes_on_after_reopening(self, tmp_path: Path) -> None:
+    def test_p4_undo_continues_after_reopening(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as store:
             say(store, KEY, "1", "2", "3")
             store.truncate_history(KEY, 1)
@@ -241,7 +239,7 @@ class CrashContract:
             assert store.undo(KEY).op == "truncate"
             assert shown(store, KEY) == ["1", "2", "3"]
 
-    def test_p12_tokens_are_known_after_reopening(self, tmp_path: Path) -> None:
+    def test_p12_idempotency_keys_are_known_after_reopening(self, tmp_path: Path) -> None:
         store = self.open(tmp_path)
         store.add_message(KEY, "user", "x", once="\ud800 t1")
         store.add_messages(KEY, [user("y"), user("z")], once="t2")
@@ -253,7 +251,7 @@ class CrashContract:
             assert again.info(KEY).count == 3
         store.close()
 
-    def test_a_session_keeps_its_uid_and_times(self, tmp_path: Path) -> None:
+    def test_uid_and_times_survive_reopening(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as store:
             say(store, KEY, "1")
             before, [message] = store.info(KEY), store.get_history(KEY)
@@ -266,7 +264,7 @@ class CrashContract:
         )
         assert again.at == message.at
 
-    def test_p7_follow_gives_what_another_store_wrote(self, tmp_path: Path) -> None:
+    def test_p7_follow_returns_messages_of_another_store(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as one, self.open(tmp_path) as two:
             following = one.follow(KEY, timeout=60)
             say(two, KEY, "1", "2")
@@ -291,7 +289,7 @@ class CrashContract:
             assert say(one, KEY, "3") == [3]
             assert shown(two, KEY) == ["1", "2", "3"]
 
-    def test_p7_one_store_at_a_time_has_the_turn(self, tmp_path: Path) -> None:
+    def test_p7_one_store_at_a_time_holds_the_lease(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as one, self.open(tmp_path) as two:
             say(one, KEY, "1")
             with one.lease(KEY, ttl=60) as first:
@@ -301,7 +299,7 @@ class CrashContract:
             with two.lease(KEY, ttl=60, wait=0) as second:
                 assert second.epoch > first.epoch
 
-    def test_closing_a_store_lets_the_next_one_have_the_turn(self, tmp_path: Path) -> None:
+    def test_closing_a_store_frees_its_leases(self, tmp_path: Path) -> None:
         with self.open(tmp_path) as two:
             with self.open(tmp_path) as one:
                 say(one, KEY, "1")
@@ -315,7 +313,7 @@ class CrashContract:
         suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
     )
     @given(calls=st.lists(operations(), max_size=30))
-    def test_p2_any_calls_are_there_after_reopening(self, calls: list[Call]) -> None:
+    def test_p2_results_of_any_calls_survive_reopening(self, calls: list[Call]) -> None:
         model = InMemoryStore()
         with TemporaryDirectory() as folder:
             # Left open, as by a process that ends without closing the store.

@@ -93,7 +93,7 @@ def test_rewriting_commands_do_not_touch_a_message_that_arrives_after_them(
 
 
 @every_store
-def test_clear_is_refused_while_a_message_is_being_stored(
+def test_clear_is_rejected_while_a_message_is_being_stored(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:

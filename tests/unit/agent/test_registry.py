@@ -53,7 +53,7 @@ def test_most_specific_route_wins(tmp_path: Path) -> None:
     }
 
 
-def test_agents_share_nothing(tmp_path: Path) -> None:
+def test_agents_have_separate_sessions(tmp_path: Path) -> None:
     async def main() -> None:
         registry = AgentRegistry(_agents(tmp_path))
         loop = AgentLoop(registry)

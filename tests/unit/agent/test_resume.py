@@ -278,7 +278,7 @@ def test_turn_of_another_program_is_neither_answered_nor_closed(
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_session_of_another_program_is_resumed_after_a_stenolog_agent_was_asked_in_it(
+def test_session_of_another_program_is_resumed_after_a_stenolog_agent_used_it(
     store: str, tmp_path: Path
 ) -> None:
     _left(store, tmp_path, {"role": "user", "content": "Hello?"})
@@ -352,7 +352,7 @@ def killed(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("key", [KEY, None])
-def test_an_answer_stored_after_its_question_was_cleared_is_hidden_after_a_kill(
+def test_answer_stored_after_its_question_was_cleared_is_hidden_after_a_kill(
     killed: str, key: str | None, tmp_path: Path
 ) -> None:
     async def main() -> None:

@@ -20,7 +20,7 @@ def _said(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("error", [ModelRefused("no such words"), ModelUnavailable("away")])
-def test_refused_message_is_not_retried_before_a_new_message(
+def test_message_rejected_by_the_model_is_not_retried_before_a_new_message(
     tmp_path: Path, error: Exception
 ) -> None:
     async def main() -> None:

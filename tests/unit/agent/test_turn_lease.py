@@ -69,7 +69,7 @@ def test_turn_without_lease_does_not_run_in_any_process(
     asyncio.run(main())
 
 
-def test_turn_without_lease_says_why_and_what_happens_next(
+def test_turn_without_lease_reports_the_reason_and_the_next_step(
     tmp_path: Path, block_lease: Callable[[], Path]
 ) -> None:
     async def main() -> None:

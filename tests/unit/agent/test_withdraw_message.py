@@ -46,7 +46,7 @@ def before(store: Any, name: str, act: Callable[[], Any], monkeypatch: pytest.Mo
     monkeypatch.setattr(store, name, acted)
 
 
-def test_a_session_with_only_the_late_answer_goes_into_the_trash(
+def test_session_with_only_the_late_answer_is_deleted(
     stores: tuple[Store, Store],
 ) -> None:
     mine, other = stores
@@ -94,7 +94,7 @@ def test_another_message_with_the_same_seq_stays(stores: tuple[Store, Store]) ->
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_a_message_that_another_process_acknowledged_is_not_withdrawn(
+def test_message_acknowledged_by_another_process_is_not_withdrawn(
     store: str, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -115,7 +115,7 @@ def test_a_message_that_another_process_acknowledged_is_not_withdrawn(
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_a_message_that_is_withdrawn_is_not_reported_as_stored(store: str, tmp_path: Path) -> None:
+def test_withdrawn_message_is_not_reported_as_stored(store: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent_loop(store, tmp_path, ["one", "two"]) as loop:
             await say(loop, "Old.")

@@ -73,9 +73,7 @@ def test_entry_describes_the_session(store: Store, catalog: Catalog) -> None:
     assert (entry.lost, entry.damaged, entry.problem) == (0, 0, None)
 
 
-def test_a_session_is_found_by_its_key_among_those_whose_keys_begin_with_it(
-    store: Store, catalog: Catalog
-) -> None:
+def test_session_is_found_by_its_key_among_longer_keys(store: Store, catalog: Catalog) -> None:
     store.add_message("telegram:1", "user", "Where is it?")
     store.set_meta("telegram:1", tags=["b", "a"])
     for number in range(60):

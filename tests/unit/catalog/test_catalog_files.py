@@ -295,7 +295,7 @@ def test_p11_catalog_file_is_private(logs: Store) -> None:
 
 
 @pytest.mark.parametrize("name", [NAME, lock_name(NAME)])
-def test_p11_a_symlink_is_not_followed(logs: Store, tmp_path: Path, name: str) -> None:
+def test_p11_symlinked_catalog_is_not_followed(logs: Store, tmp_path: Path, name: str) -> None:
     (_folder(logs) / name).symlink_to(tmp_path / "elsewhere")
     with open_catalog(logs) as catalog:
         _agree(logs, catalog)

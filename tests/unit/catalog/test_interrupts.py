@@ -69,7 +69,7 @@ def _struck(number: int, store: Store, catalog: Catalog) -> KeyboardInterrupt | 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("kind", ["file", "memory"])
 @pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
-def test_p8_ctrl_c_at_any_place_leaves_the_catalog_usable(
+def test_p8_ctrl_c_anywhere_leaves_the_catalog_usable(
     tmp_path: Path, kind: str, kept: bool, step: int
 ) -> None:
     number, places = 1, list[str]()
@@ -104,9 +104,7 @@ def _open_files(folder: Path) -> list[str]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.full)])
-def test_p8_ctrl_c_at_any_place_leaves_no_file_of_the_catalog_open(
-    tmp_path: Path, step: int
-) -> None:
+def test_p8_ctrl_c_anywhere_leaks_no_catalog_file(tmp_path: Path, step: int) -> None:
     number, where = 1, "first"
     while where:
         folder = tmp_path / f"{number}"
@@ -150,7 +148,7 @@ def test_unreferenced_use_counts_as_ended() -> None:
     assert turns.is_current(second)
 
 
-def test_a_use_that_was_taken_over_does_not_clean_up() -> None:
+def test_use_taken_over_by_another_thread_does_not_clean_up() -> None:
     turns, first, second = ExclusiveLock(), ExclusiveUse(), ExclusiveUse()
     turns.begin(first, timeout=0, what="it")
     turns.begin(second, timeout=0, what="it")
@@ -158,7 +156,7 @@ def test_a_use_that_was_taken_over_does_not_clean_up() -> None:
     assert turns.is_current(second)
 
 
-def test_p8_two_threads_that_fork_at_once_leave_the_catalog_usable(
+def test_p8_concurrent_forks_leave_the_catalog_usable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog_files, "_FORK_TIMEOUT", 0.05)

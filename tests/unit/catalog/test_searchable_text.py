@@ -89,12 +89,12 @@ ANSWER = {"role": "assistant", "content": "x"}
         ({"content": "x" * (LONGEST_TEXT + 5)}, "x" * LONGEST_TEXT),
     ],
 )
-def test_what_of_a_message_can_be_searched_for(message: dict[str, Any], text: str) -> None:
+def test_searchable_text_of_a_message(message: dict[str, Any], text: str) -> None:
     assert text_of(message) == text
 
 
 @given(messages())
-def test_any_message_has_a_text_that_can_be_stored(message: dict[str, Any]) -> None:
+def test_any_message_has_storable_text(message: dict[str, Any]) -> None:
     (text_of(message) + role_of(message)).encode()
 
 
@@ -120,13 +120,13 @@ def test_any_message_has_a_text_that_can_be_stored(message: dict[str, Any]) -> N
         ([], "idle"),
     ],
 )
-def test_a_turn_is_over_when_the_agent_had_the_last_word_and_had_seen_all(
+def test_turn_is_idle_when_the_last_answer_saw_all_messages(
     tail: list[dict[str, Any]], state: str
 ) -> None:
     assert state_from(_stored(tail), whole=True) == state
 
 
-def test_a_tail_that_does_not_reach_to_what_the_answer_has_seen_is_too_short() -> None:
+def test_state_is_unknown_if_the_tail_is_too_short() -> None:
     stored = _stored([USER, *[_call("1"), _result("1")] * 3, _seen(1)])
     assert state_from(stored[-3:], whole=False) is None
     assert state_from(stored, whole=True) == "idle"
@@ -142,22 +142,24 @@ def test_a_tail_that_does_not_reach_to_what_the_answer_has_seen_is_too_short() -
         ({}, "", ""),
     ],
 )
-def test_a_title_is_given_or_made(meta: dict[str, Any], prompt: str, title: str) -> None:
+def test_title_comes_from_meta_or_the_first_prompt(
+    meta: dict[str, Any], prompt: str, title: str
+) -> None:
     assert title_from(meta, prompt) == title
 
 
-def test_a_long_title_is_cut_at_a_word_or_where_there_is_none_anywhere() -> None:
+def test_long_title_is_cut_at_a_word_if_possible() -> None:
     assert title_from({}, "words, " * 30) == "words, " * 10 + "words…"
     assert title_from({}, "東" * 200) == "東" * 79 + "…"
 
 
-def test_the_prompt_is_the_first_that_a_user_said() -> None:
+def test_prompt_is_the_first_user_message() -> None:
     said = [("system", "s"), ("user", " \n"), ("user", " first "), ("user", "second")]
     assert prompt_from(said) == "first"
     assert prompt_from([("assistant", "a")]) == ""
 
 
-def test_tags_agent_and_channel_are_taken_where_they_make_sense() -> None:
+def test_valid_tags_agent_and_channel_are_used() -> None:
     assert tags_from({"tags": ["b", "a", "b", 7, ""]}) == ("a", "b")
     assert tags_from({"tags": "one"}) == ("one",)
     assert tags_from({"tags": {"x": 1}}) == tags_from({}) == ()
@@ -194,7 +196,7 @@ def test_words_in_deeply_nested_json_are_found(depth: int) -> None:
         assert "xylophone" in text
 
 
-def test_the_text_of_nested_values_does_not_depend_on_the_depth_of_the_stack() -> None:
+def test_text_of_nested_values_does_not_depend_on_the_call_depth() -> None:
     deep: Any = "xylophone"
     for _ in range(2_000):
         deep = {"a": [deep]}

@@ -32,7 +32,7 @@ from stenolog.catalog.stemming import STOP_WORDS, stem, stem_tokens, stems
         "live lives lived living",
     ],
 )
-def test_the_forms_of_a_word_have_one_stem(forms: str) -> None:
+def test_forms_of_a_word_have_the_same_stem(forms: str) -> None:
     assert len({stem(form) for form in forms.split()}) == 1
 
 

@@ -23,7 +23,7 @@ from support.bots import ALICE, agent_and_channels, telegram_settings, until
 from support.telegram_server import TOKEN, TelegramServer
 
 
-def test_without_channels_nothing_is_opened(tmp_path: Path) -> None:
+def test_no_channel_is_opened_without_settings(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent_and_channels(tmp_path, Settings(), []) as (_, channels):
             await channels.start()
@@ -43,9 +43,7 @@ def test_without_channels_nothing_is_opened(tmp_path: Path) -> None:
         Settings(webhooks={"ci": WebhookSettings()}),
     ],
 )
-def test_a_secret_that_is_not_there_is_an_error_at_the_start(
-    settings: Settings, tmp_path: Path
-) -> None:
+def test_missing_secret_is_an_error_at_the_start(settings: Settings, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
             with pytest.raises(UsageError):
@@ -54,7 +52,7 @@ def test_a_secret_that_is_not_there_is_an_error_at_the_start(
     asyncio.run(scenario())
 
 
-def test_the_token_may_come_from_the_environment(tmp_path: Path) -> None:
+def test_token_can_come_from_the_environment(tmp_path: Path) -> None:
     async def scenario() -> None:
         with TelegramServer() as server:
             told = telegram_settings(server, token="", token_env="BOT_TOKEN")
@@ -67,7 +65,7 @@ def test_the_token_may_come_from_the_environment(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_where_sessions_are_in_memory_nothing_is_on_disk(
+def test_channels_of_in_memory_sessions_write_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -89,7 +87,7 @@ def test_where_sessions_are_in_memory_nothing_is_on_disk(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_being_answered_at_the_end_is_sent_before_it_ends(tmp_path: Path) -> None:
+def test_answer_in_progress_is_sent_before_close(tmp_path: Path) -> None:
     async def scenario() -> None:
         with TelegramServer() as server:
             slow: Any = ScriptedModel(["word " * 40], pause=0.01)

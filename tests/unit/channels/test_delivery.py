@@ -64,7 +64,7 @@ async def _recovered(folder: Path) -> list[str]:
 # --- restarts ------------------------------------------------------------------------------------
 
 
-def test_an_answer_that_was_never_begun_to_be_sent_is_delivered_once_at_the_start(
+def test_unsent_answer_is_delivered_once_at_the_next_start(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -78,7 +78,7 @@ def test_an_answer_that_was_never_begun_to_be_sent_is_delivered_once_at_the_star
     assert _delivery(tmp_path) == {"seq": 2, "mark": "sent", "origin": dict(ORIGIN)}
 
 
-def test_what_was_begun_to_be_sent_is_not_sent_again_and_its_reader_is_told_once(
+def test_interrupted_delivery_is_not_repeated_and_the_user_gets_one_notice(
     server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -96,7 +96,7 @@ def test_what_was_begun_to_be_sent_is_not_sent_again_and_its_reader_is_told_once
 
 
 @pytest.mark.parametrize(("minutes", "sent"), [(5, []), (-5, ["The answer."])])
-def test_what_was_said_longer_ago_than_a_day_is_not_answered_out_of_the_blue(
+def test_answers_older_than_a_day_are_not_delivered(
     minutes: int, sent: list[str], tmp_path: Path
 ) -> None:
     def old(store: Store) -> None:
@@ -112,7 +112,7 @@ def test_what_was_said_longer_ago_than_a_day_is_not_answered_out_of_the_blue(
 @pytest.mark.parametrize(
     ("chat", "sent"), [(ALICE, ["The answer."]), (666, [])], ids=["allowed", "a stranger"]
 )
-def test_origin_without_a_mark_counts_if_the_allow_list_has_it(
+def test_origin_without_a_mark_is_accepted_if_the_allow_list_has_it(
     server: TelegramServer, tmp_path: Path, chat: int, sent: list[str]
 ) -> None:
     origin = {"channel": "telegram", "chat": chat}
@@ -131,14 +131,14 @@ def test_origin_without_a_mark_counts_if_the_allow_list_has_it(
 
 
 @pytest.mark.parametrize("origin", [None, {"channel": "webhook-ci", "sender": "alice"}])
-def test_what_came_from_no_chat_app_or_from_another_is_never_sent(
+def test_answer_without_an_origin_in_this_channel_is_not_sent(
     origin: Mapping[str, Any] | None, tmp_path: Path
 ) -> None:
     asyncio.run(_answered(tmp_path, origin=origin))
     assert asyncio.run(_recovered(tmp_path)) == []
 
 
-def test_a_turn_that_a_killed_process_left_is_gone_on_with_and_delivered_once(
+def test_turn_of_a_killed_process_is_resumed_and_delivered_once(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     question = mark_received({"role": "user", "content": "q"}, origin=ORIGIN)
@@ -223,7 +223,7 @@ async def _deliver(
         return mark(loop)
 
 
-def test_sending_is_durable_before_the_first_piece_and_sent_after_the_last(tmp_path: Path) -> None:
+def test_delivery_state_is_stored_before_the_first_and_after_the_last_piece(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def look() -> None:
@@ -237,19 +237,19 @@ def test_sending_is_durable_before_the_first_piece_and_sent_after_the_last(tmp_p
     assert " ".join(app.sent) == text
 
 
-def test_what_surely_was_not_sent_is_sent_again(tmp_path: Path) -> None:
+def test_message_that_was_not_sent_is_retried(tmp_path: Path) -> None:
     app = _App(NotSent("refused"), NotSent("busy", after=0.01))
     assert asyncio.run(_deliver(tmp_path, app))["mark"] == "sent"
     assert app.sent == ["The answer."]
 
 
-def test_what_may_have_arrived_is_not_sent_again(tmp_path: Path) -> None:
+def test_message_that_may_have_arrived_is_not_retried(tmp_path: Path) -> None:
     app = _App(MaybeSent("timeout"))
     assert asyncio.run(_deliver(tmp_path, app))["mark"] == "unsure"
     assert app.sent == [*_pieces(UNSURE)]
 
 
-def test_what_fails_in_a_way_that_nobody_knows_may_have_arrived(
+def test_unknown_error_counts_as_possibly_sent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = _App(ValueError("with the token"))
@@ -258,13 +258,13 @@ def test_what_fails_in_a_way_that_nobody_knows_may_have_arrived(
     assert "with the token" not in caplog.text
 
 
-def test_what_the_app_refuses_is_not_sent_again(tmp_path: Path) -> None:
+def test_message_rejected_by_the_app_is_not_retried(tmp_path: Path) -> None:
     app = _App(Undeliverable("blocked"))
     assert asyncio.run(_deliver(tmp_path, app))["mark"] == "refused"
     assert app.sent == []
 
 
-def test_without_a_mark_nothing_is_sent(tmp_path: Path) -> None:
+def test_answer_is_not_sent_if_its_delivery_state_cannot_be_stored(tmp_path: Path) -> None:
     def broken(instance: Any) -> None:
         def fails(*given: Any, **named: Any) -> None:
             raise NotStored(f"the disk is full: {given}, {named}")
@@ -276,7 +276,7 @@ def test_without_a_mark_nothing_is_sent(tmp_path: Path) -> None:
     assert app.sent == []
 
 
-def test_stopped_before_anything_was_handed_over_it_is_left_to_the_next_start(
+def test_delivery_cancelled_before_sending_is_left_to_the_next_start(
     tmp_path: Path,
 ) -> None:
     async def scenario(loop: AgentLoop, app: _App) -> None:
@@ -302,7 +302,7 @@ def test_stopped_before_anything_was_handed_over_it_is_left_to_the_next_start(
     asyncio.run(run())
 
 
-def test_cut_off_while_the_app_is_busy_the_answer_is_owed_and_nothing_more_is_begun(
+def test_delivery_cancelled_during_a_retry_leaves_the_answer_owed(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -326,7 +326,7 @@ def test_cut_off_while_the_app_is_busy_the_answer_is_owed_and_nothing_more_is_be
     assert asyncio.run(_recovered(tmp_path)) == ["one", "two"]
 
 
-def test_who_is_cancelled_ends_also_where_that_cannot_be_noted(tmp_path: Path) -> None:
+def test_cancelled_delivery_ends_even_if_its_state_cannot_be_stored(tmp_path: Path) -> None:
     async def scenario() -> None:
         app, claims = _App(NotSent("busy", after=600)), Claims()
         async with agent_loop("jsonl", tmp_path, ["one"]) as loop, asyncio.timeout(20):
@@ -353,7 +353,7 @@ _AT_ONCE = 121.0
 """A pause that is longer than anything is tried for."""
 
 
-def test_an_answer_that_was_not_sent_is_owed_though_a_later_one_was(tmp_path: Path) -> None:
+def test_unsent_answer_stays_owed_after_a_later_one_is_sent(tmp_path: Path) -> None:
     async def scenario() -> None:
         app, claims = _App(NotSent("away")), Claims()
         async with agent_loop("jsonl", tmp_path, ["first", "second", "third"]) as loop:
@@ -372,7 +372,7 @@ def test_an_answer_that_was_not_sent_is_owed_though_a_later_one_was(tmp_path: Pa
     assert asyncio.run(_recovered(tmp_path)) == []
 
 
-def test_what_is_owed_is_sent_first_and_in_order_at_the_next_start(tmp_path: Path) -> None:
+def test_owed_answers_are_sent_first_and_in_order_at_the_next_start(tmp_path: Path) -> None:
     async def before() -> None:
         app, claims = _App(NotSent("away"), NotSent("away")), Claims()
         async with agent_loop("jsonl", tmp_path, ["first", "second", "third"]) as loop:
@@ -388,7 +388,7 @@ def test_what_is_owed_is_sent_first_and_in_order_at_the_next_start(tmp_path: Pat
     assert asyncio.run(_recovered(tmp_path)) == []
 
 
-def test_the_next_answer_does_not_hide_that_nobody_knows_of_the_one_before(
+def test_next_answer_does_not_hide_an_earlier_uncertain_delivery(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -404,7 +404,7 @@ def test_the_next_answer_does_not_hide_that_nobody_knows_of_the_one_before(
     asyncio.run(scenario())
 
 
-def test_closed_claims_are_nobodys(tmp_path: Path) -> None:
+def test_closed_claims_raise_store_closed(tmp_path: Path) -> None:
     async def scenario() -> None:
         for claims in (Claims(), _claims(tmp_path, ttl=5.0)):
             await claims.close()
@@ -420,7 +420,7 @@ def test_closed_claims_are_nobodys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_two_gateways_that_deliver_the_same_answer_send_it_once(store: str, tmp_path: Path) -> None:
+def test_answer_delivered_by_two_gateways_is_sent_once(store: str, tmp_path: Path) -> None:
     where = f"sqlite:{tmp_path / 'steno.db'}" if store == "sqlite" else str(tmp_path)
 
     async def scenario() -> None:
@@ -465,7 +465,7 @@ def _claims(folder: Path, *, ttl: float) -> _Looking:
     return _Looking(open_store(str(folder), namespace="channels"), ttl=ttl)
 
 
-def test_what_another_gateway_is_sending_is_left_to_it_until_that_has_ended(
+def test_delivery_in_progress_in_another_gateway_is_left_to_it(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -489,7 +489,7 @@ def test_what_another_gateway_is_sending_is_left_to_it_until_that_has_ended(
     asyncio.run(scenario())
 
 
-def test_who_is_to_end_waits_for_no_other_gateway(tmp_path: Path) -> None:
+def test_cancelled_delivery_does_not_wait_for_another_gateway(tmp_path: Path) -> None:
     async def scenario() -> None:
         await _answered(tmp_path)
         sending = {"seq": 2, "mark": "sending", "origin": dict(ORIGIN)}
@@ -511,7 +511,7 @@ def test_who_is_to_end_waits_for_no_other_gateway(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_store_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+def test_delivery_waits_for_a_store_that_is_briefly_unavailable(tmp_path: Path) -> None:
     def away(instance: Any) -> None:
         set_meta, left = instance.store.set_meta, [1, 2]
 

@@ -202,7 +202,7 @@ def test_unanswered_message_is_resumed_and_delivered_by_the_source_and_not_by_it
 
 
 @every_store
-def test_open_calls_that_a_fork_copied_are_not_made_in_it(store: str, tmp_path: Path) -> None:
+def test_open_calls_copied_by_a_fork_are_not_executed(store: str, tmp_path: Path) -> None:
     ran: list[str] = []
 
     @tool(repeatable=True)

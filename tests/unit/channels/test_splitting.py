@@ -32,12 +32,12 @@ def test_no_message_is_blank_or_longer_than_the_limit(text: str, limit: int) -> 
 
 
 @given(TEXTS, LIMITS)
-def test_no_character_of_the_words_is_lost_or_said_twice(text: str, limit: int) -> None:
+def test_split_neither_loses_nor_duplicates_text(text: str, limit: int) -> None:
     assert _words("".join(piece.body for piece in pieces(text, limit))) == _words(text)
 
 
 @given(TEXTS, LIMITS)
-def test_what_is_blank_gives_no_message_and_all_else_gives_one(text: str, limit: int) -> None:
+def test_only_blank_text_gives_no_message(text: str, limit: int) -> None:
     assert bool(split(text, limit)) == bool(_words(text)) or "`" in text
 
 
@@ -48,7 +48,7 @@ def test_what_is_blank_gives_no_message_and_all_else_gives_one(text: str, limit:
     ),
     LIMITS,
 )
-def test_every_message_has_whole_blocks_of_code(
+def test_every_message_has_complete_code_blocks(
     blocks: list[tuple[bool, list[str]]], limit: int
 ) -> None:
     text = "\n\n".join(
@@ -59,33 +59,33 @@ def test_every_message_has_whole_blocks_of_code(
         assert message.count("```") % 2 == 0
 
 
-def test_a_short_answer_stays_as_it_is() -> None:
+def test_short_answer_is_not_split() -> None:
     assert split("One.\n\n  Two.", 4096) == ["One.\n\n  Two."]
 
 
-def test_it_is_cut_at_a_paragraph_rather_than_at_a_line_a_sentence_or_a_word() -> None:
+def test_text_is_split_at_paragraphs_first() -> None:
     first, second = "One two. Three\nfour five " * 2, "Six. Seven\neight " * 3
     assert split(f"{first.strip()}\n\n{second.strip()}", 80) == [first.strip(), second.strip()]
 
 
 @pytest.mark.parametrize("between", ["\n", ". ", " "])
-def test_without_a_better_place_it_is_cut_at_the_next_best(between: str) -> None:
+def test_text_without_paragraphs_is_split_at_lines_sentences_or_words(between: str) -> None:
     first, second = "a" * 50, "b" * 50
     found = split(f"{first}{between}{second}", 64)
     assert found == [f"{first}{between.rstrip()}", second]
 
 
-def test_a_word_that_is_too_long_is_cut_anywhere() -> None:
+def test_too_long_word_is_split_anywhere() -> None:
     assert "".join(split("x" * 1000, 64)) == "x" * 1000
 
 
-def test_an_emoji_counts_as_two_and_is_never_cut_in_half() -> None:
+def test_emoji_counts_as_two_units_and_is_never_split() -> None:
     found = split("😀" * 3000, 4096)
     assert "".join(found) == "😀" * 3000
     assert all(len(one.encode("utf-16-le")) // 2 <= 4096 for one in found)
 
 
-def test_code_is_closed_and_opened_again_with_its_language_and_indentation() -> None:
+def test_split_code_block_keeps_its_language_and_indentation() -> None:
     lines = [f"    line {number:02}" for number in range(18)]
     text = "Look:\n```python\n" + "\n".join(lines) + "\n```\nThat was it."
     found = split(text, 100)
@@ -95,6 +95,6 @@ def test_code_is_closed_and_opened_again_with_its_language_and_indentation() -> 
     assert found[-1].endswith("\n```\nThat was it.")
 
 
-def test_a_tiny_limit_is_refused() -> None:
+def test_too_small_limit_is_rejected() -> None:
     with pytest.raises(UsageError):
         split("hello", MIN_LIMIT - 1)

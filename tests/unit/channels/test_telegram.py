@@ -56,7 +56,7 @@ def _have_come(server: TelegramServer, count: int) -> bool:
     return len(server.sent) == count
 
 
-def test_a_message_is_answered_where_it_was_said_and_seen_typing(
+def test_message_is_answered_in_its_chat_with_a_typing_indicator(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -70,7 +70,7 @@ def test_a_message_is_answered_where_it_was_said_and_seen_typing(
     asyncio.run(scenario())
 
 
-def test_an_empty_allow_list_answers_nobody(
+def test_empty_allow_list_answers_no_message(
     server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -87,7 +87,7 @@ def test_an_empty_allow_list_answers_nobody(
     asyncio.run(scenario())
 
 
-def test_a_name_on_the_allow_list_is_answered_and_a_stranger_is_not(
+def test_only_senders_on_the_allow_list_are_answered(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -130,9 +130,7 @@ def test_messages_of_one_chat_stay_in_order_and_chats_do_not_wait_for_each_other
     asyncio.run(scenario())
 
 
-def test_an_update_that_comes_twice_is_answered_once(
-    server: TelegramServer, tmp_path: Path
-) -> None:
+def test_redelivered_update_is_answered_once(server: TelegramServer, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bot(tmp_path, server, ["once", "and that"]) as loop:
             server.say("hello", message=50)
@@ -148,7 +146,7 @@ def test_an_update_that_comes_twice_is_answered_once(
     asyncio.run(scenario())
 
 
-def test_a_long_answer_comes_in_pieces(server: TelegramServer, tmp_path: Path) -> None:
+def test_long_answer_is_sent_in_pieces(server: TelegramServer, tmp_path: Path) -> None:
     text = "\n\n".join(f"Paragraph {number}. " + "😀 word " * 60 for number in range(30))
 
     async def scenario() -> None:
@@ -162,9 +160,7 @@ def test_a_long_answer_comes_in_pieces(server: TelegramServer, tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def test_commands_work_and_new_lasts_beyond_a_restart(
-    server: TelegramServer, tmp_path: Path
-) -> None:
+def test_new_session_of_a_chat_survives_a_restart(server: TelegramServer, tmp_path: Path) -> None:
     async def before() -> None:
         async with bot(tmp_path, server, ScriptedModel(_echo)):
             server.say("one")
@@ -187,9 +183,7 @@ def test_commands_work_and_new_lasts_beyond_a_restart(
     asyncio.run(after())
 
 
-def test_stop_overtakes_the_answer_that_is_being_written(
-    server: TelegramServer, tmp_path: Path
-) -> None:
+def test_stop_interrupts_the_answer_in_progress(server: TelegramServer, tmp_path: Path) -> None:
     async def scenario() -> None:
         endless = ScriptedModel(["word " * 100_000], pause=0.01)
         async with bot(tmp_path, server, endless) as loop:
@@ -205,7 +199,7 @@ def test_stop_overtakes_the_answer_that_is_being_written(
     asyncio.run(scenario())
 
 
-def test_stop_ends_an_answer_that_a_command_has_begun(
+def test_stop_interrupts_an_answer_started_by_a_command(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -222,7 +216,7 @@ def test_stop_ends_an_answer_that_a_command_has_begun(
     asyncio.run(scenario())
 
 
-def test_what_is_not_text_is_answered_by_its_caption_or_a_sentence(
+def test_message_without_text_is_answered_by_its_caption_or_a_notice(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -238,7 +232,7 @@ def test_what_is_not_text_is_answered_by_its_caption_or_a_sentence(
     asyncio.run(scenario())
 
 
-def test_a_group_is_answered_in_the_group_and_only_this_bots_commands_are_obeyed(
+def test_group_messages_are_answered_and_commands_of_other_bots_ignored(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -260,7 +254,7 @@ def test_a_group_is_answered_in_the_group_and_only_this_bots_commands_are_obeyed
 # --- durable first -------------------------------------------------------------------------------
 
 
-def test_the_offset_does_not_pass_a_message_that_is_not_durable(
+def test_offset_does_not_pass_a_message_that_is_not_durable(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     let_go = threading.Event()
@@ -294,7 +288,7 @@ def test_the_offset_does_not_pass_a_message_that_is_not_durable(
     asyncio.run(scenario())
 
 
-def test_what_is_neither_stored_nor_answered_comes_again(
+def test_message_that_could_not_be_stored_is_fetched_again(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     broken = threading.Event()
@@ -331,7 +325,7 @@ def test_what_is_neither_stored_nor_answered_comes_again(
     asyncio.run(scenario())
 
 
-def test_a_message_that_crashes_us_does_not_end_the_bot(
+def test_unexpected_error_for_a_message_does_not_stop_the_bot(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     def answer(messages: Sequence[Mapping[str, Any]], tools: object) -> str:
@@ -354,7 +348,7 @@ def test_a_message_that_crashes_us_does_not_end_the_bot(
     asyncio.run(scenario())
 
 
-def test_of_messages_that_crash_us_before_they_are_stored_not_all_are_remembered(
+def test_number_of_remembered_failed_messages_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stenolog.channels.inbox._REMEMBERED", 10)
@@ -378,9 +372,7 @@ def test_of_messages_that_crash_us_before_they_are_stored_not_all_are_remembered
     asyncio.run(scenario())
 
 
-def test_new_is_obeyed_also_while_the_bot_is_being_stopped(
-    server: TelegramServer, tmp_path: Path
-) -> None:
+def test_new_command_works_during_shutdown(server: TelegramServer, tmp_path: Path) -> None:
     let_go, asked = threading.Event(), threading.Event()
 
     def slowed(instance: AgentInstance) -> None:
@@ -424,7 +416,7 @@ def test_new_is_obeyed_also_while_the_bot_is_being_stopped(
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_a_restart_goes_on_in_the_same_session(
+def test_restarted_bot_continues_the_session(
     store: str, server: TelegramServer, tmp_path: Path
 ) -> None:
     async def said(model: ScriptedModel, text: str) -> None:
@@ -486,9 +478,7 @@ def test_the_next_message_of_an_imported_zeroclaw_session_sees_its_old_turns(
 # --- faults of Telegram --------------------------------------------------------------------------
 
 
-def test_what_was_refused_for_a_while_is_sent_when_it_is_taken(
-    server: TelegramServer, tmp_path: Path
-) -> None:
+def test_answer_is_sent_after_a_busy_response(server: TelegramServer, tmp_path: Path) -> None:
     async def scenario() -> None:
         server.play("sendMessage", "busy")
         async with bot(tmp_path, server, ["Hello."]) as loop:
@@ -500,7 +490,7 @@ def test_what_was_refused_for_a_while_is_sent_when_it_is_taken(
 
 
 @pytest.mark.parametrize("fault", ["lost before", "lost after", "broken"])
-def test_what_may_have_arrived_is_not_sent_again_and_the_reader_is_told(
+def test_uncertain_delivery_is_not_repeated_and_the_user_gets_a_notice(
     fault: Any, server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -530,7 +520,7 @@ class _Moving(TelegramServer):
         }
 
 
-def test_a_group_that_moves_again_and_again_is_not_sent_to() -> None:
+def test_endless_chat_migration_is_undeliverable() -> None:
     async def scenario() -> None:
         with _Moving() as moving:
             claims = Claims()
@@ -544,7 +534,7 @@ def test_a_group_that_moves_again_and_again_is_not_sent_to() -> None:
     asyncio.run(scenario())
 
 
-def test_polling_goes_on_after_conflicts_lost_connections_and_busy_servers(
+def test_polling_continues_after_conflicts_and_connection_errors(
     server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -559,7 +549,7 @@ def test_polling_goes_on_after_conflicts_lost_connections_and_busy_servers(
 
 
 @pytest.mark.parametrize("method", ["getMe", "getUpdates"])
-def test_a_refused_token_ends_the_channel_with_one_sentence_and_is_told_to_nobody(
+def test_rejected_token_stops_the_channel_and_is_not_logged(
     method: str, server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -578,7 +568,7 @@ def test_a_refused_token_ends_the_channel_with_one_sentence_and_is_told_to_nobod
     assert TOKEN not in caplog.text
 
 
-def test_the_token_stands_in_no_log(
+def test_log_does_not_contain_the_token(
     server: TelegramServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -600,7 +590,7 @@ def test_the_token_stands_in_no_log(
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_of_two_gateways_one_polls_and_the_other_takes_over(
+def test_one_of_two_gateways_polls_and_the_other_takes_over(
     store: str, server: TelegramServer, tmp_path: Path
 ) -> None:
     async def scenario() -> None:

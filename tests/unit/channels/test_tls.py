@@ -71,9 +71,7 @@ def server(tmp_path: Path) -> Iterator[_Server]:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_webhook_sends_nothing_to_a_server_that_it_cannot_verify(
-    server: _Server, scheme: str
-) -> None:
+def test_webhook_sends_nothing_to_an_unverified_server(server: _Server, scheme: str) -> None:
     settings = WebhookSettings(
         secret=SECRET, allow=("alice",), reply_url=f"{scheme}://127.0.0.1:{server.port}/"
     )
@@ -91,9 +89,7 @@ def test_a_webhook_sends_nothing_to_a_server_that_it_cannot_verify(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_telegram_sends_no_token_to_a_server_that_it_cannot_verify(
-    server: _Server, scheme: str
-) -> None:
+def test_telegram_sends_no_token_to_an_unverified_server(server: _Server, scheme: str) -> None:
     base = f"{scheme}://127.0.0.1:{server.port}/bot"
 
     async def ask() -> None:
@@ -109,7 +105,7 @@ def test_telegram_sends_no_token_to_a_server_that_it_cannot_verify(
     assert server.received == []
 
 
-def test_only_plain_http_is_not_verified() -> None:
+def test_only_plain_http_is_used_without_tls() -> None:
     assert not uses_tls("http://127.0.0.1:1/")
     assert not uses_tls("HTTP://127.0.0.1:1/")
     assert all(uses_tls(f"{scheme}://host/") for scheme in SCHEMES)

@@ -128,7 +128,7 @@ def test_a_signed_message_is_answered_in_the_response(tmp_path: Path) -> None:
     [StoreClosed(CLOSING), LeaseLost(KEY, 1)],
     ids=["closing", "taken over"],
 )
-def test_a_sender_whose_turn_ended_without_an_answer_is_asked_to_send_again(
+def test_turn_without_an_answer_asks_the_sender_to_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StenologError
 ) -> None:
     words = TAKEN_OVER if isinstance(error, LeaseLost) else str(error)
@@ -150,7 +150,7 @@ def test_a_sender_whose_turn_ended_without_an_answer_is_asked_to_send_again(
     asyncio.run(scenario())
 
 
-def test_nobody_without_a_signature_is_heard_or_learns_which_webhooks_there_are(
+def test_unsigned_requests_are_rejected_and_do_not_reveal_webhooks(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -178,7 +178,7 @@ def test_nobody_without_a_signature_is_heard_or_learns_which_webhooks_there_are(
     asyncio.run(scenario())
 
 
-def test_a_message_that_comes_twice_is_stored_and_answered_once(tmp_path: Path) -> None:
+def test_redelivered_message_is_stored_and_answered_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, ["once"]) as hook:
             first, again = await hook.post(id="7"), await hook.post(id="7")
@@ -191,9 +191,7 @@ def test_a_message_that_comes_twice_is_stored_and_answered_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_a_message_that_comes_again_after_the_chat_went_on_elsewhere_is_known(
-    store: str, tmp_path: Path
-) -> None:
+def test_redelivered_message_is_recognized_after_the_chat_moved(store: str, tmp_path: Path) -> None:
     async def before() -> None:
         async with served(tmp_path, ["paid", "new", "newer"], store=store) as hook:
             said = [
@@ -239,7 +237,7 @@ def test_a_message_that_comes_again_after_the_chat_went_on_elsewhere_is_known(
     assert len({places[0], places[2], places[5]}) == 3
 
 
-def test_a_command_that_comes_again_is_not_carried_out_again(tmp_path: Path) -> None:
+def test_redelivered_webhook_command_does_not_run_again(tmp_path: Path) -> None:
     async def before() -> None:
         async with served(tmp_path, ["hello"]) as hook:
             await hook.post(id="1")
@@ -271,7 +269,7 @@ def test_a_command_that_comes_again_is_not_carried_out_again(tmp_path: Path) -> 
     asyncio.run(after_a_restart())
 
 
-def test_in_a_shared_chat_an_id_is_that_of_one_sender(tmp_path: Path) -> None:
+def test_message_id_in_a_shared_chat_belongs_to_one_sender(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, ["a"], allow=("alice", "bob")) as hook:
             assert (await hook.post(id="1", chat="room")).status_code == 200
@@ -281,7 +279,7 @@ def test_in_a_shared_chat_an_id_is_that_of_one_sender(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_sender_who_is_not_on_the_list_is_refused_and_an_empty_list_means_nobody(
+def test_sender_not_on_the_allow_list_is_rejected(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -298,7 +296,7 @@ def test_a_sender_who_is_not_on_the_list_is_refused_and_an_empty_list_means_nobo
     "raw",
     [b"", b"{", b"[]", b'{"sender":"alice"}', b'{"sender":"alice","text":1,"id":"1"}', b"\xff"],
 )
-def test_what_is_no_message_is_refused(raw: bytes, tmp_path: Path) -> None:
+def test_invalid_message_is_rejected(raw: bytes, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, []) as hook:
             assert (await hook.post(raw=raw)).status_code == 400
@@ -306,7 +304,7 @@ def test_what_is_no_message_is_refused(raw: bytes, tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_huge_body_is_refused_however_it_is_announced(tmp_path: Path) -> None:
+def test_too_large_body_is_rejected_with_or_without_a_content_length(tmp_path: Path) -> None:
     async def scenario() -> None:
         async def endless() -> AsyncIterator[bytes]:
             for _ in range(3 * MAX_BODY // 65_536):
@@ -326,7 +324,7 @@ def test_a_huge_body_is_refused_however_it_is_announced(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_threads_and_chats_have_sessions_of_their_own(tmp_path: Path) -> None:
+def test_threads_and_chats_have_separate_sessions(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, ["a", "b", "c"], allow=("alice", "bob", "#room")) as hook:
             await hook.post(id="1", thread="42")
@@ -339,7 +337,7 @@ def test_threads_and_chats_have_sessions_of_their_own(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_example_in_the_docs_signs_as_it_should(tmp_path: Path) -> None:
+def test_signature_example_in_the_docs_works(tmp_path: Path) -> None:
     [example] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     made: dict[str, Any] = {}
     exec(example, made)
@@ -401,7 +399,7 @@ def receiver() -> Iterator[_Receiver]:
 
 
 @pytest.mark.parametrize("statuses", [[], [429]])
-def test_with_a_reply_url_the_answer_is_sent_there_signed_and_marked(
+def test_answer_is_sent_signed_to_the_reply_url(
     statuses: list[int], receiver: _Receiver, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -463,7 +461,7 @@ async def _connections(port: int, count: int, sent: bytes) -> AsyncIterator[list
             writer.close()
 
 
-def test_slow_bodies_give_way_to_other_messages(tmp_path: Path) -> None:
+def test_slow_bodies_are_dropped_for_other_messages(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, ["Hello, alice."]) as hook:
             port = int(hook.url.rpartition(":")[2])
@@ -489,7 +487,7 @@ def test_no_body_is_read_for_an_unknown_name_or_an_old_signature(
     asyncio.run(scenario())
 
 
-def test_a_body_has_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_must_arrive_within_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with served(tmp_path, []) as hook:
             port = int(hook.url.rpartition(":")[2])
@@ -502,7 +500,7 @@ def test_a_body_has_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(scenario())
 
 
-def test_a_body_that_has_just_timed_out_does_not_keep_the_next_one_out() -> None:
+def test_timed_out_body_frees_its_slot_immediately() -> None:
     async def scenario() -> None:
         pending = PendingBodies(most=1)
         begun = asyncio.Event()
@@ -533,7 +531,7 @@ def _request(body: bytes | None, begun: asyncio.Event | None = None) -> Request:
     return Request({"type": "http", "method": "POST", "headers": []}, receive)
 
 
-def test_slow_bodies_do_not_keep_the_gateway_from_serving_others(tmp_path: Path) -> None:
+def test_slow_bodies_do_not_block_other_requests(tmp_path: Path) -> None:
     """With more connections than the gateway has room for."""
 
     async def scenario() -> None:
@@ -583,7 +581,7 @@ class Failing(ScriptedModel):
     ],
 )
 @pytest.mark.parametrize("text", ["hello", "/retry"])
-def test_users_are_told_one_plain_sentence_and_the_log_has_the_details(
+def test_user_gets_a_short_error_and_the_log_has_the_details(
     error: StenologError,
     reason: str,
     text: str,

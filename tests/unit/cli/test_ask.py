@@ -55,7 +55,7 @@ def contents(key: str) -> list[object]:
         return [message.content for message in store.get_history(key)]
 
 
-def test_the_answer_goes_to_stdout_and_nothing_else() -> None:
+def test_only_the_answer_is_printed_to_stdout() -> None:
     ended = ask("--session", "cli:a", "what time is it?")
     assert (ended.exit_code, ended.stderr) == (0, "")
     assert ended.stdout.startswith("The tool says: ")
@@ -65,7 +65,7 @@ def test_the_answer_goes_to_stdout_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["-"], []], ids=["dash", "nothing"])
-def test_the_question_may_come_from_stdin(arguments: list[str]) -> None:
+def test_question_can_come_from_stdin(arguments: list[str]) -> None:
     ended = ask("--session", "cli:a", *arguments, stdin="what\ntime is it?\n")
     assert ended.exit_code == 0
     assert contents("cli:a")[0] == "what\ntime is it?"

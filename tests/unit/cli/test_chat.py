@@ -97,7 +97,7 @@ def test_each_line_is_a_message_and_only_answers_go_to_stdout() -> None:
 
 
 @pytest.mark.parametrize("file", ["lines", os.devnull])
-def test_stdin_may_be_a_file_or_dev_null(file: str) -> None:
+def test_stdin_can_be_a_file_or_dev_null(file: str) -> None:
     Path("lines").write_text("the time\n/quit\nnever\n")
     with Path(file).open() as lines:
         ended = subprocess.run(
@@ -204,7 +204,7 @@ def test_many_lines_with_sequences_in_one_chunk_are_complete() -> None:
 # --- without a model, and wrong options ------------------------------------------------------
 
 
-def test_without_a_model_three_lines_say_how_to_get_one() -> None:
+def test_chat_without_a_model_prints_three_lines_of_advice() -> None:
     ended = chat(typed="hello\n", model=None)
     assert (ended.exit_code, ended.stdout) == (1, "")
     assert len(ended.stderr.splitlines()) == 3

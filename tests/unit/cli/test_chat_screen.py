@@ -113,7 +113,7 @@ def test_answer_is_unformatted_without_markdown() -> None:
     assert shown.screen.live(5) == ["- tw"]
 
 
-def test_the_status_line_counts_a_turn() -> None:
+def test_status_line_shows_the_tokens_of_a_turn() -> None:
     shown = Shown()
     shown.tell(
         ModelCalled(model="big", tokens=400, budget=1_000, recalled=2),

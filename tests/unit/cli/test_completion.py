@@ -61,7 +61,7 @@ def test_commands_options_and_choices_are_completed() -> None:
         "stats",
     ],
 )
-def test_keys_are_completed_for_every_command_that_takes_one(command: str) -> None:
+def test_keys_are_completed_for_every_command_with_a_key(command: str) -> None:
     assert _values(command, writing="tele") == ["telegram:123"]
     assert _values(command, writing="telegram:1") == ["telegram:123"]
     assert _values(command, writing="nothing") == []

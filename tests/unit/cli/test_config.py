@@ -145,9 +145,7 @@ def test_setting_value_cannot_control_the_terminal(steno: Steno, file: Path) -> 
     assert "\x1b" not in shown
 
 
-def test_p11_folders_above_the_file_are_private_whatever_the_umask(
-    steno: Steno, file: Path
-) -> None:
+def test_p11_created_config_folders_are_private_with_any_umask(steno: Steno, file: Path) -> None:
     before = os.umask(0)
     try:
         assert steno("config", "init").exit_code == 0

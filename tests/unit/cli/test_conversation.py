@@ -160,7 +160,7 @@ def talk(
     return asyncio.run(main())
 
 
-def test_a_message_is_shown_answered_and_counted(source: PipeInput) -> None:
+def test_message_is_shown_answered_and_counted(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("hello\r")
         await one.until(lambda: "gated · context" in one.shown and not one.talk.busy)
@@ -309,7 +309,7 @@ def test_commands_that_change_the_context_reset_the_status_line(source: PipeInpu
     talk(source, act, open_=True)
 
 
-def test_stop_without_an_answer_says_so(source: PipeInput) -> None:
+def test_stop_without_an_answer_is_reported(source: PipeInput) -> None:
     async def act(one: Talk) -> None:
         one.type("/stop\r")
         await one.until(lambda: "No answer is being written." in one.shown)
@@ -431,7 +431,7 @@ def test_resumed_session_shows_last_turns_and_resumes_an_interrupted_turn(
     assert shown.index("Resuming it") < shown.index("To unanswered: done.")
 
 
-def test_a_turn_that_a_fork_copied_is_not_resumed(source: PipeInput) -> None:
+def test_turn_copied_by_a_fork_is_not_resumed(source: PipeInput) -> None:
     with open_store("workspace") as store:
         store.add_full_message(
             "cli:source", mark_received({"role": "user", "content": "unanswered"})

@@ -185,7 +185,7 @@ def test_terminal_shows_a_transient_progress_bar(in_terminal: InTerminal) -> Non
 
 
 @pytest.mark.usefixtures("place")
-def test_a_backup_is_taken_verified_and_restored(steno: Steno) -> None:
+def test_backup_is_created_verified_and_restored(steno: Steno) -> None:
     first = steno("backup", "kept")
     assert (first.exit_code, first.stdout) == (0, "")
     assert "Backed up 3 sessions, 7 messages" in first.stderr
@@ -202,7 +202,7 @@ def test_a_backup_is_taken_verified_and_restored(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_a_damaged_backup_ends_with_1_and_restores_the_rest(steno: Steno) -> None:
+def test_damaged_backup_exits_with_1_and_restores_the_rest(steno: Steno) -> None:
     steno("backup", "kept")
     log = Path("kept/sessions/telegram%3A123.jsonl")
     log.write_bytes(log.read_bytes().replace(b"message 3", b"massage 3"))
@@ -295,7 +295,7 @@ def test_unlocked_source_is_reported() -> None:
         assert ("could not be locked" in " ".join(report_lines(copied, "copied"))) is unlocked
 
 
-def test_p3_a_damaged_session_is_not_copied_in_silence(steno: Steno, tmp_path: Path) -> None:
+def test_p3_copy_reports_a_damaged_session(steno: Steno, tmp_path: Path) -> None:
     with open_store(tmp_path / "w") as store:
         for text in ("one", "Ada", "three"):
             store.add_message("k", "user", text)

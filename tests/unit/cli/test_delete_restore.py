@@ -370,7 +370,7 @@ def test_a_dry_run_writes_nothing(place: Path, steno: Steno) -> None:
     assert files() == before
 
 
-def test_a_key_that_is_only_in_the_trash_can_be_purged(steno: Steno) -> None:
+def test_key_that_exists_only_in_the_trash_can_be_purged(steno: Steno) -> None:
     assert steno("delete", KEY, "--yes").exit_code == 0
     result = steno("purge", KEY, "--yes")
     assert result.exit_code == 0
@@ -398,7 +398,7 @@ def test_conflicting_options_are_wrong_usage(steno: Steno, arguments: list[str])
     assert KEY in _keys("workspace")
 
 
-def test_purge_reports_what_remains(steno: Steno) -> None:
+def test_purge_reports_remaining_data(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.fork(KEY, "cli:fork")
     with open_store("workspace", namespace="notes") as store:
@@ -642,7 +642,7 @@ def test_input_history_is_cleaned_before_the_session_is_purged(
     assert b"message 1" not in file.read_bytes(), "nobody could tell later that it was said there"
 
 
-def test_the_trash_is_a_table_in_a_terminal(steno: Steno, in_terminal: InTerminal) -> None:
+def test_trash_is_printed_as_a_table_in_a_terminal(steno: Steno, in_terminal: InTerminal) -> None:
     assert steno("delete", KEY, "--yes").exit_code == 0
     [listed] = _rows(steno("restore", "--list", "--json"))
     line = steno("restore", "--list").stdout

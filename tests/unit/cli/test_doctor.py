@@ -167,7 +167,7 @@ def test_wrong_usage_ends_with_2(steno: Steno) -> None:
     assert steno("doctor", "workspace", "-w", "workspace").exit_code == 2
 
 
-def test_a_workspace_where_nothing_was_stored_is_healthy(place: Path, steno: Steno) -> None:
+def test_workspace_without_sessions_is_healthy(place: Path, steno: Steno) -> None:
     (place / "fresh").mkdir()
     result = steno("doctor", "fresh")
     assert (result.exit_code, result.stdout) == (0, "")

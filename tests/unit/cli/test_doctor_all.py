@@ -106,7 +106,7 @@ def test_temporary_disk_is_reported(place: Path, kind: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:some.db"])
-def test_a_disk_that_is_nearly_full_is_a_finding(where: str) -> None:
+def test_nearly_full_disk_is_a_finding(where: str) -> None:
     with open_store("sqlite:some.db") as store:
         store.add_message("k", "user", "hello")
     assert low_disk(where) == []
@@ -148,7 +148,7 @@ def test_database_reports_version_and_turns(steno: Steno) -> None:
     assert "There is 1 session with an unanswered last message: k." in result.stderr
 
 
-def test_postgresql_tells_its_version(postgres_url: str) -> None:
+def test_postgresql_version_is_reported(postgres_url: str) -> None:
     with open_store(postgres_url) as store:
         store.add_message("k", "user", "hello")
     notes = check_notes(postgres_url)

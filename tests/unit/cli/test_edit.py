@@ -113,7 +113,7 @@ def test_archive_moves_hidden_messages_and_deletes_nothing(steno: Steno, where: 
     assert again.stderr == "There is nothing to archive.\n"
 
 
-def test_archive_dry_run_counts_what_archive_moves(steno: Steno, where: str) -> None:
+def test_archive_dry_run_counts_the_messages_to_be_moved(steno: Steno, where: str) -> None:
     said = [{"role": "user", "content": f"number {number}"} for number in range(4)]
     with open_store(where) as store:
         for _ in range(2):
@@ -179,13 +179,13 @@ def test_misspelt_key_creates_no_session(place: Path, steno: Steno, command: lis
 
 
 @pytest.mark.parametrize("tag", ["work", "+", "-", "+ "])
-def test_a_tag_without_a_sign_is_wrong_usage(steno: Steno, tag: str) -> None:
+def test_tag_without_plus_or_minus_is_wrong_usage(steno: Steno, tag: str) -> None:
     result = steno("tag", KEY, "--", tag)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "write +TAG to add a tag or -TAG to remove it" in result.stderr
 
 
-def test_a_tag_that_looks_like_an_option_is_a_tag(steno: Steno) -> None:
+def test_tag_that_looks_like_an_option_is_accepted(steno: Steno) -> None:
     assert steno("tag", KEY, "+work", "+w", "+json", "+h").exit_code == 0
     assert _json(steno("tag", KEY, "-work", "-json", "--json"))["tags"] == ["w", "h"]
     assert _json(steno("tag", KEY, "--json", "--", "-w", "-h"))["tags"] == []
@@ -245,7 +245,7 @@ def test_title_cannot_control_the_terminal(steno: Steno) -> None:
     assert "“red”" in result.stderr
 
 
-def test_the_sessions_of_an_agent_are_changed_alone(steno: Steno) -> None:
+def test_only_sessions_of_the_given_agent_are_changed(steno: Steno) -> None:
     with open_store("workspace/agents/ada") as store:
         store.add_message(KEY, "user", "hello")
     assert steno("rename", KEY, "Hers", "--agent", "ada").exit_code == 0

@@ -70,7 +70,7 @@ class _Elements(HTMLParser):
 # --- the page --------------------------------------------------------------------------------
 
 
-def test_a_page_has_every_part_folded_where_it_is_long_and_a_link_to_each_message(
+def test_html_page_has_every_part_and_a_link_to_each_message(
     steno: Steno,
 ) -> None:
     page = steno("export", "k", "--format", "html").stdout
@@ -228,7 +228,7 @@ def test_markdown_has_a_heading_and_an_anchor_for_each_message(steno: Steno) -> 
     assert '<details><summary>calls ls</summary>\n\n```\n{"path": "."}\n```' in shown
 
 
-def test_blocks_of_anthropic_are_written_as_calls_and_results(steno: Steno) -> None:
+def test_anthropic_blocks_are_exported_as_calls_and_results(steno: Steno) -> None:
     image = {"type": "image", "source": {"media_type": "image/png", "data": "iVBORw0KGgo="}}
     use = {"type": "tool_use", "id": "1", "name": "login", "input": {"password": KEY}}
     results = [{"type": "tool_result", "tool_use_id": "1", "content": "welcome", "is_error": True}]
@@ -263,7 +263,7 @@ def test_markdown_message_cannot_break_the_document(steno: Steno) -> None:
     ]
 
 
-def test_a_fence_is_longer_than_any_in_the_text() -> None:
+def test_code_fence_is_longer_than_any_in_the_text() -> None:
     assert fence_for("no code") == "```"
     assert fence_for("a ```` b") == "`````"
 
@@ -335,7 +335,7 @@ def test_lone_surrogate_is_exported_in_every_format(steno: Steno) -> None:
 
 
 @pytest.mark.parametrize("form", ["jsonl", "openai"])
-def test_lines_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno, form: str) -> None:
+def test_jsonl_export_redacts_secrets_by_field_name(steno: Steno, form: str) -> None:
     given = json.dumps({"user": "bob", "password": "hunter2", "env": {"API_KEY": "k-1"}})
     answered = json.dumps({"headers": {"authorization": "Basic zz"}, "said": given, "ok": True})
     call = {"id": "1", "type": "function", "function": {"name": "login", "arguments": given}}
@@ -369,7 +369,7 @@ def test_lines_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno, form
     assert "hunter2" in plain.stdout
 
 
-def test_documents_have_no_secrets_that_the_name_of_a_field_tells(steno: Steno) -> None:
+def test_documents_redact_secrets_by_field_name(steno: Steno) -> None:
     call = {"id": "1", "function": {"name": "login", "arguments": '{"password": "hunter2"}'}}
     with open_store("workspace") as store:
         store.add_full_message("f", {"role": "assistant", "content": "", "tool_calls": [call]})
@@ -408,7 +408,7 @@ def test_every_format_replaces_the_same_secrets(steno: Steno, text: str) -> None
         assert result.stderr.splitlines()[-1].startswith("Replaced 4 secrets"), form
 
 
-def test_what_is_json_looks_in_a_document_as_it_was_said(steno: Steno) -> None:
+def test_json_text_is_unchanged_in_a_document(steno: Steno) -> None:
     said = '{\n  "a": 1.10,\n  "token": "t-1",\n  "a": 1e5,\n  "limit": {"tokens": 5000}\n}'
     with open_store("workspace") as store:
         store.add_full_message("j", {"role": "tool", "content": said})

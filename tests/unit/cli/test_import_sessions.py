@@ -94,7 +94,7 @@ def test_format_is_detected_by_content_not_by_name(steno: Steno, tmp_path: Path)
     assert row(steno("import", "array.jsonl"))[:4] == ["array", "1", "1", "plain"]
 
 
-def test_messages_as_they_are_sent_are_no_program_s(steno: Steno, tmp_path: Path) -> None:
+def test_plain_chat_messages_are_not_attributed_to_a_program(steno: Steno, tmp_path: Path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     chat = [
         {"role": "user", "content": "hi"},
@@ -112,7 +112,7 @@ def test_messages_as_they_are_sent_are_no_program_s(steno: Steno, tmp_path: Path
         assert [message.to_dict() for message in store.get_history("chat")] == chat
 
 
-def test_what_is_sent_to_a_model_as_a_whole_is_a_session(steno: Steno, tmp_path: Path) -> None:
+def test_complete_model_request_is_imported_as_a_session(steno: Steno, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "hi"}]
     whole = {"model": "gpt", "temperature": 0.5, "messages": chat}
     (tmp_path / "request.json").write_text(json.dumps(whole, indent=2))
@@ -257,7 +257,7 @@ def test_long_import_shows_progress(
         assert store.info("k").count == count
 
 
-def test_in_a_terminal_it_is_a_table(
+def test_import_report_is_a_table_in_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_terminal: InTerminal
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -26,7 +26,7 @@ def _keys(result: Result) -> list[str]:
     return [line.split("\t")[0] for line in result.stdout.splitlines()]
 
 
-def test_list_prints_a_line_for_each_session_the_last_changed_first(steno: Steno) -> None:
+def test_list_prints_the_most_recently_changed_session_first(steno: Steno) -> None:
     result = steno("list")
     assert result.exit_code == 0
     assert MOMENT.sub("TIME", result.stdout) == (
@@ -37,7 +37,7 @@ def test_list_prints_a_line_for_each_session_the_last_changed_first(steno: Steno
     assert result.stderr == ""
 
 
-def test_list_takes_the_workspace_as_an_argument_or_an_option(steno: Steno) -> None:
+def test_workspace_of_list_is_an_argument_or_an_option(steno: Steno) -> None:
     Path("workspace").rename("elsewhere")
     assert steno("list", "elsewhere").stdout == steno("list", "-w", "elsewhere").stdout != ""
 
@@ -57,7 +57,7 @@ def test_list_in_a_terminal_is_a_table(in_terminal: InTerminal) -> None:
     ]
 
 
-def test_a_long_title_is_cut_and_a_long_key_is_not(in_terminal: InTerminal) -> None:
+def test_long_title_is_cut_and_long_key_is_not(in_terminal: InTerminal) -> None:
     key = "slack:C0123456789:U9876543210:1700000000.000100"
     with open_store("workspace") as store:
         store.add_message(key, "user", "a title that is too long for a table " * 3)
@@ -68,7 +68,9 @@ def test_a_long_title_is_cut_and_a_long_key_is_not(in_terminal: InTerminal) -> N
     assert "".join(line.split()[0] for line in lines[1:]) == key
 
 
-def test_a_terminal_gets_fifty_and_a_pipe_all(steno: Steno, in_terminal: InTerminal) -> None:
+def test_list_is_limited_to_fifty_rows_only_in_a_terminal(
+    steno: Steno, in_terminal: InTerminal
+) -> None:
     with open_store("workspace") as store:
         for number in range(60):
             store.add_message(f"many:{number:02}", "user", "x")
@@ -81,7 +83,7 @@ def test_a_terminal_gets_fifty_and_a_pipe_all(steno: Steno, in_terminal: InTermi
     assert limited.stderr == "Showing the newest 2. Use --limit for more.\n"
 
 
-def test_list_takes_filters(steno: Steno) -> None:
+def test_list_accepts_filters(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.set_meta("telegram:123", tags=["work"])
     assert _keys(steno("list", "--prefix", "cli")) == ["cli:default"]
@@ -169,7 +171,7 @@ def test_list_finds_foreign_sessions_of_databases_and_agents(place: Path, steno:
     assert "`steno import workspace/agents/ada/sessions -w ./workspace --agent ada`" in told
 
 
-def test_list_says_that_there_is_a_log_that_cannot_be_read(place: Path, steno: Steno) -> None:
+def test_list_reports_unreadable_log_files(place: Path, steno: Steno) -> None:
     (place / "workspace" / "sessions" / "torn.jsonl").write_bytes(b'{"kind":"st')
     assert steno("list").stderr == (
         "1 session file cannot be read. Run `steno doctor ./workspace` for details.\n"
@@ -184,7 +186,7 @@ def test_list_works_without_a_writable_index(place: Path, steno: Steno) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_list_takes_a_sqlite_store_that_is_there(place: Path, steno: Steno) -> None:
+def test_list_reads_an_existing_sqlite_store(place: Path, steno: Steno) -> None:
     with open_store("sqlite:some.db") as store:
         store.add_message("k", "user", "a title")
     result = steno("list", "sqlite:some.db")
@@ -206,7 +208,7 @@ def test_list_takes_a_sqlite_store_that_is_there(place: Path, steno: Steno) -> N
         (40, ["key", "title"]),
     ],
 )
-def test_a_narrow_terminal_shows_what_matters_most(
+def test_narrow_terminal_shows_the_most_important_columns(
     place: Path, in_terminal: InTerminal, width: int, columns: list[str]
 ) -> None:
     key = "slack:C0123456789:1700000000.000100:U0987654321"
@@ -232,7 +234,7 @@ def test_a_narrow_terminal_shows_what_matters_most(
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:steno.db"])
-def test_agents_and_namespaces_are_named_and_listed(where: str, steno: Steno) -> None:
+def test_agents_and_namespaces_can_be_listed(where: str, steno: Steno) -> None:
     for agent in ("ada", "Bob 2"):
         sessions = open_sessions(where, agent=agent)
         sessions.add_message(f"cli:{agent}", "user", "hello")
@@ -268,13 +270,13 @@ def test_unknown_agent_lists_the_known_ones(steno: Steno) -> None:
     assert not Path("workspace/agents/adda").exists()
 
 
-def test_an_agent_and_a_namespace_at_once_are_wrong_usage(steno: Steno) -> None:
+def test_agent_and_namespace_together_are_wrong_usage(steno: Steno) -> None:
     result = steno("list", "--agent", "ada", "--namespace", "notes")
     assert result.exit_code == 2
     assert "Use either --agent or --namespace, not both." in result.stderr
 
 
-def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None:
+def test_error_for_a_namespace_folder_names_the_option(steno: Steno) -> None:
     with open_store("workspace", namespace="drafts") as store:
         store.add_message("cli:default", "user", "hello")
     result = steno("list", "workspace/drafts")
@@ -294,7 +296,7 @@ def test_the_folder_of_a_namespace_is_told_how_to_be_named(steno: Steno) -> None
     ],
 )
 @pytest.mark.parametrize("command", [["list"], ["show", "k"], ["search", "x"], ["doctor"]])
-def test_invalid_workspace_is_one_sentence(
+def test_invalid_workspace_is_reported_in_one_sentence(
     command: list[str], where: str, words: str, steno: Steno
 ) -> None:
     result = steno(*command, "-w", where)
@@ -303,7 +305,7 @@ def test_invalid_workspace_is_one_sentence(
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "k"], ["search", "x"], ["doctor"]])
-def test_a_server_that_cannot_be_reached_is_one_sentence_without_the_password(
+def test_unreachable_server_is_reported_without_the_password(
     command: list[str], steno: Steno
 ) -> None:
     result = steno(*command, "-w", "postgres://me:hush@127.0.0.1:1/x?busy_timeout=0")
@@ -314,7 +316,7 @@ def test_a_server_that_cannot_be_reached_is_one_sentence_without_the_password(
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_without_a_workspace_the_option_is_named(
+def test_error_without_a_workspace_names_the_option(
     steno: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()

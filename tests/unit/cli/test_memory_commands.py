@@ -90,7 +90,7 @@ def memory(workspace: str) -> Steno:
 # --- looking ---------------------------------------------------------------------------------
 
 
-def test_list_has_a_line_for_each_note_in_force(memory: Steno, ids: Ids) -> None:
+def test_memory_list_prints_current_notes(memory: Steno, ids: Ids) -> None:
     result = memory("list")
     assert (result.exit_code, result.stderr) == (0, "")
     rows = [line.split("\t") for line in result.stdout.splitlines()]
@@ -102,7 +102,7 @@ def test_list_has_a_line_for_each_note_in_force(memory: Steno, ids: Ids) -> None
     assert [row[5] for row in rows[3:]] == ["Learns Spanish.", "Is patient."]
 
 
-def test_list_takes_filters(memory: Steno, ids: Ids) -> None:
+def test_list_accepts_filters(memory: Steno, ids: Ids) -> None:
     def found(*options: str) -> list[str]:
         return [
             json.loads(line)["id"]
@@ -118,7 +118,7 @@ def test_list_takes_filters(memory: Steno, ids: Ids) -> None:
     assert (nobody.exit_code, nobody.stdout, nobody.stderr) == (0, "", "No matching notes.\n")
 
 
-def test_json_has_all_that_is_known(memory: Steno, ids: Ids) -> None:
+def test_json_has_every_field_of_a_note(memory: Steno, ids: Ids) -> None:
     note = json.loads(memory("show", ids["old"], "--json").stdout)
     at, superseded = note.pop("at"), note.pop("superseded")
     assert at <= superseded
@@ -140,7 +140,7 @@ def test_json_has_all_that_is_known(memory: Steno, ids: Ids) -> None:
     }
 
 
-def test_search_finds_notes_of_everybody_or_of_one(memory: Steno, ids: Ids) -> None:
+def test_memory_search_finds_notes_of_all_users_or_one(memory: Steno, ids: Ids) -> None:
     assert memory("search", "eats", "meat").stdout.split("\t")[0] == ids["new"]
     assert ids["team"] in memory("search", "mon*").stdout
     missed = memory("search", "mon*", "--who", "telegram:1")
@@ -148,7 +148,7 @@ def test_search_finds_notes_of_everybody_or_of_one(memory: Steno, ids: Ids) -> N
     assert memory("search", "*").exit_code == 2
 
 
-def test_show_tells_where_a_note_came_from(memory: Steno, ids: Ids) -> None:
+def test_memory_show_prints_the_source_of_a_note(memory: Steno, ids: Ids) -> None:
     shown = memory("show", ids["old"][:6]).stdout
     for words in (
         "Eats meat.",
@@ -161,7 +161,9 @@ def test_show_tells_where_a_note_came_from(memory: Steno, ids: Ids) -> None:
     assert "\x1b" not in memory("show", ids["tutor"]).stdout
 
 
-def test_unknown_or_ambiguous_id_is_one_sentence(memory: Steno, ids: Ids, workspace: str) -> None:
+def test_unknown_or_ambiguous_id_is_reported_in_one_sentence(
+    memory: Steno, ids: Ids, workspace: str
+) -> None:
     unknown = memory("show", "nothing")
     assert unknown.exit_code == 1
     assert "There is no note 'nothing'. `steno memory list` lists" in unknown.stderr
@@ -174,7 +176,7 @@ def test_unknown_or_ambiguous_id_is_one_sentence(memory: Steno, ids: Ids, worksp
 # --- forgetting ------------------------------------------------------------------------------
 
 
-def test_forget_hides_and_undo_brings_back(memory: Steno, ids: Ids, workspace: str) -> None:
+def test_undo_restores_a_forgotten_note(memory: Steno, ids: Ids, workspace: str) -> None:
     result = memory("forget", ids["new"][:7], ids["day"])
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.splitlines() == [
@@ -209,7 +211,7 @@ def test_undo_and_export_require_a_unique_user(memory: Steno, ids: Ids) -> None:
         )
 
 
-def test_a_dry_run_forgets_nothing(memory: Steno, ids: Ids, workspace: str) -> None:
+def test_dry_run_forgets_nothing(memory: Steno, ids: Ids, workspace: str) -> None:
     before = _texts(workspace)
     result = memory("forget", ids["new"], "--dry-run")
     assert (result.exit_code, result.stderr) == (0, f"Would forget: {ids['new']} “Eats no meat.”\n")
@@ -218,7 +220,7 @@ def test_a_dry_run_forgets_nothing(memory: Steno, ids: Ids, workspace: str) -> N
     assert _texts(workspace) == before
 
 
-def test_one_unknown_id_of_several_forgets_none(memory: Steno, ids: Ids, workspace: str) -> None:
+def test_one_unknown_id_prevents_all_forgetting(memory: Steno, ids: Ids, workspace: str) -> None:
     before = _texts(workspace)
     assert memory("forget", ids["new"], "nothing").exit_code == 1
     assert _texts(workspace) == before
@@ -260,7 +262,7 @@ def test_closed_stdin_is_rejected_with_one_sentence(
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y\n", 1), ("\n", 2), ("n\n", 2)])
-def test_a_purge_asks_at_a_terminal(ids: Ids, workspace: str, answer: str, left: int) -> None:
+def test_note_purge_asks_in_a_terminal(ids: Ids, workspace: str, answer: str, left: int) -> None:
     master, slave = pty.openpty()
     os.write(master, answer.encode())
     program = "from stenolog.cli import main; main(prog_name='steno')"
@@ -326,7 +328,7 @@ def test_note_changed_since_the_export_is_skipped(memory: Steno, ids: Ids) -> No
 @pytest.mark.parametrize(
     "scope", [Scope(who="telegram:1", of="sender"), Scope(who="@telegram:1")], ids=str
 )
-def test_an_import_for_an_agent_keeps_to_the_scope_of_the_page(
+def test_import_with_an_agent_uses_the_scope_of_the_page(
     memory: Steno, ids: Ids, workspace: str, scope: Scope
 ) -> None:
     assert ids
@@ -339,7 +341,9 @@ def test_an_import_for_an_agent_keeps_to_the_scope_of_the_page(
         assert [note.text for note in Notes(store).list(scope)] == ["Plays go."]
 
 
-def test_an_agent_that_is_not_the_pages_is_told(memory: Steno, ids: Ids, workspace: str) -> None:
+def test_import_for_another_agent_than_that_of_the_page_is_rejected(
+    memory: Steno, ids: Ids, workspace: str
+) -> None:
     assert ids
     page = memory("export", "--who", "telegram:1", "--agent", "main").stdout
     edited = page.replace("Eats no meat.", "Eats fish.")
@@ -353,7 +357,9 @@ def test_an_agent_that_is_not_the_pages_is_told(memory: Steno, ids: Ids, workspa
     assert "Eats fish." in _texts(workspace)
 
 
-def test_invalid_notes_file_is_one_sentence(memory: Steno, ids: Ids, place: Path) -> None:
+def test_invalid_notes_file_is_reported_in_one_sentence(
+    memory: Steno, ids: Ids, place: Path
+) -> None:
     assert ids
     result = memory("import", "-", given="## Core facts\n- a\nb\n")
     assert result.exit_code == 1
@@ -376,7 +382,7 @@ def test_file_without_header_creates_notes(steno: Steno, place: Path) -> None:
 # --- places ----------------------------------------------------------------------------------
 
 
-def test_a_workspace_without_notes_says_so_and_stays_as_it_is(steno: Steno, place: Path) -> None:
+def test_workspace_without_notes_is_reported_and_unchanged(steno: Steno, place: Path) -> None:
     result = steno("memory", "list")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == "There are no notes in ./workspace yet.\n"
@@ -394,7 +400,7 @@ def test_memory_commands_create_no_workspace(steno: Steno, place: Path, where: s
     assert not list(place.glob("nowhere*"))
 
 
-def test_in_a_terminal_notes_are_laid_out_for_reading(
+def test_notes_are_formatted_in_a_terminal(
     ids: Ids, in_terminal: InTerminal, workspace: str
 ) -> None:
     code, shown = in_terminal(

@@ -76,7 +76,7 @@ def _page(url: str) -> tuple[int, str]:
         connection.close()
 
 
-def test_the_browser_gets_a_link_that_logs_it_in(
+def test_browser_is_opened_with_a_login_link(
     steno: Steno, token: Token, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
@@ -113,7 +113,7 @@ def _leads_to(opened: list[str]) -> str:
     return found[1]
 
 
-def test_where_no_file_can_be_written_the_link_goes_to_stdout(
+def test_link_is_printed_if_no_file_can_be_written(
     steno: Steno, token: Token, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -124,7 +124,7 @@ def test_where_no_file_can_be_written_the_link_goes_to_stdout(
     assert "Open this link" in told.stderr
 
 
-def test_with_print_the_link_goes_to_stdout(steno: Steno, token: Token) -> None:
+def test_print_option_prints_the_link(steno: Steno, token: Token) -> None:
     with _gateway(token) as port:
         result = steno("open", "--port", str(port), "--print")
         assert (result.exit_code, result.stderr) == (0, "")
@@ -132,7 +132,7 @@ def test_with_print_the_link_goes_to_stdout(steno: Steno, token: Token) -> None:
     assert token.value.decode() not in result.output
 
 
-def test_where_no_browser_opens_the_link_goes_to_stdout(
+def test_link_is_printed_if_no_browser_opens(
     steno: Steno, token: Token, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda url: bool(url.count("never")))
@@ -143,7 +143,7 @@ def test_where_no_browser_opens_the_link_goes_to_stdout(
 
 
 @pytest.mark.skipif("sys.platform == 'darwin'", reason="there is always a display")
-def test_without_a_display_no_browser_is_tried(
+def test_browser_is_not_tried_without_a_display(
     steno: Steno, token: Token, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DISPLAY")
@@ -154,7 +154,7 @@ def test_without_a_display_no_browser_is_tried(
     assert "Open this link" in told.stderr
 
 
-def test_what_listens_at_all_addresses_is_asked_at_this_machine(steno: Steno, token: Token) -> None:
+def test_gateway_on_all_addresses_is_reached_on_this_machine(steno: Steno, token: Token) -> None:
     with _gateway(token) as port:
         result = steno("open", "--host", "0.0.0.0", "--port", str(port), "--print")
     assert result.stdout.startswith(f"http://{token.host_name()}:{port}/login?code=")
@@ -177,7 +177,7 @@ def test_rejected_token_is_reported(steno: Steno, token: Token) -> None:
     assert token.value.decode() not in result.output
 
 
-def test_without_a_token_it_says_what_makes_one(
+def test_error_without_a_token_says_what_creates_it(
     steno: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STENO_GATEWAY__TOKEN_FILE", str(tmp_path / "none"))
@@ -265,7 +265,7 @@ def test_impostor_cannot_relay_the_request(steno: Steno, token: Token) -> None:
     assert answers[0].startswith(b"HTTP/1.1 401")
 
 
-def test_the_link_of_localhost_leads_to_the_own_name(steno: Steno, token: Token) -> None:
+def test_link_for_localhost_uses_the_own_host_name(steno: Steno, token: Token) -> None:
     with _gateway(token) as port:
         result = steno("open", "--host", "localhost", "--port", str(port), "--print")
     assert result.stdout.startswith(f"http://{token.host_name()}:{port}/login?code=")
@@ -281,7 +281,7 @@ def test_other_server_is_reported(steno: Steno, answer: bytes) -> None:
     assert f"127.0.0.1:{port}" in result.stderr
 
 
-def test_the_link_leads_to_localhost_if_the_settings_name_it(
+def test_link_uses_localhost_if_configured(
     steno: Steno, token: Token, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For browsers that do not resolve names below localhost."""

@@ -64,7 +64,7 @@ def text_of(fragments: object) -> str:
     return "".join(part[1] for part in fragments)
 
 
-def test_the_detail_of_a_message_with_several_lines_is_one_line(tmp_path: Path) -> None:
+def test_detail_of_a_multiline_message_is_one_line(tmp_path: Path) -> None:
     with open_store(tmp_path / "workspace") as store, open_catalog(store) as catalog:
         store.add_message(CHAT, "user", "What is wrong here?\n\nsome log text")
         shown_in = Picker(catalog)
@@ -73,7 +73,7 @@ def test_the_detail_of_a_message_with_several_lines_is_one_line(tmp_path: Path) 
     assert shown.splitlines()[0].rstrip() == "  What is wrong here? some log text"
 
 
-def test_without_a_query_all_are_there_the_newest_first(catalog: Catalog) -> None:
+def test_all_sessions_are_listed_newest_first_without_a_query(catalog: Catalog) -> None:
     assert keys(loaded(catalog)) == [TRIP, CAKE, BIKE, CHAT]
 
 
@@ -97,7 +97,7 @@ def test_message_hits_follow_title_matches(catalog: Catalog) -> None:
     assert keys(choices) == [CHAT]
 
 
-def test_hits_that_come_too_late_are_dropped(catalog: Catalog) -> None:
+def test_late_hits_are_dropped(catalog: Catalog) -> None:
     choices = loaded(catalog)
     choices.set_query("bake")
     choices.add_hits("bike", hits_for(catalog, "bike"))
@@ -129,9 +129,7 @@ def test_selection_is_kept_when_matches_arrive(catalog: Catalog) -> None:
     assert choices.selected == 0
 
 
-def test_a_text_means_the_session_of_this_key_or_all_that_match(
-    store: Store, catalog: Catalog
-) -> None:
+def test_text_selects_its_exact_key_or_all_matches(store: Store, catalog: Catalog) -> None:
     store.add_message("cli:1:default:more", "user", "x")
     assert [entry.key for entry in find_sessions(catalog, BIKE)] == [BIKE]
     assert [entry.key for entry in find_sessions(catalog, "bike")] == [BIKE, CHAT]
@@ -139,7 +137,7 @@ def test_a_text_means_the_session_of_this_key_or_all_that_match(
     assert find_sessions(catalog, "zebra") == []
 
 
-def test_the_newest_of_a_channel_is_one_that_can_be_read(store: Store, catalog: Catalog) -> None:
+def test_newest_session_of_a_channel_is_readable(store: Store, catalog: Catalog) -> None:
     assert getattr(newest_session(catalog, channel="cli"), "key", "") == TRIP
     assert getattr(newest_session(catalog, channel="telegram"), "key", "") == CHAT
     assert newest_session(catalog, channel="slack") is None
@@ -147,7 +145,7 @@ def test_the_newest_of_a_channel_is_one_that_can_be_read(store: Store, catalog: 
     assert getattr(newest_session(catalog, channel="cli"), "key", "") == TRIP
 
 
-def test_a_row_has_age_messages_and_title_and_none_is_wider_than_the_terminal(
+def test_rows_fit_the_terminal_and_have_age_messages_and_title(
     store: Store, catalog: Catalog
 ) -> None:
     store.add_message("cli:9:default", "user", "日本語 " * 40 + "\x1b[2J")
@@ -161,7 +159,7 @@ def test_a_row_has_age_messages_and_title_and_none_is_wider_than_the_terminal(
     assert "\x1b" not in "".join(rows)
 
 
-def test_a_long_list_follows_the_chosen_one(store: Store, catalog: Catalog) -> None:
+def test_long_list_scrolls_to_the_selected_session(store: Store, catalog: Catalog) -> None:
     for number in range(30):
         store.add_message(f"many:{number}", "user", f"number {number}")
     shown = Picker(catalog)
@@ -210,7 +208,7 @@ def test_keys_choose_a_session(catalog: Catalog, typed: str, chosen: str | None)
     assert Drawn(catalog).choose(typed, channel="cli") == chosen
 
 
-def test_it_begins_with_the_text_that_was_given_and_shows_its_keys(catalog: Catalog) -> None:
+def test_picker_starts_with_the_given_text_and_shows_its_keys(catalog: Catalog) -> None:
     drawn = Drawn(catalog)
     assert drawn.choose("\r", text="flour") == CAKE
     written = drawn.written.getvalue()

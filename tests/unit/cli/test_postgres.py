@@ -22,7 +22,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_takes_the_url_and_keeps_the_password_to_itself(
+def test_every_command_accepts_the_url_and_prints_no_password(
     command: list[str], postgres_url: str, steno: Steno
 ) -> None:
     with stenolog.open_store(postgres_url) as store:
@@ -67,7 +67,7 @@ def test_answers_are_stored_in_postgresql(postgres_url: str, steno: Steno) -> No
         assert [message.role for message in store.get_history("k")] == ["user", "assistant"] * 2
 
 
-def test_a_store_is_not_imported_and_its_password_not_repeated(
+def test_import_from_a_store_url_is_rejected_without_the_password(
     postgres_url: str, steno: Steno
 ) -> None:
     result = steno("import", postgres_url)
@@ -76,7 +76,7 @@ def test_a_store_is_not_imported_and_its_password_not_repeated(
     assert str(urlsplit(postgres_url).password) not in result.stderr
 
 
-def test_a_database_is_no_folder_for_a_backup(
+def test_database_is_rejected_as_a_backup_folder(
     postgres_url: str, steno: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,7 +87,7 @@ def test_a_database_is_no_folder_for_a_backup(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_copy_would_do_is_told_of_an_empty_database_too(
+def test_copy_dry_run_works_with_an_empty_database(
     postgres_url: str, steno: Steno, tmp_path: Path
 ) -> None:
     with stenolog.open_store(tmp_path / "w") as store:

@@ -77,7 +77,7 @@ def _keys() -> list[str]:
         return store.list_sessions()
 
 
-def test_without_rules_all_is_kept(
+def test_retention_without_rules_deletes_nothing(
     place: Path, steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "nowhere"))
@@ -104,7 +104,7 @@ def test_rules_are_listed_in_words_and_as_json(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("ruled")
-def test_a_dry_run_tells_everything_and_does_nothing(steno: Steno) -> None:
+def test_retention_dry_run_prints_the_plan_and_changes_nothing(steno: Steno) -> None:
     before = _keys()
     result = steno("retention", "run", "--dry-run")
     assert result.exit_code == 0
@@ -145,7 +145,7 @@ def test_retention_deletes_only_after_confirmation(ruled: Path, steno: Steno) ->
 
 
 @pytest.mark.usefixtures("ruled")
-def test_without_any_stdin_it_refuses() -> None:
+def test_retention_without_stdin_is_rejected() -> None:
     before = _keys()
     program = "from stenolog.cli import main; main(prog_name='steno')"
     command = ["sh", "-c", 'exec "$0" -c "$1" retention run <&-', sys.executable, program]
@@ -155,7 +155,7 @@ def test_without_any_stdin_it_refuses() -> None:
     assert _keys() == before
 
 
-def test_a_rule_that_purges_tells_that_it_is_about_the_trash(ruled: Path, steno: Steno) -> None:
+def test_purge_rule_is_described_as_applying_to_the_trash(ruled: Path, steno: Steno) -> None:
     (ruled / "steno.toml").write_text(
         '[retention.a]\naction = "purge"\nolder_than_days = 9\nprefix = "x:"\n'
         '[retention.b]\naction = "purge"\nolder_than_days = 9\ntag = "x"\n'
@@ -168,7 +168,7 @@ def test_a_rule_that_purges_tells_that_it_is_about_the_trash(ruled: Path, steno:
 
 
 @pytest.mark.usefixtures("ruled")
-def test_a_session_with_the_tag_keep_stays(steno: Steno) -> None:
+def test_session_with_the_tag_keep_is_not_deleted(steno: Steno) -> None:
     assert steno("tag", "cli:default", "+keep").exit_code == 0
     assert steno("retention", "run", "--yes").exit_code == 0
     assert "cli:default" in _keys()

@@ -155,7 +155,7 @@ def test_stats_prints_rows_to_stdout_and_remarks_to_stderr(
 
 
 @pytest.mark.usefixtures("place")
-def test_a_time_a_key_and_a_prefix_narrow_what_is_counted(steno: Steno) -> None:
+def test_time_key_and_prefix_limit_the_statistics(steno: Steno) -> None:
     one = _stats(steno, "--since", "2026-01-06", "--until", "2026-01-07")
     assert (one["sessions"], one["messages"], one["input_tokens"]) == (1, 2, 200)
     assert [day["day"] for day in one["days"]] == ["2026-01-06"]
@@ -178,9 +178,7 @@ def test_messages_copied_by_a_fork_are_counted_once(steno: Steno) -> None:
     assert (found["sessions"], found["messages"], found["input_tokens"]) == (3, 8, 307)
 
 
-def test_a_session_that_cannot_be_read_is_named_and_the_others_counted(
-    place: Path, steno: Steno
-) -> None:
+def test_newer_session_is_reported_and_others_are_counted(place: Path, steno: Steno) -> None:
     [log] = (place / "workspace" / "sessions").glob("notes*.jsonl")
     log.write_bytes(_newer(log.read_bytes()))
     result = steno("stats", "--json")
@@ -198,7 +196,7 @@ def _newer(text: bytes) -> bytes:
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.slow
-def test_a_terminal_draws_days_models_and_channels(in_terminal: InTerminal) -> None:
+def test_terminal_shows_days_models_and_channels(in_terminal: InTerminal) -> None:
     code, shown = in_terminal("stats", NO_COLOR="1")
     assert code == 0
     assert not re.search(r"\x1b\[[\d;]*m", shown)
@@ -212,7 +210,7 @@ def test_a_terminal_draws_days_models_and_channels(in_terminal: InTerminal) -> N
 
 
 @pytest.mark.usefixtures("place")
-def test_the_cost_is_told_where_prices_are_installed(steno: Steno) -> None:
+def test_cost_is_shown_if_prices_are_installed(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_messages("priced", [ASKED, _answer(1_000_000, 100_000, model="gpt-4o")])
     price = prices()
@@ -224,7 +222,7 @@ def test_the_cost_is_told_where_prices_are_installed(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("place")
-def test_an_early_year_has_four_figures(steno: Steno) -> None:
+def test_early_year_is_printed_with_four_digits(steno: Steno) -> None:
     found = _stats(steno, "--since", "0001-01-01", "--until", "0999-12-31T23:59")
     assert (found["since"], found["until"]) == ("0001-01-01T00:00:00Z", "0999-12-31T23:59:00Z")
     elsewhere = _stats(steno, "--since", "2026-01-06T02:00+02:00")
@@ -253,7 +251,7 @@ def test_scripted_tokens_are_not_provider_counts(steno: Steno) -> None:
 
 
 @pytest.mark.usefixtures("obey_modes")
-def test_a_session_that_cannot_be_read_is_named(
+def test_unreadable_session_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steno: Steno
 ) -> None:
     monkeypatch.chdir(tmp_path)

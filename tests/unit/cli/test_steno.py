@@ -15,12 +15,12 @@ from stenolog.cli import main
 Steno = Callable[..., Result]
 
 
-def test_the_version_is_that_of_the_package(steno: Steno) -> None:
+def test_version_option_prints_the_package_version(steno: Steno) -> None:
     result = steno("--version")
     assert (result.exit_code, result.stdout) == (0, f"steno {version('stenolog')}\n")
 
 
-def test_the_installed_command_is_the_group() -> None:
+def test_installed_command_runs_the_cli() -> None:
     ended = subprocess.run(
         [str(Path(sys.executable).with_name("steno")), "--version"],
         capture_output=True,
@@ -42,7 +42,7 @@ def test_help_lists_every_command_on_one_screen(steno: Steno) -> None:
         assert commands.count(f"  {name} ") == 1, name
 
 
-def test_an_old_name_of_a_command_works_and_is_not_listed(steno: Steno) -> None:
+def test_old_command_name_works_and_is_not_listed(steno: Steno) -> None:
     assert steno("compact", "--help").stdout.startswith(
         "Usage: steno compact [OPTIONS] KEY\n\n  Sum"
     )
@@ -80,7 +80,7 @@ def test_option_before_the_command_gets_a_hint(steno: Steno, option: str) -> Non
     )
 
 
-def test_another_option_before_the_command_is_only_unknown(steno: Steno) -> None:
+def test_unknown_option_before_the_command_gets_no_hint(steno: Steno) -> None:
     result = steno("--nothing", "list")
     assert result.exit_code == 2
     assert "No such option" in result.stderr
@@ -93,7 +93,7 @@ def test_misspelt_command_gets_a_suggestion(steno: Steno) -> None:
     assert "No such command 'zzz'" in steno("zzz").stderr
 
 
-def test_the_package_can_be_run_as_the_command() -> None:
+def test_package_can_be_run_as_a_module() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "stenolog", "--version"],
         capture_output=True,

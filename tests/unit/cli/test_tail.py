@@ -62,7 +62,7 @@ def _next(process: subprocess.Popen[str]) -> dict[str, object]:
     return found
 
 
-def test_the_last_messages_are_shown_as_show_does(steno: Steno) -> None:
+def test_tail_prints_the_last_messages_like_show(steno: Steno) -> None:
     result = steno("tail", KEY)
     assert (result.exit_code, result.stderr) == (0, "")
     assert MOMENT.sub("TIME", result.stdout) == (
@@ -99,7 +99,7 @@ def test_follow_shows_no_hidden_message() -> None:
             assert _next(process)["message"] == {"role": "user", "content": "new"}
 
 
-def test_it_ends_when_the_session_is_deleted() -> None:
+def test_tail_ends_when_the_session_is_deleted() -> None:
     with following(KEY, "--json", "-n", "1") as process:
         _next(process)
         with open_store("workspace") as store:
@@ -110,7 +110,7 @@ def test_it_ends_when_the_session_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("created_again", [False, True])
-def test_a_session_deleted_right_before_it_is_followed_ends_the_command(
+def test_session_deleted_just_before_follow_ends_the_command(
     steno: Steno, monkeypatch: pytest.MonkeyPatch, created_again: bool
 ) -> None:
     real = JSONLStore.follow
@@ -131,7 +131,7 @@ def test_a_session_deleted_right_before_it_is_followed_ends_the_command(
     assert "new" not in result.stdout
 
 
-def test_a_session_created_again_while_its_end_is_read_is_shown_from_its_end(
+def test_session_recreated_during_the_read_is_shown_from_its_end(
     steno: Steno, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = JSONLStore.get_history
@@ -157,7 +157,7 @@ def test_follow_does_not_wait_for_a_missing_session(steno: Steno, more: list[str
     assert "There is no session 'nobody'." in result.stderr
 
 
-def test_in_a_terminal_it_is_laid_out(in_terminal: InTerminal) -> None:
+def test_tail_is_formatted_in_a_terminal(in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_message("k", "assistant", "some **bold** words")
     code, shown = in_terminal("tail", "k", NO_COLOR="1")

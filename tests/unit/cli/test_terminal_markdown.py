@@ -61,11 +61,11 @@ def test_rendering_does_not_depend_on_chunks(seed: int) -> None:
     assert shown(in_pieces(PAGE, seed=seed)) == shown(in_pieces(PAGE, seed=100))
 
 
-def test_a_tag_within_a_sentence_is_shown() -> None:
+def test_html_tag_within_a_sentence_is_shown() -> None:
     assert shown(in_pieces("Some <b>bold</b> words.", seed=1)) == ["Some <b>bold</b> words."]
 
 
-def test_a_page_is_laid_out() -> None:
+def test_markdown_page_is_rendered() -> None:
     assert shown(in_pieces(PAGE, seed=1)) == [
         "Title",
         "",
@@ -103,7 +103,7 @@ PARTS = (
 )  # fmt: skip
 
 
-def test_no_word_is_lost_however_it_is_written() -> None:
+def test_rendering_loses_no_word() -> None:
     for seed in range(250):
         chance = random.Random(seed)
         text = "".join(chance.choices(PARTS, k=20))
@@ -114,7 +114,7 @@ def test_no_word_is_lost_however_it_is_written() -> None:
         assert [n for n in range(count) if f"w{n}x" not in found] == [], text
 
 
-def test_a_finished_block_is_given_out_once_and_the_last_one_waits() -> None:
+def test_finished_blocks_are_returned_once_and_the_last_is_pending() -> None:
     stream = MarkdownStream()
     assert stream.add("one\n\ntw") == []
     assert [block.source for block in stream.add("o\n\nthree")] == ["one"]
@@ -123,14 +123,14 @@ def test_a_finished_block_is_given_out_once_and_the_last_one_waits() -> None:
     assert stream.end() == []
 
 
-def test_items_are_numbered_on_where_the_list_was_cut() -> None:
+def test_item_numbers_continue_after_a_split_list() -> None:
     stream = MarkdownStream()
     blocks = stream.add("1. a\n1. b\n1. c\n")
     blocks += stream.add("1. d\n\nafter\n") + stream.end()
     assert shown(blocks) == [" 1 a", " 2 b", " 3 c", " 4 d", "", "after"]
 
 
-def test_long_code_is_given_out_while_it_is_written() -> None:
+def test_long_code_is_returned_while_it_is_written() -> None:
     stream = MarkdownStream()
     code = "".join(f"def f{n}():\n    return {n}\n\n" for n in range(30))
     blocks = stream.add("\n```python\n")
@@ -143,24 +143,24 @@ def test_long_code_is_given_out_while_it_is_written() -> None:
     assert lines == [f" {line}" for line in code.splitlines() if line]
 
 
-def test_an_answer_cannot_drive_the_terminal() -> None:
+def test_answer_cannot_control_the_terminal() -> None:
     blocks = in_pieces("\x1b]0;title\x07a \x1b[31mred\x1b[0m \x9b2Jb [x](\x1b[2Jhttp://e)", seed=3)
     assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", "\n".join(shown(blocks))) is None
 
 
-def test_where_a_link_leads_is_shown() -> None:
+def test_target_of_a_link_is_shown() -> None:
     assert shown(in_pieces("[home](https://example.org/x)", seed=1)) == [
         "home (https://example.org/x)"
     ]
 
 
-def test_of_an_image_its_words_and_its_place_are_shown() -> None:
+def test_image_is_shown_as_its_text_and_address() -> None:
     assert shown(in_pieces("See ![a lake](https://example.org/l.png) here", seed=1)) == [
         "See [image: a lake] (https://example.org/l.png) here"
     ]
 
 
-def test_line_ends_stay() -> None:
+def test_line_ends_are_kept() -> None:
     assert shown(in_pieces("roses\nviolets\n", seed=1)) == ["roses", "violets"]
 
 
@@ -186,7 +186,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("kind", LONG)
-def test_a_block_that_grows_long_is_given_out_while_it_is_written(kind: str) -> None:
+def test_long_block_is_returned_while_it_is_written(kind: str) -> None:
     opening, line, looks = LONG[kind]
     blocks, stream = line_by_line(opening + "".join(line.format(n) for n in range(1_000)))
     assert len(stream.unfinished[-1].source.splitlines()) < 500
@@ -200,7 +200,7 @@ def test_a_block_that_grows_long_is_given_out_while_it_is_written(kind: str) -> 
     assert sum("•" in line for line in lines if "words" not in line) <= 1
 
 
-def test_a_long_table_is_cut_into_tables_of_their_own_head() -> None:
+def test_long_table_is_split_into_tables_with_headers() -> None:
     rows = "".join(f"| r{n} | x |\n" for n in range(1_000))
     blocks, stream = line_by_line(f"| left | right |\n|---|---|\n{rows}")
     assert len(blocks) >= 2
@@ -210,13 +210,13 @@ def test_a_long_table_is_cut_into_tables_of_their_own_head() -> None:
     assert sum("left" in line and "right" in line for line in lines) == len(blocks)
 
 
-def test_a_number_that_begins_a_line_of_a_long_item_stays() -> None:
+def test_number_at_the_start_of_a_line_of_a_long_item_is_kept() -> None:
     blocks, stream = line_by_line("- top\n" + "".join(f"  {n} apples\n" for n in range(1_000)))
     found = re.findall(r"(\d+) apples", "\n".join(shown(blocks + stream.end())))
     assert found == [str(n) for n in range(1_000)]
 
 
-def test_code_that_came_at_once_ends_where_it_ends() -> None:
+def test_code_received_at_once_ends_at_its_fence() -> None:
     blocks, stream = line_by_line("")
     blocks += stream.add("```\n" + "words\n" * 300 + "```\n")
     blocks += stream.add("\nafter\n") + stream.end()
@@ -225,7 +225,7 @@ def test_code_that_came_at_once_ends_where_it_ends() -> None:
     assert len(blocks) == 2
 
 
-def test_a_long_block_is_not_read_again_at_each_of_its_lines(
+def test_long_block_is_not_parsed_again_for_each_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[int] = []
@@ -243,14 +243,14 @@ def test_a_long_block_is_not_read_again_at_each_of_its_lines(
 @pytest.mark.parametrize("width", [20, 40, 80])
 @pytest.mark.parametrize("depth", [1, 5, 12, 19, 20, 21, 60])
 @pytest.mark.parametrize("mark", ["> ", "- ", "> - "])
-def test_what_is_nested_too_deeply_is_shown_all_the_same(mark: str, depth: int, width: int) -> None:
+def test_deeply_nested_text_is_shown(mark: str, depth: int, width: int) -> None:
     text = f"{mark}begin\n{mark * depth}deep\n"
     found = re.sub(r"\s", "", "".join(shown(in_pieces(text, seed=1), width)))
     assert "begin" in found
     assert "deep" in found
 
 
-def test_a_line_of_nothing_but_odd_spaces_is_a_line() -> None:
+def test_line_of_unusual_spaces_is_rendered() -> None:
     for space in ("\xa0", "\u2003", "\x0c", "\x1c"):
         blocks, stream = line_by_line(f"{space}\n")
         assert shown(blocks + stream.add("\nafter\n") + stream.end())[-1] == "after"

@@ -37,7 +37,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_every_command_looks_at_the_workspace_of_the_settings(steno: Steno, config: Path) -> None:
+def test_every_command_uses_the_workspace_of_the_settings(steno: Steno, config: Path) -> None:
     assert config.exists()
     assert steno("list").stdout.startswith("cli:of-None\t1\t1\t")
     assert "hazelnuts" in steno("search", "hazelnuts").stdout
@@ -51,7 +51,7 @@ def test_every_command_looks_at_the_workspace_of_the_settings(steno: Steno, conf
     assert not Path("workspace").exists()
 
 
-def test_an_agent_has_the_workspace_that_its_settings_name(steno: Steno, config: Path) -> None:
+def test_agent_uses_the_workspace_of_its_settings(steno: Steno, config: Path) -> None:
     assert config.exists()
     assert steno("list", "--agent", "ada").stdout.startswith("cli:of-ada\t")
     assert "hazelnuts" in steno("search", "hazelnuts", "--agent", "ada").stdout
@@ -67,7 +67,7 @@ def test_workspace_option_overrides_the_settings(steno: Steno, config: Path) -> 
         assert steno(*words).exit_code == 0, words
 
 
-def test_a_variable_names_the_workspace_too(
+def test_workspace_can_be_set_by_a_variable(
     steno: Steno, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STENO_CONFIG")
@@ -79,7 +79,7 @@ def test_a_variable_names_the_workspace_too(
 @pytest.mark.parametrize(
     ("words", "code"), [("list", 1), ("search x", 1), ("memory list", 1), ("doctor", 3)]
 )
-def test_wrong_settings_are_told_in_one_sentence(
+def test_wrong_settings_are_reported_in_one_sentence(
     steno: Steno, config: Path, words: str, code: int
 ) -> None:
     config.write_text("[agent]\nsesions = 'x'\n")

@@ -72,7 +72,7 @@ def _code(response: httpx2.Response) -> str:
     return str(error["code"])
 
 
-def test_the_token_is_let_through() -> None:
+def test_request_with_the_token_is_accepted() -> None:
     assert _ask(BEARER).text == "bearer"
     assert _ask({"Authorization": f"bEARER  {TOKEN.value.decode()} "}).text == "bearer"
 
@@ -94,39 +94,39 @@ def test_the_token_is_let_through() -> None:
         "x" * 43,
     ],
 )
-def test_anything_else_is_not(given: str) -> None:
+def test_request_with_a_wrong_token_is_rejected(given: str) -> None:
     refused = _ask({"Authorization": given})
     assert (refused.status_code, _code(refused)) == (401, "invalid_api_key")
     assert refused.headers["www-authenticate"] == "Bearer"
 
 
-def test_who_sends_nothing_is_told_what_to_send() -> None:
+def test_error_without_a_token_says_what_to_send() -> None:
     refused = _ask({})
     assert refused.status_code == 401
     assert "Authorization: Bearer" in refused.json()["error"]["message"]
     assert "steno open" in refused.json()["error"]["message"]
 
 
-def test_two_tokens_are_one_too_many() -> None:
+def test_request_with_two_tokens_is_rejected() -> None:
     assert _ask([*BEARER.items(), *BEARER.items()]).status_code == 401
 
 
-def test_a_wrong_token_is_not_made_good_by_a_cookie() -> None:
+def test_wrong_token_with_a_valid_cookie_is_rejected() -> None:
     assert _ask({**_cookie(), "Authorization": "Bearer wrong"}).status_code == 401
 
 
-def test_the_cookie_is_let_through_to_look() -> None:
+def test_cookie_allows_reading() -> None:
     assert [_ask(_cookie(), method=method).status_code for method in ("GET", "HEAD")] == [200, 200]
     assert _ask(_cookie()).text == "cookie"
 
 
-def test_a_cookie_of_the_same_name_does_not_hide_ours() -> None:
+def test_invalid_cookie_of_the_same_name_does_not_hide_a_valid_one() -> None:
     shadowed = {"Cookie": f"steno=1.{'0' * 64}; {_cookie()['Cookie']}; steno=x"}
     assert _ask(shadowed).text == "cookie"
 
 
 @pytest.mark.parametrize("name", ["Steno", "steno2", "xsteno", ""])
-def test_a_cookie_of_another_name_is_not(name: str) -> None:
+def test_cookie_with_another_name_is_rejected(name: str) -> None:
     assert _ask({"Cookie": f"{name}={COOKIES.make()}"}).status_code == 401
 
 
@@ -142,27 +142,27 @@ def test_a_cookie_of_another_name_is_not(name: str) -> None:
         {"Origin": ELSEWHERE, "Sec-Fetch-Site": "same-origin"},
     ],
 )
-def test_with_a_cookie_no_other_page_changes_anything(method: str, page: dict[str, str]) -> None:
+def test_cookie_does_not_allow_changes_from_other_pages(method: str, page: dict[str, str]) -> None:
     refused = _ask({**_cookie(), **page}, method=method)
     assert (refused.status_code, _code(refused)) == (403, "foreign_page")
 
 
 @pytest.mark.parametrize("page", [{"Origin": HERE}, {"Sec-Fetch-Site": "same-origin"}])
-def test_with_a_cookie_our_own_pages_do(page: dict[str, str]) -> None:
+def test_cookie_allows_changes_from_own_pages(page: dict[str, str]) -> None:
     assert _ask({**_cookie(), **page}, method="POST").text == "cookie"
 
 
-def test_with_the_token_no_page_is_needed() -> None:
+def test_token_allows_changes_without_an_origin() -> None:
     assert _ask(BEARER, method="DELETE").text == "bearer"
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/login", "/login?code=1", "/webhooks/a"])
-def test_what_is_open_needs_no_token(path: str) -> None:
+def test_open_paths_need_no_token(path: str) -> None:
     assert _ask({}, path=path).text == "nobody"
     assert _ask(BEARER, path=path).text == "bearer"
 
 
-def test_nothing_is_open_that_was_not_said_to_be_but_the_login() -> None:
+def test_only_the_login_is_open_by_default() -> None:
     names = known_hosts(bound="127.0.0.1", own=OWN)
     gate = Access(_caller, token=TOKEN, known=names, cookies=COOKIES)
     assert _ask({}, path="/login", gate=gate).text == "nobody"
@@ -175,7 +175,7 @@ def _proof(*, end: str = f"{OWN} 8787") -> dict[str, str]:
     return {"Authorization": f"Steno {now}.{nonce}.{TOKEN.proof('ask', end, now, nonce)}"}
 
 
-def test_a_proof_is_let_through_to_get_a_link_and_to_nothing_else() -> None:
+def test_proof_is_accepted_only_for_login_links() -> None:
     gate, proof = _gate(), _proof()
     for method, path in [
         ("GET", "/v1/login-links"),
@@ -188,7 +188,7 @@ def test_a_proof_is_let_through_to_get_a_link_and_to_nothing_else() -> None:
     assert _ask(proof, method="POST", path="/v1/login-links", gate=gate).status_code == 401
 
 
-def test_a_proof_that_was_made_for_another_address_is_not() -> None:
+def test_proof_for_another_address_is_rejected() -> None:
     gate = _gate()
     for end in ("localhost 8788", "127.0.0.2 8787", "", "localhost"):
         proof = _proof(end=end)
@@ -197,7 +197,7 @@ def test_a_proof_that_was_made_for_another_address_is_not() -> None:
         assert _ask(asked, method="POST", path="/v1/login-links", gate=gate).status_code == 401
 
 
-def test_two_proofs_are_one_too_many() -> None:
+def test_request_with_two_proofs_is_rejected() -> None:
     both = [*_proof().items(), *_proof().items()]
     assert _ask(both, method="POST", path="/v1/login-links").status_code == 401
 
@@ -226,45 +226,45 @@ def test_two_proofs_are_one_too_many() -> None:
         "/%77ebhooks/a",
     ],
 )
-def test_what_only_looks_open_is_closed(path: str) -> None:
+def test_path_similar_to_an_open_one_needs_the_token(path: str) -> None:
     assert _ask({}, path=path).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/v1/x", "/healthz", "/login", "/webhooks/a"])
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8787", "user@localhost", ""])
-def test_a_foreign_host_is_refused_whatever_is_asked(path: str, host: str) -> None:
+def test_foreign_host_is_rejected_on_every_path(path: str, host: str) -> None:
     refused = _ask({**BEARER, "Host": host}, path=path)
     assert (refused.status_code, _code(refused)) == (421, "wrong_host")
 
 
-def test_the_host_is_looked_at_first() -> None:
+def test_host_is_checked_first() -> None:
     assert _ask({"Host": "evil.example", "Origin": "http://evil.example"}).status_code == 421
 
 
-def test_a_further_host_is_ours_too() -> None:
+def test_configured_host_is_accepted() -> None:
     assert _ask({**BEARER, "Host": "steno.example.org"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/x", "/healthz", "/login", "/webhooks/a"])
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "", "http://localhost:3000"])
-def test_a_foreign_page_is_refused_whatever_it_asks(path: str, origin: str) -> None:
+def test_foreign_origin_is_rejected_on_every_path(path: str, origin: str) -> None:
     for method in ("GET", "POST", "OPTIONS"):
         refused = _ask({**BEARER, "Origin": origin}, path=path, method=method)
         assert (refused.status_code, _code(refused)) == (403, "foreign_origin")
         assert "access-control-allow-origin" not in refused.headers
 
 
-def test_two_origins_are_one_too_many() -> None:
+def test_request_with_two_origins_is_rejected() -> None:
     assert _ask([*BEARER.items(), ("Origin", HERE), ("Origin", HERE)]).status_code == 403
 
 
-def test_a_page_of_ours_may_ask_and_needs_no_further_leave() -> None:
+def test_own_origin_is_accepted_without_cors_headers() -> None:
     answer = _ask({**BEARER, "Origin": HERE})
     assert answer.status_code == 200
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_a_page_that_was_named_may_ask_with_the_token() -> None:
+def test_allowed_origin_is_accepted_with_the_token() -> None:
     answer = _ask({**BEARER, "Origin": ELSEWHERE})
     assert answer.text == "bearer"
     assert answer.headers["access-control-allow-origin"] == ELSEWHERE
@@ -275,7 +275,7 @@ def test_a_page_that_was_named_may_ask_with_the_token() -> None:
     assert refused.headers["access-control-allow-origin"] == ELSEWHERE
 
 
-def test_a_browser_may_ask_first_for_a_page_that_was_named() -> None:
+def test_preflight_request_of_an_allowed_origin_is_answered() -> None:
     asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "a, b-c"}
     answer = _ask({**asking, "Origin": ELSEWHERE}, method="OPTIONS")
     assert (answer.status_code, answer.content) == (204, b"")
@@ -291,7 +291,7 @@ def test_a_browser_may_ask_first_for_a_page_that_was_named() -> None:
 @pytest.mark.parametrize(
     "headers", [BEARER, {}, {"Host": "evil.example"}, {"Origin": "null"}, {"Origin": ELSEWHERE}]
 )
-def test_every_answer_keeps_browsers_from_making_more_of_it(headers: dict[str, str]) -> None:
+def test_every_response_has_the_security_headers(headers: dict[str, str]) -> None:
     answer = _ask(headers)
     expected = {
         "x-content-type-options": "nosniff",
@@ -304,19 +304,19 @@ def test_every_answer_keeps_browsers_from_making_more_of_it(headers: dict[str, s
     assert {name: answer.headers[name] for name in expected} == expected
 
 
-def test_an_answer_keeps_a_policy_of_its_own() -> None:
+def test_own_content_security_policy_of_a_response_is_kept() -> None:
     own = (b"content-security-policy", b"default-src 'self'")
     answer = _ask(BEARER, gate=_gate(own))
     assert answer.headers.get_list("content-security-policy") == ["default-src 'self'"]
 
 
-def test_a_request_with_two_lengths_is_refused() -> None:
+def test_request_with_two_lengths_is_rejected() -> None:
     both = {**BEARER, "Content-Length": "3", "Transfer-Encoding": "chunked"}
     refused = _ask(both, method="POST")
     assert (refused.status_code, refused.headers["connection"]) == (400, "close")
 
 
-def test_the_token_stands_in_no_answer() -> None:
+def test_no_response_contains_the_token() -> None:
     for headers in (BEARER, _cookie(), {"Authorization": "Bearer wrong"}):
         answer = _ask(headers, method="POST")
         assert TOKEN.value.decode() not in f"{answer.headers} {answer.text}"
@@ -342,7 +342,7 @@ def _run(scope: dict[str, Any]) -> tuple[list[Scope], list[Message]]:
     return passed, sent
 
 
-def test_the_life_of_the_application_passes() -> None:
+def test_lifespan_events_are_passed_on() -> None:
     scope = {"type": "lifespan"}
     assert _run(scope) == ([scope], [])
 
@@ -354,7 +354,7 @@ def test_a_websocket_is_closed() -> None:
 
 
 @pytest.mark.parametrize("target", [b"http://evil.example/healthz", b"*", b"healthz", b""])
-def test_a_target_that_is_no_path_is_refused(target: bytes) -> None:
+def test_target_that_is_not_a_path_is_rejected(target: bytes) -> None:
     headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + TOKEN.value)]
     scope = {"type": "http", "method": "GET", "path": target.decode(), "raw_path": target}
     passed, sent = _run({**scope, "headers": headers})
@@ -363,7 +363,7 @@ def test_a_target_that_is_no_path_is_refused(target: bytes) -> None:
 
 
 @pytest.mark.parametrize("where", ["target", "header"])
-def test_a_head_has_at_most_16_kb(where: str) -> None:
+def test_request_head_is_limited_to_16_kb(where: str) -> None:
     def ask(size: int) -> int:
         long = "a" * size
         path = f"/v1/x?q={long}" if where == "target" else "/v1/x"
@@ -376,16 +376,16 @@ def test_a_head_has_at_most_16_kb(where: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8787", "localhost", "[::1]:8787", "127.0.0.1"])
-def test_a_cookie_is_not_taken_at_an_address_that_other_programs_use(host: str) -> None:
+def test_cookie_is_rejected_at_addresses_shared_with_other_programs(host: str) -> None:
     assert _ask({**_cookie(), "Host": host}).status_code == 401
     assert _ask({**BEARER, "Host": host}).text == "bearer"
 
 
 @pytest.mark.parametrize("host", [f"{OWN}:8787", OWN.upper(), "steno.example.org"])
-def test_a_cookie_is_taken_at_the_own_name_and_at_names_of_the_settings(host: str) -> None:
+def test_cookie_is_accepted_at_the_own_and_configured_host_names(host: str) -> None:
     assert _ask({**_cookie(), "Host": host}).text == "cookie"
 
 
-def test_another_name_below_localhost_is_not_ours() -> None:
+def test_other_name_below_localhost_is_rejected() -> None:
     refused = _ask({**BEARER, "Host": f"steno-{'0' * 16}.localhost"})
     assert (refused.status_code, _code(refused)) == (421, "wrong_host")

@@ -30,7 +30,7 @@ def _written(file: Path, content: bytes, mode: int = 0o600) -> Path:
     return file
 
 
-def test_the_first_start_makes_a_token_that_only_its_owner_reads(file: Path) -> None:
+def test_first_start_creates_a_private_token_file(file: Path) -> None:
     umask = os.umask(0)
     try:
         made = read_or_create_token(file)
@@ -43,7 +43,7 @@ def test_the_first_start_makes_a_token_that_only_its_owner_reads(file: Path) -> 
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_the_next_start_has_the_same_token(file: Path) -> None:
+def test_next_start_reads_the_same_token(file: Path) -> None:
     assert read_or_create_token(file) == read_or_create_token(file) == read_token(file)
 
 
@@ -51,7 +51,7 @@ def test_two_tokens_are_never_the_same(tmp_path: Path) -> None:
     assert read_or_create_token(tmp_path / "a") != read_or_create_token(tmp_path / "b")
 
 
-def test_daemons_that_start_at_once_have_the_same_token(file: Path) -> None:
+def test_concurrent_starts_get_the_same_token(file: Path) -> None:
     start, found = threading.Barrier(8), []
 
     def begin() -> None:
@@ -67,7 +67,9 @@ def test_daemons_that_start_at_once_have_the_same_token(file: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_who_was_quicker_is_not_overwritten(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_created_by_another_process_is_not_overwritten(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = os.link
 
     def late(source: Path, target: Path) -> None:
@@ -79,14 +81,16 @@ def test_who_was_quicker_is_not_overwritten(file: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644, 0o777])
-def test_a_file_that_others_can_reach_is_refused(file: Path, mode: int) -> None:
+def test_token_file_accessible_to_others_is_rejected(file: Path, mode: int) -> None:
     _written(file, GOOD, mode)
     with pytest.raises(WrongSettings, match=f"chmod 600 {file}"):
         read_or_create_token(file)
     assert stat.S_IMODE(file.stat().st_mode) == mode
 
 
-def test_a_file_of_another_user_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_file_of_another_user_is_rejected(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _written(file, GOOD)
     if os.geteuid() == 0:
         os.chown(file, 12_345, -1)
@@ -96,14 +100,14 @@ def test_a_file_of_another_user_is_refused(file: Path, monkeypatch: pytest.Monke
         read_token(file)
 
 
-def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+def test_symlinked_token_file_is_rejected(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(_written(tmp_path / "real", GOOD))
     with pytest.raises(WrongSettings, match="symbolic link"):
         read_or_create_token(link)
 
 
-def test_a_link_to_nowhere_makes_no_file_elsewhere(tmp_path: Path) -> None:
+def test_dangling_symlink_is_rejected_and_creates_no_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(WrongSettings, match="symbolic link"):
         read_or_create_token(tmp_path / "link")
@@ -125,7 +129,7 @@ def test_a_link_to_nowhere_makes_no_file_elsewhere(tmp_path: Path) -> None:
         "ü".encode() * 40,
     ],
 )
-def test_a_file_without_a_token_is_refused_and_stays(file: Path, content: bytes) -> None:
+def test_file_without_a_token_is_rejected_and_unchanged(file: Path, content: bytes) -> None:
     _written(file, content)
     with pytest.raises(WrongSettings, match="it must contain one line"):
         read_or_create_token(file)
@@ -133,12 +137,12 @@ def test_a_file_without_a_token_is_refused_and_stays(file: Path, content: bytes)
 
 
 @pytest.mark.parametrize("content", [b"x" * 32, b"x" * 512 + b"\r\n", b"aA0-._~+/=" * 4 + b"\n"])
-def test_a_token_of_ones_own_is_taken(file: Path, content: bytes) -> None:
+def test_user_defined_token_is_accepted(file: Path, content: bytes) -> None:
     assert read_token(_written(file, content)).value == content.strip()
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_what_is_no_file_is_refused_without_waiting(
+def test_token_path_that_is_not_a_regular_file_is_rejected(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / "it")
@@ -146,44 +150,44 @@ def test_what_is_no_file_is_refused_without_waiting(
         read_or_create_token(tmp_path / "it")
 
 
-def test_who_only_reads_is_told_what_makes_the_file(file: Path) -> None:
+def test_error_for_a_missing_token_file_says_what_creates_it(file: Path) -> None:
     with pytest.raises(WrongSettings, match="`steno serve` creates it"):
         read_token(file)
     assert not file.parent.exists()
 
 
-def test_a_place_where_no_file_can_be_is_told(tmp_path: Path) -> None:
+def test_token_file_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(WrongSettings, match=r"gateway\.token_file: it cannot be created"):
         read_or_create_token(tmp_path / "file" / "gateway.token")
 
 
-def test_the_usual_place_is_beside_the_users_config_file(tmp_path: Path) -> None:
+def test_default_token_file_is_next_to_the_config_file(tmp_path: Path) -> None:
     assert token_path("") == config_path(None, {}).parent / "gateway.token"
     assert token_path(str(tmp_path / "mine")) == tmp_path / "mine"
     assert token_path("~/mine") == Path.home() / "mine"
 
 
-def test_no_text_of_a_token_tells_it() -> None:
+def test_repr_of_a_token_does_not_contain_it() -> None:
     token = Token(GOOD)
     assert GOOD.decode() not in f"{token} {token!r} {[token]} {vars(Token)}"
 
 
 @given(st.binary(max_size=60))
-def test_only_the_token_itself_is_the_same(other: bytes) -> None:
+def test_token_equals_only_itself(other: bytes) -> None:
     token = Token(GOOD)
     assert token.is_same(GOOD)
     assert token.is_same(other) == (other == GOOD)
 
 
-def test_a_proof_is_of_these_words_and_of_this_token_and_does_not_tell_it() -> None:
+def test_proof_depends_on_words_and_token_and_does_not_contain_it() -> None:
     said = [("a", "b"), ("b", "a"), ("a",), ("ab",), ("a", "b", "")]
     proofs = {Token(value).proof(*words) for words in said for value in (GOOD, b"y" * 43)}
     assert len(proofs) == 10
     assert all(GOOD.hex() not in proof and len(proof) == 64 for proof in proofs)
 
 
-def test_each_purpose_has_a_key_of_its_own_that_is_not_the_token() -> None:
+def test_each_purpose_has_its_own_derived_key() -> None:
     keys = {Token(GOOD).key("a"), Token(GOOD).key("b"), Token(b"y" * 43).key("a")}
     assert len(keys) == 3
     assert Token(GOOD).key("a") == Token(GOOD).key("a")

@@ -93,7 +93,7 @@ def test_each_error_has_its_status(error: Exception, status: int, code: str) -> 
     assert response.headers.get("retry-after") == ("1" if code == "store_busy" else None)
 
 
-def test_every_error_of_ours_has_a_status() -> None:
+def test_every_stenolog_error_has_a_status() -> None:
     found = [
         kind
         for kind in vars(errors).values()
@@ -104,7 +104,7 @@ def test_every_error_of_ours_has_a_status() -> None:
     assert without == {errors.StenologError}  # the root is raised by nobody
 
 
-def test_what_nobody_expects_is_in_the_log_and_not_in_the_response(
+def test_unexpected_error_is_logged_and_not_shown_in_the_response(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fails(request: Request) -> Any:
@@ -123,7 +123,7 @@ def test_what_nobody_expects_is_in_the_log_and_not_in_the_response(
     assert "Traceback" in caplog.text
 
 
-def test_what_routes_of_others_raise_looks_the_same() -> None:
+def test_errors_of_other_routes_have_the_same_format() -> None:
     async def fails(request: Request) -> Any:
         del request
         raise errors.NoSuchSession("k")
@@ -163,12 +163,12 @@ def test_what_routes_of_others_raise_looks_the_same() -> None:
         ),
     ],
 )
-def test_words_hold_no_secret(words: str, shown: str) -> None:
+def test_secrets_are_removed_from_messages(words: str, shown: str) -> None:
     assert without_secrets(words, _SECRETS) == shown
 
 
 @pytest.mark.parametrize("kind", [ValueError, errors.DamagedStore])
-def test_the_log_holds_no_secret(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+def test_log_contains_no_secret(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
     async def fails(request: Request) -> Any:
         del request
         cause = OSError("postgresql://me:from-cause@db.test/x")
@@ -182,7 +182,7 @@ def test_the_log_holds_no_secret(kind: type[Exception], caplog: pytest.LogCaptur
     assert not [one for one in ("pass-word", "from-cause", "sk-from-file") if one in caplog.text]
 
 
-def test_a_handler_writes_no_secret_whoever_logs_it() -> None:
+def test_log_filter_removes_secrets_of_any_logger() -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.addFilter(RedactingFilter(_SECRETS))
@@ -197,7 +197,7 @@ def test_a_handler_writes_no_secret_whoever_logs_it() -> None:
     ]
 
 
-def test_words_that_utf8_cannot_hold_are_told_all_the_same() -> None:
+def test_error_with_a_lone_surrogate_can_be_sent() -> None:
     assert "\ud800" in _failed(errors.UsageError("what is \ud800?"))[1]["message"]
 
 
@@ -221,7 +221,7 @@ def _failed(error: Exception) -> tuple[Any, Any]:
     return response, body["error"]
 
 
-def test_a_path_that_leads_nowhere_is_told_where_to_look() -> None:
+def test_response_for_an_unknown_path_names_the_api() -> None:
     _, told = _failed(HTTPException(404))
     assert "/v1/chat/completions" in told["message"]
     assert "/openapi.json" in told["message"]

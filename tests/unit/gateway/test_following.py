@@ -16,9 +16,7 @@ COUNT = 200
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_listener_that_falls_behind_has_no_gap_and_no_repeat(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_slow_listener_gets_every_event_once(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("stenolog.gateway.shared_state._MAX_BUFFERED", 3)
     chance = random.Random(seed)
 

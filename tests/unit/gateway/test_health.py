@@ -5,7 +5,7 @@ from support import temporary_folders
 from support.gateway.sessions_api import KEY, serving
 
 
-def test_a_gateway_that_works_is_well_and_ready() -> None:
+def test_working_gateway_is_healthy_and_ready() -> None:
     with temporary_folders.folder() as folder, serving(folder) as api:
         assert api("GET", "/healthz") == {"status": "ok", "version": VERSION}
         assert api("GET", "/readyz") == {"status": "ok", "version": VERSION}
@@ -13,14 +13,14 @@ def test_a_gateway_that_works_is_well_and_ready() -> None:
         assert api("GET", "/healthz?anything=1")["status"] == "ok"
 
 
-def test_a_write_that_a_client_got_wrong_leaves_it_ready() -> None:
+def test_rejected_write_of_a_client_does_not_affect_readiness() -> None:
     with temporary_folders.folder() as folder, serving(folder) as api:
         api("POST", "/messages", key=KEY, json={"content": "a", "id": "1"})
         api("POST", "/messages", key=KEY, json={"content": "b", "id": "1"}, status=409)
         assert api("GET", "/readyz")["status"] == "ok"
 
 
-def test_a_fallback_is_not_ready_and_no_place_is_named() -> None:
+def test_gateway_on_a_fallback_store_is_not_ready() -> None:
     with temporary_folders.folder() as folder, serving(folder, store="legacy") as api:
         code, words = api.error("GET", "/readyz", status=503)
         assert code == "not_ready"
@@ -29,14 +29,14 @@ def test_a_fallback_is_not_ready_and_no_place_is_named() -> None:
         assert api("GET", "/healthz")["status"] == "ok"
 
 
-def test_a_store_that_is_gone_is_not_ready() -> None:
+def test_gateway_with_a_closed_store_is_not_ready() -> None:
     with temporary_folders.folder() as folder, serving(folder) as api:
         api.store.close()
         assert api.error("GET", "/readyz", status=503)[0]
         assert api("GET", "/healthz")["status"] == "ok"
 
 
-def test_a_gateway_that_closes_is_not_ready_and_still_lives() -> None:
+def test_closing_gateway_is_healthy_but_not_ready() -> None:
     with temporary_folders.folder() as folder, serving(folder) as api:
         api.gateway.closing.set()
         assert "shutting down" in api.error("GET", "/readyz", status=503)[1]

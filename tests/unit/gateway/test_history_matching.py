@@ -33,13 +33,13 @@ def _log(*bodies: dict[str, Any], hide: int = 0) -> tuple[list[Message], list[Me
 U1, A1, U2, A2, U3 = _user("one?"), _said("One."), _user("two?"), _said("Two."), _user("three?")
 
 
-def test_a_client_that_sends_all_adds_what_is_behind_the_common_start() -> None:
+def test_full_history_adds_only_messages_after_the_common_prefix() -> None:
     shown, _ = _log(U1, A1)
     found = match(shown, [U1, A1, U2])
     assert (found.keep, found.new) == (2, (U2,))
 
 
-def test_a_client_that_sends_what_is_new_adds_just_that() -> None:
+def test_new_messages_alone_are_added() -> None:
     shown, _ = _log(U1, A1)
     assert match(shown, [U2]).new == (U2,)
     # Also where it says again what it said first: nothing is taken out of sight.
@@ -47,14 +47,14 @@ def test_a_client_that_sends_what_is_new_adds_just_that() -> None:
     assert (again.keep, again.new) == (2, (U1,))
 
 
-def test_what_was_changed_by_the_client_is_said_anew_from_there() -> None:
+def test_messages_from_the_first_edited_one_are_replaced() -> None:
     shown, _ = _log(U1, A1, U2, A2)
     edited = _user("two, please?")
     found = match(shown, [U1, A1, edited])
     assert (found.keep, found.new) == (2, (edited,))
 
 
-def test_who_asks_again_after_a_lost_answer_is_not_stored_twice() -> None:
+def test_repeated_request_is_not_stored_twice() -> None:
     unanswered, _ = _log(U1, A1, U2)
     assert match(unanswered, [U2]).new == ()
     assert match(unanswered, [U1, A1, U2]).new == ()
@@ -64,7 +64,7 @@ def test_who_asks_again_after_a_lost_answer_is_not_stored_twice() -> None:
     assert (whole.answered, whole.keep, whole.new) == (4, 3, ())
 
 
-def test_what_was_compacted_is_still_known() -> None:
+def test_summarized_messages_are_matched() -> None:
     shown, gone = _log(U1, A1, U2, A2, hide=2)
     found = match(shown, [U1, A1, U2, A2, U3], before=lambda: gone)
     assert (found.keep, found.new) == (2, (U3,))
@@ -73,7 +73,7 @@ def test_what_was_compacted_is_still_known() -> None:
     assert (found.keep, found.new) == (0, (U3,))
 
 
-def test_an_edit_above_what_was_compacted_is_found_by_what_is_out_of_sight() -> None:
+def test_edit_of_a_summarized_message_is_detected() -> None:
     shown, gone = _log(U1, A1, U2, A2, hide=2)
     edited = _user("two, please?")
     found = match(shown, [U1, A1, edited], before=lambda: gone)
@@ -82,20 +82,20 @@ def test_an_edit_above_what_was_compacted_is_found_by_what_is_out_of_sight() -> 
     assert (again.keep, again.new) == (1, (_said("Too."), U3))
 
 
-def test_a_client_that_sends_its_newest_messages_only_takes_nothing_away() -> None:
+def test_newest_messages_alone_hide_nothing() -> None:
     shown, _ = _log(U1, A1, U2, A2)
     found = match(shown, [U2, A2, U3])
     assert (found.keep, found.new) == (4, (U3,))
 
 
-def test_a_talk_of_which_nothing_is_known_takes_the_place_of_the_other() -> None:
+def test_unknown_history_replaces_the_stored_one() -> None:
     shown, _ = _log(U1, A1)
     other = [_user("Hello."), _said("Hello!"), _user("Go on.")]
     found = match(shown, other)
     assert (found.keep, found.new) == (0, tuple(other))
 
 
-def test_what_the_agent_did_by_itself_is_one_message_to_the_client() -> None:
+def test_tool_calls_of_the_agent_are_one_message_to_the_client() -> None:
     call = tool_call("clock", id="c1")
     shown, _ = _log(
         U1,
@@ -109,7 +109,7 @@ def test_what_the_agent_did_by_itself_is_one_message_to_the_client() -> None:
     assert (found.keep, found.new) == (4, (U2,))
 
 
-def test_calls_of_the_client_and_their_results_are_messages_of_its_own() -> None:
+def test_client_tool_calls_and_results_are_separate_messages() -> None:
     call = tool_call("lamp", {"on": True}, id="c1")
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "done"}
@@ -118,13 +118,13 @@ def test_calls_of_the_client_and_their_results_are_messages_of_its_own() -> None
     assert match(shown, [U1, {**calling, "content": None}, result]).new == (result,)
 
 
-def test_an_answer_that_was_cut_off_is_known_by_what_came_of_it() -> None:
+def test_interrupted_answer_is_matched_by_its_prefix() -> None:
     shown, _ = _log(U1, mark_seen(_said("A long ans [interrupted]"), seen=1, interrupted="stopped"))
     found = match(shown, [U1, _said("A long"), U2])
     assert (found.keep, found.new) == (2, (U2,))
 
 
-def test_a_text_and_a_list_that_holds_it_alone_are_the_same() -> None:
+def test_text_and_a_single_text_part_are_equal() -> None:
     shown, _ = _log(U1, A1)
     parts = {"role": "user", "content": [{"type": "text", "text": "one?"}]}
     assert match(shown, [parts, A1, U2]).new == (U2,)
@@ -134,7 +134,7 @@ _talks = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xy")), min_s
 
 
 @given(_talks, st.data())
-def test_whatever_is_compacted_a_client_that_sends_all_adds_only_its_last_message(
+def test_full_history_adds_only_its_last_message_after_any_summary(
     talk: list[tuple[str, str]], data: st.DataObject
 ) -> None:
     bodies = [body for asked, said in talk for body in (_user(asked), _said(said))]
@@ -145,7 +145,7 @@ def test_whatever_is_compacted_a_client_that_sends_all_adds_only_its_last_messag
 
 
 @given(_talks, _talks, st.booleans())
-def test_in_the_end_what_was_sent_is_what_is_in_sight(
+def test_visible_messages_equal_the_sent_history(
     talk: list[tuple[str, str]], other: list[tuple[str, str]], ends: bool
 ) -> None:
     """Where nothing was compacted, and the client's talk begins as the log does."""
@@ -158,7 +158,7 @@ def test_in_the_end_what_was_sent_is_what_is_in_sight(
     assert [message.to_dict() for message in shown[: found.keep]] + list(found.new) == sent
 
 
-def test_ids_that_are_used_again_and_calls_written_differently_are_known() -> None:
+def test_reused_ids_and_reformatted_calls_are_matched() -> None:
     own = {"role": "assistant", "content": "Let me look.\n", "tool_calls": [tool_call("t", id="c")]}
     done = {"role": "tool", "tool_call_id": "c", "content": "noon"}
     call = tool_call("lamp", '{"on":true}', id="c")

@@ -45,7 +45,7 @@ ports = st.one_of(st.just(""), st.integers(1, 65_535).map(lambda port: f":{port}
         b"[fe80::1]",
     ],
 )
-def test_a_name_of_ours_is_ours_at_any_port(host: bytes) -> None:
+def test_known_host_is_accepted_at_any_port(host: bytes) -> None:
     assert is_known_host([host], KNOWN)
 
 
@@ -91,18 +91,18 @@ def test_a_name_of_ours_is_ours_at_any_port(host: bytes) -> None:
         b"a" * 400,
     ],
 )
-def test_any_other_host_is_not_ours(host: bytes) -> None:
+def test_unknown_host_is_rejected(host: bytes) -> None:
     assert not is_known_host([host], KNOWN)
 
 
-def test_no_host_and_two_hosts_are_not_ours() -> None:
+def test_missing_or_duplicate_host_is_rejected() -> None:
     assert not is_known_host([], KNOWN)
     assert not is_known_host([b"localhost", b"localhost"], KNOWN)
     assert not is_known_host([b"localhost", b"evil.example"], KNOWN)
 
 
 @given(names, ports)
-def test_a_name_is_ours_only_if_it_was_named(name: str, port: str) -> None:
+def test_host_name_is_known_only_if_configured(name: str, port: str) -> None:
     other = known_hosts(bound="127.0.0.1", hosts=(name,))
     assert is_known_host([f"{name}{port}".encode()], other)
     assert is_known_host([f"{name.upper()}{port}".encode()], other)
@@ -110,14 +110,14 @@ def test_a_name_is_ours_only_if_it_was_named(name: str, port: str) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), ports)
-def test_an_address_is_ours_if_it_is_a_loopback_or_the_bound_one(number: int, port: str) -> None:
+def test_ip_address_is_known_if_loopback_or_bound(number: int, port: str) -> None:
     address = IPv4Address(number)
     ours = address.is_loopback or str(address) == "192.168.1.5"
     assert is_known_host([f"{address}{port}".encode()], KNOWN) == ours
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "127.0.0.1", "127.9.9.9", "::1"])
-def test_what_only_this_machine_reaches_is_a_loopback(host: str) -> None:
+def test_loopback_addresses_are_recognized(host: str) -> None:
     assert is_loopback(host)
 
 
@@ -125,11 +125,11 @@ def test_what_only_this_machine_reaches_is_a_loopback(host: str) -> None:
     "host",
     ["", "0.0.0.0", "::", "192.168.1.5", "localhost.example", "127.0.0.1.example", "fe80::1"],
 )
-def test_nothing_else_is_a_loopback(host: str) -> None:
+def test_other_addresses_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 
-def test_both_sides_of_a_connection_call_its_end_the_same() -> None:
+def test_client_and_server_name_an_endpoint_alike() -> None:
     assert server_end("::ffff:127.0.0.1", 80) == server_end("127.0.0.1", 80) == "127.0.0.1 80"
     assert server_end("fe80::1%eth0", 80) == server_end("fe80:0::1%en1", 80)
     ends = {
@@ -139,7 +139,7 @@ def test_both_sides_of_a_connection_call_its_end_the_same() -> None:
 
 
 @given(st.integers(0, 2**128 - 1), ports)
-def test_an_address_of_ipv6_is_read_in_all_its_forms(number: int, port: str) -> None:
+def test_all_forms_of_an_ipv6_address_are_parsed(number: int, port: str) -> None:
     address = IPv6Address(number)
     short, long = (f"[{text}]{port}".encode() for text in (str(address), address.exploded))
     assert authority(short) == authority(long)
@@ -147,7 +147,7 @@ def test_an_address_of_ipv6_is_read_in_all_its_forms(number: int, port: str) -> 
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_read_or_refused(value: bytes) -> None:
+def test_any_host_header_is_parsed_or_rejected(value: bytes) -> None:
     found = authority(value)
     if found is not None:
         host = f"[{found.host}]" if ":" in found.host else found.host
@@ -158,7 +158,7 @@ def test_any_bytes_are_read_or_refused(value: bytes) -> None:
     is_allowed_origin(value, KNOWN)
 
 
-def test_a_host_is_told_with_its_port() -> None:
+def test_host_header_is_parsed_into_host_and_port() -> None:
     assert authority(b"A.example:80") == Authority("a.example", 80)
     assert authority(b"[0::1]") == Authority("::1", None)
 
@@ -220,12 +220,12 @@ def test_any_other_page_has_another_origin(origin: bytes, host: bytes) -> None:
         (b"*", False),
     ],
 )
-def test_a_page_of_elsewhere_may_ask_where_it_was_named(origin: bytes, may: bool) -> None:
+def test_only_configured_origins_are_allowed(origin: bytes, may: bool) -> None:
     assert is_allowed_origin(origin, KNOWN) == may
 
 
 @given(st.sampled_from(["http", "https"]), names, ports)
-def test_no_page_may_ask_that_was_not_named(scheme: str, name: str, port: str) -> None:
+def test_no_foreign_origin_is_allowed_by_default(scheme: str, name: str, port: str) -> None:
     origin = f"{scheme}://{name}{port}".encode()
     assert not is_allowed_origin(origin, known_hosts(bound="127.0.0.1"))
     assert is_allowed_origin(origin, known_hosts(bound="127.0.0.1", origins=(origin.decode(),)))
@@ -248,7 +248,7 @@ def test_no_page_may_ask_that_was_not_named(scheme: str, name: str, port: str) -
         ),
     ],
 )
-def test_cookies_are_for_hosts_that_are_only_ours_or_that_the_settings_list(
+def test_cookie_hosts_are_the_own_name_and_configured_hosts(
     bound: str, hosts: tuple[str, ...], cookies: set[str]
 ) -> None:
     assert known_hosts(bound=bound, hosts=hosts, own="own.localhost").cookie_hosts == cookies

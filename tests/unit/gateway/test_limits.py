@@ -60,7 +60,7 @@ def _ask(
 
 
 @given(st.lists(st.integers(0, 60), max_size=6))
-def test_a_body_passes_if_it_has_no_more_bytes_than_allowed(sizes: list[int]) -> None:
+def test_body_within_the_limit_is_accepted(sizes: list[int]) -> None:
     answer = _ask([b"x" * size for size in sizes])
     total = sum(sizes)
     assert answer.status_code == (200 if total <= MOST else 413)
@@ -68,11 +68,11 @@ def test_a_body_passes_if_it_has_no_more_bytes_than_allowed(sizes: list[int]) ->
 
 
 @pytest.mark.parametrize(("size", "status"), [(0, 200), (MOST, 200), (MOST + 1, 413)])
-def test_a_body_that_says_its_length_is_judged_by_it(size: int, status: int) -> None:
+def test_content_length_is_checked_against_the_limit(size: int, status: int) -> None:
     assert _ask(b"x" * size).status_code == status
 
 
-def test_what_says_that_it_is_too_large_is_not_read() -> None:
+def test_body_with_a_too_large_content_length_is_not_read() -> None:
     asked = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +84,7 @@ def test_what_says_that_it_is_too_large_is_not_read() -> None:
     assert refused.json()["error"]["code"] == "body_too_large"
 
 
-def test_what_is_refused_here_looks_like_what_is_refused_elsewhere() -> None:
+def test_rejection_has_the_usual_error_format() -> None:
     refused = _ask(b"x" * (MOST + 1))
     words = refused.json()["error"]["message"]
     same = error_response(413, words, code="body_too_large")
@@ -92,7 +92,7 @@ def test_what_is_refused_here_looks_like_what_is_refused_elsewhere() -> None:
     assert refused.headers["x-content-type-options"] == same.headers["x-content-type-options"]
 
 
-def test_no_more_is_read_than_allowed() -> None:
+def test_reading_stops_at_the_body_limit() -> None:
     taken = []
 
     def long() -> Iterable[bytes]:
@@ -104,11 +104,11 @@ def test_no_more_is_read_than_allowed() -> None:
     assert len(taken) == MOST // 10 + 1
 
 
-def test_a_body_that_nobody_reads_is_not_counted() -> None:
+def test_unread_body_is_not_counted() -> None:
     assert _ask([b"x" * 1_000], path="/ignoring").text == "not read"
 
 
-def test_the_application_has_no_say_in_the_refusal() -> None:
+def test_application_cannot_override_the_rejection() -> None:
     async def stubborn(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -119,7 +119,7 @@ def test_the_application_has_no_say_in_the_refusal() -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
 
 
-def test_a_client_that_leaves_is_no_error_of_the_application() -> None:
+def test_disconnect_of_the_client_is_not_an_application_error() -> None:
     async def main() -> list[Message]:
         sent: list[Message] = []
 
@@ -137,7 +137,7 @@ def test_a_client_that_leaves_is_no_error_of_the_application() -> None:
     assert [message.get("status") for message in asyncio.run(main())][:1] in ([], [500])
 
 
-def test_an_error_of_the_application_stays_its_own() -> None:
+def test_application_errors_are_raised_unchanged() -> None:
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
         del scope, receive, send
         raise RuntimeError("its own")
@@ -146,7 +146,7 @@ def test_an_error_of_the_application_stays_its_own() -> None:
         _ask(b"x", app=failing)
 
 
-def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+def test_started_response_is_not_started_again() -> None:
     async def early(scope: Scope, receive: Receive, send: Send) -> None:
         del scope
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -158,13 +158,13 @@ def test_an_answer_that_has_begun_is_not_begun_again() -> None:
     assert (answer.status_code, answer.text) == (200, "half")
 
 
-def test_a_body_that_does_not_come_is_refused() -> None:
+def test_missing_body_is_rejected_after_the_timeout() -> None:
     answer = asyncio.run(_slow([b"x", b"y"]))
     assert answer[0]["status"] == 408
     assert b"body_too_slow" in answer[1]["body"]
 
 
-def test_a_body_that_trickles_is_refused_too() -> None:
+def test_slow_body_is_rejected_after_the_timeout() -> None:
     # Each piece comes sooner than the time that all of them have together.
     answer = asyncio.run(_slow([b"x"] * 100, pause=0.01))
     assert answer[0]["status"] == 408
@@ -191,7 +191,7 @@ async def _slow(pieces: list[bytes], *, pause: float | None = None) -> list[Mess
     return sent
 
 
-def test_only_waiting_for_the_client_counts() -> None:
+def test_timeout_counts_only_waiting_for_the_client() -> None:
     async def main() -> list[Message]:
         sent: list[Message] = []
 
@@ -212,7 +212,7 @@ def test_only_waiting_for_the_client_counts() -> None:
     assert asyncio.run(main())[0]["status"] == 200
 
 
-def test_after_the_body_the_client_may_stay_as_long_as_it_likes() -> None:
+def test_no_timeout_applies_after_the_body() -> None:
     async def main() -> bool:
         async def receive() -> Message:
             if not begun:
@@ -237,7 +237,7 @@ def test_after_the_body_the_client_may_stay_as_long_as_it_likes() -> None:
     assert asyncio.run(main())
 
 
-def test_what_is_no_request_passes() -> None:
+def test_non_http_scopes_are_passed_on() -> None:
     async def main() -> list[str]:
         seen: list[str] = []
 
@@ -262,7 +262,7 @@ stream_limit = partial(ConcurrencyLimit, status=503, what="streams")
 
 
 @pytest.mark.parametrize(("make", "status"), [(turn_limit, 429), (stream_limit, 503)])
-def test_who_finds_no_place_is_sent_away_at_once(
+def test_request_above_the_concurrency_limit_is_rejected_immediately(
     make: Callable[[int], ConcurrencyLimit], status: int
 ) -> None:
     admission = make(2)
@@ -280,7 +280,7 @@ def test_who_finds_no_place_is_sent_away_at_once(
     assert (admission.taken, admission.refused) == (0, 3)
 
 
-def test_a_place_is_given_back_once() -> None:
+def test_slot_is_released_once() -> None:
     admission = turn_limit(2)
     kept, given = admission.admit(), admission.admit()
     for _ in range(3):
@@ -292,7 +292,7 @@ def test_a_place_is_given_back_once() -> None:
 
 
 @given(st.lists(st.booleans(), max_size=60))
-def test_there_are_never_more_inside_than_places(comings: list[bool]) -> None:
+def test_number_of_slots_in_use_never_exceeds_the_limit(comings: list[bool]) -> None:
     admission = turn_limit(3)
     inside: list[Slot] = []
     for comes in comings:
@@ -307,7 +307,7 @@ def test_there_are_never_more_inside_than_places(comings: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_stream_has_its_place_until_it_has_ended(fails: bool) -> None:
+def test_stream_holds_its_slot_until_it_ends(fails: bool) -> None:
     admission = stream_limit(1)
     seen = []
 
@@ -330,7 +330,7 @@ def test_a_stream_has_its_place_until_it_has_ended(fails: bool) -> None:
     assert (seen, admission.taken) == ([1], 0)
 
 
-def test_a_stream_that_is_never_begun_gives_its_place_back() -> None:
+def test_stream_that_never_starts_releases_its_slot() -> None:
     admission = stream_limit(1)
 
     async def main() -> None:

@@ -75,7 +75,7 @@ def _new_link(ask: Ask) -> str:
     return str(ask("POST", "/v1/login-links", caller="bearer").json()["url"])
 
 
-def test_a_link_becomes_a_cookie_and_leads_home(ask: Ask, clock: Clock) -> None:
+def test_login_link_sets_a_cookie_and_redirects_home(ask: Ask, clock: Clock) -> None:
     given = ask("POST", "/v1/login-links", caller="bearer")
     assert given.status_code == 200
     assert given.json()["expires_in"] == 60
@@ -93,15 +93,13 @@ def test_a_link_becomes_a_cookie_and_leads_home(ask: Ask, clock: Clock) -> None:
     assert Cookies(TOKEN, clock).is_good(value.removeprefix("steno="))
 
 
-def test_over_https_the_cookie_is_for_https_alone(ask: Ask) -> None:
+def test_cookie_is_secure_over_https(ask: Ask) -> None:
     taken = ask("GET", f"https://steno{_new_link(ask)}")
     assert "; Secure" in taken.headers["set-cookie"]
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", ""])
-def test_a_browser_that_another_page_led_here_goes_home_from_a_page_of_ours(
-    ask: Ask, site: str
-) -> None:
+def test_login_from_another_site_continues_through_an_own_page(ask: Ask, site: str) -> None:
     # Redirected, it would not send the cookie along.
     headers = {"Accept": "text/html,*/*", **({"Sec_Fetch_Site": site} if site else {})}
     taken = ask("GET", _new_link(ask), **headers)
@@ -110,7 +108,7 @@ def test_a_browser_that_another_page_led_here_goes_home_from_a_page_of_ours(
     assert taken.headers["set-cookie"].startswith("steno=")
 
 
-def test_a_browser_that_was_led_here_by_its_user_is_redirected(ask: Ask) -> None:
+def test_login_opened_by_the_user_redirects_directly(ask: Ask) -> None:
     taken = ask("GET", _new_link(ask), Accept="text/html,*/*", Sec_Fetch_Site="none")
     assert (taken.status_code, taken.headers["location"]) == (303, "/")
 
@@ -124,7 +122,7 @@ def _proof(at: float = 1_000.0, *, nonce: str = NONCE, end: str = END, token: To
     return f"Steno {written}.{nonce}.{token.proof('ask', end, written, nonce)}"
 
 
-def test_a_proof_is_good_once(clock: Clock) -> None:
+def test_proof_is_accepted_once(clock: Clock) -> None:
     proofs = TokenProofs(TOKEN, clock)
     assert proofs.check(_proof(), END) == ProvenCaller(TOKEN, NONCE)
     assert proofs.check(_proof(), END) is None
@@ -133,7 +131,7 @@ def test_a_proof_is_good_once(clock: Clock) -> None:
     assert proofs.check(_proof(nonce="m" * 22), END) is not None
 
 
-def test_a_proof_is_good_for_30_seconds(clock: Clock) -> None:
+def test_proof_expires_after_30_seconds(clock: Clock) -> None:
     proofs = TokenProofs(TOKEN, clock)
     clock.now += 30
     assert proofs.check(_proof(), END) is not None
@@ -147,13 +145,13 @@ def test_a_proof_is_good_for_30_seconds(clock: Clock) -> None:
     assert proofs.check(ahead, END) is None
 
 
-def test_a_proof_of_before_the_start_is_not_good(clock: Clock) -> None:
+def test_proof_made_before_the_start_is_rejected(clock: Clock) -> None:
     made = _proof()
     clock.now += 5
     assert TokenProofs(TOKEN, clock).check(made, END) is None
 
 
-def test_no_more_proofs_are_kept_in_mind_than_1000_and_none_too_short(clock: Clock) -> None:
+def test_at_most_1000_proofs_are_remembered(clock: Clock) -> None:
     proofs = TokenProofs(TOKEN, clock)
     made = [_proof(nonce=f"{number:022}") for number in range(1_001)]
     assert [proofs.check(one, END) is not None for one in made] == [True] * 1_000 + [False]
@@ -178,11 +176,11 @@ def test_no_more_proofs_are_kept_in_mind_than_1000_and_none_too_short(clock: Clo
         f"Steno 1000000.{NONCE}.{TOKEN.proof('give', NONCE, '/login?code=x')}",
     ],
 )
-def test_what_is_no_proof_for_us_is_not_taken(given: str, clock: Clock) -> None:
+def test_invalid_proof_is_rejected(given: str, clock: Clock) -> None:
     assert TokenProofs(TOKEN, clock).check(given, END) is None
 
 
-def test_who_proved_to_have_the_token_gets_a_proof_back(ask: Ask) -> None:
+def test_caller_with_a_proof_gets_a_proof_in_return(ask: Ask) -> None:
     proven = ProvenCaller(TOKEN, NONCE)
     given = ask("POST", "/v1/login-links", caller="bearer", proven=proven).json()
     assert given["proof"] == TOKEN.proof("give", NONCE, given["url"])
@@ -190,18 +188,18 @@ def test_who_proved_to_have_the_token_gets_a_proof_back(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("caller", [None, "nobody", "cookie"])
-def test_only_the_token_itself_gets_a_link(ask: Ask, caller: str | None) -> None:
+def test_login_link_requires_the_token(ask: Ask, caller: str | None) -> None:
     refused = ask("POST", "/v1/login-links", caller=caller)
     assert refused.status_code == 403
     assert "url" not in refused.json()
 
 
-def test_a_link_works_once(ask: Ask) -> None:
+def test_login_link_works_once(ask: Ask) -> None:
     link = _new_link(ask)
     assert [ask("GET", link).status_code for _ in range(3)] == [303, 403, 403]
 
 
-def test_a_link_works_for_60_seconds(ask: Ask, clock: Clock) -> None:
+def test_login_link_expires_after_60_seconds(ask: Ask, clock: Clock) -> None:
     first, second = _new_link(ask), _new_link(ask)
     clock.now += 59
     assert ask("GET", first).status_code == 303
@@ -215,34 +213,34 @@ def test_a_link_works_for_60_seconds(ask: Ask, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?code=", "?code=x", "?code=%ff", "?code=%C3%BC", "?c=1"])
-def test_what_is_no_code_is_refused(ask: Ask, query: str) -> None:
+def test_invalid_login_code_is_rejected(ask: Ask, query: str) -> None:
     link = _new_link(ask)
     assert ask("GET", f"/login{query}").status_code == 403
     assert ask("GET", link).status_code == 303
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT"])
-def test_looking_at_a_link_does_not_use_it(ask: Ask, method: str) -> None:
+def test_other_methods_do_not_use_up_a_login_link(ask: Ask, method: str) -> None:
     link = _new_link(ask)
     assert ask(method, link).status_code == 405
     assert ask("GET", link).status_code == 303
 
 
-def test_a_code_is_good_at_every_gateway_that_has_the_token(clock: Clock) -> None:
+def test_login_code_is_valid_at_every_gateway_with_the_token(clock: Clock) -> None:
     code = LoginLinks(TOKEN, now=clock).make_code()
     assert not LoginLinks(Token(b"y" * 43), now=clock).use(code)
     assert LoginLinks(TOKEN, now=clock).use(code)
 
 
 @given(st.integers(0, 101), st.sampled_from("0123456789abcdef-"))
-def test_a_changed_code_is_refused(at: int, other: str) -> None:
+def test_changed_login_code_is_rejected(at: int, other: str) -> None:
     links = LoginLinks(TOKEN, now=Clock())
     code = links.make_code()
     changed = code[:at] + other + code[at + 1 :]
     assert links.use(changed) == (changed == code)
 
 
-def test_a_cookie_is_good_for_7_days(clock: Clock) -> None:
+def test_cookie_expires_after_7_days(clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
     value = cookies.make()
     clock.now += DAYS_7 - 1
@@ -251,13 +249,13 @@ def test_a_cookie_is_good_for_7_days(clock: Clock) -> None:
     assert not cookies.is_good(value)
 
 
-def test_a_cookie_outlives_a_restart_and_dies_with_the_token(clock: Clock) -> None:
+def test_cookie_survives_a_restart_but_not_a_new_token(clock: Clock) -> None:
     value = Cookies(TOKEN, clock).make()
     assert Cookies(Token(TOKEN.value), clock).is_good(value)
     assert not Cookies(Token(b"y" * 43), clock).is_good(value)
 
 
-def test_a_cookie_cannot_be_made_to_last(clock: Clock) -> None:
+def test_expiry_of_a_cookie_cannot_be_changed(clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
     until, _, signature = cookies.make().partition(".")
     assert not cookies.is_good(f"{int(until) + 1}.{signature}")
@@ -268,7 +266,7 @@ def test_a_cookie_cannot_be_made_to_last(clock: Clock) -> None:
 
 
 @given(st.text(max_size=90), st.integers(0, 75))
-def test_no_other_value_is_good(other: str, cut: int) -> None:
+def test_changed_cookie_is_rejected(other: str, cut: int) -> None:
     cookies = Cookies(TOKEN, Clock())
     value = cookies.make()
     assert not cookies.is_good(other)
@@ -276,14 +274,14 @@ def test_no_other_value_is_good(other: str, cut: int) -> None:
     assert cookies.is_good(changed) == (changed == value)
 
 
-def test_the_own_host_depends_on_the_token_and_does_not_tell_it() -> None:
+def test_own_host_name_is_derived_from_the_token() -> None:
     assert re.fullmatch(r"steno-[0-9a-f]{16}\.localhost", OWN)
     assert Token(b"y" * 43).host_name() != OWN
     assert TOKEN.host_name() == OWN
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.0.0.1:8787"])
-def test_no_cookie_is_set_at_an_address_that_other_programs_use(ask: Ask, host: str) -> None:
+def test_no_cookie_is_set_at_addresses_shared_with_other_programs(ask: Ask, host: str) -> None:
     link = _new_link(ask)
     refused = ask("GET", link, host=host)
     assert (refused.status_code, "set-cookie" in refused.headers) == (421, False)
@@ -296,11 +294,11 @@ def test_no_cookie_is_set_at_an_address_that_other_programs_use(ask: Ask, host: 
     assert "domain" not in taken.headers["set-cookie"].lower()
 
 
-def test_who_has_the_token_is_told_the_name(ask: Ask) -> None:
+def test_login_link_response_has_the_own_host_name(ask: Ask) -> None:
     assert ask("POST", "/v1/login-links", caller="bearer").json()["host"] == OWN
 
 
-def test_a_logged_out_cookie_is_refused_after_a_restart_and_by_others(
+def test_logged_out_cookie_is_rejected_after_a_restart_and_by_other_gateways(
     clock: Clock, tmp_path: Path
 ) -> None:
     here, other = (Cookies(TOKEN, clock, str(tmp_path)) for _ in range(2))
@@ -316,7 +314,7 @@ def test_a_logged_out_cookie_is_refused_after_a_restart_and_by_others(
     assert not here.is_good(second)
 
 
-def test_an_expired_login_is_not_kept(clock: Clock, tmp_path: Path) -> None:
+def test_expired_logouts_are_not_stored(clock: Clock, tmp_path: Path) -> None:
     cookies = Cookies(TOKEN, clock, str(tmp_path))
     for _ in range(3):
         cookies.end(cookies.make())
@@ -329,7 +327,7 @@ def test_an_expired_login_is_not_kept(clock: Clock, tmp_path: Path) -> None:
         ]
 
 
-def test_a_logged_out_cookie_is_refused(ask: Ask, clock: Clock) -> None:
+def test_logged_out_cookie_is_rejected(ask: Ask, clock: Clock) -> None:
     cookies = Cookies(TOKEN, clock)
     value, other = cookies.make(), cookies.make()
     cookies.end(value)

@@ -29,7 +29,7 @@ def _references(value: Any) -> set[str]:
     return set()
 
 
-def test_the_document_and_the_routes_have_the_same_paths_and_methods() -> None:
+def test_openapi_document_matches_the_routes() -> None:
     told = {
         (path, method.upper())
         for path, methods in document(ALL, version="1").get("paths", {}).items()
@@ -44,7 +44,7 @@ def test_the_document_and_the_routes_have_the_same_paths_and_methods() -> None:
     assert len(told) == len(ALL) == 16
 
 
-def test_the_document_is_whole() -> None:
+def test_openapi_document_is_complete() -> None:
     found = document(ALL, version="1.2.3")
     assert found["openapi"].startswith("3.1")
     assert found["info"]["version"] == "1.2.3"
@@ -57,7 +57,7 @@ def test_the_document_is_whole() -> None:
     json.dumps(found)
 
 
-def test_only_what_says_so_wants_no_token() -> None:
+def test_only_open_endpoints_need_no_token_in_the_document() -> None:
     found = document(ALL, version="1")
     assert found["security"] == [{"token": []}]
     open_to_all = {
@@ -69,7 +69,7 @@ def test_only_what_says_so_wants_no_token() -> None:
     assert open_to_all == {"/healthz", "/readyz"}
 
 
-def test_parameters_are_told_as_they_are_read() -> None:
+def test_parameters_are_documented_as_parsed() -> None:
     found = document(ALL, version="1")["paths"]
     told = {one["name"]: one for one in found["/v1/search"]["get"]["parameters"]}
     assert told["q"]["required"]
@@ -87,7 +87,7 @@ def test_parameters_are_told_as_they_are_read() -> None:
     assert (key["name"], key["in"], key["required"]) == ("key", "path", True)
 
 
-def test_a_body_that_may_be_left_out_is_told_so() -> None:
+def test_optional_body_is_documented() -> None:
     found = document(ALL, version="1")["paths"]
     needed = {
         path.rpartition("/")[2]: one["requestBody"]["required"]
@@ -106,7 +106,7 @@ def test_a_body_that_may_be_left_out_is_told_so() -> None:
     }
 
 
-def test_an_endpoint_may_do_everything_itself() -> None:
+def test_raw_endpoint_handles_the_request_itself() -> None:
     async def answer(request: Request) -> Response:
         return PlainTextResponse(f"{request.method} {(await request.body()).decode()}")
 
@@ -132,7 +132,7 @@ def test_an_endpoint_may_do_everything_itself() -> None:
     assert client.post("/raw", content="hello").text == "POST hello"
 
 
-def test_what_is_behind_raw_paths_sees_the_path_as_it_was_sent() -> None:
+def test_raw_paths_passes_the_undecoded_path() -> None:
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -151,20 +151,20 @@ def test_what_is_behind_raw_paths_sees_the_path_as_it_was_sent() -> None:
     assert given[0]["path"] == "/a/b/c"  # who looks at it from outside sees what they gave
 
 
-def test_the_page_for_users_has_every_endpoint_and_no_other() -> None:
+def test_http_page_lists_exactly_the_endpoints() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
     told = set(re.findall(r"^\| `([A-Z]+ /\S+)` \|", page, re.MULTILINE))
     assert told == {f"{one.method} {one.path}" for one in ENDPOINTS}
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/openapi.json?x=1"])
-def test_the_document_is_served(path: str) -> None:
+def test_openapi_document_is_served(path: str) -> None:
     client = TestClient(RawPaths(Starlette(routes=routes(ALL))))
     response = client.get(path)
     assert response.headers["content-type"] == "application/json"
     assert response.json() == document(ALL, version="1.2.3")
 
 
-def test_a_row_of_the_table_is_answered_in_one_way() -> None:
+def test_endpoint_requires_exactly_one_handler() -> None:
     with pytest.raises(ValueError, match="set either answer or raw"):
         Endpoint(method="GET", path="/x", name="x", summary="Nothing.")

@@ -108,7 +108,7 @@ async def _ended(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
-def test_it_takes_a_bound_socket_and_no_signal() -> None:
+def test_server_uses_a_bound_socket_and_installs_no_signal_handler() -> None:
     async def main() -> None:
         before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
         async with _served() as served, served.client(_get("/", "Connection: close")) as (read, _):
@@ -122,7 +122,7 @@ def test_it_takes_a_bound_socket_and_no_signal() -> None:
     _run(main())
 
 
-def test_no_address_and_no_header_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_addresses_and_headers_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         sent = _get("/?code=hush", "Connection: close", "Authorization: Bearer hush")
         async with _served() as served, served.client(sent) as (read, _):
@@ -134,7 +134,7 @@ def test_no_address_and_no_header_is_logged(caplog: pytest.LogCaptureFixture) ->
     assert "hush" not in caplog.text
 
 
-def test_a_head_that_is_never_whole_is_not_waited_for() -> None:
+def test_incomplete_head_times_out() -> None:
     async def main() -> None:
         quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
         async with _served(quick) as served:
@@ -145,7 +145,7 @@ def test_a_head_that_is_never_whole_is_not_waited_for() -> None:
     _run(main())
 
 
-def test_a_head_that_trickles_has_no_more_time() -> None:
+def test_slow_head_does_not_extend_the_timeout() -> None:
     async def main() -> None:
         quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
         async with _served(quick) as served, served.client(b"GET / HTTP/1.1\r\n") as (read, write):
@@ -160,7 +160,7 @@ def test_a_head_that_trickles_has_no_more_time() -> None:
     _run(main())
 
 
-def test_the_second_request_of_a_connection_has_a_time_too() -> None:
+def test_head_timeout_applies_to_later_requests() -> None:
     async def main() -> None:
         quick = ClientLimits(head=SHORT, rest=LONG, unread=LONG)
         async with _served(quick) as served, served.client(_get()) as (read, write):
@@ -171,7 +171,7 @@ def test_the_second_request_of_a_connection_has_a_time_too() -> None:
     _run(main())
 
 
-def test_a_whole_head_is_answered_however_long_that_takes() -> None:
+def test_no_timeout_applies_after_a_complete_head() -> None:
     async def main() -> None:
         quick = ClientLimits(head=SHORT, rest=SHORT, unread=SHORT)
         async with _served(quick) as served, served.client(_get("/waits")) as (read, _):
@@ -189,7 +189,7 @@ def test_an_idle_connection_is_closed() -> None:
     _run(main())
 
 
-def test_requests_in_a_row_are_all_answered() -> None:
+def test_pipelined_requests_are_all_answered() -> None:
     async def main() -> None:
         async with _served() as served, served.client(_get() * 3) as (read, _):
             for _ in range(3):
@@ -198,7 +198,7 @@ def test_requests_in_a_row_are_all_answered() -> None:
     _run(main())
 
 
-def test_what_is_left_of_a_body_after_its_answer_is_soon_given_up() -> None:
+def test_rest_of_a_body_after_the_response_times_out() -> None:
     async def main() -> None:
         quick = ClientLimits(head=LONG, rest=SHORT, unread=LONG)
         async with _served(quick) as served:
@@ -209,7 +209,7 @@ def test_what_is_left_of_a_body_after_its_answer_is_soon_given_up() -> None:
     _run(main())
 
 
-def test_no_more_of_it_is_taken_than_so_many_bytes() -> None:
+def test_rest_of_a_body_after_the_response_is_limited_in_size() -> None:
     async def main() -> None:
         small = ClientLimits(head=LONG, rest=LONG, unread=LONG, rest_bytes=1_000)
         sent = _get("/", "Content-Length: 100000")
@@ -221,7 +221,7 @@ def test_no_more_of_it_is_taken_than_so_many_bytes() -> None:
     _run(main())
 
 
-def test_a_client_that_sends_the_rest_in_time_goes_on() -> None:
+def test_connection_continues_if_the_rest_of_the_body_arrives_in_time() -> None:
     async def main() -> None:
         sent = _get("/", "Content-Length: 10")
         async with _served() as served, served.client(sent) as (read, write):
@@ -232,7 +232,7 @@ def test_a_client_that_sends_the_rest_in_time_goes_on() -> None:
     _run(main())
 
 
-def test_a_body_of_hardly_anything_but_its_framing_is_not_read() -> None:
+def test_body_of_mostly_chunk_framing_is_rejected() -> None:
     async def main() -> None:
         async with _served() as served:
             for chunk in (b"1\r\nx\r\n", b"1;" + b"y" * 1_000 + b"\r\nx\r\n"):
@@ -243,7 +243,7 @@ def test_a_body_of_hardly_anything_but_its_framing_is_not_read() -> None:
     _run(main())
 
 
-def test_who_reads_nothing_is_dropped() -> None:
+def test_client_that_does_not_read_is_disconnected() -> None:
     async def main() -> None:
         quick = ClientLimits(head=LONG, rest=LONG, unread=SHORT)
         async with _served(quick) as served, served.client(_get("/endless")) as (read, _):
@@ -260,7 +260,7 @@ async def _taken(served: Served, count: int) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT"])
-def test_who_asks_for_nothing_keeps_nobody_out(begun: bytes) -> None:
+def test_idle_connections_do_not_block_new_ones(begun: bytes) -> None:
     async def main() -> None:
         async with _served(connections=3) as served, contextlib.AsyncExitStack() as idle:
             opened = [await idle.enter_async_context(served.client(begun)) for _ in range(3)]
@@ -278,7 +278,7 @@ def test_who_asks_for_nothing_keeps_nobody_out(begun: bytes) -> None:
     _run(main())
 
 
-def test_who_was_answered_and_asks_for_nothing_more_keeps_nobody_out() -> None:
+def test_answered_idle_connections_do_not_block_new_ones() -> None:
     async def main() -> None:
         async with _served(connections=2) as served, contextlib.AsyncExitStack() as idle:
             answered = [await idle.enter_async_context(served.client(_get())) for _ in range(2)]
@@ -291,7 +291,7 @@ def test_who_was_answered_and_asks_for_nothing_more_keeps_nobody_out() -> None:
     _run(main())
 
 
-def test_of_those_that_ask_for_nothing_who_was_answered_before_stays() -> None:
+def test_unanswered_idle_connections_are_closed_first() -> None:
     async def main() -> None:
         async with _served(connections=2) as served, served.client(_get()) as (read, write):
             await read.readuntil(b"ok")
@@ -304,7 +304,7 @@ def test_of_those_that_ask_for_nothing_who_was_answered_before_stays() -> None:
     _run(main())
 
 
-def test_of_many_that_come_at_once_as_many_stay_as_there_is_room_for() -> None:
+def test_simultaneous_connections_are_limited() -> None:
     async def main() -> None:
         async with _served(connections=3) as served, contextlib.AsyncExitStack() as idle:
             # The server has no turn between them, and takes all of them at once.
@@ -320,7 +320,7 @@ def test_of_many_that_come_at_once_as_many_stay_as_there_is_room_for() -> None:
     _run(main())
 
 
-def test_where_all_are_being_answered_a_further_one_is_closed_at_once() -> None:
+def test_connection_is_closed_if_all_others_are_busy() -> None:
     async def main() -> None:
         async with _served(connections=2) as served, contextlib.AsyncExitStack() as asking:
             for _ in range(2):
@@ -334,7 +334,7 @@ def test_where_all_are_being_answered_a_further_one_is_closed_at_once() -> None:
     _run(main())
 
 
-def test_a_flood_of_connections_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_flood_of_connections_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with _served(connections=2) as served, contextlib.AsyncExitStack() as idle:
             opened = [await idle.enter_async_context(served.client()) for _ in range(30)]
@@ -344,7 +344,7 @@ def test_a_flood_of_connections_is_one_line_in_the_log(caplog: pytest.LogCapture
     _run(main())
 
 
-def test_the_next_line_comes_after_a_minute_and_counts_those_between(
+def test_closed_connections_are_logged_once_per_minute_with_a_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
@@ -359,7 +359,7 @@ def test_the_next_line_comes_after_a_minute_and_counts_those_between(
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", _get("/waits"), b"nonsense\r\n\r\n"])
-def test_it_stops_whatever_clients_do(begun: bytes) -> None:
+def test_server_stops_with_any_open_connection(begun: bytes) -> None:
     async def main() -> None:
         async with _served() as served:
             _, writer = await asyncio.open_connection("127.0.0.1", served.port)
@@ -373,7 +373,7 @@ def test_it_stops_whatever_clients_do(begun: bytes) -> None:
     _run(main())
 
 
-def test_what_is_no_http_in_the_middle_of_an_answer_ends_it(
+def test_invalid_http_during_a_response_closes_the_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:

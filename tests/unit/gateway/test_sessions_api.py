@@ -72,7 +72,7 @@ def api() -> Iterator[Api]:
 
 
 @pytest.mark.parametrize("key", ODD_KEYS, ids=lambda key: repr(key)[:24])
-def test_a_key_may_hold_anything(api: Api, key: str) -> None:
+def test_key_may_contain_any_text(api: Api, key: str) -> None:
     told = api("POST", "/messages", key=key, json={"content": "Hello"})
     assert (told["session"], told["outcome"], told["seq"]) == (key, "answered", 2)
     assert api.store.list_sessions() == [key]
@@ -86,7 +86,7 @@ def test_a_key_may_hold_anything(api: Api, key: str) -> None:
     assert sorted(api.store.list_sessions()) == sorted(["b:1", key])
 
 
-def test_no_key_is_no_session(api: Api) -> None:
+def test_path_without_a_key_is_not_found(api: Api) -> None:
     for path in ("/v1/sessions/", "/v1/sessions//messages", "/v1/sessions//", "/v1/sessions/a/b"):
         assert api.error("GET", path, status=404)[0] == "not_found"
     api.store.add_message("a", "user", "Hello")
@@ -104,13 +104,13 @@ def test_no_key_is_no_session(api: Api) -> None:
         ("%ED%A0%80", "8"),
     ],
 )
-def test_what_is_no_key_is_refused(api: Api, segment: str, words: str) -> None:
+def test_invalid_key_segment_is_rejected(api: Api, segment: str, words: str) -> None:
     code, message = api.error("GET", f"/v1/sessions/{segment}", status=400)
     assert code == "usage_error"
     assert words in message
 
 
-def test_a_key_that_is_too_long_is_refused(api: Api) -> None:
+def test_too_long_key_is_rejected(api: Api) -> None:
     assert api.error("GET", "", key="x" * 1025, status=400)[0] == "invalid_key"
     assert api.error("POST", "/messages", key="ü" * 513, status=400, json={"content": "a"})[0] == (
         "invalid_key"
@@ -121,7 +121,7 @@ def test_a_key_that_is_too_long_is_refused(api: Api) -> None:
 # --- reading ---------------------------------------------------------------------------------
 
 
-def test_the_list_is_paged_to_its_end(api: Api) -> None:
+def test_list_can_be_paged_to_its_end(api: Api) -> None:
     for number in range(120):
         api.store.add_message(f"chat:{number:03}", "user", f"Question {number}")
     seen: list[str] = []
@@ -156,7 +156,7 @@ def test_the_list_has_all_fields_and_filters(api: Api) -> None:
     assert keys(tag="null") == keys(prefix="zz") == keys(state="running") == []
 
 
-def test_messages_are_paged_to_their_end(api: Api) -> None:
+def test_messages_can_be_paged_to_their_end(api: Api) -> None:
     said = [{"role": "user", "content": f"Line {number}"} for number in range(2_500)]
     api.store.add_messages(KEY, said)
     seen: list[Any] = []
@@ -182,7 +182,7 @@ def test_messages_are_paged_to_their_end(api: Api) -> None:
     )
 
 
-def test_a_page_of_long_messages_ends_early_and_the_next_goes_on(api: Api) -> None:
+def test_page_of_long_messages_is_limited_in_size(api: Api) -> None:
     for _ in range(3):
         api.store.add_message(KEY, "user", "x" * 5_000_000)
     first = api("GET", "/messages", key=KEY)
@@ -191,7 +191,7 @@ def test_a_page_of_long_messages_ends_early_and_the_next_goes_on(api: Api) -> No
     assert ([one["seq"] for one in second["messages"]], second["after"]) == ([3], None)
 
 
-def test_hidden_messages_are_shown_where_all_are_asked_for(api: Api) -> None:
+def test_hidden_messages_are_returned_on_request(api: Api) -> None:
     api.store.add_message(KEY, "user", "first")
     api.store.add_message(KEY, "user", "second")
     api.store.truncate_history(KEY, 1)
@@ -201,7 +201,7 @@ def test_hidden_messages_are_shown_where_all_are_asked_for(api: Api) -> None:
     assert [(one["seq"], one["hidden"]) for one in every] == [(1, True), (2, False)]
 
 
-def test_what_few_decoders_take_comes_back_as_it_was_stored(api: Api) -> None:
+def test_lone_surrogates_and_huge_numbers_are_returned_unchanged(api: Api) -> None:
     said = {"role": "user", "content": "half a \ud83d pair", "number": int("9" * 400)}
     api.store.add_full_message(KEY, said)
     api.store.set_summary(KEY, "so far \udc00")
@@ -213,7 +213,7 @@ def test_what_few_decoders_take_comes_back_as_it_was_stored(api: Api) -> None:
     assert session["meta"] == {"title": "\ud800", "huge": int("7" * 400)}
 
 
-def test_a_half_character_can_be_said_and_comes_back(api: Api) -> None:
+def test_lone_surrogate_is_accepted_and_returned(api: Api) -> None:
     body = b'{"content": "half a \\ud83d pair"}'
     headers = {"Content-Type": "application/json"}
     api("POST", "/messages", key=KEY, content=body, headers=headers)
@@ -221,7 +221,7 @@ def test_a_half_character_can_be_said_and_comes_back(api: Api) -> None:
     assert shown[0]["message"]["content"] == "half a \ud83d pair"
 
 
-def test_script_in_content_comes_back_as_json_that_no_browser_takes_for_a_page(api: Api) -> None:
+def test_script_in_content_is_returned_as_json(api: Api) -> None:
     script = "<script>alert(1)</script>"
     for path in ("/messages", ""):
         api.store.add_message(f"{script}{path}", "user", script)
@@ -233,7 +233,7 @@ def test_script_in_content_comes_back_as_json_that_no_browser_takes_for_a_page(a
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_search_finds_and_pages(api: Api) -> None:
+def test_search_results_can_be_paged(api: Api) -> None:
     for number in range(5):
         api.store.add_message(f"a:{number}", "user", f"the red boat {number}")
     api.store.add_message("b:1", "assistant", "a red car")
@@ -256,7 +256,7 @@ def test_search_finds_and_pages(api: Api) -> None:
     assert "timezone" in words
 
 
-def test_the_figures_add_up(api: Api) -> None:
+def test_totals_of_the_statistics_match(api: Api) -> None:
     for number in range(3):
         api.store.add_message(f"cli:{number}", "user", "Hello")
     api("POST", "/messages", key="plain", json={"content": "Hello"})
@@ -274,7 +274,7 @@ def test_the_figures_add_up(api: Api) -> None:
 # --- talking ---------------------------------------------------------------------------------
 
 
-def test_a_message_of_the_same_id_is_stored_and_answered_once(api: Api) -> None:
+def test_message_with_a_repeated_id_is_stored_and_answered_once(api: Api) -> None:
     said = {"content": "Hello", "id": "one"}
     first = api("POST", "/messages", key=KEY, json=said)
     again = api("POST", "/messages", key=KEY, json=said)
@@ -287,7 +287,7 @@ def test_a_message_of_the_same_id_is_stored_and_answered_once(api: Api) -> None:
     assert code == "once_conflict"
 
 
-def test_parts_are_kept_as_they_were_said(api: Api) -> None:
+def test_content_parts_are_stored_unchanged(api: Api) -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": "x", "number": int("9" * 30)}]
     api("POST", "/messages", key=KEY, json={"content": parts})
     [first, _] = api("GET", "/messages", key=KEY)["messages"]
@@ -295,7 +295,7 @@ def test_parts_are_kept_as_they_were_said(api: Api) -> None:
     assert first["message"] == {"role": "user", "content": parts, "stenolog": mark}
 
 
-def test_a_command_is_carried_out_and_names_the_session_to_go_on_in(api: Api) -> None:
+def test_command_returns_the_session_to_continue_in(api: Api) -> None:
     api("POST", "/messages", key=KEY, json={"content": "Hello"})
     told = api("POST", "/messages", key=KEY, json={"content": "/fork side"})
     assert (told["outcome"], told["session"]) == ("command", "cli:side:default")
@@ -316,14 +316,12 @@ def test_a_command_is_carried_out_and_names_the_session_to_go_on_in(api: Api) ->
     ],
     ids=str,
 )
-def test_a_message_that_cannot_be_used_is_refused_and_nothing_stored(
-    api: Api, body: dict[str, Any]
-) -> None:
+def test_invalid_message_is_rejected_and_not_stored(api: Api, body: dict[str, Any]) -> None:
     assert api.error("POST", "/messages", key=KEY, json=body, status=400)[0] == "usage_error"
     assert api.store.list_sessions() == []
 
 
-def test_a_model_that_fails_is_told_without_secrets_and_the_message_is_kept() -> None:
+def test_failed_model_is_reported_without_secrets_and_the_message_is_kept() -> None:
     error = ModelUnavailable("http://me:hunter22@models.test/v1 refuses sk-very-secret")
     said = {"content": "Hello", "id": "1"}
     with (
@@ -341,7 +339,7 @@ def test_a_model_that_fails_is_told_without_secrets_and_the_message_is_kept() ->
         assert api.store.info(KEY).count == 2
 
 
-def test_a_model_that_refuses_is_a_bad_gateway() -> None:
+def test_rejection_by_the_model_is_a_bad_gateway() -> None:
     with (
         temporary_folders.folder() as folder,
         serving(folder, ScriptedModel([ModelRefused("no such model")])) as api,
@@ -366,7 +364,7 @@ def talking(api: Api, model: Endless) -> Iterator[Callable[[], Response]]:
             api.client.portal.call(api.gateway.loop.stop, KEY)
 
 
-def test_what_changes_a_session_is_refused_while_an_answer_is_written() -> None:
+def test_changes_are_rejected_during_an_answer() -> None:
     model = Endless()
     with temporary_folders.folder() as folder, serving(folder, model) as api:
         with talking(api, model) as ended:
@@ -390,7 +388,7 @@ def test_what_changes_a_session_is_refused_while_an_answer_is_written() -> None:
         assert api("DELETE", "", key=KEY)["key"] == KEY
 
 
-def test_who_gets_no_place_is_sent_away_at_once_and_can_still_stop_an_answer() -> None:
+def test_stop_works_while_the_concurrency_limit_is_reached() -> None:
     model = Endless()
     with temporary_folders.folder() as folder, serving(folder, model, max_turns=1) as api:
         with talking(api, model) as ended:
@@ -406,7 +404,7 @@ def test_who_gets_no_place_is_sent_away_at_once_and_can_still_stop_an_answer() -
 # --- changing --------------------------------------------------------------------------------
 
 
-def test_a_title_and_tags_change_and_no_other_meta_does(api: Api) -> None:
+def test_patch_changes_only_title_and_tags(api: Api) -> None:
     api.store.add_message(KEY, "user", "Hello")
     api.store.set_meta(KEY, chat_model="small", nested={"a": [1]}, tags=["old"])
     found = api("PATCH", "", key=KEY, json={"title": "A talk"})
@@ -425,7 +423,7 @@ def test_a_title_and_tags_change_and_no_other_meta_does(api: Api) -> None:
     assert api.store.info(KEY).meta == {"chat_model": "small", "nested": {"a": [1]}}
 
 
-def test_the_title_is_the_same_in_the_list_and_in_the_session(api: Api) -> None:
+def test_list_and_session_have_the_same_title(api: Api) -> None:
     api.store.add_message(KEY, "user", "Where is the key?")
     api.store.set_meta("empty", agent="main")
     for title in (None, "  Two\n words "):
@@ -435,7 +433,7 @@ def test_the_title_is_the_same_in_the_list_and_in_the_session(api: Api) -> None:
         assert listed == {KEY: "Two words" if title else "Where is the key?", "empty": ""}
 
 
-def test_a_session_that_is_not_there_is_not_made_by_asking_for_it(api: Api) -> None:
+def test_requests_for_an_unknown_session_do_not_create_it(api: Api) -> None:
     for method, path, body in (
         ("GET", "", None),
         ("GET", "/messages", None),
@@ -452,7 +450,7 @@ def test_a_session_that_is_not_there_is_not_made_by_asking_for_it(api: Api) -> N
     assert api.store.list_sessions() == []
 
 
-def test_the_last_deleted_comes_back_and_an_older_one_by_its_uid(api: Api) -> None:
+def test_last_deleted_session_or_the_given_uid_is_restored(api: Api) -> None:
     api.store.add_message(KEY, "user", "first life")
     first = api("DELETE", "", key=KEY)
     api.store.add_message(KEY, "user", "second life")
@@ -465,7 +463,7 @@ def test_the_last_deleted_comes_back_and_an_older_one_by_its_uid(api: Api) -> No
     assert (found["key"], found["uid"]) == ("a/b", first["uid"])
 
 
-def test_a_fork_goes_up_to_where_it_is_told(api: Api) -> None:
+def test_fork_ends_at_the_given_seq(api: Api) -> None:
     for number in range(3):
         api.store.add_message(KEY, "user", f"{number}")
     made = api("POST", "/fork", key=KEY, json={"new_key": "side", "at": 2}, status=201)
@@ -477,7 +475,7 @@ def test_a_fork_goes_up_to_where_it_is_told(api: Api) -> None:
 
 
 @pytest.mark.parametrize("store", ["jsonl", "sqlite"])
-def test_undo_takes_a_compaction_back(store: str) -> None:
+def test_undo_reverts_a_summary(store: str) -> None:
     with temporary_folders.folder() as folder, serving(folder, store=store) as api:
         for _ in range(10):
             api("POST", "/messages", key=KEY, json={"content": "word " * 200})
@@ -495,7 +493,7 @@ def test_undo_takes_a_compaction_back(store: str) -> None:
         assert api("DELETE", "", key=KEY)["count"] == len(before)
 
 
-def test_what_cannot_be_made_shorter_is_left_alone(api: Api) -> None:
+def test_short_session_is_not_summarized_by_compact(api: Api) -> None:
     api("POST", "/messages", key=KEY, json={"content": "Hello"})
     assert api("POST", "/compact", key=KEY)["compacted"] == 0
 
@@ -517,7 +515,7 @@ def test_what_cannot_be_made_shorter_is_left_alone(api: Api) -> None:
         ("&".join(f"p{number}=1" for number in range(101)), "more than 100"),
     ],
 )
-def test_a_query_that_cannot_be_used_is_refused(api: Api, query: str, words: str) -> None:
+def test_invalid_query_is_rejected(api: Api, query: str, words: str) -> None:
     code, message = api.error("GET", f"/v1/sessions?{query}", status=400)
     assert code == "usage_error"
     assert words in message
@@ -541,14 +539,14 @@ def test_a_query_that_cannot_be_used_is_refused(api: Api, query: str, words: str
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_a_body_that_cannot_be_used_is_refused(api: Api, body: bytes, words: str) -> None:
+def test_invalid_body_is_rejected(api: Api, body: bytes, words: str) -> None:
     headers = {"Content-Type": "application/json"}
     _, message = api.error("POST", "/messages", key=KEY, content=body, headers=headers, status=400)
     assert words in message
     assert api.store.list_sessions() == []
 
 
-def test_a_body_of_another_media_type_is_refused(api: Api) -> None:
+def test_body_of_another_media_type_is_rejected(api: Api) -> None:
     body = json.dumps({"content": "Hello"}).encode()
     for given in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=x"):
         headers = {"Content-Type": given}
@@ -563,19 +561,19 @@ def test_a_body_of_another_media_type_is_refused(api: Api) -> None:
     api("POST", "/messages", key=KEY, content=body, headers=good)
 
 
-def test_a_wrong_method_is_told_all_that_are_right(api: Api) -> None:
+def test_wrong_method_response_lists_the_allowed_methods(api: Api) -> None:
     response = api.client.put(f"/v1/sessions/{segment(KEY)}")
     assert response.status_code == 405
     assert {"GET", "PATCH", "DELETE"} <= set(response.headers["allow"].split(", "))
     assert response.json()["error"]["code"] == "method_not_allowed"
 
 
-def test_an_agent_that_is_not_there_is_not_found(api: Api) -> None:
+def test_unknown_agent_is_not_found(api: Api) -> None:
     assert api("GET", "/v1/sessions", params={"agent": "main"})["entries"] == []
     assert "'other'" in api.error("GET", "/v1/sessions?agent=other", status=404)[1]
 
 
-def test_a_session_manager_serves_what_it_can_and_names_what_it_cannot() -> None:
+def test_unsupported_calls_of_a_session_manager_are_reported() -> None:
     with temporary_folders.folder() as folder, serving(folder, store="legacy") as api:
         assert api("POST", "/messages", key=KEY, json={"content": "Hi"})["outcome"] == "answered"
         assert len(api("GET", "/messages", key=KEY)["messages"]) == 2

@@ -6,7 +6,7 @@ from stenolog.testing.scripted_model import ScriptedModel
 from support.gateway.served_gateway import Served
 
 
-def test_events_end_with_the_empty_line_that_clients_look_for(tmp_path: Path) -> None:
+def test_sse_events_end_with_an_empty_line(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "Hi."}], "stream": True}
     with Served(tmp_path, ScriptedModel(["Yes."])) as gateway, gateway.client() as client:
         sent = client.post("/v1/chat/completions", json=body).content

@@ -125,7 +125,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_p3_each_kind_of_damage_is_named(log: Path, name: str) -> None:
+def test_p3_each_kind_of_damage_is_reported(log: Path, name: str) -> None:
     case = CASES[name]
 
     judged = examine_log(case.damage(log.read_bytes()), NAME)
@@ -140,7 +140,7 @@ def test_p3_each_kind_of_damage_is_named(log: Path, name: str) -> None:
     assert finding.advice
 
 
-def test_every_kind_that_one_log_can_show_has_a_case() -> None:
+def test_every_kind_of_log_damage_has_a_case() -> None:
     of_folders = {
         Kind.WRONG_NAME,
         Kind.NOT_A_FILE,
@@ -163,11 +163,11 @@ def test_intact_log_has_no_findings(log: Path) -> None:
     assert judged.state is not None
 
 
-def test_a_last_record_that_lacks_only_its_newline_is_no_finding(log: Path) -> None:
+def test_missing_newline_at_the_end_is_not_a_finding(log: Path) -> None:
     assert examine_log(log.read_bytes().removesuffix(b"\n"), NAME).findings == ()
 
 
-def test_an_optional_kind_is_no_finding(log: Path) -> None:
+def test_record_of_an_optional_kind_is_not_a_finding(log: Path) -> None:
     assert examine_log(log.read_bytes() + _of_kind(b"x-mark", 8), NAME).findings == ()
 
 
@@ -272,7 +272,7 @@ def test_p3_no_flipped_byte_goes_unnoticed(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_p3_a_cut_anywhere_is_judged(data: st.DataObject) -> None:
+def test_p3_log_truncated_anywhere_is_examined_without_error(data: st.DataObject) -> None:
     text = _small_log()
     cut = data.draw(st.integers(0, len(text)))
 

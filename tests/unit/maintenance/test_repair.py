@@ -67,7 +67,9 @@ def _seqs(workspace: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_p3_a_repair_settles_it_and_keeps_every_byte(workspace: Path, log: Path, name: str) -> None:
+def test_p3_repair_fixes_the_finding_and_keeps_every_byte(
+    workspace: Path, log: Path, name: str
+) -> None:
     touched = BREAKS[name](log)
     spoilt = touched.read_bytes()
     visible = _seqs(workspace)
@@ -168,7 +170,7 @@ def test_repair_does_not_change_unrepairable_findings(
     assert len(examine(workspace).findings) == 1
 
 
-def test_a_repair_of_a_healthy_workspace_touches_nothing(compacted: Path) -> None:
+def test_repair_of_a_healthy_workspace_changes_nothing(compacted: Path) -> None:
     before = sorted(_all_bytes(compacted))
     assert repair(compacted) == []
     assert accept(compacted) == []
@@ -212,7 +214,7 @@ PLAIN = b'{"role": "user", "content": "by hand"}\n'
 
 
 @pytest.mark.parametrize("line", [PLAIN, PLAIN.rstrip(), PLAIN + PLAIN])
-def test_a_plain_message_added_by_hand_is_reported_as_such_and_accepted(
+def test_plain_message_added_by_hand_is_reported_and_accepted(
     workspace: Path, log: Path, line: bytes
 ) -> None:
     _ends_with(line)(log)
@@ -290,7 +292,7 @@ def test_accept_makes_voided_batch_readable(workspace: Path, log: Path, part: st
     assert examine(workspace).findings == ()
 
 
-def test_accept_leaves_other_damage_as_it_is(workspace: Path, log: Path) -> None:
+def test_accept_does_not_change_other_damage(workspace: Path, log: Path) -> None:
     _replace(log, b'"two"', b'"2"')
     _replace(log, b'"three"', b'"three')
     _ends_with(b'{"kind')(log)
@@ -314,7 +316,7 @@ def test_accept_of_a_compacted_log_keeps_its_archives(compacted: Path) -> None:
     assert examine(compacted).findings == ()
 
 
-def test_p7_accept_beside_a_writer_loses_nothing(workspace: Path, log: Path) -> None:
+def test_p7_accept_during_writes_loses_no_message(workspace: Path, log: Path) -> None:
     _replace(log, b'"two"', b'"2"')
     with open_store(workspace) as store:
         store.add_message(KEY, "user", "before")
@@ -351,7 +353,7 @@ def test_non_session_files_in_trash_are_moved_aside(workspace: Path) -> None:
         assert len(store.get_history(KEY)) == 7
 
 
-def test_a_deleted_session_is_not_touched_by_a_repair(compacted: Path) -> None:
+def test_repair_does_not_change_a_deleted_session(compacted: Path) -> None:
     with open_store(compacted) as store:
         store.delete(KEY)
         store.add_message(KEY, "user", "the next life")

@@ -106,7 +106,7 @@ def _keys(
 # --- which sessions --------------------------------------------------------------------------
 
 
-def test_without_rules_nothing_is_done() -> None:
+def test_no_rules_give_no_steps() -> None:
     assert _keys([_entry("a", days=10_000)]) == []
 
 
@@ -116,7 +116,7 @@ def test_rule_without_condition_applies_to_no_session() -> None:
     assert _keys(entries, Rule(name="r", action="purge", prefix="a", exclude_tag="keep")) == []
 
 
-def test_age_is_that_of_the_last_change() -> None:
+def test_age_of_a_session_is_counted_from_its_last_change() -> None:
     rule = Rule(name="r", action="delete", older_than=30 * DAY)
     entries = [_entry("old", days=30.1), _entry("new", days=29.9), _entry("future", days=-5)]
     assert _keys(entries, rule) == [("delete", "old")]
@@ -198,7 +198,7 @@ def test_recreated_session_is_left_alone() -> None:
     assert _keys([_entry("a", days=9)], rule, infos=infos) == []
 
 
-def test_archiving_comes_first_and_the_strongest_rule_counts() -> None:
+def test_archive_steps_come_first_and_the_strongest_rule_applies() -> None:
     entries = [_entry("a", days=5), _entry("b", days=15), _entry("c", days=25)]
     rules = (
         Rule(name="3", action="purge", older_than=20 * DAY),
@@ -233,14 +233,14 @@ def test_restored_session_is_kept_for_another_period() -> None:
         assert _keys(entries, by_tag, infos={"a": _info("a", meta=mark)}) == []
 
 
-def test_a_time_without_a_zone_is_taken_as_utc() -> None:
+def test_retention_time_without_a_zone_is_read_as_utc() -> None:
     rule = Rule(name="r", action="delete", older_than=30 * DAY)
     for days, taken in ((29.99, []), (30.01, [("delete", "a")])):
         mark = {RETENTION_FIELD: (NOW - days * DAY).replace(tzinfo=None).isoformat()}
         assert _keys([_entry("a", days=400)], rule, infos={"a": _info("a", meta=mark)}) == taken
 
 
-def test_the_trash_is_purged_by_how_long_ago_it_was_deleted() -> None:
+def test_trash_is_purged_by_time_of_deletion() -> None:
     def gone(key: str, days: float, uid: str = "u") -> Trashed:
         return Trashed(key=key, uid=uid + key, deleted=NOW - days * DAY, count=1)
 
@@ -439,7 +439,7 @@ def test_trash_of_a_key_in_use_is_not_purged(where: str) -> None:
             store.info("a")
 
 
-def test_the_trash_is_purged_only_if_it_is_as_it_was_planned_for(where: str) -> None:
+def test_trash_that_changed_after_planning_is_not_purged(where: str) -> None:
     with _open(where) as store:
         gone = store.delete("a")
         step = _purge_of(gone)
@@ -486,7 +486,7 @@ def test_session_deleted_during_purge_stays_in_trash(where: str) -> None:
         assert [one.uid for one in store.list_trash()] == [gone.uid]
 
 
-def test_a_session_in_the_trash_is_spared_by_its_tag(where: str) -> None:
+def test_excluded_tag_protects_a_session_in_the_trash(where: str) -> None:
     with _open(where) as store:
         store.set_meta("a", tags=["keep", "x"])
         for key in ("a", "b"):
@@ -500,7 +500,7 @@ def test_a_session_in_the_trash_is_spared_by_its_tag(where: str) -> None:
         assert store.info("a").count == 4
 
 
-def test_a_purge_that_was_interrupted_is_ended_by_the_next_rule_that_purges(where: str) -> None:
+def test_next_purge_rule_finishes_an_interrupted_purge(where: str) -> None:
     _interrupt(where, "a")
     with _open(where) as store:
         store.add_message("a", "user", "another life")
@@ -532,7 +532,7 @@ def _interrupt(where: str, key: str) -> None:
         log.rename(f"{log}.purged")
 
 
-def test_a_session_that_is_in_use_is_never_purged(where: str) -> None:
+def test_existing_session_is_never_purged(where: str) -> None:
     with _open(where) as store:
         info = store.info("a")
         step = RetentionStep(
@@ -542,14 +542,14 @@ def test_a_session_that_is_in_use_is_never_purged(where: str) -> None:
         assert store.info("a").count == 4
 
 
-def test_nothing_is_done_that_was_not_confirmed(where: str) -> None:
+def test_unconfirmed_plan_is_not_executed(where: str) -> None:
     rule = Rule(name="r", action="delete", older_than=EVERY)
     found = apply_rules(where, [rule], confirm=lambda planned: len(planned) != 3)
     assert {one.outcome for one in found} == {"planned"}
     assert _all_keys(where) == ["a", "b"]
 
 
-def test_it_ends_between_two_steps_when_it_is_asked_to(where: str) -> None:
+def test_retention_can_be_stopped_between_two_steps(where: str) -> None:
     asked = iter([False, True])
     rule = Rule(name="r", action="delete", older_than=EVERY)
     assert len(apply_rules(where, [rule], should_stop=lambda: next(asked))) == 1
@@ -627,7 +627,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "ws"
 
 
-def test_the_log_has_a_line_for_each_that_was_done(folder: Path) -> None:
+def test_each_executed_step_is_logged(folder: Path) -> None:
     [done] = apply_rules(str(folder), [Rule(name="weekly", action="delete", older_than=EVERY)])
     log = folder / LOG_NAME
     before, after = log.read_text().splitlines()
@@ -671,7 +671,7 @@ def test_step_that_cannot_be_logged_is_not_executed(folder: Path, tmp_path: Path
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_the_times_of_files_make_no_difference(folder: Path) -> None:
+def test_file_times_do_not_affect_retention(folder: Path) -> None:
     for path in folder.rglob("*"):
         os.utime(path, (0, 0))
     assert apply_rules(str(folder), [Rule(name="r", action="delete", older_than=DAY)]) == []

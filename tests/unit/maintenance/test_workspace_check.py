@@ -58,7 +58,7 @@ def test_a_healthy_workspace_has_no_findings(compacted: Path) -> None:
     assert report.sessions == 2
 
 
-def test_a_workspace_where_nothing_was_stored_is_healthy(tmp_path: Path) -> None:
+def test_workspace_without_sessions_is_healthy(tmp_path: Path) -> None:
     report = examine(tmp_path)
     assert (report.sessions, report.findings) == (0, ())
 
@@ -70,9 +70,7 @@ def test_missing_workspace_raises_clear_error(tmp_path: Path, workspace: Path) -
         examine(workspace / "sessions")
 
 
-def test_p11_a_symlink_in_place_of_the_folder_is_not_followed(
-    tmp_path: Path, workspace: Path
-) -> None:
+def test_p11_symlinked_sessions_folder_is_not_followed(tmp_path: Path, workspace: Path) -> None:
     other = tmp_path / "other"
     other.mkdir(mode=0o700)
     (other / "sessions").symlink_to(workspace / "sessions")
@@ -80,7 +78,7 @@ def test_p11_a_symlink_in_place_of_the_folder_is_not_followed(
         examine(other)
 
 
-def test_examining_writes_nothing(compacted: Path) -> None:
+def test_examine_writes_nothing(compacted: Path) -> None:
     log = compacted / "sessions" / NAME
     log.write_bytes(log.read_bytes() + b"{")
     (compacted / "sessions" / "empty.jsonl").touch(mode=0o600)
@@ -109,18 +107,18 @@ def test_p11_non_file_in_place_of_a_log_is_reported(workspace: Path, what: str) 
     assert not finding.repairable
 
 
-def test_a_file_in_place_of_the_archives_is_named(workspace: Path) -> None:
+def test_file_in_place_of_the_archive_folder_is_reported(workspace: Path) -> None:
     (workspace / "sessions" / "archive").write_bytes(b"")
     assert _findings(workspace) == [(Kind.NOT_A_FILE, "sessions/archive")]
 
 
-def test_other_files_beside_the_logs_are_left_alone(workspace: Path) -> None:
+def test_other_files_next_to_the_logs_are_not_reported(workspace: Path) -> None:
     (workspace / "sessions" / "README.txt").write_text("mine")
     (workspace / "notes").mkdir()
     assert _findings(workspace) == []
 
 
-def test_a_log_that_may_not_be_read_is_named(workspace: Path, log: Path) -> None:
+def test_unreadable_log_is_reported(workspace: Path, log: Path) -> None:
     log.chmod(0)
     # Root may read anything, so somebody else looks, from a folder that needs no way to it.
     program = (
@@ -145,7 +143,7 @@ def test_a_log_that_may_not_be_read_is_named(workspace: Path, log: Path) -> None
     assert "Permission denied" in ended.stdout
 
 
-def test_p6_a_copied_log_is_named(workspace: Path, log: Path) -> None:
+def test_p6_copied_log_is_reported(workspace: Path, log: Path) -> None:
     shutil.copy2(log, log.with_name("copy.jsonl"))
     finding = _only(workspace)
     assert (finding.kind, finding.key) == (Kind.WRONG_NAME, KEY)
@@ -167,7 +165,7 @@ def test_missing_archive_is_reported_with_its_seqs(compacted: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip", "symlink"])
-def test_a_damaged_archive_is_named(compacted: Path, damage: str) -> None:
+def test_damaged_archive_is_reported(compacted: Path, damage: str) -> None:
     archive = _archives(compacted)[-1]
     packed = archive.read_bytes()
     match damage:
@@ -189,13 +187,13 @@ def test_a_damaged_archive_is_named(compacted: Path, damage: str) -> None:
     assert kinds == [Kind.DAMAGED_ARCHIVE]
 
 
-def test_an_archive_beyond_a_broken_chain_is_not_called_unreferenced(compacted: Path) -> None:
+def test_archive_behind_a_broken_chain_is_not_reported_as_unreferenced(compacted: Path) -> None:
     newest = _archives(compacted)[-1]
     newest.write_bytes(b"")
     assert [kind for kind, _ in _findings(compacted)] == [Kind.DAMAGED_ARCHIVE]
 
 
-def test_an_archive_that_no_log_leads_to_is_named(compacted: Path) -> None:
+def test_unreferenced_archive_is_reported(compacted: Path) -> None:
     archive = _archives(compacted)[0]
     spare = archive.with_name("1-9.jsonl.gz")
     shutil.copy2(archive, spare)
@@ -206,7 +204,7 @@ def test_an_archive_that_no_log_leads_to_is_named(compacted: Path) -> None:
     assert finding.path == str(spare.relative_to(compacted))
 
 
-def test_archives_of_a_log_that_is_gone_are_named(compacted: Path) -> None:
+def test_archives_of_a_missing_log_are_reported(compacted: Path) -> None:
     (compacted / "sessions" / NAME).unlink()
     assert [kind for kind, _ in _findings(compacted)] == [Kind.UNREFERENCED_ARCHIVE] * 2
 
@@ -243,7 +241,7 @@ def _newer(text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("where", ["beside the logs", "among the archives"])
-def test_a_leftover_of_a_compaction_is_named(compacted: Path, where: str) -> None:
+def test_leftover_of_a_compaction_is_reported(compacted: Path, where: str) -> None:
     folder = compacted / "sessions"
     path = folder / f".{NAME}.new"
     if where == "among the archives":
@@ -303,7 +301,7 @@ with open(sys.argv[1], "r+b") as log:
     assert writer.returncode == 0
 
 
-def test_p7_nothing_is_found_beside_writers_and_a_compactor(workspace: Path) -> None:
+def test_p7_no_findings_during_writes_and_compaction(workspace: Path) -> None:
     ended = threading.Event()
 
     def talk() -> None:
@@ -352,7 +350,7 @@ def test_a_deleted_session_is_examined_with_its_archives(compacted: Path) -> Non
     assert report.sessions == 2
 
 
-def test_damage_in_a_deleted_session_is_named(compacted: Path) -> None:
+def test_damage_in_a_deleted_session_is_reported(compacted: Path) -> None:
     with open_store(compacted) as store:
         store.delete(KEY)
     log = _trashed(compacted)
@@ -367,7 +365,7 @@ def test_damage_in_a_deleted_session_is_named(compacted: Path) -> None:
     assert found[Kind.MISSING_ARCHIVE].path.startswith("sessions/archive/")
 
 
-def test_an_interrupted_write_in_a_deleted_session_is_not_worth_a_word(workspace: Path) -> None:
+def test_interrupted_write_in_a_deleted_session_is_not_a_finding(workspace: Path) -> None:
     log = workspace / "sessions" / NAME
     log.write_bytes(log.read_bytes() + b'{"kind":"message","se')
     with open_store(workspace) as store:
@@ -388,7 +386,7 @@ def test_leftover_of_interrupted_restore_is_reported(workspace: Path) -> None:
     assert finding.path == str(leftover.relative_to(workspace))
 
 
-def test_archives_of_a_deleted_session_that_no_state_leads_to_are_named(compacted: Path) -> None:
+def test_unreferenced_archives_of_a_deleted_session_are_reported(compacted: Path) -> None:
     spare = _archives(compacted)[0].with_name("1-9.jsonl.gz")
     shutil.copy2(_archives(compacted)[0], spare)
     with open_store(compacted) as store:
@@ -402,13 +400,13 @@ def test_archives_of_a_deleted_session_that_no_state_leads_to_are_named(compacte
 
 
 @pytest.mark.parametrize("name", ["trash", "locks"])
-def test_a_file_in_place_of_a_folder_is_named(workspace: Path, name: str) -> None:
+def test_file_in_place_of_the_trash_or_locks_folder_is_reported(workspace: Path, name: str) -> None:
     (workspace / "sessions" / name).write_bytes(b"")
     assert _findings(workspace) == [(Kind.NOT_A_FILE, f"sessions/{name}")]
 
 
 @pytest.mark.parametrize("name", ["trash", "locks"])
-def test_p11_a_symlink_in_place_of_a_folder_is_named_and_not_followed(
+def test_p11_symlinked_trash_or_locks_folder_is_reported_and_not_followed(
     tmp_path: Path, workspace: Path, name: str
 ) -> None:
     (tmp_path / "outside").mkdir()
@@ -416,7 +414,7 @@ def test_p11_a_symlink_in_place_of_a_folder_is_named_and_not_followed(
     assert _findings(workspace) == [(Kind.NOT_A_FILE, f"sessions/{name}")]
 
 
-def test_a_holder_that_should_have_ended_its_turn_is_named(workspace: Path) -> None:
+def test_holder_of_an_expired_lease_is_reported(workspace: Path) -> None:
     with open_store(workspace) as store:
         held = store.lease(KEY, ttl=60)
         assert _findings(workspace) == []
@@ -430,7 +428,7 @@ def test_a_holder_that_should_have_ended_its_turn_is_named(workspace: Path) -> N
     assert not finding.repairable
 
 
-def test_p11_wide_modes_of_trash_locks_and_index_are_named(workspace: Path) -> None:
+def test_p11_wide_modes_of_trash_locks_and_catalog_are_reported(workspace: Path) -> None:
     with open_store(workspace) as store:
         store.lease(KEY, ttl=60).release()
         store.fork(KEY, "fork")
@@ -513,7 +511,7 @@ def test_database_path_is_not_examined_as_folder(tmp_path: Path) -> None:
 # --- agents and namespaces -------------------------------------------------------------------
 
 
-def test_p3_damage_to_an_agents_log_is_named_and_settled(workspace: Path, log: Path) -> None:
+def test_p3_damaged_log_of_an_agent_is_reported_and_repaired(workspace: Path, log: Path) -> None:
     for place, namespace in ((workspace / "agents" / "ada", "sessions"), (workspace, "notes")):
         with open_store(place, namespace=namespace) as store:
             store.add_message(KEY, "user", "one")
@@ -553,7 +551,7 @@ def test_hand_edit_in_log_of_an_agent_is_accepted(workspace: Path) -> None:
     assert examine(workspace).findings == ()
 
 
-def test_a_deleted_session_of_an_agent_has_its_archives_found(workspace: Path) -> None:
+def test_archives_of_a_deleted_session_of_an_agent_are_not_unreferenced(workspace: Path) -> None:
     with open_store(workspace / "agents" / "ada") as store:
         for content in ("one", "two"):
             store.add_message(KEY, "user", content)
@@ -567,7 +565,7 @@ def test_a_deleted_session_of_an_agent_has_its_archives_found(workspace: Path) -
     assert missing.path.startswith("agents/ada/sessions/archive/")
 
 
-def test_p11_a_link_in_place_of_an_agents_folder_is_named(workspace: Path, tmp_path: Path) -> None:
+def test_p11_symlinked_folder_of_an_agent_is_reported(workspace: Path, tmp_path: Path) -> None:
     (workspace / "agents" / "ada").mkdir(parents=True, mode=0o700)
     (workspace / "agents").chmod(0o700)
     (workspace / "agents" / "ada" / "sessions").symlink_to(tmp_path)
@@ -585,7 +583,7 @@ def test_wide_modes_of_all_folders_are_one_finding_with_command(workspace: Path)
     assert found.advice == f"chmod -R go= {workspace}"
 
 
-def test_p3_damage_in_any_namespace_of_a_database_is_named(tmp_path: Path) -> None:
+def test_p3_damage_in_any_namespace_of_a_database_is_reported(tmp_path: Path) -> None:
     needs.package("apsw")
     import apsw
 

@@ -105,7 +105,7 @@ def sentences(messages: Sequence[Mapping[str, Any]]) -> str:
 # --- the two phases --------------------------------------------------------------------------
 
 
-def test_a_finished_turn_gives_a_daily_entry_and_its_facts(place: Place) -> None:
+def test_finished_turn_becomes_a_daily_entry_and_facts(place: Place) -> None:
     place.talk("I eat no meat, by the way")
 
     done = place.run(answer([fact("Eats no meat.", "I eat no meat", "diet")]))
@@ -135,7 +135,7 @@ def test_a_turn_is_consolidated_once_and_the_next_one_follows(place: Place) -> N
     assert len(place.daily()) == 2
 
 
-def test_turns_that_wait_are_asked_about_in_one_call(quick: Place) -> None:
+def test_pending_turns_are_sent_in_one_request(quick: Place) -> None:
     for number in range(5):
         quick.talk(f"said {number}")
     model = ScriptedCompletion([answer([], [], [], [], [])])
@@ -146,7 +146,7 @@ def test_turns_that_wait_are_asked_about_in_one_call(quick: Place) -> None:
     assert quick.daily() == [happened(number) for number in range(1, 6)]
 
 
-def test_many_turns_are_asked_about_in_calls_that_fit(quick: Place) -> None:
+def test_many_turns_are_split_into_several_requests(quick: Place) -> None:
     for number in range(7):
         quick.talk(f"said {number}")
     model = ScriptedCompletion([answer([], [], []), answer([], [], []), answer([])])
@@ -156,7 +156,7 @@ def test_many_turns_are_asked_about_in_calls_that_fit(quick: Place) -> None:
     assert (done.turns, done.daily, len(model.asked)) == (7, 7, 3)
 
 
-def test_another_fact_about_the_same_supersedes_the_old(place: Place) -> None:
+def test_newer_fact_supersedes_the_older_one_of_its_subject(place: Place) -> None:
     place.talk("I live in Rome")
     place.talk("I moved, I live in Oslo now")
 
@@ -415,7 +415,7 @@ def test_memory_after_a_thousand_turns_has_only_distinct_facts(quick: Place) -> 
 # --- a model that fails ----------------------------------------------------------------------
 
 
-def test_without_a_model_there_is_still_a_daily_entry(place: Place) -> None:
+def test_turn_gets_a_daily_entry_without_a_model(place: Place) -> None:
     place.talk("Where is my bike?", "In the yard.")
 
     assert place.consolidation(None).run(KEY) == ConsolidationReport(turns=1, daily=1)
@@ -423,7 +423,7 @@ def test_without_a_model_there_is_still_a_daily_entry(place: Place) -> None:
     assert place.consolidation(None).run(KEY) == ConsolidationReport()
 
 
-def test_an_answer_that_is_no_json_leaves_a_daily_entry(quick: Place) -> None:
+def test_answer_that_is_not_json_leaves_a_daily_entry(quick: Place) -> None:
     quick.talk("Where is my bike?", "In the yard.")
 
     done = quick.run("I'd rather not.")
@@ -434,7 +434,7 @@ def test_an_answer_that_is_no_json_leaves_a_daily_entry(quick: Place) -> None:
 
 
 @pytest.mark.parametrize("given", [None, 5, b"{}", {"turns": []}])
-def test_an_answer_that_is_no_text_leaves_a_daily_entry(quick: Place, given: Any) -> None:
+def test_answer_that_is_not_text_leaves_a_daily_entry(quick: Place, given: Any) -> None:
     quick.talk("Where is my bike?", "In the yard.")
 
     done = quick.run(lambda _: given)
@@ -468,7 +468,7 @@ def test_requests_per_turn_count_as_calls(quick: Place) -> None:
     assert len(quick.daily()) == 5
 
 
-def test_of_a_long_backlog_only_so_much_is_made_ready_as_can_be_asked_about(
+def test_only_turns_of_the_next_requests_are_prepared(
     quick: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(100):
@@ -488,7 +488,7 @@ def test_of_a_long_backlog_only_so_much_is_made_ready_as_can_be_asked_about(
     assert (done.turns, done.waiting, len(made)) == (6, 94, 12)
 
 
-def test_a_turn_that_an_answer_passes_over_has_a_daily_entry(quick: Place) -> None:
+def test_turn_missing_in_the_answer_gets_a_daily_entry(quick: Place) -> None:
     quick.talk("one")
     quick.talk("two", "Well.")
 
@@ -509,7 +509,7 @@ def test_model_failure_is_logged_without_secrets(
     assert unread == f"no facts of {KEY!r}: the model's answer about the turn at 2 is not JSON"
 
 
-def test_a_model_that_is_down_is_asked_again_later_and_nothing_is_lost(place: Place) -> None:
+def test_failed_request_is_retried_later_without_loss(place: Place) -> None:
     now = NOON
     place.talk("I live in Oslo")
     model = ScriptedCompletion(
@@ -770,7 +770,7 @@ def test_concurrent_sessions_leave_one_fact_per_subject(place: Place) -> None:
     )
 
 
-def test_two_at_once_note_each_turn_once(place: Place) -> None:
+def test_concurrent_consolidations_note_each_turn_once(place: Place) -> None:
     for number in range(6):
         place.talk(f"I have seen city{number} twice")
     barrier = threading.Barrier(2)
@@ -813,7 +813,7 @@ def test_consolidation_ends_for_any_conversation_and_answers(
     assert place.run() == ConsolidationReport()
 
 
-def test_a_note_written_by_hand_is_known_and_can_be_superseded(quick: Place) -> None:
+def test_manual_note_can_be_superseded(quick: Place) -> None:
     quick.notes.add(ANN, [Draft(kind="core", text="Lives in Rome.", about="town", at=NOON)])
     quick.talk("I live in Oslo")
 

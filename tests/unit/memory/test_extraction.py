@@ -33,7 +33,7 @@ def _answer(*turns: dict[str, Any]) -> str:
     return json.dumps({"turns": turns})
 
 
-def test_the_question_shows_the_turns_by_number() -> None:
+def test_prompt_numbers_the_turns() -> None:
     [task, shown] = build_prompt([TURN, TURN], budget=1_000)
 
     assert "quote" in task["content"]
@@ -47,7 +47,7 @@ def test_prompt_has_known_subjects_but_not_their_texts() -> None:
     assert shown["content"].startswith('Names already in use for "about": diet, town.')
 
 
-def test_the_newest_names_are_given_and_not_too_many() -> None:
+def test_only_the_newest_subjects_are_in_the_prompt() -> None:
     names = [f"name {number}" for number in range(100)]
 
     found = newest_subjects(["", *names, "name 99"])
@@ -56,7 +56,7 @@ def test_the_newest_names_are_given_and_not_too_many() -> None:
     assert len(found) == 40
 
 
-def test_the_schema_asks_for_as_many_turns_as_are_shown() -> None:
+def test_schema_requires_as_many_turns_as_are_shown() -> None:
     wanted = schema(3)["properties"]["turns"]
 
     assert (wanted["minItems"], wanted["maxItems"]) == (3, 3)
@@ -78,7 +78,7 @@ def test_valid_answer_is_parsed_per_turn() -> None:
     assert found[2] == ExtractedFacts(daily="Talked.")
 
 
-def test_an_answer_on_one_turn_may_do_without_the_list_and_the_right_number() -> None:
+def test_answer_for_one_turn_may_omit_the_list_and_number() -> None:
     bare = parse_answer(json.dumps({"daily": "Talked.", "facts": [FACT]}), turns=1)
     numbered = parse_answer(_answer({"turn": 7, "daily": "Talked.", "facts": [FACT]}), turns=1)
 
@@ -115,7 +115,7 @@ def test_truncated_fenced_answer_gives_complete_turns() -> None:
         {"text": "Eats no meat.", "quote": None},
     ],
 )
-def test_a_fact_of_another_shape_is_left_out_and_counted(fact: Any) -> None:
+def test_malformed_fact_is_dropped_and_counted(fact: Any) -> None:
     found = parse_answer(_answer({"turn": 1, "daily": "", "facts": [fact, FACT]}), turns=1)
 
     assert found is not None
@@ -125,7 +125,7 @@ def test_a_fact_of_another_shape_is_left_out_and_counted(fact: Any) -> None:
 @pytest.mark.parametrize(
     ("told", "taken"), [(0.3, 0.3), (7, 1.0), (-1, 0.0), (10**400, 1.0), ("high", 0.5), (True, 0.5)]
 )
-def test_confidence_is_between_nothing_and_one(told: Any, taken: float) -> None:
+def test_confidence_is_clamped_between_0_and_1(told: Any, taken: float) -> None:
     answer = _answer({"turn": 1, "daily": "", "facts": [{**FACT, "confidence": told}]})
 
     found = parse_answer(answer, turns=1)
@@ -160,13 +160,13 @@ def test_any_json_is_read_without_an_error(value: Any, turns: int) -> None:
 
 
 @pytest.mark.parametrize("empty", ["…", "...", " - ", ""])
-def test_dots_are_no_entry_and_no_fact(empty: str) -> None:
+def test_placeholder_dots_are_neither_entry_nor_fact(empty: str) -> None:
     fact = {"text": empty, "about": "x", "quote": "I live in Lisbon", "confidence": 1}
     answer = {"turns": [{"turn": 1, "daily": empty, "facts": [fact]}]}
     assert parse_answer(json.dumps(answer), turns=1) == {1: ExtractedFacts(malformed=1)}
 
 
-def test_a_word_alone_is_no_fact_but_a_sentence_without_spaces_is() -> None:
+def test_single_word_is_not_a_fact_but_a_sentence_without_spaces_is() -> None:
     told = [
         {"text": text, "about": "", "quote": "q", "confidence": 1}
         for text in ("Ingrid", "里斯本に住んでいます", "Likes tea.")

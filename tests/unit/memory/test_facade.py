@@ -146,7 +146,7 @@ def test_sessions_of_one_verified_sender_share_memory_with_threads(
     assert {found.text for found in unknown.found if found.kind == "core"} == {"My plane is white"}
 
 
-def test_notes_that_older_versions_made_in_a_mixed_scope_are_recalled_by_no_session(
+def test_notes_in_a_mixed_scope_of_older_versions_are_not_recalled(
     sessions: Store, memory: Memory
 ) -> None:
     mixed = Scope(who="app:1")
@@ -168,7 +168,7 @@ def test_notes_that_older_versions_made_in_a_mixed_scope_are_recalled_by_no_sess
     assert [one.text for one in found.found] == ["Takes the ferry to zanzibar."]
 
 
-def test_an_alias_has_the_memory_of_its_session(sessions: Store, memory: Memory) -> None:
+def test_alias_shares_the_memory_of_its_session(sessions: Store, memory: Memory) -> None:
     talk(sessions, ANN, "My bicycle is red")
     sessions.set_meta(ANN, aliases=["telegram_ann"])
     change_alias_mark(sessions)
@@ -205,7 +205,7 @@ def test_withdrawn_messages_stay_withdrawn_after_summary(sessions: Store, memory
     assert "weather" in str(notes)
 
 
-def test_what_is_remembered_by_hand_can_be_forgotten_by_hand(memory: Memory) -> None:
+def test_remembered_note_can_be_forgotten(memory: Memory) -> None:
     note = memory.remember("Takes the bus at 8.", key=ANN, about="bus")
     assert "bus at 8" in memory.recall("when does the bus go", key=ANN).block
 
@@ -230,7 +230,7 @@ def test_purge_reports_places_it_did_not_reach(sessions: Store, memory: Memory) 
     )
 
 
-def test_sessions_that_are_behind_are_found(sessions: Store, memory: Memory) -> None:
+def test_waiting_lists_sessions_with_pending_turns(sessions: Store, memory: Memory) -> None:
     assert memory.waiting() == []
     for key in (ANN, BOB, EVE):
         talk(sessions, key, "My bicycle is red")
@@ -260,7 +260,7 @@ def test_consolidate_limits_number_of_model_calls(where: str, sessions: Store) -
             memory.consolidate(ANN, most_calls=0)
 
 
-def test_the_counter_of_the_model_in_use_holds_the_budgets(where: str, sessions: Store) -> None:
+def test_budgets_use_the_token_counter_of_the_model(where: str, sessions: Store) -> None:
     for number in range(12):
         talk(sessions, ANN, f"My bicycle number {number} is red " + "word " * 100)
     model = ScriptedCompletion([clerk] * 12)
@@ -298,13 +298,13 @@ def test_remembered_fact_supersedes_fact_with_same_subject(memory: Memory) -> No
     ]
 
 
-def test_a_secret_is_not_remembered_by_hand_either(memory: Memory) -> None:
+def test_remember_redacts_secrets(memory: Memory) -> None:
     key = "sk-proj-" + "Ab3dEf9h" * 6
 
     assert key not in memory.remember(f"The key is {key}.", key=ANN).text
 
 
-def test_switched_off_it_makes_no_notes_and_loses_none(where: str, sessions: Store) -> None:
+def test_disabled_consolidation_writes_and_loses_no_notes(where: str, sessions: Store) -> None:
     talk(sessions, ANN, "My bicycle is red")
     with open_memory(
         where, ask=ScriptedCompletion([]), consolidation=False, sessions=sessions
@@ -389,7 +389,7 @@ def test_session_store_facade_is_rejected_with_hint_to_its_store(tmp_path: Path)
     face.close()
 
 
-def test_a_zone_may_be_given_by_its_name(sessions: Store) -> None:
+def test_zone_can_be_given_by_name(sessions: Store) -> None:
     late = datetime(2026, 6, 10, 21, 30, tzinfo=UTC)
     sessions.add_messages(ANN, [{"role": "user", "content": "I saw a comet."}], at=[late])
     for zone, day in (("Asia/Tokyo", "2026-06-11 06:30"), ("America/New_York", "2026-06-10 17:30")):
@@ -397,7 +397,7 @@ def test_a_zone_may_be_given_by_its_name(sessions: Store) -> None:
             assert f"[{day}]" in memory.recall("comet", scope=memory.scope(key=ANN)).block
 
 
-def test_a_place_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
+def test_failed_open_memory_closes_its_stores(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("in the way")
 
     with pytest.raises(Exception, match="notes"):

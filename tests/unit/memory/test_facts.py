@@ -28,7 +28,7 @@ def test_a_new_fact_is_a_core_note_with_its_source() -> None:
 
 
 @pytest.mark.parametrize("again", ["Eats no meat", "The user eats no meat!", "EATS  no meat."])
-def test_the_same_fact_again_is_no_new_note(again: str) -> None:
+def test_repeated_fact_adds_no_note(again: str) -> None:
     known = [_note("a", "Eats no meat.", "diet")]
 
     assert new_notes([Fact(text=again, about="diet")], known) == []
@@ -49,7 +49,7 @@ def test_new_fact_supersedes_fact_with_same_subject() -> None:
     assert draft.supersedes == ("a",)
 
 
-def test_all_that_stood_beside_each_other_is_replaced() -> None:
+def test_new_fact_supersedes_all_notes_of_its_subject() -> None:
     known = [_note("a", "Likes chess.", "hobby"), _note("b", "Likes sailing.", "hobby")]
 
     [draft] = new_notes([Fact(text="Has no hobby any more.", about="hobby")], known)
@@ -63,7 +63,7 @@ def test_two_facts_of_one_turn_do_not_supersede_each_other() -> None:
     assert [draft.supersedes for draft in new_notes(both, [])] == [(), ()]
 
 
-def test_facts_about_nothing_in_particular_replace_nothing() -> None:
+def test_fact_without_a_subject_supersedes_nothing() -> None:
     known = [_note("a", "Has a dog.")]
 
     assert [draft.supersedes for draft in new_notes([Fact(text="Has a cat.")], known)] == [()]
@@ -77,7 +77,7 @@ def test_older_fact_does_not_supersede_newer_note() -> None:
     assert len(new_notes([old], known, at=NOW)) == 1
 
 
-def test_the_opposite_is_not_the_same() -> None:
+def test_negated_fact_is_not_a_repetition() -> None:
     known = [_note("a", "Eats meat.", "diet")]
 
     [draft] = new_notes([Fact(text="Eats no meat.", about="diet")], known)
@@ -85,14 +85,14 @@ def test_the_opposite_is_not_the_same() -> None:
     assert draft.supersedes == ("a",)
 
 
-def test_long_texts_are_cut_and_wild_confidence_is_bounded() -> None:
+def test_long_texts_are_truncated_and_confidence_is_clamped() -> None:
     [draft] = new_notes([Fact(text="word " * 500, confidence=7.0)], [])
 
     assert len(draft.text) == MAX_TEXT
     assert draft.confidence == 1.0
 
 
-def test_a_fact_needs_the_users_words() -> None:
+def test_fact_must_quote_the_user() -> None:
     spoken = ["I moved to Oslo last week"]
 
     assert is_supported(Fact(text="Lives in Oslo.", quote="I moved to Oslo"), spoken)
@@ -103,5 +103,5 @@ def test_a_fact_needs_the_users_words() -> None:
     assert not is_supported(hung, spoken), "what it is about is the model's word"
 
 
-def test_a_subject_is_compared_without_case_and_signs() -> None:
+def test_subjects_are_compared_without_case_and_punctuation() -> None:
     assert normalize_subject("  Home-Town! ") == normalize_subject("home town") == "home town"

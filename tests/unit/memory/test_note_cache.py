@@ -104,7 +104,7 @@ def test_p7_changes_of_other_processes_are_seen_by_next_call(
     assert _texts(notes) == ["anew"]
 
 
-def test_a_forgotten_note_that_is_purged_leaves_what_is_kept(stores: tuple[Store, Store]) -> None:
+def test_cache_stays_correct_after_a_forgotten_note_is_purged(stores: tuple[Store, Store]) -> None:
     notes, other = Notes(stores[0]), Notes(stores[1])
     first, _ = other.add(ANN, _drafts("one", "two"))
     other.forget(ANN, first.id)
@@ -124,7 +124,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_whatever_happens_it_is_as_if_all_had_been_read(taken: list[tuple[str, int]]) -> None:
+def test_cached_notes_always_equal_a_full_read(taken: list[tuple[str, int]]) -> None:
     store = InMemoryStore()
     kept, other = Notes(store), Notes(store)
     ids = ["nothing"]
@@ -204,7 +204,7 @@ def test_number_of_cached_scopes_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
     assert store.taken() >= 1
 
 
-def test_many_threads_read_and_add_at_once() -> None:
+def test_threads_can_read_and_add_notes_concurrently() -> None:
     store = InMemoryStore()
     notes = Notes(store)
     wrong: list[str] = []

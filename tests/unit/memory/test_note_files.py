@@ -43,7 +43,7 @@ def _all(notes: Notes) -> list[Note]:
     return [note for scope in notes.scopes() for note in notes.list(scope, full=True)]
 
 
-def test_an_unchanged_page_changes_nothing(notes: Notes) -> None:
+def test_import_of_an_unchanged_page_changes_nothing(notes: Notes) -> None:
     before = _all(notes)
     edits = import_notes(notes, export_notes(notes, ANN))
     assert (edits.scope, edits.count, edits.conflicts) == (ANN, 0, ())
@@ -60,7 +60,7 @@ def test_a_changed_text_supersedes_the_old_one(notes: Notes) -> None:
     assert len(_texts(notes)) == 3
 
 
-def test_a_deleted_item_is_forgotten_and_can_come_back(notes: Notes) -> None:
+def test_deleted_item_is_forgotten_and_can_be_restored(notes: Notes) -> None:
     cats = notes.list(ANN)[1]
     page = "\n".join(line for line in export_notes(notes, ANN).split("\n") if "cats" not in line)
     assert [note.id for note in import_notes(notes, page).forgotten] == [cats.id]
@@ -69,7 +69,7 @@ def test_a_deleted_item_is_forgotten_and_can_come_back(notes: Notes) -> None:
     assert len(_texts(notes)) == 3
 
 
-def test_an_added_item_is_a_note_by_hand(notes: Notes) -> None:
+def test_added_item_becomes_a_manual_note(notes: Notes) -> None:
     page = export_notes(notes, ANN).replace(
         "## Daily", "- **job:** Baker\n- Baker\n- Baker\n\n## Daily"
     )
@@ -81,7 +81,7 @@ def test_an_added_item_is_a_note_by_hand(notes: Notes) -> None:
     ]
 
 
-def test_an_item_moved_to_the_other_heading_is_of_the_other_kind(notes: Notes) -> None:
+def test_item_moved_to_another_heading_changes_its_kind(notes: Notes) -> None:
     page = export_notes(notes, ANN)
     [line] = [line for line in page.split("\n") if "cats" in line]
     import_notes(notes, page.replace(f"{line}\n", "").replace("### ", f"{line}\n### "))
@@ -106,7 +106,7 @@ def test_importing_edited_page_twice_changes_nothing(notes: Notes) -> None:
     assert _all(notes) == before
 
 
-def test_what_was_forgotten_since_an_import_does_not_return_with_the_same_page(
+def test_notes_forgotten_after_an_import_are_not_restored_by_the_same_page(
     notes: Notes,
 ) -> None:
     page = export_notes(notes, ANN).replace("Eats meat.", "Eats no meat.\n- Likes tea")
@@ -121,7 +121,7 @@ def test_what_was_forgotten_since_an_import_does_not_return_with_the_same_page(
     assert "Likes tea" in _texts(notes)
 
 
-def test_a_dry_run_says_the_same_and_changes_nothing(notes: Notes) -> None:
+def test_dry_run_reports_the_same_edits_and_changes_nothing(notes: Notes) -> None:
     page = export_notes(notes, ANN).replace("Eats meat.", "Eats no meat.")
     before = _all(notes)
     planned = import_notes(notes, page, dry_run=True)
@@ -129,7 +129,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(notes: Notes) -> None:
     assert import_notes(notes, page) == planned
 
 
-def test_notes_that_came_after_the_export_stay(notes: Notes) -> None:
+def test_notes_added_after_the_export_are_kept(notes: Notes) -> None:
     page = export_notes(notes, ANN)
     notes.add(ANN, [_core("Came later.")])
     assert import_notes(notes, page).count == 0
@@ -158,7 +158,7 @@ def test_note_changed_since_export_is_reported_and_kept(
     assert _all(notes) == before
 
 
-def test_a_deleted_item_does_not_take_its_successor_along(notes: Notes) -> None:
+def test_deleting_an_item_keeps_the_note_that_superseded_it(notes: Notes) -> None:
     old = notes.list(ANN)[0]
     page = "\n".join(line for line in export_notes(notes, ANN).split("\n") if "meat" not in line)
     notes.add(ANN, [Draft(kind="core", text="Eats fish.", supersedes=(old.id,))])
@@ -167,7 +167,7 @@ def test_a_deleted_item_does_not_take_its_successor_along(notes: Notes) -> None:
     assert "Eats fish." in _texts(notes)
 
 
-def test_unchanged_items_are_no_conflicts(notes: Notes) -> None:
+def test_unchanged_items_cause_no_conflicts(notes: Notes) -> None:
     page = export_notes(notes, ANN)
     first, second, _ = notes.list(ANN)
     notes.forget(ANN, first.id)
@@ -188,7 +188,7 @@ def test_page_of_another_scope_is_rejected(notes: Notes) -> None:
     assert [note.text for note in notes.list(BOB)] == ["Bob's own."]
 
 
-def test_a_page_that_is_not_understood_changes_nothing(notes: Notes) -> None:
+def test_invalid_page_changes_nothing(notes: Notes) -> None:
     before = _all(notes)
     with pytest.raises(UsageError, match="nothing was changed"):
         import_notes(notes, export_notes(notes, ANN).replace("Eats meat.", "Eats fish.\nwrapped"))
@@ -196,7 +196,7 @@ def test_a_page_that_is_not_understood_changes_nothing(notes: Notes) -> None:
 
 
 @given(st.lists(texts().filter(lambda text: bool(text.strip())), min_size=1, max_size=4))
-def test_any_notes_stay_as_they_are_through_export_and_import(said: list[str]) -> None:
+def test_export_and_import_change_no_notes(said: list[str]) -> None:
     notes = Notes(InMemoryStore())
     notes.add(ANN, [_core(text, about=text) for text in said])
     before = _all(notes)
@@ -205,7 +205,7 @@ def test_any_notes_stay_as_they_are_through_export_and_import(said: list[str]) -
     assert _all(notes) == before
 
 
-def test_a_page_may_delete_more_items_than_a_store_hides_runs_of() -> None:
+def test_page_may_delete_more_items_than_the_hidden_range_limit() -> None:
     notes = Notes(InMemoryStore())
     notes.add(ANN, [_core(f"fact number {number}") for number in range(2_100)])
     page = export_notes(notes, ANN)
@@ -218,7 +218,7 @@ def test_a_page_may_delete_more_items_than_a_store_hides_runs_of() -> None:
     assert import_notes(notes, "\n".join(kept)).count == 0
 
 
-def test_a_comment_with_text_behind_it_forgets_nothing(notes: Notes) -> None:
+def test_text_after_a_comment_is_rejected_and_changes_nothing(notes: Notes) -> None:
     before = _all(notes)
     page = export_notes(notes, ANN).replace("## Core", "<!-- check --> these\n\n## Core")
     with pytest.raises(UsageError, match="text after the end of a comment"):

@@ -67,7 +67,7 @@ def test_any_scope_survives_export_and_parse(who: str) -> None:
     assert from_markdown(to_markdown(scope, [], export="e")).scope == scope
 
 
-def test_a_page_is_pleasant_to_read() -> None:
+def test_exported_page_is_readable_markdown() -> None:
     said = [
         ("Eats no meat.", "diet", False),
         ("Has two cats:\n- Mia\n- Tom", "", False),
@@ -128,12 +128,12 @@ def test_invalid_character_reference_is_unchanged() -> None:
     assert item.text == "&#xFFFFFF; A &#x41;"
 
 
-def test_a_comment_ends_where_it_ends() -> None:
+def test_items_between_comments_are_parsed() -> None:
     page = from_markdown("## Core facts\n<!-- check -->\n- a\n<!-- these\n- no -->\n- b\n")
     assert [item.text for item in page.items] == ["a", "b"]
 
 
-def test_many_ids_are_read_in_no_more_time_than_their_number_asks() -> None:
+def test_many_ids_are_parsed_in_linear_time() -> None:
     # In quadratic time this would take minutes, and the suite's time limit would say so.
     ids = "".join(f"{number}\n" for number in range(300_000))
     assert len(from_markdown(f"<!-- steno exported ids:\n{ids}-->\n").exported) == 300_000

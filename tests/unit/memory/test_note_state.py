@@ -32,7 +32,7 @@ def _stored(bodies: list[dict[str, Any]]) -> list[Message]:
 
 
 @given(st.lists(bodies, min_size=1, max_size=12), st.data())
-def test_one_by_one_or_all_at_once_the_same_notes_are_in_force(
+def test_incremental_and_full_reads_give_the_same_notes(
     given: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     messages = _stored(given)

@@ -87,7 +87,7 @@ def test_stored_note_equals_its_draft(notes: Notes) -> None:
     assert notes.get(ANN, note.id) == note
 
 
-def test_a_list_is_in_the_order_in_which_notes_were_given(notes: Notes) -> None:
+def test_notes_are_listed_in_the_order_they_were_added(notes: Notes) -> None:
     said = [f"fact {number}" for number in range(12)]
     notes.add(ANN, [_core(text) for text in said])
     notes.add(ANN, [Draft(kind="daily", text="they talked")])
@@ -119,7 +119,7 @@ def test_other_messages_in_the_store_are_not_notes(notes: Notes, store: Store) -
     assert len(store.get_history(ANN.key)) == 4
 
 
-def test_an_unknown_scope_has_no_notes_and_an_unknown_id_is_named(notes: Notes) -> None:
+def test_unknown_scope_has_no_notes_and_unknown_id_raises(notes: Notes) -> None:
     assert (notes.list(ANN, full=True), notes.search("x", scope=ANN)) == ([], [])
     _add(notes, "one")
     for scope in (ANN, BOB):
@@ -188,7 +188,7 @@ def test_superseded_note_has_successor_and_time(notes: Notes) -> None:
     assert after.in_force
 
 
-def test_the_older_is_in_force_again_when_the_newer_is_forgotten(notes: Notes) -> None:
+def test_forgetting_a_note_restores_the_one_it_superseded(notes: Notes) -> None:
     old = _add(notes, "eats meat")
     new = _add(notes, "eats no meat", old)
     assert notes.forget(ANN, new).forgotten
@@ -198,9 +198,7 @@ def test_the_older_is_in_force_again_when_the_newer_is_forgotten(notes: Notes) -
 
 
 @pytest.mark.parametrize("purge", [False, True])
-def test_forgetting_the_one_between_does_not_bring_back_the_oldest(
-    notes: Notes, purge: bool
-) -> None:
+def test_forgetting_the_middle_note_does_not_restore_the_oldest(notes: Notes, purge: bool) -> None:
     oldest = _add(notes, "one")
     between = _add(notes, "two", oldest)
     newest = _add(notes, "three", between)
@@ -211,7 +209,7 @@ def test_forgetting_the_one_between_does_not_bring_back_the_oldest(
     assert _texts(notes.list(ANN)) == ["one"]
 
 
-def test_notes_that_name_each_other_end_no_list(notes: Notes, store: Store) -> None:
+def test_notes_that_supersede_each_other_cause_no_endless_loop(notes: Notes, store: Store) -> None:
     for id, other in (("a", "b"), ("b", "a"), ("c", "c")):
         store.add_full_message(
             ANN.key,
@@ -225,7 +223,7 @@ def test_notes_that_name_each_other_end_no_list(notes: Notes, store: Store) -> N
 # --- once ------------------------------------------------------------------------------------
 
 
-def test_p12_a_known_token_adds_nothing_whatever_the_drafts_say(notes: Notes) -> None:
+def test_p12_known_idempotency_key_adds_no_notes_even_with_other_drafts(notes: Notes) -> None:
     first = notes.add(ANN, [_core("one"), _core("two")], once="u:1:core")
     _add(notes, "later")
     assert notes.add(ANN, [_core("one"), _core("two")], once="u:1:core") == first
@@ -243,7 +241,7 @@ def test_p12_repeated_idempotency_key_returns_current_notes(notes: Notes) -> Non
     assert [note.forgotten for note in again] == [False, True]
 
 
-def test_p12_a_token_is_known_after_its_notes_were_carried_past_a_purge(notes: Notes) -> None:
+def test_p12_idempotency_key_of_notes_is_known_after_a_purge(notes: Notes) -> None:
     first, second = notes.add(ANN, [_core("one"), _core("two")], once="t")
     last = _add(notes, "three")
     notes.purge(ANN, last)
@@ -259,7 +257,7 @@ def test_p12_a_token_is_known_after_its_notes_were_carried_past_a_purge(notes: N
 # --- searching -------------------------------------------------------------------------------
 
 
-def test_search_finds_the_notes_in_force_that_have_all_words(notes: Notes) -> None:
+def test_search_finds_current_notes_with_all_words(notes: Notes) -> None:
     old = _add(notes, "Lives in Zürich")
     _add(notes, "Lives in Málaga with Lea's getUserName", old)
     notes.add(ANN, [_core("Likes it", about="music"), Draft(kind="daily", text="東京都に行った")])
@@ -287,7 +285,7 @@ def test_search_finds_the_notes_in_force_that_have_all_words(notes: Notes) -> No
         assert (query, len(notes.search(query, scope=ANN))) == (query, count)
 
 
-def test_search_gives_the_newest_first(notes: Notes) -> None:
+def test_search_returns_the_newest_notes_first(notes: Notes) -> None:
     for number in range(3):
         _add(notes, f"word {number}")
     assert _texts(notes.search("word", scope=ANN)) == ["word 2", "word 1", "word 0"]
@@ -312,7 +310,7 @@ def test_p4_forgotten_note_is_hidden_and_can_be_restored(notes: Notes) -> None:
 # --- purging ---------------------------------------------------------------------------------
 
 
-def test_after_a_purge_only_a_later_note_that_was_forgotten_last_comes_back(notes: Notes) -> None:
+def test_after_a_purge_undo_restores_only_the_last_forgotten_later_note(notes: Notes) -> None:
     before, gone, later, last = (_add(notes, text) for text in ("before", "gone", "later", "last"))
     for id in (later, before, last):
         notes.forget(ANN, id)
@@ -324,7 +322,7 @@ def test_after_a_purge_only_a_later_note_that_was_forgotten_last_comes_back(note
         notes.undo(ANN)
 
 
-def test_a_purge_leaves_the_other_notes_as_they_were(notes: Notes) -> None:
+def test_purge_does_not_change_other_notes(notes: Notes) -> None:
     old = _add(notes, "old")
     notes.add(ANN, [_core("new", old), _core("beside")])
     hidden = _add(notes, "hidden")
@@ -345,7 +343,7 @@ def test_a_purge_leaves_the_other_notes_as_they_were(notes: Notes) -> None:
     assert notes.list(ANN, full=True) == before
 
 
-def test_a_purge_leaves_no_byte_of_the_note(notes: Notes, store: Store, tmp_path: Path) -> None:
+def test_purge_leaves_no_bytes_of_the_note(notes: Notes, store: Store, tmp_path: Path) -> None:
     _add(notes, "before")
     draft = Draft(kind="core", text="xyzzy", about="plugh", quote="frotz", seqs=(1,), session="s")
     [gone] = notes.add(ANN, [draft], once="t")
@@ -361,7 +359,7 @@ def test_a_purge_leaves_no_byte_of_the_note(notes: Notes, store: Store, tmp_path
         assert word not in b"".join([history, *files])
 
 
-def test_a_purged_note_is_not_found_by_a_catalog(notes: Notes, store: Store) -> None:
+def test_catalog_does_not_find_a_purged_note(notes: Notes, store: Store) -> None:
     _add(notes, "before")
     gone = _add(notes, "xyzzy")
     with open_catalog(store) as catalog:
@@ -394,7 +392,7 @@ def test_purge_lists_places_with_remaining_content(notes: Notes, store: Store) -
         max_size=14,
     )
 )
-def test_a_purge_leaves_what_a_forget_leaves_whatever_was_done_before(
+def test_purge_and_forget_leave_the_same_current_notes(
     steps: list[tuple[str, int, int]],
 ) -> None:
     notes = Notes(InMemoryStore())
@@ -461,7 +459,7 @@ class _DyingLease:
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("call", ["add_messages", "purge"])
 @pytest.mark.parametrize("meanwhile", ["nothing", "add", "forget", "other purge", "compact"])
-def test_p2_a_purge_that_was_killed_is_ended_by_the_next(
+def test_p2_killed_purge_of_a_note_is_finished_by_the_next(
     store: Store, call: str, done: bool, meanwhile: str
 ) -> None:
     notes = Notes(store)
@@ -496,7 +494,7 @@ def test_p2_a_purge_that_was_killed_is_ended_by_the_next(
     )
 
 
-def test_many_are_forgotten_at_once_or_none(notes: Notes) -> None:
+def test_forget_all_forgets_all_notes_or_none(notes: Notes) -> None:
     ids = [_add(notes, f"fact {number}") for number in range(4)]
     with pytest.raises(NoSuchNote):
         notes.forget_all(ANN, [ids[0], "nobody"])
@@ -508,7 +506,7 @@ def test_many_are_forgotten_at_once_or_none(notes: Notes) -> None:
     assert _texts(notes.list(ANN)) == ["fact 1", "fact 3"]
 
 
-def test_one_that_was_killed_blocks_the_next_for_ten_seconds_at_the_most(store: Store) -> None:
+def test_killed_purge_blocks_the_next_for_at_most_ten_seconds(store: Store) -> None:
     watched = _Dies(store, "nothing", done=False)
     notes = Notes(watched)
     _add(notes, "kept")
@@ -520,9 +518,7 @@ def test_one_that_was_killed_blocks_the_next_for_ten_seconds_at_the_most(store: 
     assert (watched.ttl, watched.renewed) == (10, 2)
 
 
-def test_a_follower_sees_what_is_carried_forward_under_its_own_id(
-    notes: Notes, store: Store
-) -> None:
+def test_notes_rewritten_by_a_purge_keep_their_ids(notes: Notes, store: Store) -> None:
     kept, gone = _add(notes, "kept"), _add(notes, "xyzzy")
     notes.purge(ANN, gone)
     seen = [message.to_dict() for message in store.follow(ANN.key, after=2, timeout=0)]

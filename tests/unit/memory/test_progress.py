@@ -28,7 +28,7 @@ def test_mark_of_a_new_session_is_at_the_beginning(store: Store) -> None:
     )
 
 
-def test_it_moves_forwards_only(store: Store) -> None:
+def test_progress_mark_only_moves_forward(store: Store) -> None:
     progress = ConsolidationProgress(store, agent="main")
 
     progress.move("u1", 7)
@@ -37,7 +37,7 @@ def test_it_moves_forwards_only(store: Store) -> None:
     assert progress.read("u1") == ProgressMark(seq=7)
 
 
-def test_each_session_uid_and_each_agent_has_its_own(store: Store) -> None:
+def test_each_session_uid_and_agent_has_its_own_progress_mark(store: Store) -> None:
     ConsolidationProgress(store, agent="main").move("u1", 7)
 
     assert ConsolidationProgress(store, agent="main").read("u2").seq == 0
@@ -55,7 +55,7 @@ def test_failed_attempts_are_counted_until_the_mark_moves(store: Store) -> None:
     assert progress.read("u1") == ProgressMark(seq=4)
 
 
-def test_a_mark_is_no_scope_and_no_note(store: Store) -> None:
+def test_progress_mark_is_neither_a_scope_nor_a_note(store: Store) -> None:
     notes = Notes(store)
     ann = Scope(who="telegram:1")
     notes.add(ann, [Draft(kind="core", text="Has a dog.")])
@@ -66,7 +66,7 @@ def test_a_mark_is_no_scope_and_no_note(store: Store) -> None:
     assert notes.scopes(agent="main") == [ann]
 
 
-def test_it_survives_a_restart(tmp_path: Path) -> None:
+def test_progress_mark_survives_a_restart(tmp_path: Path) -> None:
     with open_store(tmp_path, namespace="notes") as store:
         ConsolidationProgress(store, agent="a:b%").move("u1", 7)
 
@@ -74,7 +74,7 @@ def test_it_survives_a_restart(tmp_path: Path) -> None:
         assert ConsolidationProgress(store, agent="a:b%").read("u1").seq == 7
 
 
-def test_a_mark_does_not_name_the_session(store: Store) -> None:
+def test_progress_mark_does_not_contain_the_session_key(store: Store) -> None:
     store.set_meta(":mark:main:u1", session="telegram:1", seq=2)
     progress = ConsolidationProgress(store, agent="main")
 

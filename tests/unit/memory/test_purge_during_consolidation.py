@@ -118,7 +118,7 @@ def count_calls(where: str, ask: Any, *, noted: bool) -> int:
         pytest.param("sqlite", answer, True, id="sqlite, model, has notes", marks=pytest.mark.full),
     ],
 )
-def test_p7_a_purge_at_any_call_of_a_consolidation_leaves_nothing(
+def test_p7_purge_at_any_call_of_a_consolidation_leaves_no_notes(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -191,7 +191,7 @@ def test_p7_notes_of_a_purged_session_do_not_enter_the_scope_of_its_successor(
     assert "new here" in note.text
 
 
-def test_p7_a_scope_that_was_purged_while_the_session_stays_is_noted_by_the_next_run(
+def test_p7_next_run_writes_notes_of_a_scope_purged_meanwhile(
     tmp_path: Path,
 ) -> None:
     where = str(tmp_path)

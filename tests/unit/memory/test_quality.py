@@ -25,7 +25,7 @@ def _shared(fact: Fact, spoken: list[set[str]]) -> set[str]:
     return {word for word in common if sum(word in said for said in spoken) <= RARE}
 
 
-def test_fifty_facts_are_told_and_half_of_the_questions_share_no_rare_word() -> None:
+def test_quality_corpus_has_fifty_facts_and_fair_questions() -> None:
     told = [turn.fact for turn in turns() if turn.fact is not None]
     assert sorted(told) == sorted(facts())
     assert len(told) == 50
@@ -36,7 +36,7 @@ def test_fifty_facts_are_told_and_half_of_the_questions_share_no_rare_word() -> 
     assert not any(fact.answer.lower() in fact.question.lower() for fact in told if not fact.plain)
 
 
-def test_the_model_by_script_only_copies() -> None:
+def test_scripted_model_only_copies() -> None:
     shown = (
         "Summary so far:\n(nothing yet)\n\nNext part of the conversation:\n"
         "[1] user: I live in Lisbon. Is it far?\n[2] assistant: It is not far."
@@ -57,7 +57,7 @@ def _texts(value: object) -> list[str]:
     return [text for item in items for text in _texts(item)]
 
 
-def test_what_was_told_is_recalled_after_many_turns(tmp_path: Path) -> None:
+def test_facts_are_recalled_after_many_turns(tmp_path: Path) -> None:
     found = measure(tmp_path, copying, count=80)
     assert found["compactions"] > 2
     plain, other = found["plain"], found["facts"] - found["plain"]
@@ -68,7 +68,7 @@ def test_what_was_told_is_recalled_after_many_turns(tmp_path: Path) -> None:
     assert min(told[way][0] for way in ("messages", "notes", "both")) >= 0.9 * plain - shown
 
 
-def test_the_page_shows_the_figures_of_the_last_run() -> None:
+def test_quality_page_matches_the_last_run() -> None:
     results = json.loads(RESULTS.read_text())
     assert {"scripted", "real"} <= set(results)
     for found in results.values():

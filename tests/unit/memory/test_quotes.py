@@ -59,11 +59,11 @@ def test_other_words_do_not_count_as_quoted(quote: str) -> None:
     assert not is_quoted(quote, ["Hello", TOLD])
 
 
-def test_a_quote_does_not_go_from_one_message_into_the_next() -> None:
+def test_quote_must_not_span_two_messages() -> None:
     assert not is_quoted("I eat no meat", ["I eat", "no meat"])
 
 
-def test_two_letters_are_too_few_to_be_a_quote() -> None:
+def test_two_letters_are_not_a_quote() -> None:
     assert not is_quoted("no", ["no"])
     assert is_quoted("42 km", ["I ran 42 km"])
 
@@ -77,7 +77,7 @@ def test_two_letters_are_too_few_to_be_a_quote() -> None:
         ("我不喜欢 … 肉", "我不喜欢鱼。我喜欢吃肉"),
     ],
 )
-def test_two_sentences_are_not_stitched_into_one(quote: str, text: str) -> None:
+def test_quote_must_not_join_parts_of_two_sentences(quote: str, text: str) -> None:
     assert not is_quoted(quote, [text])
 
 
@@ -88,13 +88,13 @@ def test_two_sentences_may_be_quoted_together() -> None:
 
 
 @pytest.mark.parametrize("text", ["其实我喜欢喝茶。", "本当は私はお茶が好きです"])
-def test_scripts_without_spaces_are_read_sign_by_sign(text: str) -> None:
+def test_scripts_without_spaces_are_compared_by_character(text: str) -> None:
     assert is_quoted(text[2:6], [text])
     assert not is_quoted(text[2:6] + "猫", [text])
 
 
 @given(st.text(), st.data())
-def test_a_run_of_words_of_a_text_was_said_in_it(text: str, data: st.DataObject) -> None:
+def test_any_run_of_words_of_a_text_counts_as_quoted(text: str, data: st.DataObject) -> None:
     # A quote over the end of a sentence must have that end, too.
     spoken = words(re.split("[.?!\n…？！。؟।]", text)[0])  # noqa: RUF001
     first = data.draw(st.integers(0, len(spoken)))
@@ -121,7 +121,7 @@ def test_any_two_texts_can_be_compared(quote: str, text: str) -> None:
         ("喜欢喝茶", "我最喜欢的是茶"),
     ],
 )
-def test_a_fact_can_follow_from_its_quote(fact: str, quote: str) -> None:
+def test_fact_that_shares_a_content_word_is_related(fact: str, quote: str) -> None:
     assert is_related(fact, quote)
 
 
@@ -138,17 +138,17 @@ def test_a_fact_can_follow_from_its_quote(fact: str, quote: str) -> None:
         ("犬がすきです", "電車はいつですか"),
     ],
 )
-def test_a_fact_does_not_hang_on_words_that_say_nothing_of_it(fact: str, quote: str) -> None:
+def test_shared_stop_words_do_not_make_a_fact_related(fact: str, quote: str) -> None:
     assert not is_related(fact, quote)
 
 
-def test_a_fact_in_quite_other_words_or_another_language_is_refused() -> None:
+def test_fact_in_other_words_or_another_language_is_not_related() -> None:
     """That is what it costs: words are all that is compared."""
     assert not is_related("Dislikes cilantro.", "I can't stand the taste of coriander")
     assert not is_related("Is a vegetarian.", "Ich esse kein Fleisch")
 
 
-def test_what_turns_a_fact_round_counts_as_a_word() -> None:
+def test_words_that_change_the_meaning_are_content_words() -> None:
     assert content_words("The user does eat meat") != content_words("The user does not eat meat")
     assert content_words("Is a vegetarian") != content_words("Was a vegetarian")
     assert content_words("Tea over coffee") != content_words("coffee over tea")
@@ -158,9 +158,7 @@ def test_what_turns_a_fact_round_counts_as_a_word() -> None:
     st.lists(st.text("abs", min_size=1, max_size=6), max_size=4),
     st.lists(st.text("abs", min_size=1, max_size=6), max_size=4),
 )
-def test_a_fact_follows_from_a_quote_with_a_form_of_one_of_its_words(
-    fact: list[str], quote: list[str]
-) -> None:
+def test_form_of_a_content_word_makes_a_fact_related(fact: list[str], quote: list[str]) -> None:
     def is_form(one: str, other: str) -> bool:
         common = min(len(one), len(other), 4)
         return one == other or (common >= 3 and one[:common] == other[:common])
@@ -184,7 +182,7 @@ def test_a_fact_follows_from_a_quote_with_a_form_of_one_of_its_words(
         ("", "", []),
     ],
 )
-def test_words_after_is_and_to_must_have_been_said(
+def test_values_after_is_and_to_must_be_from_the_user(
     fact: str, heard: str, unsaid: list[str]
 ) -> None:
     assert unsupported_values(fact, [heard]) == unsaid

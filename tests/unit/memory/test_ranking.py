@@ -35,7 +35,7 @@ def _ranked(question: str, *candidates: Candidate, half_life_days: float = 30.0)
     return [one.candidate.text for one in found]
 
 
-def test_forms_of_a_word_count_and_stop_words_do_not() -> None:
+def test_word_forms_match_and_stop_words_do_not() -> None:
     assert _ranked(
         "when did we deploy it?",
         _message("when did we do it", seq=1),
@@ -49,7 +49,7 @@ def test_rare_words_count_more() -> None:
     assert found[0] == "the captain said"
 
 
-def test_how_common_a_word_is_may_be_known_from_elsewhere() -> None:
+def test_word_frequencies_can_be_given() -> None:
     asked = parse_question("ferry captain", now=NOW)
     both = [_message("a ferry", seq=1), _message("a captain", seq=5)]
     for rare, common, first in (("ferri", "captain", "a ferry"), ("captain", "ferri", "a captain")):
@@ -57,7 +57,7 @@ def test_how_common_a_word_is_may_be_known_from_elsewhere() -> None:
         assert rank(asked, both, now=NOW, frequencies=known)[0].candidate.text == first
 
 
-def test_an_answer_is_found_by_the_question_before_it() -> None:
+def test_answer_is_found_by_the_preceding_question() -> None:
     found = _ranked(
         "when is the dentist appointment?",
         _message("when is my appointment with the dentist?", seq=4),
@@ -68,7 +68,7 @@ def test_an_answer_is_found_by_the_question_before_it() -> None:
     assert found == ["when is my appointment with the dentist?", "At half past four."]
 
 
-def test_newer_ones_come_first_and_age_takes_half_at_most() -> None:
+def test_age_reduces_a_score_by_at_most_half() -> None:
     old, new = _message("the ferry left", seq=1, days=60), _message("the ferry came", seq=5)
     assert _ranked("ferry", old, new) == ["the ferry came", "the ferry left"]
     scores = [
@@ -79,14 +79,14 @@ def test_newer_ones_come_first_and_age_takes_half_at_most() -> None:
     assert round(scores[2] / scores[0], 9) == 0.5
 
 
-def test_without_a_half_life_age_takes_nothing() -> None:
+def test_age_has_no_effect_without_a_half_life() -> None:
     asked = parse_question("ferry", now=NOW)
     ages = [_message("ferry", days=days) for days in (0, 400)]
     first, second = (rank(asked, [one], now=NOW, half_life_days=0)[0].score for one in ages)
     assert first == second
 
 
-def test_core_facts_do_not_grow_old() -> None:
+def test_age_does_not_reduce_the_score_of_core_facts() -> None:
     fact, entry = (
         rank(parse_question("tea", now=NOW), [_note(kind, "likes tea", days=900)], now=NOW)[0].score
         for kind in ("core", "daily")
@@ -112,7 +112,7 @@ def test_tool_results_score_less() -> None:
     ]
 
 
-def test_a_note_is_found_by_what_it_is_about() -> None:
+def test_note_is_found_by_its_subject() -> None:
     assert _ranked("diet", _note("core", "eats no meat", hints="diet")) == ["eats no meat"]
 
 
@@ -135,7 +135,7 @@ facts = st.lists(
 
 
 @given(some, facts, texts, st.randoms(use_true_random=False))
-def test_the_order_in_which_candidates_come_does_not_matter(
+def test_ranking_does_not_depend_on_the_order_of_candidates(
     messages: list[Candidate], notes: list[Candidate], question: str, chance: random.Random
 ) -> None:
     asked = parse_question(f"{question} captain", now=NOW)

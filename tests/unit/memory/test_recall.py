@@ -107,7 +107,7 @@ def test_notes_and_messages_share_one_block(store: Store, catalog: Catalog, note
     assert sorted(_texts(found)[1:]) == ["Missed a ferry.", "The ferry was late."]
 
 
-def test_nothing_asked_and_nothing_found_is_no_block(
+def test_empty_question_or_result_gives_no_block(
     store: Store, catalog: Catalog, notes: Notes
 ) -> None:
     _say(store, "telegram:1", "The ferry was late.")
@@ -163,7 +163,7 @@ def test_duplicate_texts_are_returned_once(store: Store, catalog: Catalog) -> No
     assert [one.at for one in found.found] == [NOW - timedelta(days=1)]
 
 
-def test_a_time_narrows_what_is_found(store: Store, catalog: Catalog) -> None:
+def test_period_in_the_question_limits_the_result(store: Store, catalog: Catalog) -> None:
     _say(store, "telegram:1:1", "We met Anna.", days=40)
     _say(store, "telegram:2:1", "We met Bert.", days=1)
     for question, first in (("Who did we meet in May?", "We met Anna."), ("yesterday", "Bert")):
@@ -171,14 +171,14 @@ def test_a_time_narrows_what_is_found(store: Store, catalog: Catalog) -> None:
         assert first in found.found[0].text
 
 
-def test_the_budget_holds(store: Store, catalog: Catalog) -> None:
+def test_recall_stays_within_its_budget(store: Store, catalog: Catalog) -> None:
     _say(store, "telegram:1", *[f"The ferry number {number} leaves." for number in range(80)])
     for budget in (0, 60, 300):
         found = recall("ferry", scope=ME, notes=None, catalog=catalog, now=NOW, budget=budget)
         assert found.tokens == estimate(found.block) <= budget
 
 
-def test_a_time_without_a_zone_is_refused() -> None:
+def test_time_without_a_zone_is_rejected() -> None:
     with pytest.raises(UsageError, match="zone"):
         recall("x", scope=ME, notes=None, catalog=None, now=datetime(2026, 1, 1))  # noqa: DTZ001
 
@@ -240,7 +240,7 @@ def _place(source: str) -> Place:
     return key, int(seq)
 
 
-def test_recall_finds_more_of_the_answers_than_plain_search(store: Store, catalog: Catalog) -> None:
+def test_recall_finds_more_answers_than_plain_search(store: Store, catalog: Catalog) -> None:
     """Of the answers in recall_set.txt, how many are among the first five."""
     said = talks()
     tell_all(store, said)

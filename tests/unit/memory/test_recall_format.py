@@ -45,7 +45,7 @@ def test_each_line_has_its_date_its_source_and_its_text() -> None:
     assert found.tokens == estimate(found.block)
 
 
-def test_dates_are_those_of_the_zone() -> None:
+def test_dates_are_shown_in_the_zone() -> None:
     east = timezone(timedelta(hours=9))
     found = format_recall([_ranked("x")], ASKED, budget=500, count=estimate, zone=east)
     assert "[2026-06-18 00:30]" in found.block
@@ -61,7 +61,7 @@ def test_the_newest_facts_come_first_and_the_rest_by_score() -> None:
     assert [one.text for one in found.found] == ["new", "old", "a", "b"]
 
 
-def test_without_anything_found_there_is_no_block() -> None:
+def test_no_results_give_no_block() -> None:
     assert _told() == RecallResult(block="", found=(), tokens=0)
 
 
@@ -79,7 +79,7 @@ def test_shorter_entry_may_fit_after_a_longer_one_did_not() -> None:
     assert [one.text for one in found.found] == ["ferry at nine"]
 
 
-def test_a_long_text_is_shortened_around_the_words() -> None:
+def test_excerpt_is_cut_around_the_matched_words() -> None:
     text = f"{'before ' * 200}the ferries leave at nine{' after' * 200}"
     short = excerpt(text, ASKED.stems)
     assert "the ferries leave at nine" in short
@@ -99,7 +99,7 @@ def test_block_never_exceeds_its_budget(ranked: list[RankedCandidate], budget: i
     assert bool(found.block) == bool(found.found)
 
 
-def test_the_budget_holds_for_a_counter_that_does_not_add_up() -> None:
+def test_budget_holds_for_a_non_additive_token_counter() -> None:
     def count(text: str) -> int:
         return text.count("\n") ** 2
 

@@ -34,18 +34,18 @@ def test_scope_from_key_is_inverse_of_key(scope: Scope) -> None:
 
 
 @given(names, scopes)
-def test_the_keys_of_an_agent_begin_as_those_of_no_other(agent: str, scope: Scope) -> None:
+def test_key_prefix_of_an_agent_matches_only_its_own_scopes(agent: str, scope: Scope) -> None:
     assert scope.key.startswith(scope_prefix(agent, scope.of)) == (scope.agent == agent)
     other: ScopeKind = "session" if scope.of == "sender" else "sender"
     assert not scope.key.startswith(scope_prefix(agent, other))
 
 
-def test_a_key_is_pleasant_to_read() -> None:
+def test_key_of_a_simple_scope_is_readable() -> None:
     assert Scope(who="telegram:123").key == "main:telegram:123"
 
 
 @pytest.mark.parametrize("key", ["", "main", ":x", "main:", "a%:b", "a%3ab:c", "%41:b"])
-def test_a_key_of_no_scope_is_refused(key: str) -> None:
+def test_invalid_scope_key_is_rejected(key: str) -> None:
     with pytest.raises(InvalidKey):
         scope_from_key(key)
 

@@ -64,7 +64,7 @@ NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
         ("in 2024", "2024-01-01", "2024-12-31"),
     ],
 )
-def test_a_time_is_understood(text: str, first: str, last: str) -> None:
+def test_time_expressions_are_parsed(text: str, first: str, last: str) -> None:
     period = find_period(f"{text}?", now=NOW).period
     assert period is not None
     assert period.since == datetime.fromisoformat(first).replace(tzinfo=UTC)
@@ -108,18 +108,18 @@ def test_text_without_time_is_unchanged(text: str) -> None:
         ("three day\u017f ago", "three days ago"),
     ],
 )
-def test_letters_that_a_pattern_takes_for_others_name_the_same_time(text: str, plain: str) -> None:
+def test_case_folded_letters_are_parsed_as_the_same_time(text: str, plain: str) -> None:
     assert find_period(text, now=NOW).period == find_period(plain, now=NOW).period is not None
 
 
-def test_words_for_the_time_are_removed() -> None:
+def test_time_expressions_are_removed_from_the_question() -> None:
     assert find_period("What broke last week in Rome?", now=NOW).rest.split() == [
         "What", "broke", "in", "Rome?",
     ]  # fmt: skip
     assert find_period("Who called in May?", now=NOW).rest.split() == ["Who", "called", "?"]
 
 
-def test_days_are_those_of_the_zone() -> None:
+def test_days_are_calendar_days_of_the_zone() -> None:
     east = timezone(timedelta(hours=9))
     late = datetime(2026, 6, 17, 20, tzinfo=UTC).astimezone(east)
     period = find_period("today", now=late).period
@@ -138,7 +138,7 @@ words = st.lists(st.sampled_from(WORDS.split())).map(" ".join)
 
 
 @given(words, moments)
-def test_every_text_is_understood_or_left_alone(text: str, now: datetime) -> None:
+def test_every_text_is_parsed_or_returned_unchanged(text: str, now: datetime) -> None:
     found = find_period(text, now=now)
     if found.period is None:
         assert found.rest == text

@@ -29,21 +29,21 @@ def _notes(*texts: str, about: str = "", quote: str = "") -> dict[str, Note]:
     }
 
 
-def test_a_note_is_found_by_any_form_of_its_words_its_subject_and_its_quote() -> None:
+def test_note_is_found_by_word_forms_of_text_subject_and_quote() -> None:
     notes = _notes("Eats no meat", about="diet", quote="I am a vegetarian")
     for word in ("eat", "meat", "diet", "vegetarian"):
         assert WordIndex().shared([word], notes).keys() == notes.keys()
     assert WordIndex().shared(["boat"], notes) == {}
 
 
-def test_more_words_and_rarer_ones_tell_more() -> None:
+def test_more_and_rarer_shared_words_score_higher() -> None:
     index = WordIndex()
     notes = _notes("ferry zanzibar", "ferry again", "ferry once more", "zanzibar")
     worth = index.shared(["ferri", "zanzibar"], notes)
     assert worth["ferry zanzibar"] > worth["zanzibar"] > worth["ferry again"]
 
 
-def test_notes_that_came_later_are_known_too_and_none_counts_twice() -> None:
+def test_later_notes_are_indexed_once() -> None:
     index = WordIndex()
     before = index.shared(["ferri"], _notes("ferry one"))
     assert index.shared(["ferri"], _notes("ferry one")) == before

@@ -157,7 +157,7 @@ def test_each_shape_is_read_as_typed_parts(name: str) -> None:
     assert [_short(part) for part in read_message(SAMPLES[name])] == PARTS[name]
 
 
-def test_a_tool_that_the_provider_runs_has_a_call_and_a_result() -> None:
+def test_tool_run_by_the_provider_has_a_call_and_a_result() -> None:
     parts = [*read_message(SAMPLES["anthropic: server tool"])]
     assert [type(part) for part in parts] == [ToolCall, ToolResult, TextPart]
     image = [*read_message(SAMPLES["responses: image generation call"])]
@@ -215,7 +215,7 @@ def test_calls_and_results_of_chat_and_anthropic_messages_are_read() -> None:
     assert [result.id for result in results_of(hands("u1", "u2"))] == ["u1", "u2"]
 
 
-def test_a_call_in_the_flat_shape_has_a_name_too() -> None:
+def test_tool_call_in_flat_form_is_read() -> None:
     flat = {"role": "assistant", "tool_calls": [{"id": "1", "name": "look", "arguments": "{}"}]}
     assert [(call.name, call.arguments) for call in calls_of(flat)] == [("look", "{}")]
 
@@ -246,12 +246,12 @@ def test_a_result_answers_the_newest_call_of_its_id() -> None:
         ({"a": 1}, '{"a":1}'),
     ],
 )
-def test_text_of_a_content(content: Any, text: str) -> None:
+def test_text_of_content_is_extracted(content: Any, text: str) -> None:
     assert text_of(content) == text
 
 
 @given(messages(), values())
-def test_no_message_makes_the_reader_fail(message: dict[str, Any], value: Any) -> None:
+def test_reader_accepts_every_message(message: dict[str, Any], value: Any) -> None:
     for body in (message, {**message, "role": "assistant", "tool_calls": value}, user(value)):
         calls_of(body)
         results_of(body)

@@ -130,7 +130,7 @@ def _columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_each_sample_is_read_as_before(reader: str) -> None:
+def test_readings_of_all_samples_are_unchanged(reader: str) -> None:
     made = {name: READERS[reader](body) for name, body in SAMPLES.items()}
     made = json.loads(json.dumps(made))
     known = json.loads(FILE.read_text()) if FILE.exists() else {}

@@ -192,7 +192,7 @@ def test_every_secret_is_counted() -> None:
     assert redact(said).count == 5
 
 
-def test_a_password_is_known_although_another_secret_follows() -> None:
+def test_password_before_another_secret_is_redacted() -> None:
     found = redact(f"Password: tulip {_CARDS[0]}")
     assert found == Redacted("Password: [redacted: password] [redacted: card number]", 2)
 
@@ -305,7 +305,7 @@ def _escaped(value: Any, times: int) -> str:
 
 @pytest.mark.parametrize("times", range(5))
 @pytest.mark.parametrize("name", _FIELDS)
-def test_a_secret_is_known_by_the_name_of_its_field(name: str, times: int) -> None:
+def test_secret_is_recognized_by_its_field_name(name: str, times: int) -> None:
     for value in _VALUES:
         fields = {"before": "stays", name: value, "after": ["stays", 1]}
         found = redact(_escaped(fields, times))
@@ -334,7 +334,7 @@ def test_a_secret_is_known_by_the_name_of_its_field(name: str, times: int) -> No
         ),
     ],
 )
-def test_a_field_may_be_written_in_other_ways(said: str, kept: str) -> None:
+def test_other_notations_of_a_secret_field_are_redacted(said: str, kept: str) -> None:
     assert redact(said) == Redacted(kept, kept.count("[redacted: "))
 
 
@@ -362,7 +362,7 @@ def test_invisible_characters_are_kept_in_harmless_text() -> None:
     assert redact(said) == Redacted(kept, 2)
 
 
-def test_a_secret_that_is_found_around_another_is_one() -> None:
+def test_nested_secrets_count_as_one() -> None:
     said = (
         f"a \u200bb https://u:x{_KEYS['aws'][:4]} {_KEYS['aws']} https://u:{_KEYS['aws']}y@h \u200b"
     )
@@ -373,7 +373,7 @@ def test_a_secret_that_is_found_around_another_is_one() -> None:
     assert found.text.endswith("@h \u200b")
 
 
-def test_letters_may_be_written_as_escapes() -> None:
+def test_secrets_with_escaped_letters_are_redacted() -> None:
     key = _KEYS["aws"]
     assert redact(f"AKI\\u0041{key[4:]}!").text == "[redacted: access key]!"
     assert redact('see {"p\\u0061ssword": "x\\u0061"}!').count == 1
@@ -456,7 +456,7 @@ def test_more_field_names_mark_secrets(name: str) -> None:
         {"auth": {"user": "bob", "kind": "basic"}, "x": {"auth": "oauth2"}},
     ],
 )
-def test_ordinary_data_stays_as_it_is(value: Any) -> None:
+def test_data_without_secrets_is_unchanged(value: Any) -> None:
     assert redact_data(value).value == value
     assert redact_data(json.dumps(value)).value == json.dumps(value)
 
@@ -481,7 +481,7 @@ def test_sibling_name_field_marks_a_secret(names: tuple[str, str]) -> None:
         assert found.count == 1
 
 
-def test_json_in_a_text_is_the_same_but_for_its_secrets() -> None:
+def test_redaction_in_json_text_changes_only_the_secrets() -> None:
     before = '{\n  "f": 1.10, "e": 1e5,"z":-0.0,  "n": NaN, "u": "\\u00e9\\/", "dup": 1, "dup": 2,'
     text = (
         before + ' "big": 12345678901234567890123, "password":  "a\\"b", "pin": 4821, "é": "%s"}\n'
@@ -496,7 +496,7 @@ def test_json_in_a_text_is_the_same_but_for_its_secrets() -> None:
     assert redact_data('"{\\"p\\\\u0061ssword\\":\\"x\\"}"').count == 1
 
 
-def test_a_private_key_may_go_over_the_lines_of_a_list() -> None:
+def test_private_key_split_over_list_items_is_redacted() -> None:
     lines = _PEM.splitlines(keepends=True)
     lines[2:2] = [lines[1], "x: [] {}\n"]
     found = redact_data({"source": ["key:\n", *lines, "print()"], "n": "stays"})
@@ -599,7 +599,7 @@ def test_json_text_in_data_stays_valid_json(text: str) -> None:
     ),
     st.sampled_from(["", " "]),
 )
-def test_a_text_without_secrets_has_none(parts: list[str], between: str) -> None:
+def test_redacted_text_has_no_more_secrets(parts: list[str], between: str) -> None:
     once = redact(between.join(parts))
     assert redact(once.text) == Redacted(once.text, 0)
 
@@ -616,7 +616,7 @@ _names = st.sampled_from(["password", "name", "value", "type", "token", "pin", "
     st.sampled_from([None, 2]),
     st.booleans(),
 )
-def test_data_and_the_json_of_it_have_the_same_secrets(
+def test_data_and_its_json_text_are_redacted_alike(
     value: Any, indent: int | None, ascii_only: bool
 ) -> None:
     text = json.dumps([value], indent=indent, ensure_ascii=ascii_only)
@@ -713,14 +713,14 @@ def test_megabyte_of_hostile_fields_is_redacted_in_time(piece: str) -> None:
     assert redact_data({"arguments": hostile}).count <= len(hostile) // len(piece)
 
 
-def test_a_short_text_has_both_its_ends() -> None:
+def test_short_text_is_not_shortened_by_redact_ends() -> None:
     assert redact_ends("pwd=hunter2 " * 3, most=18) == redact("pwd=hunter2 " * 3)
     assert redact_ends(f"a {_PEM}{_PEM} b", most=50) == redact(f"a {_PEM}{_PEM} b")
     assert redact_ends(" " * 9_000, most=2_000).text.strip() == "…"
     assert redact_ends("x" * 9_000, most=2_000).text.strip() == "…"
 
 
-def test_of_a_long_text_its_ends_are_left() -> None:
+def test_redact_ends_keeps_both_ends_of_a_long_text() -> None:
     found = redact_ends("the first words " + "so it went on " * 900 + "and the last", most=3_000)
 
     assert found.text.startswith("the first words so it")
@@ -740,7 +740,7 @@ _SECRETS = {
 
 @pytest.mark.parametrize("name", _SECRETS)
 @pytest.mark.parametrize("around", ["word ", "x"])
-def test_no_cut_leaves_half_a_secret(name: str, around: str) -> None:
+def test_no_cut_leaves_part_of_a_secret(name: str, around: str) -> None:
     secret, most = _SECRETS[name], 2_000
     shown = ("one two", "three four") if name == "password" else (secret[:12], secret[-9:])
     before, after = around * (4_000 // len(around)) + " ", " ok" * 2_000

@@ -30,7 +30,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
     return open_it
 
 
-def test_every_store_has_marks(opened: Opened) -> None:
+def test_every_store_supports_marks(opened: Opened) -> None:
     with opened() as store:
         assert isinstance(store, MarkedStore)
     assert isinstance(InMemoryStore(), MarkedStore)
@@ -54,7 +54,7 @@ def test_p7_changed_marker_differs_for_all_processes(opened: Opened) -> None:
             change_alias_mark(look)
 
 
-def test_in_memory_it_counts() -> None:
+def test_mark_of_an_in_memory_store_changes() -> None:
     store = InMemoryStore()
     prepare_alias_mark(store)
     first = alias_mark(store)
@@ -65,13 +65,13 @@ def test_in_memory_it_counts() -> None:
         alias_mark(store)
 
 
-def test_p11_the_file_of_a_mark_is_private(tmp_path: Path) -> None:
+def test_p11_mark_file_is_private(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         prepare_alias_mark(store)
     assert (tmp_path / "sessions" / ".aliases").stat().st_mode & 0o777 == 0o600
 
 
-def test_p13_aliases_in_a_database_of_the_schema_before_are_found(tmp_path: Path) -> None:
+def test_p13_aliases_in_a_database_of_the_previous_schema_are_found(tmp_path: Path) -> None:
     needs.package("apsw")
     import apsw
 

@@ -47,7 +47,7 @@ def contents(sessions: JSONLBackend, key: str) -> list[Any]:
 
 @pytest.mark.parametrize("looked", [False, True], ids=["unknown", "known"])
 @pytest.mark.parametrize("given", ["before", "after"])
-def test_a_name_opens_the_owner_again_once_the_session_of_that_key_is_deleted(
+def test_alias_opens_its_owner_after_the_session_of_that_key_is_deleted(
     opened: Opened, looked: bool, given: str
 ) -> None:
     with opened() as beside:
@@ -73,7 +73,7 @@ def test_a_name_opens_the_owner_again_once_the_session_of_that_key_is_deleted(
         sessions.close()
 
 
-def test_p7_aliases_of_sessions_imported_elsewhere_are_found(opened: Opened) -> None:
+def test_p7_aliases_of_sessions_imported_by_another_process_are_found(opened: Opened) -> None:
     with opened() as beside, temporary_folders.folder() as old:
         sessions = JSONLBackend(opened())
         for number in range(3):
@@ -86,7 +86,7 @@ def test_p7_aliases_of_sessions_imported_elsewhere_are_found(opened: Opened) -> 
         sessions.close()
 
 
-def test_a_summary_is_read_from_the_owner_too(opened: Opened) -> None:
+def test_summary_is_read_from_the_owner_of_an_alias(opened: Opened) -> None:
     with opened() as beside:
         beside.set_summary("name", "of the session")
         sessions = JSONLBackend(opened())
@@ -98,7 +98,7 @@ def test_a_summary_is_read_from_the_owner_too(opened: Opened) -> None:
         sessions.close()
 
 
-def test_without_marks_every_name_is_looked_up() -> None:
+def test_aliases_are_looked_up_in_stores_without_marks() -> None:
     """A store of somebody else's need not have them."""
 
     class Unmarked(InMemoryStore):
@@ -153,7 +153,7 @@ def test_p9_memory_does_not_grow_with_the_number_of_keys(aliases: bool) -> None:
     assert names.own_key("name") == ("old" if aliases else "name")
 
 
-def test_p9_only_sessions_that_changed_are_looked_at_again() -> None:
+def test_p9_only_changed_sessions_are_read_again_for_aliases() -> None:
     store = InMemoryStore()
     for number in range(50):
         store.add_message(f"user:{number}", "user", "x")

@@ -26,7 +26,7 @@ def _note(where: str | Path, namespace: str) -> None:
         store.add_message("main:telegram:1", "user", "hello")
 
 
-def test_every_folder_of_logs_is_found_and_no_other(tmp_path: Path) -> None:
+def test_only_folders_of_logs_are_found(tmp_path: Path) -> None:
     _say(tmp_path)
     for agent in ("ada", "B/c"):
         _say(tmp_path, agent=agent)
@@ -55,7 +55,7 @@ def test_notes_folder_of_another_program_is_not_ours(tmp_path: Path) -> None:
     assert log_folders(tmp_path) == []
 
 
-def test_a_namespace_of_deleted_sessions_only_is_found(tmp_path: Path) -> None:
+def test_namespace_with_only_deleted_sessions_is_found(tmp_path: Path) -> None:
     _note(tmp_path, "drafts")
     with open_store(tmp_path, namespace="drafts") as store:
         store.delete("main:telegram:1")
@@ -80,7 +80,7 @@ def test_in_memory_store_has_no_other_namespaces() -> None:
     assert other_namespaces("memory:") == OtherNamespaces()
 
 
-def test_the_folder_of_a_namespace_is_no_workspace(tmp_path: Path) -> None:
+def test_folder_of_a_namespace_is_not_a_workspace(tmp_path: Path) -> None:
     _say(tmp_path)
     _note(tmp_path, "drafts")
     check_workspace(tmp_path)

@@ -35,7 +35,7 @@ def test_scope_decides_which_senders_share_a_session(scope: Scope, key: str) -> 
 
 
 @pytest.mark.parametrize("scope", ["sender", "thread", "group"])
-def test_outside_of_threads_and_groups_each_sender_has_a_session(scope: Scope) -> None:
+def test_sender_outside_threads_and_groups_has_its_own_session(scope: Scope) -> None:
     assert keys.key_for(Origin(channel="slack", sender="U7"), scope=scope) == "slack:U7"
 
 
@@ -44,11 +44,11 @@ def test_each_sender_has_a_separate_session_by_default() -> None:
     assert keys.key_for(origin) == "slack:U7"
 
 
-def test_a_terminal_has_a_key_of_that_form() -> None:
+def test_default_key_of_a_terminal_has_channel_and_sender() -> None:
     assert keys.split_key(keys.CLI_DEFAULT) == KeyParts("cli", "default")
 
 
-def test_a_colon_inside_a_part_does_not_make_another_part() -> None:
+def test_colon_inside_a_part_is_escaped() -> None:
     assert keys.join_key(KeyParts("matrix", "@a:b.org")) == "matrix:@a%3Ab.org"
     assert keys.join_key(KeyParts("matrix", "@a%3Ab.org")) == "matrix:@a%253Ab.org"
     assert keys.split_key("matrix:@a%3Ab.org") == KeyParts("matrix", "@a:b.org")
@@ -72,7 +72,7 @@ def test_p6_different_senders_have_different_keys(one: KeyParts, other: KeyParts
 
 
 @pytest.mark.parametrize("key", ["plain", "a:b:c:d", ":b", "a:", "a:%41", "a:%3a", "a:50%", ""])
-def test_a_key_that_was_not_made_here_has_no_parts(key: str) -> None:
+def test_foreign_key_has_no_parts(key: str) -> None:
     assert keys.split_key(key) is None
 
 
@@ -82,7 +82,7 @@ def test_invalid_keys_are_rejected(sender: str) -> None:
         keys.key_for(Origin(channel="telegram", sender=sender))
 
 
-def test_another_scope_is_refused_by_name() -> None:
+def test_unknown_scope_is_rejected_with_the_valid_names() -> None:
     wrong: Any = "everybody"
     with pytest.raises(UsageError, match="sender, thread, group"):
         keys.key_for(Origin(channel="a", sender="b"), scope=wrong)
@@ -131,7 +131,7 @@ def test_zeroclaw_name_is_converted_only_if_unambiguous(name: str, key: str | No
         ({"channel": "slack", "values": {"chat": "x" * 2000}}, None),
     ],
 )
-def test_the_scope_behind_an_opaque_key_of_picoclaw(scope: dict[str, Any], key: str | None) -> None:
+def test_scope_of_a_picoclaw_session_becomes_a_key(scope: dict[str, Any], key: str | None) -> None:
     assert key_of_scope(scope) == key
 
 
@@ -148,7 +148,7 @@ def test_the_scope_behind_an_opaque_key_of_picoclaw(scope: dict[str, Any], key: 
     ],
     ids=["zeroclaw", "picoclaw"],
 )
-def test_p6_no_sender_gets_into_an_old_session_of_others(
+def test_p6_sender_never_gets_an_imported_session_of_another(
     old: dict[str, str], tmp_path: Path
 ) -> None:
     for name, text in old.items():

@@ -73,7 +73,7 @@ def _writer(place: Path, name: str, count: int) -> subprocess.Popen[str]:
 # --- the files -------------------------------------------------------------------------------
 
 
-def test_a_file_has_the_five_fields_of_the_reference_and_one_of_ours(tmp_path: Path) -> None:
+def test_file_has_the_five_reference_fields_and_a_stenolog_field(tmp_path: Path) -> None:
     sessions = SessionManager(tmp_path / "sessions")
     for content in "abc":
         sessions.add_message("telegram:1001", "user", content, once=f"update-{content}")
@@ -99,7 +99,7 @@ def test_p11_files_and_folders_are_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
 
-def test_sessions_of_the_reference_are_read_and_their_files_stay_as_they_are(
+def test_reference_sessions_are_read_and_their_files_unchanged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "sessions"
@@ -130,7 +130,7 @@ def test_reference_file_with_our_name_is_copied_first(tmp_path: Path) -> None:
     assert SessionManager(tmp_path).list_sessions() == ["a"]
 
 
-def test_p4_every_file_of_the_reference_under_our_name_is_kept_and_each_once(
+def test_p4_each_reference_file_with_our_name_is_copied_once(
     tmp_path: Path,
 ) -> None:
     texts = [f'{{"key":"a","messages":[],"extra":{number}}}'.encode() for number in range(3)]
@@ -144,7 +144,7 @@ def test_p4_every_file_of_the_reference_under_our_name_is_kept_and_each_once(
     assert kept == dict(zip(names, texts, strict=True))
 
 
-def test_p4_a_session_of_the_reference_whose_file_has_the_name_of_another_of_ours(
+def test_p4_reference_file_with_the_name_of_another_session_is_kept(
     tmp_path: Path,
 ) -> None:
     """Its names are lossy: `telegram:1` stands where `telegram_1` would."""
@@ -161,7 +161,7 @@ def test_p4_a_session_of_the_reference_whose_file_has_the_name_of_another_of_our
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_sessions_of_the_reference_in_another_folder_are_gone_on_with(tmp_path: Path) -> None:
+def test_reference_sessions_of_another_folder_are_continued(tmp_path: Path) -> None:
     place, old = tmp_path / "here", tmp_path / "old"
     shutil.copytree(SAMPLES, old)
     SessionManager(old).add_message("of another store", "user", "private")
@@ -182,7 +182,7 @@ def test_sessions_of_the_reference_in_another_folder_are_gone_on_with(tmp_path: 
 @pytest.mark.parametrize(
     "text", [b'{"key": "x", "messages": [', b"[]", b'{"key":"x"}', b"\xff", b""]
 )
-def test_a_file_that_cannot_be_read_is_never_written_over(
+def test_unreadable_file_is_never_overwritten(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "x.json").write_bytes(text)
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_read_is_never_written_over(
     assert (tmp_path / "x.json").read_bytes() == text
 
 
-def test_p11_no_link_is_followed(tmp_path: Path) -> None:
+def test_p11_symlinks_are_not_followed(tmp_path: Path) -> None:
     place, elsewhere = tmp_path / "sessions", tmp_path / "elsewhere"
     place.mkdir(mode=0o700)
     elsewhere.mkdir()
@@ -274,7 +274,7 @@ def test_invalid_stenolog_field_is_skipped_and_reported(ours: Any) -> None:
         (1234, None),
     ],
 )
-def test_times_as_go_writes_them(text: object, expected: datetime | None) -> None:
+def test_times_in_go_format_are_parsed(text: object, expected: datetime | None) -> None:
     assert json_file.time_of(text) == expected
 
 
@@ -294,7 +294,7 @@ def test_p1_every_acknowledged_message_survives_kill_9(tmp_path: Path) -> None:
     assert len(found) - len(acknowledged) in (0, 1)
 
 
-def test_p1_the_file_and_its_folder_are_synced_before_the_answer(tmp_path: Path) -> None:
+def test_p1_file_and_folder_are_synced_before_the_call_returns(tmp_path: Path) -> None:
     needs.tool("strace")
     needs.kernel("ptrace")
     log, place = tmp_path / "calls", tmp_path / "sessions"
@@ -322,7 +322,7 @@ def test_p7_concurrent_processes_lose_no_messages(tmp_path: Path) -> None:
         assert [text for text in found if text[0] == name] == [f"{name}.{n}" for n in range(30)]
 
 
-def test_p8_a_write_that_failed_is_absent_and_can_be_made_again(
+def test_p8_failed_write_is_absent_and_can_be_repeated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = tmp_path / "sessions"
@@ -342,7 +342,7 @@ def test_p8_a_write_that_failed_is_absent_and_can_be_made_again(
     assert _contents(SessionManager(place)) == ["a", "b"]
 
 
-def test_p8_a_folder_that_cannot_be_made_is_a_failed_write_and_no_exception(
+def test_p8_folder_that_cannot_be_created_is_a_failed_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -361,7 +361,7 @@ def test_file_imported_by_another_process_is_rewritten_completely(tmp_path: Path
     assert _contents(sessions) == _contents(SessionManager(tmp_path)) == ["a", "b"]
 
 
-def test_save_writes_a_file_that_is_gone(tmp_path: Path) -> None:
+def test_save_writes_a_missing_file_again(tmp_path: Path) -> None:
     sessions = SessionManager(tmp_path)
     sessions.add_message("k", "user", "a")
     (tmp_path / "k.json").unlink()
@@ -383,7 +383,7 @@ def test_health_of_fallback_gives_its_reason(
     assert health.failed_writes == 0
 
 
-def test_nothing_is_left_open(tmp_path: Path) -> None:
+def test_session_manager_leaks_no_descriptors(tmp_path: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the folder itself is open in it
     sessions = SessionManager(tmp_path)
     sessions.add_message("k", "user", "a")
@@ -394,7 +394,7 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
 # --- the store below -------------------------------------------------------------------------
 
 
-def test_session_manager_has_a_store_with_the_calls_that_files_can_serve(tmp_path: Path) -> None:
+def test_store_of_a_session_manager_supports_the_calls_that_files_allow(tmp_path: Path) -> None:
     sessions = SessionManager(tmp_path)
     store = sessions.store
     assert isinstance(store, Store)
@@ -479,7 +479,7 @@ def test_view_works_while_session_changes(tmp_path: Path, monkeypatch: pytest.Mo
     assert view.info.visible == len(view.messages)
 
 
-def test_the_store_has_views(tmp_path: Path) -> None:
+def test_store_of_a_session_manager_has_views(tmp_path: Path) -> None:
     with SessionManager(tmp_path) as sessions:
         sessions.add_message("a", "user", "1")
         sessions.set_summary("a", "so far")

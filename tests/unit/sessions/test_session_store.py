@@ -78,14 +78,14 @@ def test_a_backend_is_a_session_store_at_run_time() -> None:
     assert not isinstance(InMemoryStore(), SessionStore)
 
 
-def test_the_backend_has_the_signatures_of_the_face() -> None:
+def test_backend_has_the_signatures_of_the_protocol() -> None:
     for name in _methods(SessionStore) - {"store"}:
         expected = inspect.signature(getattr(SessionStore, name))
         assert inspect.signature(getattr(JSONLBackend, name)) == expected, name
 
 
 @pytest.mark.parametrize("face", [SessionStore, JSONLBackend])
-def test_each_docstring_names_what_a_failure_does(face: type) -> None:
+def test_docstrings_describe_failures(face: type) -> None:
     assert _methods(face) == set(FAILED)
     for name, (_, _, words) in FAILED.items():
         text = " ".join((inspect.getdoc(vars(face)[name]) or "").split())
@@ -94,7 +94,7 @@ def test_each_docstring_names_what_a_failure_does(face: type) -> None:
 
 
 @pytest.mark.parametrize("method", FAILED)
-def test_p8_a_failure_does_what_the_docstring_says(failing: SessionStore, method: str) -> None:
+def test_p8_failures_match_their_docstrings(failing: SessionStore, method: str) -> None:
     call, outcome, _ = FAILED[method]
     if isinstance(outcome, type):
         with pytest.raises(outcome):
@@ -120,7 +120,7 @@ def test_p8_a_failed_write_is_logged_counted_and_in_health(
     assert health.last_error in caplog.text
 
 
-def test_p8_a_failed_read_is_counted_apart_and_logged(
+def test_p8_failed_read_is_counted_separately_and_logged(
     failing: SessionStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing.get_history("k")
@@ -133,7 +133,7 @@ def test_p8_a_failed_read_is_counted_apart_and_logged(
     assert "taken as empty" in caplog.text
 
 
-def test_p10_a_refused_message_is_a_failed_write_and_the_next_one_clears_the_trouble() -> None:
+def test_p10_rejected_message_is_a_failed_write_until_the_next_success() -> None:
     sessions = JSONLBackend(InMemoryStore())
 
     refused = sessions.add_message("k", "user", float("nan"))
@@ -151,7 +151,7 @@ def test_p10_a_refused_message_is_a_failed_write_and_the_next_one_clears_the_tro
     assert calm.last_error == troubled.last_error
 
 
-def test_errors_that_a_driver_let_through_do_not_reach_the_loop(
+def test_unexpected_driver_errors_do_not_reach_the_loop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sessions = JSONLBackend(BrokenDriver())
@@ -170,7 +170,7 @@ def test_errors_that_a_driver_let_through_do_not_reach_the_loop(
     assert [record.exc_info is not None for record in caplog.records] == [True] * 4
 
 
-def test_p12_once_reaches_the_store() -> None:
+def test_p12_idempotency_key_is_passed_to_the_store() -> None:
     sessions = JSONLBackend(InMemoryStore())
 
     first = sessions.add_message("k", "user", "x", once="run-7")
@@ -200,7 +200,7 @@ def test_written_messages_are_read_back() -> None:
     assert [m.content for m in sessions.get_history("b")] == ["new"]
 
 
-def test_p5_a_stale_checkpoint_is_a_failed_write_that_changes_nothing() -> None:
+def test_p5_stale_checkpoint_is_a_failed_write() -> None:
     sessions = JSONLBackend(InMemoryStore())
     for content in "abcd":
         sessions.add_message("k", "user", content)
@@ -277,7 +277,7 @@ def test_save_archives_only_if_worthwhile(
         assert len(sessions.get_history("k", full=True)) == messages
 
 
-def test_p9_save_does_not_compact_again_what_is_archived(tmp_path: Path) -> None:
+def test_p9_save_does_not_compact_archived_messages_again(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "workspace")) as store:
         sessions = JSONLBackend(store)
         _fill(sessions, 12, 20_000)
@@ -316,7 +316,7 @@ def test_p8_save_raises_error_of_compact(tmp_path: Path) -> None:
         assert [m.seq for m in sessions.get_history("k")] == [10]
 
 
-def test_p5_summary_then_truncate_then_save_hides_what_was_summarised(tmp_path: Path) -> None:
+def test_p5_summary_then_truncate_then_save_hides_summarized_messages(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "workspace")) as store:
         sessions = JSONLBackend(store)
         _fill(sessions, 8, 10_000)

@@ -36,7 +36,7 @@ def _edit(store: Store, text: str, answer: str) -> None:
     store.add_message(KEY, "assistant", answer)
 
 
-def test_each_step_leads_to_the_state_before_it(store: Store) -> None:
+def test_each_undo_restores_the_previous_state(store: Store) -> None:
     for role, text in (("user", "one?"), ("assistant", "one.")):
         store.add_message(KEY, role, text)
     _edit(store, "two?", "two.")

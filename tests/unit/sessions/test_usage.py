@@ -32,7 +32,7 @@ def test_each_answer_is_priced_separately() -> None:
     assert found.models == {TIERED: found.total}
 
 
-def test_a_model_is_known_with_its_provider_before_it_and_without() -> None:
+def test_price_is_found_with_and_without_the_provider_prefix() -> None:
     price = prices()
     assert price is not None
     plain = price("gpt-4o", LONG)
@@ -51,6 +51,6 @@ def test_models_without_price_are_listed_and_cost_nothing() -> None:
     assert (found.total, found.models, found.unknown) == (1.5, {"a": 1.5}, ("b",))
 
 
-def test_without_the_package_there_are_no_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prices_are_unavailable_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
     assert prices() is None

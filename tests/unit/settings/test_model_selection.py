@@ -49,7 +49,7 @@ def chosen(configured: str = "", **given: Any) -> Choice:
 # --- without configuration -------------------------------------------------------------------
 
 
-def test_the_order_is_configured_then_keys_then_ollama_then_weights() -> None:
+def test_model_is_chosen_from_config_then_keys_then_ollama_then_weights() -> None:
     everything: dict[str, Any] = {"environment": KEYS, "ollama": has_ollama, "weights": has_weights}
     assert chosen("scripted", **everything).provider == "scripted"
     assert chosen(**everything).provider == "openai"
@@ -57,14 +57,14 @@ def test_the_order_is_configured_then_keys_then_ollama_then_weights() -> None:
     assert chosen(weights=has_weights).provider == "local"
 
 
-def test_nothing_is_asked_before_it_is_needed() -> None:
+def test_sources_are_checked_only_when_needed() -> None:
     assert chosen(environment=KEYS, ollama=never, weights=never).why == "OPENAI_API_KEY is set"
     assert chosen("scripted", ollama=never, weights=never).why == "it is configured"
     assert chosen(ollama=has_ollama, weights=never).model == "qwen3:4b"
 
 
 @pytest.mark.parametrize("provider", PROVIDERS, ids=lambda provider: provider.name)
-def test_each_known_key_finds_its_server_and_a_model(provider: Any) -> None:
+def test_each_known_key_selects_its_provider_and_a_model(provider: Any) -> None:
     for key_name in provider.key_names:
         found = chosen(environment={key_name: "k"})
         assert (found.provider, found.base_url) == (provider.name, provider.base_url)
@@ -73,11 +73,11 @@ def test_each_known_key_finds_its_server_and_a_model(provider: Any) -> None:
         assert chosen(environment={key_name: "k"}, defaults={provider.name: "mine"}).model == "mine"
 
 
-def test_an_empty_key_is_none() -> None:
+def test_blank_key_is_ignored() -> None:
     assert find_model(environment={"OPENAI_API_KEY": " "}) == NoModel()
 
 
-def test_where_nothing_is_found_three_lines_say_what_to_do() -> None:
+def test_error_without_a_model_has_three_lines_of_advice() -> None:
     found = find_model(environment={})
     assert isinstance(found, NoModel)
     assert len(found.text.splitlines()) == 3
@@ -107,7 +107,7 @@ def test_where_nothing_is_found_three_lines_say_what_to_do() -> None:
         (" local ", "local", "/models/small.gguf", "", ""),
     ],
 )
-def test_a_configured_model_is_taken_as_it_is_written(
+def test_configured_model_name_is_parsed(
     configured: str, provider: str, model: str, base_url: str, key_name: str
 ) -> None:
     found = chosen(configured, weights=has_weights)
@@ -115,20 +115,20 @@ def test_a_configured_model_is_taken_as_it_is_written(
     assert (found.base_url, found.key_name) == (base_url, key_name)
 
 
-def test_any_name_goes_with_a_base_url_and_no_key_goes_there_by_itself() -> None:
+def test_base_url_accepts_any_model_and_gets_no_key_by_default() -> None:
     found = chosen("openai/gpt-oss", base_url="http://box/v1", environment=KEYS)
     assert (found.provider, found.model, found.key_name) == ("server", "openai/gpt-oss", "")
     assert chosen("m", base_url="http://box/v1", key_name="BOX_KEY").key_name == "BOX_KEY"
     assert chosen("http://box/v1#m", environment=KEYS).key_name == ""
 
 
-def test_a_choice_names_itself_so_that_it_is_found_again() -> None:
+def test_name_of_a_choice_selects_the_same_model() -> None:
     for configured in ("openai/gpt-x", "ollama/llama3", "http://box/v1#m", "scripted", "local:/x"):
         found = chosen(configured)
         assert chosen(found.name) == found
 
 
-def test_openai_may_be_elsewhere() -> None:
+def test_openai_base_url_is_used_for_openai_only() -> None:
     elsewhere = {**KEYS, "OPENAI_BASE_URL": "http://proxy/v1"}
     assert chosen(environment=elsewhere).base_url == "http://proxy/v1"
     assert chosen("groq", environment=elsewhere).base_url == "https://api.groq.com/openai/v1"
@@ -144,20 +144,20 @@ def test_openai_may_be_elsewhere() -> None:
         ("ollama", "ollama pull"),
     ],
 )
-def test_what_cannot_be_made_out_is_refused_with_what_to_write(configured: str, words: str) -> None:
+def test_invalid_model_name_is_rejected_with_advice(configured: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_model(configured, environment={})
     assert words in str(caught.value)
 
 
-def test_no_choice_holds_a_key() -> None:
+def test_repr_of_a_choice_does_not_contain_the_key() -> None:
     assert "sk-1" not in repr(chosen(environment=KEYS))
 
 
 # --- opening ---------------------------------------------------------------------------------
 
 
-def test_a_choice_is_opened_as_its_kind_of_model() -> None:
+def test_open_model_returns_the_class_of_the_provider() -> None:
     assert isinstance(open_model(chosen("scripted"), environment={}), ScriptedModel)
     model = open_model(chosen("openai/gpt-x"), environment=KEYS)
     assert isinstance(model, ChatModel)
@@ -166,7 +166,7 @@ def test_a_choice_is_opened_as_its_kind_of_model() -> None:
     assert "sk-1" not in repr(model)
 
 
-def test_a_model_on_ollama_knows_how_much_it_sees() -> None:
+def test_ollama_model_has_its_context_window() -> None:
     with ModelServer() as server:
         here = {"OLLAMA_HOST": server.url.removesuffix("/v1"), "OLLAMA_CONTEXT_LENGTH": "9000"}
         model = open_model(chosen("ollama/qwen3", environment=here), environment=here)
@@ -181,7 +181,7 @@ def test_a_model_on_ollama_knows_how_much_it_sees() -> None:
     assert not isinstance(open_model(chosen("openai/x"), environment=KEYS), HasContextWindow)
 
 
-def test_the_key_is_sent_and_a_missing_one_is_named() -> None:
+def test_configured_key_is_sent_and_a_missing_key_is_named() -> None:
     with ModelServer(key="sk-1") as server:
         at = {"base_url": server.url, "key_name": "BOX_KEY"}
         box = chosen("m", **at)
@@ -212,7 +212,7 @@ def test_the_key_is_sent_and_a_missing_one_is_named() -> None:
         ("http://0.0.0.0:9000", "http://127.0.0.1:9000"),
     ],
 )
-def test_ollama_is_looked_for_where_it_listens(host: str, address: str) -> None:
+def test_ollama_host_is_parsed(host: str, address: str) -> None:
     assert ollama_address({"OLLAMA_HOST": host}) == address
     assert chosen("ollama/m", environment={"OLLAMA_HOST": host}).base_url == f"{address}/v1"
 
@@ -240,7 +240,7 @@ def ollama() -> Iterator[HTTPServer]:
     server.server_close()
 
 
-def test_the_chat_models_of_an_ollama_are_found(ollama: HTTPServer) -> None:
+def test_only_chat_models_of_ollama_are_listed(ollama: HTTPServer) -> None:
     models = [
         {"name": "nomic-embed-text:latest", "details": {"family": "nomic-bert"}},
         {"name": "qwen3:4b", "details": {"family": "qwen3"}},
@@ -257,7 +257,7 @@ def test_the_chat_models_of_an_ollama_are_found(ollama: HTTPServer) -> None:
         assert probe_ollama(address) == []
 
 
-def test_where_no_ollama_listens_there_are_no_models(ollama: HTTPServer) -> None:
+def test_unreachable_ollama_has_no_models(ollama: HTTPServer) -> None:
     assert probe_ollama(f"http://127.0.0.1:{ollama.server_port}/elsewhere") == []
     assert probe_ollama("http://127.0.0.1:1") == []
     assert probe_ollama("http://[wrong") == []
@@ -271,7 +271,7 @@ def test_every_provider_is_documented() -> None:
 
 
 @pytest.mark.parametrize("name", ["scripted", "local"])
-def test_at_an_address_of_ones_own_any_name_is_the_servers(name: str) -> None:
+def test_reserved_names_are_model_names_with_a_base_url(name: str) -> None:
     found = find_model(name, environment={}, base_url="http://localhost:1/v1")
     assert isinstance(found, Choice)
     assert (found.model, found.base_url) == (name, "http://localhost:1/v1")

@@ -30,7 +30,7 @@ broken line
         ("/home/me", "nfs"),
     ],
 )
-def test_the_innermost_mount_counts(path: str, kind: str) -> None:
+def test_file_system_is_that_of_the_innermost_mount(path: str, kind: str) -> None:
     assert disk.kind_at(path, MOUNTS) == kind
 
 
@@ -42,7 +42,7 @@ def _pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None
 
 
 @pytest.mark.parametrize(("kind", "warned"), [("nfs4", True), ("ext4", False)])
-def test_p1_both_engines_warn_of_a_network_file_system(
+def test_p1_both_engines_warn_about_a_network_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, *, warned: bool
 ) -> None:
     _pretend(tmp_path, monkeypatch, kind)
@@ -53,7 +53,7 @@ def test_p1_both_engines_warn_of_a_network_file_system(
             assert store.health().ok
 
 
-def test_where_nobody_tells_nobody_is_warned(
+def test_unknown_file_system_causes_no_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pretend(tmp_path, monkeypatch, "nfs")

@@ -26,7 +26,7 @@ def _open(engine: str, folder: Path, url: str) -> Store:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_messages_and_changes_come_in_their_order(
+def test_messages_and_changes_are_returned_in_order(
     engine: str, own_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "CHECK_SECONDS", 0.05)
@@ -83,7 +83,7 @@ def _until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_of_a_session_that_was_not_there_nothing_has_changed() -> None:
+def test_unknown_session_has_no_changes() -> None:
     with open_store("memory:") as store:
         store.add_message("s", "user", "x")
         info = store.info("s")

@@ -94,7 +94,7 @@ def _asynchronously(store: InMemoryStore) -> list[Any]:
 
 @pytest.mark.parametrize("listen", [_changes, _asynchronously])
 @pytest.mark.parametrize("created_again", [False, True])
-def test_two_sessions_of_a_key_are_never_mixed(
+def test_follow_never_mixes_two_sessions_of_a_key(
     monkeypatch: pytest.MonkeyPatch, listen: Listen, created_again: bool
 ) -> None:
     """In rounds of 10 ms, so that a strike falls into each of the steps between two rounds."""
@@ -119,7 +119,7 @@ def test_two_sessions_of_a_key_are_never_mixed(
     assert first_session_seen > 2
 
 
-def test_listeners_of_the_gateway_are_told_of_a_recreated_session() -> None:
+def test_gateway_listeners_get_an_event_for_a_recreated_session() -> None:
     async def main() -> None:
         agent = AgentInstance.open(
             AgentSpec(sessions="memory:", memory=False), model=ScriptedModel([])

@@ -29,12 +29,12 @@ from stenolog.transfer.open_sessions import open_sessions
         ("a b: c", "jsonl", "a b: c"),
     ],
 )
-def test_a_place_names_an_engine_and_a_path(where: str, engine: str, path: str) -> None:
+def test_address_is_parsed_into_engine_and_path(where: str, engine: str, path: str) -> None:
     found = address(where)
     assert (found.engine, found.path) == (engine, path)
 
 
-def test_a_path_object_is_always_a_folder(tmp_path: Path) -> None:
+def test_path_object_always_means_a_folder(tmp_path: Path) -> None:
     with open_store(tmp_path / "sqlite:a.db") as store:
         assert isinstance(store, JSONLStore)
 
@@ -63,14 +63,14 @@ def test_a_path_object_is_always_a_folder(tmp_path: Path) -> None:
         ("sqlite::memory:", "use memory: to keep sessions only in this process"),
     ],
 )
-def test_a_place_that_no_engine_takes_is_refused_in_a_sentence(where: str, words: str) -> None:
+def test_invalid_address_is_rejected_with_an_explanation(where: str, words: str) -> None:
     with pytest.raises(UsageError) as raised:
         address(where)
     assert words in str(raised.value)
 
 
 @pytest.mark.parametrize("where", ["sqllite:a.db", "file:./workspace", "postgres://h/x?schema="])
-def test_what_is_refused_is_not_made(
+def test_rejected_address_creates_no_file(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -80,14 +80,14 @@ def test_what_is_refused_is_not_made(
 
 
 @pytest.mark.parametrize("where", [None, 7, b"bytes", "a\0b", "sqlite:a\0b", Path("a\0b")])
-def test_what_names_no_place_at_all_is_the_caller_s_error(where: Any) -> None:
+def test_value_that_is_not_an_address_raises_usage_error(where: Any) -> None:
     for opener in (open_store, open_sessions, open_memory):
         with pytest.raises(UsageError, match=r"text or a path, not|contains a NUL"):
             opener(where)
 
 
 @pytest.mark.parametrize("name", ["steno.db", "steno.sqlite", "steno.sqlite3"])
-def test_a_database_named_as_a_folder_is_not_made_one(
+def test_database_file_name_without_a_scheme_is_rejected(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_a_file_is_not_a_workspace(tmp_path: Path) -> None:
         open_store(tmp_path / "passwd")
 
 
-def test_a_folder_that_is_there_is_opened_whatever_its_name(
+def test_existing_folder_is_opened_even_if_its_name_looks_like_a_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -116,7 +116,7 @@ def test_a_folder_that_is_there_is_opened_whatever_its_name(
     assert Path("telegram:1/sessions/k.jsonl").exists()
 
 
-def test_a_home_folder_is_found_behind_a_scheme_too(
+def test_home_folder_is_expanded_after_a_scheme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -124,14 +124,14 @@ def test_a_home_folder_is_found_behind_a_scheme_too(
         assert address(where).path == f"{tmp_path}/w"
 
 
-def test_what_is_only_in_memory_is_there_to_be_written() -> None:
+def test_in_memory_store_cannot_be_opened_read_only() -> None:
     with open_store("memory:") as store:
         assert isinstance(store, InMemoryStore)
     with pytest.raises(UsageError):
         open_store("memory:", read_only=True)
 
 
-def test_stores_and_faces_say_where_they_are(tmp_path: Path) -> None:
+def test_repr_of_stores_shows_their_location(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         assert repr(store) == f"JSONLStore('{tmp_path}', namespace='sessions')"
         assert repr(JSONLBackend(store)) == f"JSONLBackend({store!r})"

@@ -20,14 +20,14 @@ def seqs(found: list[tuple[int, int]]) -> set[int]:
 
 
 @given(values())
-def test_whatever_stands_in_the_field_is_read(value: Any) -> None:
+def test_any_value_of_the_meta_field_is_parsed(value: Any) -> None:
     found = withdrawn_seqs({META: value})
     assert found == spans.union(found)
     assert all(1 <= first <= last for first, last in found)
 
 
 @pytest.mark.parametrize("other", [None, 5, "3-4", [3, 4], [[0, 4]], [[4, 3]], [[True, 2]], [{}]])
-def test_what_is_no_run_of_seqs_is_passed_over(other: Any) -> None:
+def test_invalid_seq_ranges_are_ignored(other: Any) -> None:
     assert withdrawn_seqs({META: other}) == []
     assert withdrawn_seqs({}) == []
     if isinstance(other, list):
@@ -35,7 +35,7 @@ def test_what_is_no_run_of_seqs_is_passed_over(other: Any) -> None:
 
 
 @given(SPANS, SPANS, SPANS)
-def test_what_is_noted_is_what_was_known_and_is_not_in_sight_and_what_is_new(
+def test_updated_field_adds_new_seqs_and_drops_visible_ones(
     known: list[tuple[int, int]], taken: list[tuple[int, int]], shown: list[tuple[int, int]]
 ) -> None:
     meta = {META: [list(span) for span in known]}
@@ -44,7 +44,7 @@ def test_what_is_noted_is_what_was_known_and_is_not_in_sight_and_what_is_new(
     assert value is None or value == [list(span) for span in withdrawn_seqs({META: value})]
 
 
-def test_it_stays_small_and_the_newest_are_kept() -> None:
+def test_number_of_ranges_is_limited_to_the_newest() -> None:
     value = updated_field({}, [(seq, seq) for seq in range(1, 1_000, 2)])
     assert value is not None
     assert len(value) == MAX_RANGES

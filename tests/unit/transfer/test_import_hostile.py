@@ -156,7 +156,7 @@ def test_invalid_utf8_affects_only_its_message(place: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "latin-1", "utf-8-sig"])
-def test_files_of_another_encoding(place: Path, encoding: str) -> None:
+def test_file_in_another_encoding_is_reported(place: Path, encoding: str) -> None:
     text = json.dumps([{"role": "user", "content": "Zürich"}], ensure_ascii=False)
     (place / "k.json").write_text(text, encoding)
     with InMemoryStore() as store:
@@ -509,7 +509,7 @@ EXPENSIVE: Final = {
 
 
 @pytest.mark.parametrize("name", EXPENSIVE)
-def test_a_small_database_does_not_take_much_memory(place: Path, name: str) -> None:
+def test_small_hostile_database_does_not_use_much_memory(place: Path, name: str) -> None:
     source = place / "small.db"
     with closing(sqlite3.connect(source)) as connection, connection:
         connection.executescript(EXPENSIVE[name])
@@ -522,7 +522,7 @@ def test_a_small_database_does_not_take_much_memory(place: Path, name: str) -> N
     run_limited(import_it, cpu=60, memory=200 * MB)
 
 
-def test_rows_that_share_their_pages_are_refused(place: Path) -> None:
+def test_database_with_rows_that_share_pages_is_rejected(place: Path) -> None:
     source = place / "joined.db"
     with closing(sqlite3.connect(source)) as connection, connection:
         connection.execute("CREATE TABLE a (x)")
@@ -536,7 +536,7 @@ def test_rows_that_share_their_pages_are_refused(place: Path) -> None:
             fetch_rows(connection, "SELECT x FROM a, b", (), size=size)
 
 
-def test_a_query_that_never_ends_is_stopped(place: Path) -> None:
+def test_endless_query_is_stopped(place: Path) -> None:
     source = place / "endless.db"
     with closing(sqlite3.connect(source)) as connection, connection:
         connection.execute("CREATE TABLE a (x)")

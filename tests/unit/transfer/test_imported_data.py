@@ -125,7 +125,7 @@ def test_every_importer_drops_the_reserved_field_and_idempotency_keys(
             assert store.info("k").last_seq == last + 1
 
 
-def test_every_layout_has_a_source_here() -> None:
+def test_every_layout_has_a_sample_source() -> None:
     with_source = {
         name for name in get_args(Layout) if any(one.startswith(name) for one in SOURCES)
     }

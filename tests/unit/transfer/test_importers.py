@@ -128,7 +128,7 @@ def test_unreadable_meta_file_does_not_prevent_import(meta: bytes, tmp_path: Pat
 
 
 @pytest.mark.parametrize("where", ["workspace", "sqlite:steno.db"])
-def test_all_samples_are_copied_and_twice_adds_nothing(
+def test_second_import_of_all_samples_adds_nothing(
     steno: Steno, tmp_path: Path, where: str
 ) -> None:
     for layout, expected in zip(LAYOUTS, [(3, 36), (2, 11), (1, 5)], strict=True):
@@ -286,7 +286,7 @@ def test_subfolders_are_not_searched_and_reported(steno: Steno, tmp_path: Path) 
     assert result.stderr.endswith(told)
 
 
-def test_a_name_cannot_drive_the_terminal(steno: Steno, tmp_path: Path) -> None:
+def test_file_name_cannot_control_the_terminal(steno: Steno, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     text = json.dumps({"key": "\x1b[31mred\n", "messages": [{"role": "user", "content": "x"}]})
     (tmp_path / "old" / "a\x1b[31m.json").write_text(text)

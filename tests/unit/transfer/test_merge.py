@@ -50,7 +50,7 @@ def forget_tokens(store: Store) -> list[str]:
 
 
 @pytest.mark.parametrize("before", [[], ["a", "b"]], ids=["new", "begun"])
-def test_p12_a_session_manager_that_outlives_its_tokens_is_merged_once(
+def test_p12_session_manager_with_forgotten_idempotency_keys_is_merged_once(
     store: Store, place: Path, before: list[str]
 ) -> None:
     for content in before:

@@ -300,7 +300,7 @@ def test_all_layouts_in_one_folder(store: Store, place: Path) -> None:
 # --- again -----------------------------------------------------------------------------------
 
 
-def test_a_second_run_finds_nothing_and_changes_nothing(store: Store, place: Path) -> None:
+def test_second_run_imports_nothing(store: Store, place: Path) -> None:
     put(place)
     migrate_from_json(place, store)
     before, listed = picture(store), names(place)
@@ -309,7 +309,7 @@ def test_a_second_run_finds_nothing_and_changes_nothing(store: Store, place: Pat
     assert (picture(store), names(place)) == (before, listed)
 
 
-def test_p4_files_that_reappear_change_nothing_that_is_newer(
+def test_p4_reappearing_files_do_not_change_newer_data(
     store: Store, place: Path, engine: str
 ) -> None:
     # Under JSONL, zeroclaw's file would have to be put over our own log of that name.
@@ -370,7 +370,7 @@ def test_file_that_cannot_be_renamed_is_imported_once(
     assert all(name.endswith(".migrated") or name == "broken.json" for name in names(place))
 
 
-def test_a_file_that_grew_adds_only_what_is_new(store: Store, place: Path) -> None:
+def test_grown_file_adds_only_new_messages(store: Store, place: Path) -> None:
     legacy(place, "k.json", "a", "b", summary="s1")
     migrate_from_json(place, store)
     legacy(place, "k.json", "a", "b", "c", "d", summary="s2")
@@ -414,7 +414,7 @@ def test_separate_session_of_very_long_key_has_valid_key(store: Store, place: Pa
     assert len(taken.key.encode()) <= 1024
 
 
-def test_a_session_that_was_deleted_since_stays_deleted(store: Store, place: Path) -> None:
+def test_session_deleted_after_the_import_stays_deleted(store: Store, place: Path) -> None:
     path = legacy(place, "k.json", "a")
     migrate_from_json(place, store)
     store.delete("k")
@@ -431,9 +431,7 @@ def test_a_session_that_was_deleted_since_stays_deleted(store: Store, place: Pat
     assert contents(store) == ["a"]
 
 
-def test_the_log_of_a_key_counts_before_the_file_it_was_made_from(
-    store: Store, place: Path
-) -> None:
+def test_log_of_a_key_precedes_its_source_file(store: Store, place: Path) -> None:
     """Picoclaw dates the messages it takes over; a stale `.json` beside is the same talk."""
     legacy(place, "k.json", "a", "b")
     lines = [
@@ -578,7 +576,7 @@ class FullDisk(JSONLStore):
 
 @pytest.mark.parametrize("room", range(6))
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_failure_leaves_every_original_in_place(
+def test_failed_import_keeps_every_original_file(
     place: Path, tmp_path: Path, elsewhere: bool, room: int
 ) -> None:
     put(place)
@@ -669,7 +667,7 @@ def test_p2_next_run_completes_import_that_failed_at_any_step(place: Path) -> No
 
 
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_p5_a_session_manager_that_never_saw_the_log_hides_none_of_it_whichever_step_fails(
+def test_p5_session_manager_that_never_saw_the_log_hides_no_message(
     place: Path, hidden: int
 ) -> None:
     def begin(store: FailingOnce) -> None:
@@ -804,9 +802,7 @@ def test_log_with_escaped_key_as_name_is_imported_when_thorough(
 
 
 @pytest.mark.parametrize("stem", ["whatsapp_12%34", "a%3Ab", "100%"])
-def test_a_percent_in_the_name_of_another_program_s_log_hides_nothing(
-    place: Path, stem: str
-) -> None:
+def test_foreign_log_with_a_percent_sign_in_its_name_is_imported(place: Path, stem: str) -> None:
     picoclaw(place, stem, "x", key=f"key of {stem}")
     with open_store(place.parent) as store:
         assert import_folder(place, store, thorough=False).sessions == 1
@@ -831,7 +827,7 @@ def test_p4_purge_reports_source_files_of_imported_session(store: Store, place: 
         assert any("tg_1.jsonl.migrated" in sentence for sentence in told)
 
 
-def test_folders_in_place_of_files_leave_nothing_open(place: Path) -> None:
+def test_folders_in_place_of_files_leak_no_descriptors(place: Path) -> None:
     for name in ("x.jsonl", "x.json", "y.meta.json"):
         (place / name).mkdir()
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -840,7 +836,7 @@ def test_folders_in_place_of_files_leave_nothing_open(place: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_two_logs_in_each_other_s_way(place: Path) -> None:
+def test_two_logs_with_conflicting_names_are_imported(place: Path) -> None:
     picoclaw(place, "slack_C1_17.00", "pico", key="slack:C1/17.00")
     picoclaw(place, "slack_C1_17_00", "zero")
     with open_store(place.parent) as store:
@@ -970,7 +966,7 @@ def test_messages_of_session_manager_under_alias_are_merged_into_session(
 # --- many, and at once -----------------------------------------------------------------------
 
 
-def test_a_long_session_goes_in_batches(store: Store, place: Path) -> None:
+def test_long_session_is_imported_in_batches(store: Store, place: Path) -> None:
     texts = [f"message {number}" for number in range(2 * BATCH_MESSAGES + 7)]
     picoclaw(place, "k", *texts, key="k", skip=BATCH_MESSAGES + 3, summary="the first half")
     done: list[float] = []
@@ -1112,9 +1108,7 @@ def migrated(store: Store, place: Path) -> Store:
 
 
 @pytest.mark.parametrize("alias", ALIASES)
-def test_an_alias_opens_the_same_session_and_never_a_second_one(
-    migrated: Store, alias: str
-) -> None:
+def test_alias_opens_the_same_session(migrated: Store, alias: str) -> None:
     key = ALIASES[alias]
     keys = migrated.list_sessions()
     sessions = JSONLBackend(migrated)
@@ -1185,7 +1179,7 @@ def test_session_takes_precedence_over_alias(migrated: Store) -> None:
     assert migrated.info("telegram:1001").last_seq == 5
 
 
-def test_an_alias_goes_with_its_session(migrated: Store) -> None:
+def test_alias_follows_its_session_through_delete_and_restore(migrated: Store) -> None:
     sessions = JSONLBackend(migrated)
     migrated.fork("telegram:1001", "copy")
     assert len(sessions.get_history("telegram_1001")) == 5
@@ -1198,7 +1192,7 @@ def test_an_alias_goes_with_its_session(migrated: Store) -> None:
     assert migrated.info("copy").last_seq == 5
 
 
-def test_an_alias_that_several_sessions_claim_opens_none_of_them(store: Store, place: Path) -> None:
+def test_alias_of_several_sessions_opens_none(store: Store, place: Path) -> None:
     picoclaw(place, "sk_v1_a", "a", key="sk_v1_a", aliases=["agent:main:main", "only:a"])
     picoclaw(place, "sk_v1_b", "b", key="sk_v1_b", aliases=["agent:main:main"])
     taken = migrate_from_json(place, store).imported
@@ -1211,7 +1205,7 @@ def test_an_alias_that_several_sessions_claim_opens_none_of_them(store: Store, p
     assert [m.content for m in sessions.get_history("only:a")] == ["a"]
 
 
-def test_a_thousand_aliases_do_not_fill_the_meta(store: Store, place: Path) -> None:
+def test_number_of_aliases_in_meta_is_limited(store: Store, place: Path) -> None:
     aliases = [f"agent:main:direct:{number:0100}" for number in range(1000)]
     picoclaw(place, "k", "a", key="k", aliases=aliases)
     [taken] = migrate_from_json(place, store).imported
@@ -1219,7 +1213,7 @@ def test_a_thousand_aliases_do_not_fill_the_meta(store: Store, place: Path) -> N
     assert "too many aliases" in taken.problems[-1]
 
 
-def test_p8_a_busy_store_is_a_failure_and_not_a_session_less(place: Path) -> None:
+def test_p8_unavailable_store_fails_the_import_and_keeps_the_file(place: Path) -> None:
     put(place, "picoclaw-legacy")
 
     class Busy(InMemoryStore):

@@ -70,7 +70,7 @@ def open_files() -> list[str]:
 # --- where all is well -----------------------------------------------------------------------
 
 
-def test_a_new_workspace_is_opened_for_a_loop(where: str) -> None:
+def test_new_workspace_is_opened(where: str) -> None:
     sessions = open_sessions(where)
     assert isinstance(sessions, JSONLBackend)
     assert sessions.add_message("cli:default", "user", "hello") == 1
@@ -118,7 +118,7 @@ def test_place_without_engine_raises_usage_error(wrong: str) -> None:
         open_sessions(wrong)
 
 
-def test_a_folder_is_named_in_any_of_the_usual_ways(
+def test_folder_can_be_given_in_any_usual_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -395,7 +395,7 @@ def test_p1_messages_after_failed_migration_are_merged_at_next_start(
     again.close()
 
 
-def test_without_a_folder_there_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fallback_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> stenolog.Store:
         raise StoreUnavailable("the server is down")
 

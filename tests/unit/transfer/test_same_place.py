@@ -20,7 +20,7 @@ def _fill(where: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["name", "socket", "parameters", "conninfo"])
-def test_a_copy_onto_the_same_database_is_refused(own_url: str, postgres: Server, way: str) -> None:
+def test_copy_onto_the_same_database_is_rejected(own_url: str, postgres: Server, way: str) -> None:
     database = own_url.rpartition("/")[2]
     other = {
         "name": own_url.replace("127.0.0.1", "localhost"),
@@ -35,7 +35,7 @@ def test_a_copy_onto_the_same_database_is_refused(own_url: str, postgres: Server
         assert postgres.password not in str(caught.value)
 
 
-def test_a_copy_onto_the_same_database_through_a_pooler_is_refused(
+def test_copy_onto_the_same_database_through_a_pooler_is_rejected(
     own_url: str, bouncer: Bouncer
 ) -> None:
     _fill(own_url)
@@ -44,7 +44,7 @@ def test_a_copy_onto_the_same_database_through_a_pooler_is_refused(
             copy_place(source, target)
 
 
-def test_other_databases_and_schemas_of_one_server_are_other_places(
+def test_other_databases_and_schemas_of_one_server_are_different_stores(
     own_url: str, own_databases: Databases
 ) -> None:
     _fill(own_url)
@@ -56,7 +56,7 @@ def test_other_databases_and_schemas_of_one_server_are_other_places(
     own_databases.leave(elsewhere)
 
 
-def test_a_copy_onto_the_same_file_or_folder_is_refused(tmp_path: Path) -> None:
+def test_copy_onto_the_same_file_or_folder_is_rejected(tmp_path: Path) -> None:
     _fill(f"sqlite:{tmp_path / 'a.db'}")
     _fill(str(tmp_path / "folder"))
     os.link(tmp_path / "a.db", tmp_path / "hard.db")

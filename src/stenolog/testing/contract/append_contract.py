@@ -25,7 +25,7 @@ class Appends(Opened):
         assert say(store, "b", "another session") == [1]
         assert shown(store, "a") == ["one", "two", "three", "four", "five"]
 
-    def test_p1_a_message_carries_what_was_given_and_its_place(self, store: Store) -> None:
+    def test_p1_stored_message_has_the_given_fields_with_seq_and_time(self, store: Store) -> None:
         call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         given = {"role": "assistant", "content": None, "tool_calls": [call], "seq": "mine"}
         before = datetime.now(UTC) - timedelta(seconds=1)
@@ -50,7 +50,7 @@ class Appends(Opened):
         [again] = store.get_history("a")
         assert again.to_dict() == {"role": "user", "content": ["x"]}
 
-    def test_what_the_caller_does_with_its_object_later_changes_nothing(self, store: Store) -> None:
+    def test_later_changes_to_the_given_object_do_not_affect_the_store(self, store: Store) -> None:
         given: dict[str, Any] = {"role": "user", "content": ["x"]}
         store.add_full_message("a", given)
         given["content"].append("y")
@@ -64,7 +64,7 @@ class Appends(Opened):
         assert shown(store, "b") == ["x", "x", "y"]
         assert [m.seq for m in store.get_history("b")] == [1, 2, 3]
 
-    def test_p2_a_batch_with_one_refused_message_is_refused_whole(self, store: Store) -> None:
+    def test_p2_batch_with_one_invalid_message_is_rejected_completely(self, store: Store) -> None:
         say(store, "a", "before")
         with pytest.raises(RefusedMessage):
             store.add_messages("a", [user("x"), {"role": "user", "content": float("nan")}])
@@ -73,14 +73,14 @@ class Appends(Opened):
         assert everything(store, "a") == [(1, "before", False)]
         assert say(store, "a", "after") == [2]
 
-    def test_an_empty_batch_is_no_message(self, store: Store) -> None:
+    def test_empty_batch_stores_nothing(self, store: Store) -> None:
         assert store.add_messages("a", []) == []
         assert store.list_sessions() == []
         say(store, "a", "x")
         assert store.add_messages("a", []) == []
         assert shown(store, "a") == ["x"]
 
-    def test_messages_keep_the_times_they_are_given(self, store: Store) -> None:
+    def test_messages_keep_the_given_times(self, store: Store) -> None:
         then = datetime(2019, 12, 31, 23, 59, 59, 123456, tzinfo=timezone(timedelta(hours=-7)))
         times = [then, datetime(1, 2, 3, tzinfo=UTC), datetime(9999, 12, 31, 23, tzinfo=UTC)]
         assert store.add_messages("a", [user("x"), user("y"), user("z")], at=times) == [1, 2, 3]
@@ -94,7 +94,7 @@ class Appends(Opened):
         info = store.info("a")
         assert info.created <= info.updated
 
-    def test_times_are_not_what_a_token_stands_for(self, store: Store) -> None:
+    def test_idempotency_key_ignores_the_time_of_a_message(self, store: Store) -> None:
         [first, second] = [datetime(2020, 1, day, tzinfo=UTC) for day in (1, 2)]
         assert store.add_messages("a", [user("x")], once="t", at=[first]) == [1]
         assert store.add_messages("a", [user("x")], once="t", at=[second]) == [1]
@@ -116,9 +116,7 @@ class Appends(Opened):
         ],
         ids=str,
     )
-    def test_p8_each_message_has_one_time_that_knows_its_offset(
-        self, store: Store, times: Any
-    ) -> None:
+    def test_p8_number_and_type_of_given_times_are_checked(self, store: Store, times: Any) -> None:
         with pytest.raises(UsageError):
             store.add_messages("a", [user("x"), user("y")], at=times)
         assert store.list_sessions() == []
@@ -151,7 +149,7 @@ _CREATES = [
 class UnknownKeys(Opened):
     """A key that was never used."""
 
-    def test_reads_of_an_unknown_key_find_nothing(self, store: Store) -> None:
+    def test_reads_of_an_unknown_key_return_empty_results(self, store: Store) -> None:
         assert store.get_history("nobody") == []
         assert store.get_history("nobody", full=True) == []
         assert store.get_summary("nobody") == ""
@@ -170,13 +168,15 @@ class UnknownKeys(Opened):
         ],
         ids=str,
     )
-    def test_p8_the_end_of_an_unknown_key_is_refused(self, store: Store, call: Call) -> None:
+    def test_p8_lifecycle_calls_on_an_unknown_key_raise_no_such_session(
+        self, store: Store, call: Call
+    ) -> None:
         with pytest.raises(NoSuchSession) as raised:
             call.make(store, "nobody")
         assert raised.value.key == "nobody"
         assert (store.list_sessions(), store.list_trash(), store.stamps()) == ([], [], {})
 
-    def test_p8_info_and_undo_of_an_unknown_key_say_so(self, store: Store) -> None:
+    def test_p8_info_and_undo_of_an_unknown_key_raise(self, store: Store) -> None:
         with pytest.raises(NoSuchSession) as raised:
             store.info("nobody")
         assert raised.value.key == "nobody"
@@ -185,9 +185,7 @@ class UnknownKeys(Opened):
         assert store.list_sessions() == []
 
     @pytest.mark.parametrize("call", _NO_EFFECT, ids=str)
-    def test_nothing_is_created_where_there_is_nothing_to_do(
-        self, store: Store, call: Call
-    ) -> None:
+    def test_calls_without_effect_create_no_session(self, store: Store, call: Call) -> None:
         call.make(store, "nobody")
         assert list(store.follow("nobody", timeout=0)) == []
         assert store.list_sessions() == []
@@ -195,12 +193,12 @@ class UnknownKeys(Opened):
             store.info("nobody")
 
     @pytest.mark.parametrize("call", _CREATES, ids=str)
-    def test_what_stores_something_creates_the_session(self, store: Store, call: Call) -> None:
+    def test_first_write_creates_the_session(self, store: Store, call: Call) -> None:
         call.make(store, "new")
         assert store.list_sessions() == ["new"]
         assert store.info("new").key == "new"
 
-    def test_a_refused_call_creates_nothing(self, store: Store) -> None:
+    def test_rejected_call_creates_no_session(self, store: Store) -> None:
         with pytest.raises(RefusedMessage):
             store.add_message("new", "user", float("inf"))
         with pytest.raises(RefusedMessage):
@@ -215,9 +213,7 @@ class UnknownKeys(Opened):
 class Tokens(Opened):
     """`once=`."""
 
-    def test_p12_a_repeated_token_gives_the_first_seq_and_stores_nothing(
-        self, store: Store
-    ) -> None:
+    def test_p12_repeated_idempotency_key_returns_the_first_seq(self, store: Store) -> None:
         assert store.add_message("a", "user", "x", once="t1") == 1
         say(store, "a", "between")
         assert store.add_message("a", "user", "x", once="t1") == 1
@@ -226,19 +222,19 @@ class Tokens(Opened):
         assert store.add_message("a", "user", "x", once="t2") == 3
         assert shown(store, "a") == ["x", "between", "x"]
 
-    def test_p12_the_token_is_no_field_of_the_message(self, store: Store) -> None:
+    def test_p12_idempotency_key_is_not_a_field_of_the_message(self, store: Store) -> None:
         store.add_full_message("a", {"role": "user", "content": "x", "once": "mine"}, once="t1")
         [message] = store.get_history("a")
         assert message.to_dict() == {"role": "user", "content": "x", "once": "mine"}
 
-    def test_p12_a_repeated_batch_gives_the_first_seqs(self, store: Store) -> None:
+    def test_p12_repeated_batch_returns_the_first_seqs(self, store: Store) -> None:
         say(store, "a", "before")
         batch = [user("x"), user("y"), user("z")]
         assert store.add_messages("a", batch, once="t1") == [2, 3, 4]
         assert store.add_messages("a", batch, once="t1") == [2, 3, 4]
         assert store.add_messages("a", batch) == [5, 6, 7]
 
-    def test_p12_the_same_token_with_other_content_is_a_conflict(self, store: Store) -> None:
+    def test_p12_idempotency_key_with_other_content_is_a_conflict(self, store: Store) -> None:
         say(store, "a", "before")
         store.add_messages("a", [user("x"), user("y")], once="t1")
         others = [[user("x")], [user("y"), user("x")], [user("x"), user("y"), user("z")]]
@@ -249,19 +245,19 @@ class Tokens(Opened):
             assert (conflict.key, conflict.token, conflict.seq) == ("a", "t1", 2)
         assert shown(store, "a") == ["before", "x", "y"]
 
-    def test_p12_content_is_compared_as_it_stands_in_the_store(self, store: Store) -> None:
+    def test_p12_content_is_compared_in_its_encoded_form(self, store: Store) -> None:
         store.add_message("a", "user", 1, once="t1")
         with pytest.raises(OnceConflict):
             store.add_message("a", "user", True, once="t1")
         with pytest.raises(OnceConflict):
             store.add_message("a", "user", 1.0, once="t1")
 
-    def test_p12_each_session_has_its_own_tokens(self, store: Store) -> None:
+    def test_p12_each_session_has_its_own_idempotency_keys(self, store: Store) -> None:
         assert store.add_message("a", "user", "x", once="t1") == 1
         assert store.add_message("b", "user", "y", once="t1") == 1
         assert shown(store, "b") == ["y"]
 
-    def test_p12_a_token_outlives_hiding_undo_and_compaction(self, store: Store) -> None:
+    def test_p12_idempotency_keys_survive_hiding_undo_and_compaction(self, store: Store) -> None:
         store.add_message("a", "user", "x", once="t1")
         store.add_messages("a", [user("y"), user("z")], once="t2")
         store.clear("a")
@@ -277,7 +273,7 @@ class Tokens(Opened):
         assert store.add_message("a", "user", "x", once="t1") == 1
         assert len(everything(store, "a")) == 4
 
-    def test_p12_the_tokens_of_the_last_thousand_messages_are_remembered(
+    def test_p12_idempotency_keys_of_the_last_thousand_messages_are_known(
         self, store: Store
     ) -> None:
         for number in range(1000):
@@ -288,13 +284,13 @@ class Tokens(Opened):
             assert store.add_message("a", "user", f"x{number}", once=f"t{number}") == number + 1
         assert store.info("a").last_seq == 1000
 
-    def test_p12_a_refused_message_does_not_use_up_its_token(self, store: Store) -> None:
+    def test_p12_rejected_message_does_not_use_its_idempotency_key(self, store: Store) -> None:
         with pytest.raises(RefusedMessage):
             store.add_message("a", "user", float("nan"), once="t1")
         assert store.add_messages("a", [], once="t1") == []
         assert store.add_message("a", "user", "x", once="t1") == 1
 
-    def test_p8_what_is_no_token_is_refused(self, store: Store) -> None:
+    def test_p8_invalid_idempotency_key_is_rejected(self, store: Store) -> None:
         for wrong in ("", "x" * 257, "\u00e9" * 129, 7, b"t"):
             with pytest.raises(UsageError):
                 store.add_message("a", "user", "x", once=wrong)  # type: ignore[arg-type]
@@ -302,7 +298,7 @@ class Tokens(Opened):
         assert store.add_message("a", "user", "x", once="x" * 256) == 1
         assert store.add_message("a", "user", "x", once="\u00e9" * 128) == 2
 
-    def test_p10_any_text_is_a_token(self, store: Store) -> None:
+    def test_p10_any_text_can_be_an_idempotency_key(self, store: Store) -> None:
         tokens = [text for text in NASTY_TEXTS if text]
         for seq, token in enumerate(tokens, start=1):
             assert store.add_message("a", "user", "x", once=token) == seq

@@ -37,7 +37,7 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
 class Writers(Opened):
     """Many concurrent callers."""
 
-    def test_p7_64_threads_lose_nothing_and_keep_their_order(self, store: Store) -> None:
+    def test_p7_messages_of_64_threads_are_stored_in_order(self, store: Store) -> None:
         start = Barrier(THREADS)
 
         def write(writer: int) -> list[int]:
@@ -53,7 +53,7 @@ class Writers(Opened):
             assert own == sorted(own)
             assert [by_seq[seq] for seq in own] == [[writer, number] for number in range(EACH)]
 
-    def test_p7_readers_see_whole_batches_in_order_while_others_write_and_compact(
+    def test_p7_readers_see_complete_batches_in_order_during_writes_and_compaction(
         self, store: Store
     ) -> None:
         done = Event()
@@ -95,7 +95,9 @@ class Writers(Opened):
             own = [text for text in found if text.startswith(f"{writer}.")]
             assert own == [f"{writer}.{number}.{part}" for number in range(20) for part in "abc"]
 
-    def test_p5_checkpoints_beside_writers_hide_only_what_they_name(self, store: Store) -> None:
+    def test_p5_checkpoints_during_writes_hide_only_messages_up_to_their_seq(
+        self, store: Store
+    ) -> None:
         done = Event()
 
         def write(writer: int) -> None:
@@ -125,7 +127,7 @@ class Writers(Opened):
         assert store.info("a").count == 100
         assert store.get_summary("a") == (f"to {floor}" if floor else "")
 
-    def test_p7_of_two_checkpoints_on_the_same_floor_one_wins(self, store: Store) -> None:
+    def test_p7_one_of_several_checkpoints_on_the_same_floor_succeeds(self, store: Store) -> None:
         store.add_messages("a", [user(str(number)) for number in range(10)])
         start = Barrier(8)
 
@@ -144,7 +146,9 @@ class Writers(Opened):
         assert store.info("a").floor == floor
         assert store.get_summary("a") == f"to {floor}"
 
-    def test_p12_one_token_from_many_threads_is_stored_once(self, store: Store) -> None:
+    def test_p12_message_with_one_idempotency_key_from_many_threads_is_stored_once(
+        self, store: Store
+    ) -> None:
         store.add_message("a", "user", "before")
         start = Barrier(16)
 
@@ -156,7 +160,7 @@ class Writers(Opened):
             assert list(pool.map(write, range(16))) == [2] * 16
         assert shown(store, "a") == ["before", "x"]
 
-    def test_p6_threads_on_different_sessions_do_not_meet(self, store: Store) -> None:
+    def test_p6_threads_on_different_sessions_do_not_affect_each_other(self, store: Store) -> None:
         def write(number: int) -> None:
             key = f"user:{number}"
             for text in "abc":
@@ -204,7 +208,7 @@ class _Follower:
 class Following(Opened):
     """`follow`."""
 
-    def test_it_begins_with_what_is_there_past_after(self, store: Store) -> None:
+    def test_follow_starts_with_stored_messages_after_the_given_seq(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         found = list(store.follow("a", timeout=0))
         assert [(m.seq, m.content) for m in found] == [(1, "1"), (2, "2"), (3, "3")]
@@ -212,12 +216,12 @@ class Following(Opened):
         assert list(store.follow("a", after=3, timeout=0)) == []
 
     @pytest.mark.parametrize("after", [None, 1.5, "1", True])
-    def test_after_must_be_a_whole_number(self, store: Store, after: Any) -> None:
+    def test_follow_requires_an_integer_for_after(self, store: Store, after: Any) -> None:
         say(store, "a", "1")
         with pytest.raises(UsageError, match="after must be"):
             store.follow("a", after=after, timeout=0)
 
-    def test_hidden_and_archived_messages_are_included(self, store: Store) -> None:
+    def test_follow_includes_hidden_and_archived_messages(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4", "5")
         store.truncate_history("a", 3)
         store.compact("a")
@@ -226,12 +230,12 @@ class Following(Opened):
         assert [(m.seq, m.content) for m in found] == [(n, str(n)) for n in range(1, 6)]
         assert [m.seq for m in store.follow("a", after=1, timeout=0)] == [2, 3, 4, 5]
 
-    def test_it_ends_when_nothing_came_for_as_long_as_allowed(self, store: Store) -> None:
+    def test_follow_ends_after_the_timeout_without_new_messages(self, store: Store) -> None:
         say(store, "a", "1")
         assert [m.seq for m in store.follow("a", timeout=0.05)] == [1]
         assert list(store.follow("nobody", timeout=0.05)) == []
 
-    def test_it_gives_what_others_append_while_it_waits(self, store: Store) -> None:
+    def test_follow_returns_messages_appended_while_it_waits(self, store: Store) -> None:
         say(store, "a", "1")
         follower = _Follower(store, "a", 4, after=1)
         say(store, "a", "2")
@@ -239,19 +243,19 @@ class Following(Opened):
         store.set_history("a", [user("5")])
         assert follower.seqs() == [2, 3, 4, 5]
 
-    def test_a_missing_session_is_waited_for(self, store: Store) -> None:
+    def test_follow_waits_for_a_missing_session(self, store: Store) -> None:
         follower = _Follower(store, "later", 1)
         say(store, "other", "not this one")
         say(store, "later", "1")
         assert follower.seqs() == [1]
 
-    def test_a_session_without_messages_is_waited_for(self, store: Store) -> None:
+    def test_follow_waits_for_the_first_message_of_an_empty_session(self, store: Store) -> None:
         store.set_summary("a", "nothing was said yet")
         follower = _Follower(store, "a", 1)
         say(store, "a", "1")
         assert follower.seqs() == [1]
 
-    def test_with_a_uid_it_follows_only_that_session(self, store: Store) -> None:
+    def test_follow_with_a_uid_follows_only_that_session(self, store: Store) -> None:
         say(store, "a", "1", "2")
         uid = store.info("a").uid
         assert [m.seq for m in store.follow("a", after=1, uid=uid, timeout=0)] == [2]
@@ -263,12 +267,12 @@ class Following(Opened):
             next(store.follow("a", after=2, uid=uid, timeout=0))
         assert [m.content for m in store.follow("a", timeout=0)] == ["new 1", "new 2", "new 3"]
 
-    def test_several_followers_get_everything(self, store: Store) -> None:
+    def test_several_followers_receive_all_messages(self, store: Store) -> None:
         followers = [_Follower(store, "a", 3) for _ in range(3)]
         say(store, "a", "1", "2", "3")
         assert [follower.seqs() for follower in followers] == [[1, 2, 3]] * 3
 
-    def test_p7_each_message_comes_once_across_compaction(self, store: Store) -> None:
+    def test_p7_follow_returns_each_message_once_across_compaction(self, store: Store) -> None:
         follower = _Follower(store, "a", 100)
         for number in range(1, 101):
             store.add_message("a", "user", number)
@@ -288,7 +292,7 @@ class Following(Opened):
         assert [follower.seqs() for follower in followers] == [[], []]
         assert listening.seqs() == [1]
 
-    def test_nothing_is_lost_by_a_reader_that_stops_half_way(self, store: Store) -> None:
+    def test_follow_can_be_continued_after_the_last_received_seq(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4")
         first = [m.seq for m in islice(store.follow("a", timeout=0), 2)]
         rest = [m.seq for m in store.follow("a", after=first[-1], timeout=0)]

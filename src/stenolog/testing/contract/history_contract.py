@@ -20,7 +20,7 @@ class Reading(Opened):
             assert [m.content for m in store.get_history("a", last=last)] == expected
         assert len(store.get_history("a", last=99)) == 3
 
-    def test_after_is_a_seq_and_comes_before_last(self, store: Store) -> None:
+    def test_after_is_applied_before_last(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4")
         assert [m.seq for m in store.get_history("a", after=2)] == [3, 4]
         assert [m.seq for m in store.get_history("a", after=1, last=2)] == [3, 4]
@@ -29,19 +29,19 @@ class Reading(Opened):
         assert store.get_history("a", after=4) == []
         assert store.get_history("a", after=99) == []
 
-    def test_p8_a_negative_last_is_refused(self, store: Store) -> None:
+    def test_p8_negative_last_is_rejected(self, store: Store) -> None:
         say(store, "a", "1")
         with pytest.raises(UsageError):
             store.get_history("a", last=-1)
 
-    def test_last_and_after_pass_over_what_is_hidden(self, store: Store) -> None:
+    def test_last_and_after_skip_hidden_messages(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4", "5")
         store.hide("a", 3, 4)
         assert [m.seq for m in store.get_history("a", last=2)] == [2, 5]
         assert [m.seq for m in store.get_history("a", after=2)] == [5]
         assert [m.seq for m in store.get_history("a", after=3, last=1)] == [5]
 
-    def test_p4_full_shows_every_message_and_marks_the_hidden(self, store: Store) -> None:
+    def test_p4_full_history_includes_hidden_messages_and_marks_them(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4")
         store.truncate_history("a", 3)
         store.hide("a", 3, 3)
@@ -58,7 +58,7 @@ class Reading(Opened):
         assert [m.seq for m in store.get_history("a", full=True, after=3)] == [4, 5]
         assert [m.seq for m in store.get_history("a", full=True, after=1, last=1)] == [5]
 
-    def test_hidden_is_as_of_the_read_that_returned_it(self, store: Store) -> None:
+    def test_hidden_flag_of_a_message_is_not_updated_after_its_read(self, store: Store) -> None:
         say(store, "a", "1")
         [before] = store.get_history("a")
         store.clear("a")
@@ -82,7 +82,7 @@ class Hiding(Opened):
             (9, ["1", "2", "3"]),
         ],
     )
-    def test_truncate_keeps_the_last_visible_ones(
+    def test_truncate_keeps_the_last_visible_messages(
         self, store: Store, keep_last: int, expected: list[str]
     ) -> None:
         say(store, "a", "1", "2", "3")
@@ -90,7 +90,7 @@ class Hiding(Opened):
         assert shown(store, "a") == expected
         assert len(everything(store, "a")) == 3
 
-    def test_truncate_counts_only_what_is_visible(self, store: Store) -> None:
+    def test_truncate_counts_only_visible_messages(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4", "5")
         store.hide("a", 4, 4)
         store.truncate_history("a", 2)
@@ -110,7 +110,7 @@ class Hiding(Opened):
         assert say(store, "a", "3") == [3]
         assert shown(store, "a") == ["3"]
 
-    def test_hide_takes_both_ends_and_only_what_is_there(self, store: Store) -> None:
+    def test_hide_includes_both_ends_and_ignores_missing_seqs(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4", "5")
         store.hide("a", 2, 3)
         assert shown(store, "a") == ["1", "4", "5"]
@@ -122,7 +122,7 @@ class Hiding(Opened):
         store.hide("a", -5, 0)
         assert shown(store, "a") == ["1", "4", "6"]
 
-    def test_p8_hide_from_after_its_end_is_refused(self, store: Store) -> None:
+    def test_p8_hide_with_start_after_end_is_rejected(self, store: Store) -> None:
         say(store, "a", "1", "2")
         with pytest.raises(UsageError):
             store.hide("a", 2, 1)
@@ -152,7 +152,7 @@ class Hiding(Opened):
         assert store.pop("a") is None
         assert hidden(store, "a") == [1, 2, 3, 4]
 
-    def test_more_than_a_thousand_hidden_ranges_are_refused(self, store: Store) -> None:
+    def test_more_than_a_thousand_hidden_ranges_are_rejected(self, store: Store) -> None:
         store.add_messages("a", [user(str(number)) for number in range(2003)])
         for seq in range(2, 2002, 2):
             store.hide("a", seq, seq)
@@ -168,7 +168,7 @@ class Hiding(Opened):
 class Replacing(Opened):
     """`set_history`."""
 
-    def test_the_common_prefix_stays_and_only_the_new_tail_is_appended(self, store: Store) -> None:
+    def test_set_history_keeps_the_common_prefix_and_appends_the_rest(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.set_summary("a", "so far")
         store.set_history("a", [user("1"), user("x"), user("3"), user("y")])
@@ -182,19 +182,19 @@ class Replacing(Opened):
         ]
         assert store.get_summary("a") == "so far"
 
-    def test_a_shorter_history_appends_nothing(self, store: Store) -> None:
+    def test_shorter_history_only_hides_messages(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.set_history("a", [user("1")])
         assert everything(store, "a") == [(1, "1", False), (2, "2", True), (3, "3", True)]
 
-    def test_a_history_that_extends_hides_nothing(self, store: Store) -> None:
+    def test_longer_history_only_appends_messages(self, store: Store) -> None:
         say(store, "a", "1", "2")
         store.set_history("a", [*store.get_history("a"), user("3"), user("4")])
         assert [m.seq for m in store.get_history("a")] == [1, 2, 3, 4]
         assert hidden(store, "a") == []
         assert store.info("a").undoable == 1
 
-    def test_the_same_history_changes_nothing(self, store: Store) -> None:
+    def test_set_history_with_the_same_messages_changes_nothing(self, store: Store) -> None:
         say(store, "a", "1", "2")
         before = store.info("a")
         store.set_history("a", store.get_history("a"))
@@ -211,7 +211,7 @@ class Replacing(Opened):
         assert store.get_summary("a") == "so far"
         assert store.info("a").floor == 2
 
-    def test_the_prefix_is_that_of_what_is_visible(self, store: Store) -> None:
+    def test_common_prefix_is_computed_from_visible_messages(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4")
         store.hide("a", 1, 1)
         store.hide("a", 3, 3)
@@ -231,7 +231,7 @@ class Replacing(Opened):
             ("e\u0301", "\u00e9"),
         ],
     )
-    def test_p10_objects_that_compare_equal_are_not_the_same(
+    def test_p10_set_history_distinguishes_values_that_compare_equal(
         self, store: Store, old: Any, new: Any
     ) -> None:
         store.add_message("a", "user", old)
@@ -250,7 +250,7 @@ class Replacing(Opened):
 class Checkpoints(Opened):
     """Summaries, checkpoints, and P5: messages that arrive while a summary is written."""
 
-    def test_a_summary_replaces_the_one_before_and_nothing_else(self, store: Store) -> None:
+    def test_set_summary_replaces_only_the_previous_summary(self, store: Store) -> None:
         say(store, "a", "1", "2")
         store.set_summary("a", "first")
         store.set_summary("a", "second")
@@ -260,7 +260,7 @@ class Checkpoints(Opened):
         store.set_summary("a", "")
         assert store.get_summary("a") == ""
 
-    def test_p8_a_summary_is_text(self, store: Store) -> None:
+    def test_p8_summary_that_is_not_text_is_rejected(self, store: Store) -> None:
         say(store, "a", "1")
         for wrong in (None, 1, b"x", ["x"]):
             with pytest.raises(UsageError):
@@ -280,7 +280,7 @@ class Checkpoints(Opened):
         assert store.info("a").floor == 2
         assert store.info("a").undoable == 1
 
-    def test_at_or_below_the_floor_only_the_summary_changes(self, store: Store) -> None:
+    def test_checkpoint_at_or_below_the_floor_changes_only_the_summary(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.checkpoint("a", summary="first", upto=2)
         for upto in (2, 1, 0):
@@ -289,7 +289,7 @@ class Checkpoints(Opened):
             assert shown(store, "a") == ["3"]
             assert store.info("a").floor == 2
 
-    def test_p8_a_checkpoint_beyond_the_end_is_refused(self, store: Store) -> None:
+    def test_p8_checkpoint_beyond_the_last_seq_is_rejected(self, store: Store) -> None:
         say(store, "a", "1", "2")
         with pytest.raises(UsageError):
             store.checkpoint("a", summary="x", upto=3)
@@ -298,7 +298,7 @@ class Checkpoints(Opened):
         with pytest.raises(UsageError):
             store.checkpoint("nobody", summary="x", upto=1)
 
-    def test_p5_a_checkpoint_on_a_floor_that_moved_is_refused(self, store: Store) -> None:
+    def test_p5_checkpoint_with_an_outdated_floor_is_rejected(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.checkpoint("a", summary="first", upto=1, expect_floor=0)
         with pytest.raises(StaleCheckpoint) as raised:
@@ -327,7 +327,7 @@ class Checkpoints(Opened):
         store.clear("nobody", upto=3)
         assert store.list_sessions() == ["a"]
 
-    def test_p5_set_history_is_refused_if_a_message_was_appended_since(self, store: Store) -> None:
+    def test_p5_set_history_is_rejected_if_a_message_was_appended_since(self, store: Store) -> None:
         say(store, "a", "1", "2")
         kept = store.get_history("a")[:1]
         say(store, "a", "3")
@@ -364,14 +364,14 @@ class Checkpoints(Opened):
         store.set_history("a", [], expect_last=0)
         assert store.list_sessions() == []
 
-    def test_a_change_that_is_refused_creates_no_session(self, store: Store) -> None:
+    def test_rejected_change_creates_no_session(self, store: Store) -> None:
         with pytest.raises(UsageError):
             store.checkpoint("a", summary="of one", upto=1)
         with pytest.raises(UsageError):
             store.set_meta("a", long="x" * 65_537)
         assert store.list_sessions() == []
 
-    def test_p5_a_late_checkpoint_hides_exactly_what_its_summary_covers(self, store: Store) -> None:
+    def test_p5_late_checkpoint_hides_only_the_summarized_messages(self, store: Store) -> None:
         say(store, "a", *(f"old {number}" for number in range(10)))
         read = store.get_history("a")
         covered, kept = read[:-4], read[-4:]
@@ -394,7 +394,7 @@ class Checkpoints(Opened):
         assert hidden(store, "a") == [1, 2, 3, 4, 5, 6]
 
     @pytest.mark.parametrize("number", [2.5, True, "3"])
-    def test_p8_a_number_that_is_not_whole_is_refused(self, store: Store, number: Any) -> None:
+    def test_p8_number_that_is_not_an_integer_is_rejected(self, store: Store, number: Any) -> None:
         say(store, "a", "1", "2", "3")
         calls: tuple[Callable[[], object], ...] = (
             lambda: store.get_history("a", last=number),
@@ -414,7 +414,7 @@ class Checkpoints(Opened):
                 call()
         assert shown(store, "a") == ["1", "2", "3"]
 
-    def test_p8_a_number_that_is_missing_is_refused(self, store: Store) -> None:
+    def test_p8_none_instead_of_a_required_number_is_rejected(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         nothing: Any = None
         with pytest.raises(UsageError, match="must be an integer"):

@@ -55,7 +55,7 @@ def ran_out(lease: Lease) -> bool:
 class RunningOut(Opened):
     """Leases whose holder stalled."""
 
-    def test_a_lease_that_ran_out_is_given_to_the_next_one(self, store: Store) -> None:
+    def test_expired_lease_can_be_acquired_by_another_caller(self, store: Store) -> None:
         say(store, "a", "1")
         first = store.lease("a", ttl=0.01)
         with store.lease("a", ttl=60, wait=PATIENCE) as second:
@@ -63,9 +63,7 @@ class RunningOut(Opened):
             assert (first.lost, second.lost) == (True, False)
 
     @pytest.mark.parametrize("call", _WRITES, ids=str)
-    def test_p8_whoever_lost_the_turn_cannot_write_through_it(
-        self, store: Store, call: Call
-    ) -> None:
+    def test_p8_writes_through_a_lost_lease_are_rejected(self, store: Store, call: Call) -> None:
         say(store, "a", "1")
         store.set_summary("a", "so far")
         first = store.lease("a", ttl=0.01)
@@ -78,7 +76,7 @@ class RunningOut(Opened):
             assert second.store.add_message("a", "user", "2") == 2
         assert say(store, "a", "3") == [3]
 
-    def test_p8_whoever_lost_the_turn_writes_to_no_other_session_either(self, store: Store) -> None:
+    def test_p8_lost_lease_rejects_writes_to_other_sessions_too(self, store: Store) -> None:
         say(store, "a", "1")
         first = store.lease("a", ttl=0.01)
         with store.lease("a", ttl=60, wait=PATIENCE), pytest.raises(LeaseLost):
@@ -87,7 +85,7 @@ class RunningOut(Opened):
             first.store.add_message("b", "user", "still late")
         assert store.list_sessions() == ["a"]
 
-    def test_a_lease_that_ran_out_goes_on_while_nobody_took_over(self, store: Store) -> None:
+    def test_expired_lease_works_until_another_caller_acquires_it(self, store: Store) -> None:
         say(store, "a", "1")
         lease = store.lease("a", ttl=0.01)
         assert ran_out(lease)
@@ -95,7 +93,7 @@ class RunningOut(Opened):
         lease.renew()
         assert lease.store.add_message("a", "user", "3") == 3
 
-    def test_renewing_keeps_the_turn(self, store: Store) -> None:
+    def test_renewed_lease_stays_held(self, store: Store) -> None:
         say(store, "a", "1")
         first = store.lease("a", ttl=0.01)
         with store.lease("a", ttl=60, wait=PATIENCE) as second:
@@ -115,7 +113,7 @@ class Leases(RunningOut):
     """Whether a lease expires while its holder lives. False: the process holds it until it ends."""
 
     @pytest.mark.parametrize("seconds", [-3600, -3, 61, 3600])
-    def test_p7_setting_the_clock_does_not_take_the_turn_from_its_holder(
+    def test_p7_setting_the_system_clock_does_not_end_a_lease(
         self, store: Store, seconds: int
     ) -> None:
         say(store, "a", "1")
@@ -149,12 +147,12 @@ class Leases(RunningOut):
         with store.lease("a", ttl=60, wait=0) as again:
             assert not again.lost
 
-    def test_p8_who_waits_in_vain_is_told_who_has_the_turn(self, store: Store) -> None:
+    def test_p8_store_busy_error_names_the_lease_holder(self, store: Store) -> None:
         say(store, "a", "1")
         with store.lease("a", ttl=60), pytest.raises(StoreBusy, match=str(os.getpid())):
             store.lease("a", ttl=60, wait=0.01)
 
-    def test_leaving_the_block_releases_also_after_an_error(self, store: Store) -> None:
+    def test_with_block_releases_the_lease_after_an_error(self, store: Store) -> None:
         say(store, "a", "1")
         with pytest.raises(ZeroDivisionError), store.lease("a", ttl=60) as lease:
             raise ZeroDivisionError
@@ -172,7 +170,7 @@ class Leases(RunningOut):
             with pytest.raises(StoreBusy):
                 store.lease("a", ttl=60, wait=0)
 
-    def test_the_epoch_grows_with_each_lease(self, store: Store) -> None:
+    def test_epoch_increases_with_each_lease(self, store: Store) -> None:
         say(store, "a", "1")
         epochs = []
         for _ in range(4):
@@ -183,7 +181,7 @@ class Leases(RunningOut):
         assert epochs[0] > 0
         assert epochs == sorted(set(epochs))
 
-    def test_the_epoch_grows_also_where_the_session_was_purged(self, store: Store) -> None:
+    def test_epoch_increases_across_a_purge(self, store: Store) -> None:
         epochs = []
         for _ in range(3):
             say(store, "a", "1")
@@ -194,7 +192,7 @@ class Leases(RunningOut):
         assert epochs == sorted(set(epochs))
 
     @pytest.mark.parametrize("write", _WRITES, ids=str)
-    def test_p8_whoever_released_the_turn_cannot_write_through_it(
+    def test_p8_writes_through_a_released_lease_are_rejected(
         self, store: Store, write: Call
     ) -> None:
         say(store, "a", "1")
@@ -209,13 +207,13 @@ class Leases(RunningOut):
         assert shown(store, "a") == shown(behind, "a") == ["1", "2"]
         assert (store.get_summary("a"), store.list_sessions()) == ("so far", ["a"])
 
-    def test_sessions_have_turns_of_their_own(self, store: Store) -> None:
+    def test_leases_of_different_sessions_are_independent(self, store: Store) -> None:
         say(store, "a", "1")
         say(store, "b", "1")
         with store.lease("a", ttl=60), store.lease("b", ttl=60, wait=0) as other:
             assert other.key == "b"
 
-    def test_plain_calls_always_work(self, store: Store) -> None:
+    def test_calls_without_a_lease_work_while_a_lease_is_held(self, store: Store) -> None:
         say(store, "a", "1")
         with store.lease("a", ttl=60):
             assert say(store, "a", "2") == [2]
@@ -224,7 +222,7 @@ class Leases(RunningOut):
             store.fork("a", "b")
             assert shown(store, "a") == ["1", "2"]
 
-    def test_its_store_is_the_store(self, store: Store) -> None:
+    def test_store_of_a_lease_reads_and_writes_the_same_sessions(self, store: Store) -> None:
         say(store, "a", "1")
         with store.lease("a", ttl=60) as lease:
             assert isinstance(lease.store, Store)
@@ -234,7 +232,7 @@ class Leases(RunningOut):
             lease.store.set_meta("a", title="x")
             assert store.info("a").meta == {"title": "x"}
 
-    def test_p8_a_lease_needs_a_session_and_lengths_of_time(self, store: Store) -> None:
+    def test_p8_lease_requires_a_session_and_valid_times(self, store: Store) -> None:
         with pytest.raises(NoSuchSession) as raised:
             store.lease("nobody", ttl=60)
         assert raised.value.key == "nobody"
@@ -249,7 +247,7 @@ class Leases(RunningOut):
         with pytest.raises(NoSuchSession):
             store.lease("a", ttl=60)
 
-    def test_renewing_what_was_released_says_so(self, store: Store) -> None:
+    def test_renewing_a_released_lease_raises_lease_lost(self, store: Store) -> None:
         say(store, "a", "1")
         lease = store.lease("a", ttl=60)
         lease.renew()
@@ -258,7 +256,7 @@ class Leases(RunningOut):
             lease.renew()
         assert (raised.value.key, raised.value.epoch) == ("a", lease.epoch)
 
-    def test_who_waits_gets_the_turn_when_it_is_released(self, store: Store) -> None:
+    def test_waiting_caller_gets_the_lease_after_its_release(self, store: Store) -> None:
         say(store, "a", "1")
         first, got = store.lease("a", ttl=60), list[int]()
 
@@ -274,7 +272,7 @@ class Leases(RunningOut):
         assert got
         assert got[0] > first.epoch
 
-    def test_p7_of_many_threads_one_at_a_time_has_the_turn(self, store: Store) -> None:
+    def test_p7_one_thread_at_a_time_holds_the_lease(self, store: Store) -> None:
         say(store, "a", "0")
         inside, overlaps, epochs = list[str](), list[str](), list[int]()
 
@@ -307,7 +305,9 @@ class Leases(RunningOut):
         store.lease("a", ttl=60, wait=0).release()
 
     @pytest.mark.parametrize("write", _WRITES, ids=str)
-    def test_a_turn_does_not_bring_back_what_was_purged(self, store: Store, write: Call) -> None:
+    def test_write_through_a_lease_does_not_recreate_a_purged_session(
+        self, store: Store, write: Call
+    ) -> None:
         say(store, "a", "1", "2")
         lease = store.lease("a", ttl=60)
         behind = lease.store
@@ -320,9 +320,7 @@ class Leases(RunningOut):
         lease.release()
         assert (store.list_sessions(), store.list_trash()) == ([], [])
 
-    def test_a_turn_ends_also_where_what_it_is_in_was_deleted_and_then_purged(
-        self, store: Store
-    ) -> None:
+    def test_lease_ends_if_the_session_is_deleted_and_then_purged(self, store: Store) -> None:
         say(store, "a", "1")
         lease = store.lease("a", ttl=60)
         store.delete("a")
@@ -336,7 +334,7 @@ class Leases(RunningOut):
         store.lease("a", ttl=60, wait=0).release()
         assert shown(store, "a") == ["another life"]
 
-    def test_p8_who_waits_for_the_turn_in_what_is_purged_is_told(self, store: Store) -> None:
+    def test_p8_purge_ends_the_wait_for_a_lease_with_no_such_session(self, store: Store) -> None:
         say(store, "a", "1")
         lease, told = store.lease("a", ttl=60), list[Exception]()
 
@@ -355,7 +353,7 @@ class Leases(RunningOut):
         lease.release()
         assert (store.list_sessions(), store.list_trash()) == ([], [])
 
-    def test_p7_of_many_turns_none_brings_back_what_was_purged(self, store: Store) -> None:
+    def test_p7_concurrent_leases_do_not_recreate_a_purged_session(self, store: Store) -> None:
         stop, back = Event(), list[str]()
 
         def take_turns() -> None:
@@ -380,7 +378,7 @@ class Leases(RunningOut):
                 thread.join()
         assert back == []
 
-    def test_a_turn_goes_on_in_what_was_deleted_and_brought_back(self, store: Store) -> None:
+    def test_lease_survives_delete_and_restore(self, store: Store) -> None:
         say(store, "a", "1")
         with store.lease("a", ttl=60) as lease:
             store.delete("a")
@@ -391,7 +389,7 @@ class Leases(RunningOut):
             assert lease.store.add_message("a", "user", "another life") == 1
         assert shown(store, "a") == ["another life"]
 
-    def test_p8_a_closed_store_gives_no_lease_and_keeps_none(self, store: Store) -> None:
+    def test_p8_close_releases_leases_and_rejects_new_ones(self, store: Store) -> None:
         say(store, "a", "1")
         lease = store.lease("a", ttl=60)
         store.close()
@@ -404,7 +402,7 @@ class Leases(RunningOut):
             lease.store.add_message("a", "user", "2")
         lease.release()
 
-    def test_closing_ends_the_wait_for_a_turn(self, store: Store) -> None:
+    def test_closed_store_ends_the_wait_for_a_lease(self, store: Store) -> None:
         say(store, "a", "1")
         lease, waiting, closed = store.lease("a", ttl=3600), Event(), list[type[Exception]]()
 

@@ -32,7 +32,7 @@ from stenolog.testing.store_calls import Call, session_content, trash_content
 class Forks(Opened):
     """`fork`."""
 
-    def test_a_fork_has_what_is_in_sight_with_the_same_seqs_and_times(self, store: Store) -> None:
+    def test_fork_copies_visible_messages_with_seqs_and_times(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b")
         assert [(m.seq, m.content, m.at) for m in store.get_history("b")] == [
@@ -41,7 +41,7 @@ class Forks(Opened):
         assert [m.seq for m in store.get_history("b")] == [3, 5, 6, 7]
         assert store.list_sessions() == ["a", "b"]
 
-    def test_a_fork_has_the_summary_the_meta_and_the_name_of_its_source(self, store: Store) -> None:
+    def test_fork_has_summary_meta_and_key_of_its_source(self, store: Store) -> None:
         talk(store, "a")
         before = datetime.now(UTC) - timedelta(seconds=1)
         store.fork("a", "b")
@@ -53,9 +53,7 @@ class Forks(Opened):
         assert info.uid != source.uid
         assert before <= info.created <= info.updated
 
-    def test_fork_copies_messages_byte_for_byte_and_no_record_of_what_was_done_with_them(
-        self, store: Store
-    ) -> None:
+    def test_fork_copies_messages_byte_for_byte_without_delivery_state(self, store: Store) -> None:
         mark = {"received": {"sender": "telegram:7"}, "origin": {"channel": "telegram", "chat": 7}}
         question = {"role": "user", "content": "q", "stenolog": mark}
         answer = {"role": "assistant", "content": "a", "stenolog": {"seen": 1, "model": "m"}}
@@ -81,7 +79,7 @@ class Forks(Opened):
         store.fork("b", "c", at=2)
         assert store.info("c").meta == {**kept, FORKED_AT: 2}
 
-    def test_p4_what_a_fork_leaves_out_is_no_damage(self, store: Store) -> None:
+    def test_p4_messages_left_out_of_a_fork_do_not_count_as_lost(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b")
         info = store.info("b")
@@ -92,14 +90,16 @@ class Forks(Opened):
         assert [m.seq for m in store.get_history("b", full=True, after=3, last=2)] == [6, 7]
         assert [m.seq for m in store.get_history("b", after=4)] == [5, 6, 7]
 
-    def test_the_next_seq_is_the_one_of_the_source(self, store: Store) -> None:
+    def test_next_seq_of_a_fork_continues_that_of_the_source(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b")
         assert say(store, "b", "8") == [8]
         assert say(store, "a", "another 8") == [8]
 
     @pytest.mark.parametrize("at", [2, 3, 4, 5, 7])
-    def test_a_fork_at_a_seq_ends_there_and_goes_on_behind_it(self, store: Store, at: int) -> None:
+    def test_fork_at_a_seq_ends_there_and_continues_with_the_next(
+        self, store: Store, at: int
+    ) -> None:
         talk(store, "a")
         store.fork("a", "b", at=at)
         kept = [seq for seq in (3, 5, 6, 7) if seq <= at]
@@ -110,7 +110,7 @@ class Forks(Opened):
         assert say(store, "b", "next") == [at + 1]
 
     @pytest.mark.parametrize("at", [-1, 0, 1, 8, 99])
-    def test_a_fork_below_the_floor_or_beyond_the_end_is_refused(
+    def test_fork_below_the_floor_or_beyond_the_end_is_rejected(
         self, store: Store, at: int
     ) -> None:
         talk(store, "a")
@@ -120,7 +120,7 @@ class Forks(Opened):
         with pytest.raises(NoSuchSession):
             store.info("b")
 
-    def test_a_fork_of_nothing_said_is_a_session(self, store: Store) -> None:
+    def test_fork_without_messages_is_a_session(self, store: Store) -> None:
         say(store, "a", "1", "2")
         store.fork("a", "b", at=0)
         assert store.list_sessions() == ["a", "b"]
@@ -132,7 +132,7 @@ class Forks(Opened):
         assert say(store, "b", "one") == [1]
         assert say(store, "c", "one") == [1]
 
-    def test_a_fork_shares_nothing_with_its_source(self, store: Store) -> None:
+    def test_fork_and_source_are_independent(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b")
         forked = session_content(store, "b")
@@ -150,7 +150,7 @@ class Forks(Opened):
         store.purge("a")
         assert shown(store, "b") == ["other"]
 
-    def test_a_fork_has_no_tokens_and_no_undo_steps(self, store: Store) -> None:
+    def test_fork_has_no_idempotency_keys_and_no_undo_steps(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b")
         assert store.info("b").undoable == 0
@@ -160,7 +160,7 @@ class Forks(Opened):
         assert store.add_messages("b", [user("other")], once="batch") == [9]
         assert store.add_message("a", "user", "6", once="six") == 6
 
-    def test_a_fork_can_be_changed_taken_back_and_compacted(self, store: Store) -> None:
+    def test_fork_can_be_changed_undone_and_compacted(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b")
         store.truncate_history("b", 1)
@@ -175,7 +175,7 @@ class Forks(Opened):
         assert store.undo("b").shown == 1
         assert store.info("b").lost == 0
 
-    def test_a_fork_of_what_undo_brought_back_from_an_archive(self, store: Store) -> None:
+    def test_fork_includes_archived_messages_that_undo_made_visible(self, store: Store) -> None:
         say(store, "a", *"12345")
         store.truncate_history("a", 1)
         store.compact("a")
@@ -183,7 +183,7 @@ class Forks(Opened):
         store.fork("a", "b", at=4)
         assert shown(store, "b") == ["1", "2", "3", "4"]
 
-    def test_a_fork_of_a_fork(self, store: Store) -> None:
+    def test_fork_of_a_fork_copies_its_visible_messages(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b", at=6)
         store.hide("b", 5, 5)
@@ -192,7 +192,7 @@ class Forks(Opened):
         info = store.info("c")
         assert (info.forked_from, info.last_seq, info.lost) == ("b", 6, 0)
 
-    def test_p8_a_fork_needs_a_source_and_a_free_key(self, store: Store) -> None:
+    def test_p8_fork_requires_a_source_and_an_unused_key(self, store: Store) -> None:
         say(store, "a", "1")
         say(store, "b", "taken")
         with pytest.raises(NoSuchSession) as raised:
@@ -208,7 +208,7 @@ class Forks(Opened):
         assert (shown(store, "a"), shown(store, "b")) == (["1"], ["taken"])
         assert store.list_sessions() == ["a", "b"]
 
-    def test_p7_of_many_who_fork_to_one_key_one_succeeds(self, store: Store) -> None:
+    def test_p7_one_of_many_concurrent_forks_to_a_key_succeeds(self, store: Store) -> None:
         for number in range(8):
             say(store, f"a{number}", f"from {number}")
         start, forked = Barrier(8), list[int]()
@@ -233,7 +233,7 @@ class Forks(Opened):
 class Trash(Opened):
     """`delete`, `restore` and `list_trash`."""
 
-    def test_a_deleted_session_is_gone_from_sight(self, store: Store) -> None:
+    def test_deleted_session_is_not_listed_or_readable(self, store: Store) -> None:
         talk(store, "a")
         say(store, "b", "1")
         store.delete("a")
@@ -244,7 +244,7 @@ class Trash(Opened):
             store.info("a")
         assert shown(store, "b") == ["1"]
 
-    def test_delete_tells_what_it_put_into_the_trash(self, store: Store) -> None:
+    def test_delete_returns_the_trash_entry(self, store: Store) -> None:
         talk(store, "a")
         uid, before = store.info("a").uid, datetime.now(UTC) - timedelta(seconds=1)
         trashed = store.delete("a")
@@ -260,7 +260,7 @@ class Trash(Opened):
         deleted = [store.delete(key) for key in ("c", "b", "a")]
         assert store.list_trash() == deleted[::-1]
 
-    def test_p4_restore_brings_everything_back(self, store: Store) -> None:
+    def test_p4_restore_recovers_the_complete_session(self, store: Store) -> None:
         talk(store, "a")
         before, info, whole = session_content(store, "a"), store.info("a"), everything(store, "a")
         times = [message.at for message in store.get_history("a", full=True)]
@@ -286,7 +286,7 @@ class Trash(Opened):
         assert shown(store, "a") == [*"1234567"]
         assert say(store, "a", "8") == [8]
 
-    def test_a_key_can_be_deleted_and_restored_again_and_again(self, store: Store) -> None:
+    def test_session_can_be_deleted_and_restored_repeatedly(self, store: Store) -> None:
         talk(store, "a")
         before = session_content(store, "a")
         for _ in range(3):
@@ -297,7 +297,7 @@ class Trash(Opened):
             assert session_content(store, "a") == before
             assert trash_content(store) == []
 
-    def test_a_deleted_key_made_anew_is_another_session(self, store: Store) -> None:
+    def test_session_recreated_after_delete_has_a_new_uid(self, store: Store) -> None:
         talk(store, "a")
         first = store.delete("a")
         assert store.add_message("a", "user", "new", once="six") == 1
@@ -308,7 +308,7 @@ class Trash(Opened):
         assert second.uid == info.uid
         assert [t.uid for t in store.list_trash()] == [second.uid, first.uid]
 
-    def test_restore_takes_the_last_deleted_or_the_one_of_this_uid(self, store: Store) -> None:
+    def test_restore_uses_the_last_deleted_session_or_the_given_uid(self, store: Store) -> None:
         trashed = []
         for text in ("first", "second", "third"):
             say(store, "a", text)
@@ -321,7 +321,7 @@ class Trash(Opened):
         assert store.info("a").uid == trashed[0].uid
         assert [t.uid for t in store.list_trash()] == [trashed[2].uid, trashed[1].uid]
 
-    def test_p4_restore_takes_the_last_deleted_whatever_the_clock_says(self, store: Store) -> None:
+    def test_p4_restore_order_does_not_depend_on_the_clock(self, store: Store) -> None:
         uids = []
         for seconds in (0, 3600, -3600, -7200):
             with clock_set(seconds):
@@ -336,7 +336,7 @@ class Trash(Opened):
         store.restore("a", uid=uids[1])
         assert shown(store, "a") == ["clock 3600"]
 
-    def test_p8_restore_onto_a_living_key_is_refused(self, store: Store) -> None:
+    def test_p8_restore_to_a_key_in_use_is_rejected(self, store: Store) -> None:
         say(store, "a", "old")
         store.delete("a")
         say(store, "a", "new")
@@ -350,7 +350,7 @@ class Trash(Opened):
             store.restore("a", as_key="b")
         assert (shown(store, "b"), trash_content(store)) == (["taken"], [("a", 1)])
 
-    def test_restore_under_another_key(self, store: Store) -> None:
+    def test_session_can_be_restored_under_another_key(self, store: Store) -> None:
         talk(store, "a")
         before, uid = session_content(store, "a"), store.info("a").uid
         store.delete("a")
@@ -371,7 +371,7 @@ class Trash(Opened):
         store.restore("b")
         assert store.info("b").uid == uid
 
-    def test_p8_what_is_not_in_the_trash_cannot_be_restored(self, store: Store) -> None:
+    def test_p8_only_sessions_in_the_trash_can_be_restored(self, store: Store) -> None:
         say(store, "a", "1")
         say(store, "b", "1")
         uid = store.delete("b").uid
@@ -407,7 +407,7 @@ class Trash(Opened):
         store.restore("a")
         assert store.get_summary("a") == "nothing was said yet"
 
-    def test_a_deleted_fork_comes_back_as_one(self, store: Store) -> None:
+    def test_deleted_fork_is_restored_without_lost_messages(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "b", at=6)
         before = session_content(store, "b")
@@ -416,7 +416,7 @@ class Trash(Opened):
         assert session_content(store, "b") == before
         assert store.info("b").lost == 0
 
-    def test_who_follows_a_session_is_told_when_it_is_deleted(self, store: Store) -> None:
+    def test_follow_ends_when_the_session_is_deleted(self, store: Store) -> None:
         say(store, "a", "1", "2")
         following = store.follow("a", after=1)
         assert next(following).content == "2"

@@ -96,7 +96,9 @@ class Lossless(Opened):
     """Values that a message may contain."""
 
     @pytest.mark.parametrize("case", KEPT)
-    def test_p10_kept(self, store: Store, case: str) -> None:
+    def test_p10_valid_message_is_stored_and_read_back_unchanged(
+        self, store: Store, case: str
+    ) -> None:
         given = KEPT[case]()
         store.add_full_message("a", given)
         [message] = store.get_history("a")
@@ -108,7 +110,7 @@ class Lossless(Opened):
         assert found == [exactly(given)] * 2
 
     @pytest.mark.parametrize("case", REFUSED)
-    def test_p10_refused(self, store: Store, case: str) -> None:
+    def test_p10_invalid_message_is_rejected_with_its_field(self, store: Store, case: str) -> None:
         make, field = REFUSED[case]
         say(store, "a", "before")
         given = make()
@@ -123,11 +125,11 @@ class Lossless(Opened):
         assert shown(store, "a") == ["before"]
         assert say(store, "a", "after") == [2]
 
-    def test_p10_tuples_come_back_as_lists(self, store: Store) -> None:
+    def test_p10_tuples_are_stored_as_lists(self, store: Store) -> None:
         store.add_message("a", "user", ({"x": (1, 2)}, ()))
         assert shown(store, "a") == [[{"x": [1, 2]}, []]]
 
-    def test_p10_subclasses_of_text_and_numbers_come_back_plain(self, store: Store) -> None:
+    def test_p10_subclasses_of_str_and_int_are_stored_as_plain_values(self, store: Store) -> None:
         store.add_full_message("a", {_Text("role"): _Text("user"), "content": _Number(7)})
         [message] = store.get_history("a")
         assert exactly(message.to_dict()) == '{"role": "user", "content": 7}'
@@ -143,7 +145,7 @@ class Lossless(Opened):
         ],
     )
     @given(given_message=messages())
-    def test_p10_any_json_object_comes_back(
+    def test_p10_any_json_object_is_read_back_unchanged(
         self, store: Store, given_message: dict[str, Any]
     ) -> None:
         seq = store.add_full_message("a", given_message)
@@ -151,7 +153,7 @@ class Lossless(Opened):
         assert exactly(message.to_dict()) == exactly(given_message)
 
     @pytest.mark.parametrize("text", NASTY_TEXTS)
-    def test_p10_a_summary_and_meta_come_back(self, store: Store, text: str) -> None:
+    def test_p10_summary_and_meta_are_read_back_unchanged(self, store: Store, text: str) -> None:
         say(store, "a", "1", "2")
         store.set_meta("a", title=text, **{"x" + text: [text]})
         store.checkpoint("a", summary="about " + text, upto=1)
@@ -162,11 +164,11 @@ class Lossless(Opened):
         store.undo("a")
         assert store.get_summary("a") == "about " + text
 
-    def test_p10_a_summary_may_be_long(self, store: Store) -> None:
+    def test_p10_long_summary_is_stored(self, store: Store) -> None:
         store.set_summary("a", "long \u00e9 " * 200_000)
         assert store.get_summary("a") == "long \u00e9 " * 200_000
 
-    def test_p10_meta_that_cannot_be_kept_is_refused(self, store: Store) -> None:
+    def test_p10_meta_that_cannot_be_encoded_is_rejected(self, store: Store) -> None:
         store.set_meta("a", title="x")
         for wrong in (float("nan"), b"x", {1: 2}, "\ud83d\ude00"):
             with pytest.raises(UsageError):

@@ -46,7 +46,7 @@ class Purging(Opened):
         with pytest.raises(NoSuchSession):
             store.info("a")
 
-    def test_a_purged_key_begins_anew_and_knows_no_token(self, store: Store) -> None:
+    def test_purged_key_starts_a_new_session_without_idempotency_keys(self, store: Store) -> None:
         talk(store, "a")
         uid = store.info("a").uid
         store.purge("a")
@@ -56,7 +56,7 @@ class Purging(Opened):
         assert (info.count, info.summary, info.meta, info.archived) == (1, "", {}, 0)
         assert everything(store, "a") == [(1, "other", False)]
 
-    def test_what_is_only_in_the_trash_can_be_purged(self, store: Store) -> None:
+    def test_deleted_session_can_be_purged(self, store: Store) -> None:
         talk(store, "a")
         say(store, "b", "1")
         store.delete("a")
@@ -66,7 +66,7 @@ class Purging(Opened):
         store.restore("b")
         assert shown(store, "b") == ["1"]
 
-    def test_of_the_trash_exactly_what_was_decided_on_is_purged(self, store: Store) -> None:
+    def test_purge_trash_removes_only_the_given_entries(self, store: Store) -> None:
         if not isinstance(store, PurgingStore):
             pytest.skip("it purges all that a key has, or nothing")
         say(store, "a", "old", "older")
@@ -85,9 +85,7 @@ class Purging(Opened):
         lease.release()
         assert store.unfinished_purges() == []
 
-    def test_what_is_not_in_the_trash_as_it_was_decided_on_is_not_purged(
-        self, store: Store
-    ) -> None:
+    def test_purge_trash_rejects_entries_that_changed(self, store: Store) -> None:
         if not isinstance(store, PurgingStore):
             pytest.skip("it purges all that a key has, or nothing")
         say(store, "a", "1")
@@ -110,7 +108,7 @@ class Purging(Opened):
             store.finish_purge(live)
         assert shown(store, "a") == ["1", "2"]
 
-    def test_p7_a_session_that_is_deleted_and_brought_back_meanwhile_is_purged(
+    def test_p7_purge_removes_a_session_that_is_concurrently_deleted_and_restored(
         self, store: Store
     ) -> None:
         for _ in range(5):
@@ -134,7 +132,7 @@ class Purging(Opened):
                 thread.join()
             assert (store.list_sessions(), store.list_trash()) == ([], [])
 
-    def test_p8_there_must_be_something_to_purge(self, store: Store) -> None:
+    def test_p8_purge_of_an_unknown_session_raises(self, store: Store) -> None:
         for options in ({}, {"before": 3}):
             with pytest.raises(NoSuchSession) as raised:
                 Call("purge", (), options).make(store, "nobody")
@@ -145,7 +143,7 @@ class Purging(Opened):
             store.purge("a")
         assert store.list_sessions() == []
 
-    def test_who_follows_a_session_is_told_when_it_is_purged(self, store: Store) -> None:
+    def test_follow_ends_when_the_session_is_purged(self, store: Store) -> None:
         say(store, "a", "1")
         following = store.follow("a")
         assert next(following).content == "1"
@@ -153,7 +151,7 @@ class Purging(Opened):
         with pytest.raises(SessionDeleted):
             next(following)
 
-    def test_a_purge_names_the_forks_it_does_not_reach(self, store: Store) -> None:
+    def test_purge_report_names_remaining_forks(self, store: Store) -> None:
         talk(store, "a")
         store.fork("a", "fork one")
         store.fork("a", "fork two")
@@ -170,7 +168,7 @@ class Purging(Opened):
         assert shown(store, "fork one") == ["3", "5", "6", "7"]
 
     @pytest.mark.parametrize("before", [2, 3, 4, 5, 6, 7, 8])
-    def test_purge_before_a_seq_takes_what_is_below_it_and_nothing_else(
+    def test_purge_before_a_seq_removes_only_earlier_messages(
         self, store: Store, before: int
     ) -> None:
         talk(store, "a")
@@ -188,14 +186,14 @@ class Purging(Opened):
         assert say(store, "a", "8") == [8]
 
     @pytest.mark.parametrize("before", [-1, 0, 1])
-    def test_purge_before_the_beginning_takes_nothing(self, store: Store, before: int) -> None:
+    def test_purge_before_the_first_seq_removes_nothing(self, store: Store, before: int) -> None:
         talk(store, "a")
         now = session_content(store, "a")
         purged = store.purge("a", before=before)
         assert (purged.messages, purged.first, purged.last) == (0, 0, 0)
         assert session_content(store, "a") == now
 
-    def test_purge_before_a_seq_beyond_the_end_takes_all_messages(self, store: Store) -> None:
+    def test_purge_before_a_seq_beyond_the_end_removes_all_messages(self, store: Store) -> None:
         talk(store, "a")
         assert store.purge("a", before=99).messages == 7
         assert store.list_sessions() == ["a"]
@@ -205,7 +203,7 @@ class Purging(Opened):
         assert say(store, "a", "8") == [8]
         assert shown(store, "a") == ["8"]
 
-    def test_purging_again_takes_what_came_since(self, store: Store) -> None:
+    def test_repeated_purge_removes_only_the_remaining_messages(self, store: Store) -> None:
         talk(store, "a")
         assert store.purge("a", before=4).messages == 3
         assert store.purge("a", before=4).messages == 0
@@ -217,7 +215,7 @@ class Purging(Opened):
         assert store.purge("a", before=7).messages == 1
         assert everything(store, "a") == [(7, "7", True)]
 
-    def test_undo_never_goes_below_a_purge(self, store: Store) -> None:
+    def test_undo_does_not_cross_a_purge(self, store: Store) -> None:
         say(store, "a", *"123456")
         store.truncate_history("a", 4)
         store.hide("a", 5, 5)
@@ -232,7 +230,7 @@ class Purging(Opened):
         ]
         assert store.info("a").floor == 2
 
-    def test_steps_above_a_purge_can_still_be_taken_back(self, store: Store) -> None:
+    def test_undo_steps_of_remaining_messages_work_after_a_purge(self, store: Store) -> None:
         say(store, "a", *"123456")
         store.clear("a")
         store.undo("a")
@@ -245,7 +243,7 @@ class Purging(Opened):
         assert shown(store, "a") == ["3", "4", "5", "6"]
         assert hidden(store, "a") == [7]
 
-    def test_steps_before_one_that_a_purge_took_are_gone_as_well(self, store: Store) -> None:
+    def test_purge_drops_all_undo_steps_before_an_affected_one(self, store: Store) -> None:
         say(store, "a", *"123456")
         store.hide("a", 5, 5)
         store.truncate_history("a", 3)
@@ -257,7 +255,7 @@ class Purging(Opened):
             store.undo("a")
         assert shown(store, "a") == ["3", "4", "6"]
 
-    def test_an_older_summary_does_not_come_back_after_a_purge(self, store: Store) -> None:
+    def test_earlier_summary_cannot_be_restored_by_undo_after_a_purge(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.checkpoint("a", summary="the first told a secret", upto=1)
         store.set_summary("a", "something else")
@@ -267,11 +265,11 @@ class Purging(Opened):
         with pytest.raises(NothingToUndo):
             store.undo("a")
 
-    def test_without_a_summary_nothing_is_said_of_one(self, store: Store) -> None:
+    def test_purge_report_has_no_summary_warning_without_a_summary(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         assert store.purge("a", before=2).not_reached == ()
 
-    def test_deleted_sessions_of_the_key_are_named_by_purge_before(self, store: Store) -> None:
+    def test_purge_before_reports_deleted_sessions_of_the_key(self, store: Store) -> None:
         say(store, "a", "1", "2")
         store.delete("a")
         say(store, "a", "1", "2")
@@ -279,7 +277,7 @@ class Purging(Opened):
         assert [sentence for sentence in told if "trash" in sentence]
         assert trash_content(store) == [("a", 2)]
 
-    def test_p12_tokens_of_kept_messages_are_known_after_a_purge(self, store: Store) -> None:
+    def test_p12_idempotency_keys_of_remaining_messages_survive_a_purge(self, store: Store) -> None:
         talk(store, "a")
         store.purge("a", before=3)
         assert store.add_messages("a", [*map(user, "345")], once="batch") == [3, 4, 5]
@@ -291,9 +289,7 @@ class Purging(Opened):
         # The idempotency key of a purged message is gone as well.
         assert store.add_messages("a", [user("new")], once="batch") == [8]
 
-    def test_p12_tokens_of_kept_archived_messages_are_known_after_a_purge(
-        self, store: Store
-    ) -> None:
+    def test_p12_idempotency_keys_of_archived_messages_survive_a_purge(self, store: Store) -> None:
         for number in range(1, 7):
             store.add_message("a", "user", str(number), once=f"t{number}")
         store.truncate_history("a", 1)
@@ -302,7 +298,7 @@ class Purging(Opened):
         assert store.add_message("a", "user", "5", once="t5") == 5
         assert store.add_message("a", "user", "2", once="t2") == 7
 
-    def test_p2_a_batch_across_a_purge_keeps_its_rest(self, store: Store) -> None:
+    def test_p2_rest_of_a_partly_purged_batch_stays_readable(self, store: Store) -> None:
         say(store, "a", "1")
         store.add_messages("a", [*map(user, "2345")])
         store.purge("a", before=4)
@@ -314,7 +310,7 @@ class Purging(Opened):
         assert shown(store, "a") == ["4", "5", "6"]
         assert store.info("a").lost == 0
 
-    def test_purge_reaches_into_archives(self, store: Store) -> None:
+    def test_purge_removes_archived_messages(self, store: Store) -> None:
         for number in range(1, 13):
             say(store, "a", str(number))
             if number % 4 == 0:
@@ -343,7 +339,7 @@ class Purging(Opened):
         with pytest.raises(UsageError):
             store.fork("a", "c", at=2)
 
-    def test_p7_a_purge_beside_writers_loses_nothing_of_theirs(self, store: Store) -> None:
+    def test_p7_purge_during_writes_loses_no_new_messages(self, store: Store) -> None:
         say(store, "a", *"12345")
         start, failed = Barrier(3), list[StenologError]()
 

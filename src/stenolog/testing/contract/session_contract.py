@@ -17,7 +17,7 @@ from stenolog.testing.strategies import hostile_keys
 class Sessions(Opened):
     """`info`, `set_meta` and `compact`."""
 
-    def test_info_tells_what_is_there(self, store: Store) -> None:
+    def test_info_describes_the_session(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4", "5")
         store.hide("a", 4, 4)
         store.checkpoint("a", summary="so far", upto=2)
@@ -35,7 +35,7 @@ class Sessions(Opened):
         assert info.created <= info.updated
         assert info.created.utcoffset() == info.updated.utcoffset() == timedelta(0)
 
-    def test_info_of_a_session_without_messages(self, store: Store) -> None:
+    def test_session_without_messages_has_info(self, store: Store) -> None:
         store.set_meta("a", title="empty")
         info = store.info("a")
         assert (info.last_seq, info.count, info.visible, info.floor) == (0, 0, 0, 0)
@@ -72,12 +72,12 @@ class Sessions(Opened):
         store.set_meta("a", key="x", name="y")
         assert store.info("a").meta == {"key": "x", "name": "y"}
 
-    def test_what_a_reader_does_with_meta_changes_nothing(self, store: Store) -> None:
+    def test_changes_to_returned_meta_do_not_affect_the_store(self, store: Store) -> None:
         store.set_meta("a", tags=["x"])
         store.info("a").meta["tags"].append("y")
         assert store.info("a").meta == {"tags": ["x"]}
 
-    def test_p8_meta_is_at_most_64_kib(self, store: Store) -> None:
+    def test_p8_meta_above_64_kib_is_rejected(self, store: Store) -> None:
         store.set_meta("a", title="x")
         with pytest.raises(UsageError):
             store.set_meta("a", blob="x" * 70_000)
@@ -88,7 +88,7 @@ class Sessions(Opened):
         with pytest.raises(RefusedMessage):
             store.set_meta("a", blob=b"bytes")
 
-    def test_p4_compact_moves_only_what_is_below_the_floor(self, store: Store) -> None:
+    def test_p4_compact_archives_only_messages_below_the_floor(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4", "5")
         before = everything(store, "a")
         assert store.compact("a").archived == 0
@@ -104,7 +104,7 @@ class Sessions(Opened):
         assert store.get_summary("a") == "so far"
         assert store.info("a").count == 5
 
-    def test_p4_the_transcript_stays_whole_across_many_compactions(self, store: Store) -> None:
+    def test_p4_transcript_is_complete_after_many_compactions(self, store: Store) -> None:
         for number in range(1, 31):
             say(store, "a", str(number))
             if number % 5 == 0:
@@ -133,7 +133,7 @@ class Sessions(Opened):
         store.undo("a")
         assert shown(store, "a") == ["1", "2", "3", "4"]
 
-    def test_compaction_of_a_session_where_all_is_hidden(self, store: Store) -> None:
+    def test_session_with_only_hidden_messages_can_be_compacted(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.clear("a")
         assert store.compact("a").archived == 3
@@ -190,9 +190,7 @@ _CHANGES = [
 class Stamps(Opened):
     """`stamps`, by which an index detects changes."""
 
-    def test_every_session_has_a_stamp_that_is_another_after_each_change(
-        self, store: Store
-    ) -> None:
+    def test_stamp_of_a_session_differs_after_each_change(self, store: Store) -> None:
         assert store.stamps() == {}
         say(store, "a", "1", "2", "3", "4")
         say(store, "b", "1")
@@ -204,7 +202,7 @@ class Stamps(Opened):
         assert len({stamps["a"] for stamps in seen}) == len(seen)
         assert {stamps["b"] for stamps in seen} == {seen[0]["b"]}
 
-    def test_reading_leaves_the_stamps_as_they_are(self, store: Store) -> None:
+    def test_reads_do_not_change_stamps(self, store: Store) -> None:
         say(store, "a", "1", "2")
         before = store.stamps()
         store.get_history("a", full=True)
@@ -212,7 +210,7 @@ class Stamps(Opened):
         assert list(store.follow("a", timeout=0))
         assert store.stamps() == before
 
-    def test_stamps_come_and_go_with_the_sessions(self, store: Store) -> None:
+    def test_stamps_exist_only_for_existing_sessions(self, store: Store) -> None:
         say(store, "a", "1")
         first = store.stamps()["a"]
         store.delete("a")
@@ -229,10 +227,10 @@ class Stamps(Opened):
 class Closing(Opened):
     """`health`, `close`, and the protocol itself."""
 
-    def test_it_is_a_store(self, store: Store) -> None:
+    def test_store_implements_the_protocol(self, store: Store) -> None:
         assert isinstance(store, Store)
 
-    def test_a_store_that_works_is_healthy(self, store: Store) -> None:
+    def test_working_store_is_healthy(self, store: Store) -> None:
         say(store, "a", "1")
         health = store.health()
         assert health.ok
@@ -240,13 +238,13 @@ class Closing(Opened):
         assert health.free_bytes is None or health.free_bytes > 0
 
     @pytest.mark.parametrize("call", _AFTER_CLOSE, ids=str)
-    def test_p8_a_closed_store_says_so(self, store: Store, call: Call) -> None:
+    def test_p8_calls_on_a_closed_store_raise_store_closed(self, store: Store, call: Call) -> None:
         say(store, "a", "1")
         store.close()
         with pytest.raises(StoreClosed):
             call.make(store, "a")
 
-    def test_p8_a_closed_store_lists_and_follows_nothing(self, store: Store) -> None:
+    def test_p8_lists_and_follow_on_a_closed_store_raise_store_closed(self, store: Store) -> None:
         say(store, "a", "1")
         store.close()
         for call in (
@@ -263,7 +261,7 @@ class Closing(Opened):
         store.close()
         store.close()
 
-    def test_leaving_the_block_closes_the_store(self, tmp_path: Path) -> None:
+    def test_with_block_closes_the_store(self, tmp_path: Path) -> None:
         with self.make_store(tmp_path) as store:
             say(store, "a", "1")
         with pytest.raises(StoreClosed):
@@ -273,7 +271,7 @@ class Closing(Opened):
 class Keys(Opened):
     """Session keys, and `list_sessions`."""
 
-    def test_p6_three_hundred_hostile_keys_share_nothing(
+    def test_p6_three_hundred_hostile_keys_have_separate_sessions(
         self, store: Store, tmp_path: Path
     ) -> None:
         keys = hostile_keys()
@@ -294,7 +292,7 @@ class Keys(Opened):
     @pytest.mark.parametrize(
         "key", ["", "x" * 1025, "\u00e9" * 513, "\ud800", "a\udfff", None, 7, b"a"]
     )
-    def test_p6_what_is_no_key_is_refused(self, store: Store, key: str) -> None:
+    def test_p6_invalid_keys_are_rejected(self, store: Store, key: str) -> None:
         for call in (
             lambda: store.add_message(key, "user", "x"),
             lambda: store.get_history(key),
@@ -309,13 +307,13 @@ class Keys(Opened):
                 call()
         assert store.list_sessions() == []
 
-    def test_sessions_are_listed_in_the_order_of_their_bytes(self, store: Store) -> None:
+    def test_sessions_are_listed_in_byte_order_of_their_keys(self, store: Store) -> None:
         keys = ["b", "a", "B", "a:b", "a_b", "\u00e9", "e\u0301", "\uffff", "\U0001f600", "10", "9"]
         for key in keys:
             say(store, key, "x")
         assert store.list_sessions() == sorted(keys, key=str.encode)
 
-    def test_pages_of_sessions_join_without_gap_or_repeat(self, store: Store) -> None:
+    def test_pages_of_sessions_have_no_gaps_or_duplicates(self, store: Store) -> None:
         keys = sorted((f"user:{number}" for number in range(25)), key=str.encode)
         for key in reversed(keys):
             say(store, key, "x")
@@ -329,7 +327,7 @@ class Keys(Opened):
         assert store.list_sessions(after="user:1x", limit=2) == ["user:2", "user:20"]
         assert store.list_sessions(after="") == keys
 
-    def test_a_prefix_is_taken_literally(self, store: Store) -> None:
+    def test_prefix_is_matched_literally(self, store: Store) -> None:
         keys = ["a:1", "a:2", "a_1", "A:1", "a%1", "%", "a", "ab", "b:1"]
         for key in keys:
             say(store, key, "x")
@@ -340,6 +338,6 @@ class Keys(Opened):
         assert store.list_sessions(prefix="a", after="a%1", limit=2) == ["a:1", "a:2"]
         assert store.list_sessions(prefix="zz") == []
 
-    def test_p8_a_negative_limit_is_refused(self, store: Store) -> None:
+    def test_p8_negative_limit_is_rejected(self, store: Store) -> None:
         with pytest.raises(UsageError):
             store.list_sessions(limit=-1)

@@ -56,7 +56,7 @@ class Undoing(Opened):
     @pytest.mark.parametrize(
         ("operation", "expected"), _OPERATIONS, ids=[str(call) for call, _ in _OPERATIONS]
     )
-    def test_p4_each_operation_can_be_taken_back(
+    def test_p4_each_operation_can_be_undone(
         self, store: Store, operation: Call, expected: Undone
     ) -> None:
         say(store, "a", "1", "2", "3")
@@ -70,7 +70,7 @@ class Undoing(Opened):
         assert store.info("a").undoable == 1
 
     @pytest.mark.parametrize("operation", _CHANGES_NOTHING, ids=str)
-    def test_an_operation_that_changes_nothing_is_no_step(
+    def test_operation_without_effect_adds_no_undo_step(
         self, store: Store, operation: Call
     ) -> None:
         say(store, "a", "1", "2", "3")
@@ -80,7 +80,7 @@ class Undoing(Opened):
         assert store.undo("a").op == "summary"
         assert store.get_summary("a") == ""
 
-    def test_hiding_what_is_hidden_already_is_no_step(self, store: Store) -> None:
+    def test_hiding_hidden_messages_adds_no_undo_step(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.hide("a", 2, 2)
         store.hide("a", 2, 2)
@@ -91,7 +91,7 @@ class Undoing(Opened):
         assert store.pop("a") is None
         assert store.info("a").undoable == 2
 
-    def test_p8_without_anything_to_take_back_undo_says_so(self, store: Store) -> None:
+    def test_p8_undo_without_a_step_raises_nothing_to_undo(self, store: Store) -> None:
         say(store, "a", "1")
         with pytest.raises(NothingToUndo):
             store.undo("a")
@@ -101,7 +101,7 @@ class Undoing(Opened):
             store.undo("a")
         assert shown(store, "a") == ["1"]
 
-    def test_messages_appended_since_stay(self, store: Store) -> None:
+    def test_undo_keeps_messages_appended_after_the_operation(self, store: Store) -> None:
         say(store, "a", "1", "2")
         store.clear("a")
         say(store, "a", "3")
@@ -113,7 +113,7 @@ class Undoing(Opened):
         assert shown(store, "a") == ["1", "2", "3", "4"]
         assert hidden(store, "a") == [4]
 
-    def test_undo_brings_back_exactly_what_its_operation_hid(self, store: Store) -> None:
+    def test_undo_shows_only_the_messages_its_operation_hid(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4")
         store.hide("a", 2, 2)
         store.truncate_history("a", 1)
@@ -123,7 +123,7 @@ class Undoing(Opened):
         assert store.undo("a") == _undone("hide", shown=1)
         assert shown(store, "a") == ["1", "2", "3", "4"]
 
-    def test_a_withdrawn_tail_stays_hidden_through_later_undos(self, store: Store) -> None:
+    def test_messages_hidden_by_an_undo_stay_hidden_after_later_undos(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.hide("a", 1, 1)
         store.set_history("a", [user("2"), user("x"), user("y")])
@@ -140,7 +140,7 @@ class Undoing(Opened):
         with pytest.raises(NothingToUndo):
             store.undo("a")
 
-    def test_replace_undo_replace_undo_gives_each_time_what_was_there(self, store: Store) -> None:
+    def test_repeated_replace_and_undo_restores_the_same_history(self, store: Store) -> None:
         say(store, "a", "1", "2")
         for text in ("x", "y"):
             store.set_history("a", [user(text)])
@@ -149,14 +149,14 @@ class Undoing(Opened):
             assert shown(store, "a") == ["1", "2"]
         assert hidden(store, "a") == [3, 4]
 
-    def test_a_session_made_by_set_history_can_be_emptied_by_undo(self, store: Store) -> None:
+    def test_undo_empties_a_session_created_by_set_history(self, store: Store) -> None:
         store.set_history("a", [user("1"), user("2")])
         assert store.undo("a") == _undone("replace", hid=2)
         assert shown(store, "a") == []
         assert hidden(store, "a") == [1, 2]
         assert say(store, "a", "3") == [3]
 
-    def test_undo_goes_eight_deep_and_no_deeper(self, store: Store) -> None:
+    def test_at_most_eight_steps_can_be_undone(self, store: Store) -> None:
         for number in range(10):
             store.set_summary("a", f"summary {number}")
         assert store.info("a").undoable == 8
@@ -167,7 +167,7 @@ class Undoing(Opened):
             store.undo("a")
         assert store.get_summary("a") == "summary 1"
 
-    def test_eight_steps_of_every_kind_come_back_in_turn(self, store: Store) -> None:
+    def test_eight_steps_of_every_kind_are_undone_in_reverse_order(self, store: Store) -> None:
         say(store, "a", *"123456789")
         seen = []
         steps: list[Callable[[], object]] = [
@@ -188,7 +188,7 @@ class Undoing(Opened):
             found = (shown(store, "a"), store.get_summary("a"), store.info("a").floor)
             assert found == expected
 
-    def test_there_is_no_redo(self, store: Store) -> None:
+    def test_undo_cannot_be_redone(self, store: Store) -> None:
         store.set_summary("a", "one")
         store.set_summary("a", "two")
         store.undo("a")
@@ -199,14 +199,14 @@ class Undoing(Opened):
         assert store.get_summary("a") == ""
         assert store.info("a").undoable == 0
 
-    def test_meta_is_not_taken_back(self, store: Store) -> None:
+    def test_undo_does_not_change_meta(self, store: Store) -> None:
         store.set_summary("a", "x")
         store.set_meta("a", title="kept")
         store.undo("a")
         assert store.info("a").meta == {"title": "kept"}
         assert store.get_summary("a") == ""
 
-    def test_p4_undo_reaches_what_was_compacted(self, store: Store) -> None:
+    def test_p4_undo_shows_archived_messages(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4")
         store.checkpoint("a", summary="one", upto=1)
         assert store.compact("a").archived == 1
@@ -223,7 +223,7 @@ class Undoing(Opened):
         assert store.info("a").visible == 5
         assert store.info("a").floor == 0
 
-    def test_what_undo_brought_back_from_an_archive_can_be_hidden_again(self, store: Store) -> None:
+    def test_archived_messages_shown_by_undo_can_be_hidden_again(self, store: Store) -> None:
         say(store, "a", "1", "2", "3")
         store.truncate_history("a", 1)
         store.compact("a")
@@ -239,7 +239,7 @@ class Undoing(Opened):
         assert shown(store, "a") == ["1", "2", "3"]
         assert hidden(store, "a") == [4]
 
-    def test_p4_long_summaries_come_back_also_after_compaction(self, store: Store) -> None:
+    def test_p4_long_summaries_can_be_restored_by_undo_after_compaction(self, store: Store) -> None:
         say(store, "a", *"12345")
         summaries = [f"{number} " * 20_000 for number in range(4)]
         for upto, summary in enumerate(summaries, start=1):
@@ -251,7 +251,9 @@ class Undoing(Opened):
             assert store.get_summary("a") == summaries[upto - 1]
             assert shown(store, "a") == list("12345")[upto:]
 
-    def test_p4_many_hidden_ranges_come_back_also_after_compaction(self, store: Store) -> None:
+    def test_p4_many_hidden_ranges_can_be_restored_by_undo_after_compaction(
+        self, store: Store
+    ) -> None:
         store.add_messages("a", [user(str(number)) for number in range(800)])
         for seq in range(2, 800, 2):
             store.hide("a", seq, seq)

@@ -46,7 +46,7 @@ class Views(Opened):
     @pytest.mark.parametrize(
         ("last", "seqs"), [(0, []), (1, [7]), (3, [5, 6, 7]), (9, [3, 5, 6, 7])]
     )
-    def test_last_limits_the_messages_and_nothing_else(
+    def test_last_limits_only_the_messages_of_a_view(
         self, store: Store, last: int, seqs: list[int]
     ) -> None:
         talk(store, "a")
@@ -55,7 +55,7 @@ class Views(Opened):
         assert (view.info, view.upto, view.last) == (store.info("a"), 7, last)
 
     @pytest.mark.parametrize("last", [-1, 1.5, "1", True])
-    def test_last_must_be_a_number_of_messages(self, store: Store, last: int) -> None:
+    def test_view_rejects_an_invalid_last(self, store: Store, last: int) -> None:
         say(store, "a", "1")
         with pytest.raises(UsageError, match="last must be"):
             store.view("a", last)
@@ -131,13 +131,13 @@ class Views(Opened):
         say(store, "a", "8")
         assert view.merged(store.refresh(view)) == store.view("a")
 
-    def test_a_full_view_by_refresh_keeps_the_limit(self, store: Store) -> None:
+    def test_full_view_returned_by_refresh_keeps_its_limit(self, store: Store) -> None:
         say(store, "a", "1", "2", "3", "4")
         view = store.view("a", 2)
         store.pop("a")
         assert [message.seq for message in store.refresh(view).messages] == [2, 3]
 
-    def test_calls_that_change_nothing_leave_a_view_valid(self, store: Store) -> None:
+    def test_calls_without_effect_leave_a_view_valid(self, store: Store) -> None:
         talk(store, "a")
         view = store.view("a")
         store.truncate_history("a", 9)
@@ -176,7 +176,7 @@ class Views(Opened):
         say(store, "a", "3")
         assert view.merged(store.refresh(view)) == store.view("a")
 
-    def test_a_lease_offers_views_also_when_it_is_over(self, store: Store) -> None:
+    def test_views_through_a_lease_work_after_its_end(self, store: Store) -> None:
         say(store, "a", "1")
         with store.lease("a", ttl=60) as lease:
             view = lease.store.view("a")
@@ -184,7 +184,7 @@ class Views(Opened):
             assert [message.seq for message in lease.store.refresh(view).messages] == [2]
         assert view.merged(lease.store.refresh(view)) == store.view("a")
 
-    def test_a_closed_store_gives_no_view(self, store: Store) -> None:
+    def test_views_of_a_closed_store_raise_store_closed(self, store: Store) -> None:
         say(store, "a", "1")
         view = store.view("a")
         store.close()
@@ -193,7 +193,7 @@ class Views(Opened):
         with pytest.raises(StoreClosed):
             store.refresh(view)
 
-    def test_p7_views_beside_a_writer_are_of_one_moment(self, store: Store) -> None:
+    def test_p7_views_during_writes_are_consistent(self, store: Store) -> None:
         """Info, summary and messages agree while a writer appends, hides, deletes and recreates."""
         done = Event()
 

@@ -196,7 +196,7 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_command_prints_what_it_did_before(name: str, note: str, tmp_path: Path) -> None:
+def test_command_output_matches_its_golden_file(name: str, note: str, tmp_path: Path) -> None:
     shown = "\n".join(_run(line.format(note=note)) for line in CASES[name])
     page = HERE / f"{name}.txt"
     current = _fixed(shown, tmp_path)
@@ -205,7 +205,7 @@ def test_a_command_prints_what_it_did_before(name: str, note: str, tmp_path: Pat
     assert page.read_text() == current, "the output changed: see it with STENO_UPDATE=1"
 
 
-def test_every_command_has_its_outputs_here() -> None:
+def test_every_command_has_golden_files() -> None:
     assert CASES.keys() == set(main.list_commands(click.Context(main)))
     assert {page.stem for page in HERE.glob("*.txt")} == CASES.keys()
 

@@ -28,7 +28,7 @@ def _gaps(store: Store, key: str = _KEY) -> list[Gap]:
     return list(read_visibility(store, store.info(key)).gaps)
 
 
-def test_where_all_is_in_sight_there_is_no_gap() -> None:
+def test_no_gap_without_hidden_messages() -> None:
     with InMemoryStore() as store:
         _filled(store)
         assert _gaps(store) == []
@@ -47,7 +47,7 @@ def test_where_all_is_in_sight_there_is_no_gap() -> None:
         ),
     ],
 )
-def test_each_operation_is_told_by_its_name(
+def test_each_gap_names_its_operation(
     tmp_path: Path, act: Callable[[Store], None], told: tuple[int, int, int, str]
 ) -> None:
     sqlite = open_store(f"sqlite:{tmp_path / 's.db'}")
@@ -59,7 +59,7 @@ def test_each_operation_is_told_by_its_name(
             assert _gaps(store)[0].undo
 
 
-def test_what_two_operations_hid_are_two_gaps_and_only_the_last_can_be_undone() -> None:
+def test_each_operation_has_its_gap_and_only_the_last_can_be_undone() -> None:
     with InMemoryStore() as store:
         _filled(store)
         store.checkpoint(_KEY, summary="so", upto=2)
@@ -76,7 +76,7 @@ def test_what_two_operations_hid_are_two_gaps_and_only_the_last_can_be_undone() 
         assert (first.undo, second.undo) == (False, True)
 
 
-def test_an_edit_right_above_the_compacted_ones_is_not_told_as_compacted() -> None:
+def test_edit_next_to_summarized_messages_is_a_separate_gap() -> None:
     with InMemoryStore() as store:
         _filled(store)
         store.checkpoint(_KEY, summary="so", upto=4)
@@ -86,7 +86,7 @@ def test_an_edit_right_above_the_compacted_ones_is_not_told_as_compacted() -> No
         assert [one.has_summary for one in _gaps(store)] == [True, False]
 
 
-def test_what_a_fork_has_not_is_no_message_that_was_hidden() -> None:
+def test_messages_left_out_of_a_fork_are_not_a_gap() -> None:
     with InMemoryStore() as store:
         _filled(store)
         store.hide(_KEY, 3, 4)
@@ -99,7 +99,7 @@ def test_what_a_fork_has_not_is_no_message_that_was_hidden() -> None:
         assert list(read_visibility(store, store.info("fork")).present) == [(1, 2), (5, 10)]
 
 
-def test_a_fork_tells_the_summary_of_what_it_does_not_have() -> None:
+def test_fork_shows_the_summary_of_left_out_messages() -> None:
     with InMemoryStore() as store:
         _filled(store)
         store.checkpoint(_KEY, summary="so", upto=4)
@@ -108,7 +108,7 @@ def test_a_fork_tells_the_summary_of_what_it_does_not_have() -> None:
         assert (only.last, only.count, only.has_summary, only.undo) == (4, 0, True, False)
 
 
-def test_of_what_undo_does_not_know_only_that_it_is_hidden_is_told() -> None:
+def test_gap_without_an_undo_step_is_only_marked_hidden() -> None:
     with InMemoryStore() as store:
         _filled(store, 30)
         store.set_history(_KEY, store.get_history(_KEY)[:-2])

@@ -24,7 +24,7 @@ def _looked_up(what: str) -> str:
 
 @pytest.mark.parametrize("summary", ["", "Owls are kept.", "A very long tale of owls. " * 400])
 @pytest.mark.parametrize("system", ["", "You keep owls."])
-def test_all_parts_together_are_what_is_sent_and_what_there_is_room_for(
+def test_parts_add_up_to_the_request_and_the_budget(
     tmp_path: Path, summary: str, system: str
 ) -> None:
     spec = AgentSpec(
@@ -58,7 +58,7 @@ def test_all_parts_together_are_what_is_sent_and_what_there_is_room_for(
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 500), st.booleans())
-def test_the_system_message_is_divided_without_a_rest(
+def test_parts_of_the_system_message_are_complete(
     head: int, system: int, memory: int, summary: bool
 ) -> None:
     parts = divide_system_tokens(head, system=system, memory=memory, summary=summary)

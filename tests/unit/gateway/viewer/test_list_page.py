@@ -14,7 +14,7 @@ from stenolog.gateway.viewer.list_page import (
 from stenolog.stores.in_memory import InMemoryStore
 
 
-def test_all_words_stand_in_title_key_or_tags() -> None:
+def test_filter_requires_all_words_in_title_key_or_tags() -> None:
     with InMemoryStore() as store:
         store.add_message("cli:ada", "user", "Trains to Lugano")
         store.add_message("cli:bob", "user", "Trains to Chur")
@@ -39,7 +39,7 @@ def _pages(catalog: Catalog, words: str) -> list[list[str]]:
         after = more
 
 
-def test_what_fits_comes_in_pages_and_each_session_once() -> None:
+def test_filtered_sessions_are_paged_without_duplicates() -> None:
     with InMemoryStore() as store:
         for number in range(400):
             kind = "chat" if number >= 200 else "invoice" if number % 2 else "bill"
@@ -53,7 +53,7 @@ def test_what_fits_comes_in_pages_and_each_session_once() -> None:
                 assert max(map(len, pages)) == min(SIZE, count)
 
 
-def test_what_was_found_is_marked_and_all_else_is_text() -> None:
+def test_matches_are_marked_and_other_text_is_escaped() -> None:
     hit = Hit(
         key="s",
         uid="u",

@@ -41,7 +41,7 @@ def test_p9_locks_and_memory_do_not_grow_with_the_number_of_keys(fast_path: Path
         assert hanging_on(store).total() <= before.total() + 8
 
 
-def test_p9_what_is_kept_of_written_sessions_is_bounded(fast_path: Path) -> None:
+def test_p9_cached_state_of_written_sessions_is_bounded(fast_path: Path) -> None:
     with JSONLStore(fast_path, cache_bytes=100_000) as store:
         for number in range(WRITTEN):
             store.add_message(f"user:{number}", "user", "x" * 100)

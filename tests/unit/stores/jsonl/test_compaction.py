@@ -60,7 +60,7 @@ def test_p4_three_archives_form_a_chain(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.jsonl.gz"))) == 3
 
 
-def test_p12_tokens_survive_compaction(tmp_path: Path) -> None:
+def test_p12_idempotency_keys_survive_compaction(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, 20)
         store.add_messages(KEY, [{"n": 1}, {"n": 2}], once="batch")
@@ -77,7 +77,7 @@ def test_p12_tokens_survive_compaction(tmp_path: Path) -> None:
         assert store.info(KEY).last_seq == 23
 
 
-def test_p12_tokens_of_a_thousand_messages_are_remembered_across_files(tmp_path: Path) -> None:
+def test_p12_idempotency_keys_of_a_thousand_messages_are_known_across_files(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "first", once="first")
         for start in range(0, 999, 111):
@@ -88,7 +88,7 @@ def test_p12_tokens_of_a_thousand_messages_are_remembered_across_files(tmp_path:
         assert store.add_message(KEY, "user", "first", once="first") == 1
 
 
-def test_p4_undo_of_a_very_long_summary_finds_it_in_the_archive(tmp_path: Path) -> None:
+def test_p4_undo_reads_a_very_long_summary_from_the_archive(tmp_path: Path) -> None:
     long = "what was said before " * 1_000
     with JSONLStore(tmp_path) as store:
         fill(store, 3)
@@ -102,7 +102,7 @@ def test_p4_undo_of_a_very_long_summary_finds_it_in_the_archive(tmp_path: Path) 
         assert len(live(tmp_path)) < 4 * len(long)
 
 
-def test_nothing_to_move_changes_nothing(tmp_path: Path) -> None:
+def test_compaction_without_hidden_messages_changes_nothing(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         assert store.compact("nobody").archived == 0
         fill(store, 3)
@@ -125,7 +125,7 @@ def test_p2_a_batch_is_never_split_between_archive_and_log(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("rename", [1, 2])
-def test_p2_a_crash_around_each_rename_doubles_and_loses_nothing(
+def test_p2_crash_around_a_rename_neither_duplicates_nor_loses_messages(
     rename: int, tmp_path: Path
 ) -> None:
     script = """
@@ -171,7 +171,7 @@ def recorded(name: str, steps: list[str]) -> Callable[..., object]:
     return call
 
 
-def test_the_archive_is_on_the_disk_before_the_log_lets_go_of_it(
+def test_archive_is_synced_before_the_log_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -212,7 +212,7 @@ def test_p4_a_missing_archive_is_reported_and_the_rest_stays_readable(
         assert store.add_message(KEY, "user", "on") == 6
 
 
-def test_p8_a_failed_rename_leaves_the_log_as_it_was(
+def test_p8_failed_rename_leaves_the_log_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> None:

@@ -53,7 +53,7 @@ def _go_on(store: JSONLStore) -> None:
     store.delete("d")
 
 
-def test_p2_a_system_call_of_a_copy_that_fails_costs_no_session(
+def test_p2_failed_system_call_during_a_copy_loses_no_session(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(fast_path / "source") as source:
@@ -94,7 +94,7 @@ def _delete(store: JSONLStore) -> None:
 
 @pytest.mark.parametrize("meanwhile", [_append, _delete])
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_copy_that_changes_while_its_replacement_is_written_is_not_replaced(
+def test_copy_changed_during_its_replacement_is_not_replaced(
     fast_path: Path, meanwhile: Callable[[JSONLStore], None], moved: bool
 ) -> None:
     with JSONLStore(fast_path / "source") as source, JSONLStore(fast_path / "target") as target:

@@ -94,7 +94,7 @@ def left_after(log: Account, index: int) -> set[int]:
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_p2_a_log_cut_at_every_byte_keeps_whole_records_and_goes_on(
+def test_p2_log_truncated_at_any_byte_keeps_complete_records_and_accepts_appends(
     bench: Bench, caplog: pytest.LogCaptureFixture, step: int
 ) -> None:
     caplog.set_level(logging.WARNING, "stenolog")
@@ -126,7 +126,7 @@ def test_p2_a_log_cut_at_every_byte_keeps_whole_records_and_goes_on(
         pytest.param(write_group, id="a group in one write"),
     ],
 )
-def test_p3_every_byte_flipped_hides_only_the_record_it_hit(
+def test_p3_flipped_byte_hides_only_its_own_record(
     bench: Bench, caplog: pytest.LogCaptureFixture, write: Callable[[Path], Account]
 ) -> None:
     caplog.set_level(logging.WARNING, "stenolog")
@@ -150,7 +150,7 @@ def test_p3_every_byte_flipped_hides_only_the_record_it_hit(
 
 
 @pytest.mark.parametrize("followed", [True, False])
-def test_p3_nul_bytes_in_the_middle_of_a_batch_hide_what_they_hit(
+def test_p3_nul_bytes_in_a_batch_hide_only_the_overwritten_records(
     bench: Bench, caplog: pytest.LogCaptureFixture, followed: bool
 ) -> None:
     caplog.set_level(logging.WARNING, "stenolog")
@@ -181,7 +181,7 @@ def test_p3_nul_padding_at_the_end_loses_nothing(
     )
 
 
-def test_p3_a_torn_tail_does_not_swallow_the_next_message(tmp_path: Path) -> None:
+def test_p3_torn_tail_does_not_damage_the_next_message(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "before the power cut")
     with log_path(tmp_path).open("ab") as file:

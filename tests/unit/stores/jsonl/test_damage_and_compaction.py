@@ -43,7 +43,7 @@ def renew(store: JSONLStore, patch: pytest.MonkeyPatch) -> None:
             store.add_message(KEY, "user", "fails")
 
 
-def test_p3_a_damaged_line_of_a_batch_stays_the_only_one_through_compaction_and_renewal(
+def test_p3_compaction_does_not_spread_damage_within_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -94,7 +94,7 @@ def test_p4_damaged_first_lines_do_not_orphan_the_archives(
         assert [m.seq for m in store.get_history(KEY)][:9] == list(range(1, 10))
 
 
-def test_p3_a_message_that_stands_there_twice_counts_once_and_is_reported(
+def test_p3_duplicate_record_counts_once_and_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -110,7 +110,7 @@ def test_p3_a_message_that_stands_there_twice_counts_once_and_is_reported(
         assert store.add_message(KEY, "user", "on") == 4
 
 
-def test_p12_a_token_whose_batch_is_damaged_is_still_known(tmp_path: Path) -> None:
+def test_p12_idempotency_key_of_a_damaged_batch_is_known(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_messages(KEY, [{"n": 1}, {"n": 2}, {"n": 3}], once="t")
         store.add_message(KEY, "user", "proof")
@@ -120,7 +120,7 @@ def test_p12_a_token_whose_batch_is_damaged_is_still_known(tmp_path: Path) -> No
         assert seqs(store) == [1, 3, 4]
 
 
-def test_p9_many_damaged_lines_take_no_longer_than_they_are_many(tmp_path: Path) -> None:
+def test_p9_many_damaged_lines_are_read_in_linear_time(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_messages(KEY, [{"n": n} for n in range(20_000)])
     path_of(tmp_path).write_bytes(path_of(tmp_path).read_bytes().replace(b"\n", b"\r\n"))

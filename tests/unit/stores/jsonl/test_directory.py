@@ -6,7 +6,7 @@ from pathlib import Path
 from stenolog import JSONLStore
 
 
-def test_p7_threads_that_list_at_once_each_get_everything(fast_path: Path) -> None:
+def test_p7_concurrent_lists_are_complete(fast_path: Path) -> None:
     with JSONLStore(fast_path) as store:
         for number in range(600):
             store.set_meta(f"k{number:03}", title="x")

@@ -54,7 +54,7 @@ def contents(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_p8_after_a_failed_sync_the_message_is_surely_absent(
+def test_p8_message_is_absent_after_a_failed_sync(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -69,7 +69,7 @@ def test_p8_after_a_failed_sync_the_message_is_surely_absent(
     assert contents(tmp_path) == ["kept", "next"]
 
 
-def test_p8_where_that_fails_too_it_is_unknown_and_the_session_is_refused_until_it_is_made_good(
+def test_p8_repeated_sync_failure_raises_maybe_stored_and_blocks_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -101,7 +101,7 @@ def test_p8_a_failed_sync_of_the_first_message_leaves_no_session(
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_p8_a_write_that_fails_at_once_leaves_nothing_behind(
+def test_p8_failed_write_leaves_the_file_unchanged(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -115,7 +115,7 @@ def test_p8_a_write_that_fails_at_once_leaves_nothing_behind(
         assert store.add_message(KEY, "user", "next") == 2
 
 
-def test_p8_a_short_write_is_set_aside_and_not_glued_to_the_next(
+def test_p8_short_write_is_voided_before_the_next_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -129,7 +129,7 @@ def test_p8_a_short_write_is_set_aside_and_not_glued_to_the_next(
     assert contents(tmp_path) == ["kept", "next"]
 
 
-def test_p2_a_short_write_of_a_batch_leaves_none_of_it(
+def test_p2_short_write_of_a_batch_stores_no_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -144,7 +144,7 @@ def test_p2_a_short_write_of_a_batch_leaves_none_of_it(
     assert contents(tmp_path) == ["kept", "next"]
 
 
-def test_p8_a_folder_that_cannot_be_synced_acknowledges_nothing(
+def test_p8_failed_folder_sync_raises_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:

@@ -29,7 +29,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("sample", sorted(path.name for path in SAMPLES.iterdir() if path.is_dir()))
-def test_a_folder_of_another_program_stays_as_it_is(sample: str, tmp_path: Path) -> None:
+def test_folder_of_another_program_is_not_changed(sample: str, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / sample, tmp_path / "sessions")
     before = bytes_of(tmp_path)
     with open_store(tmp_path) as store:
@@ -50,7 +50,7 @@ def test_a_folder_of_another_program_stays_as_it_is(sample: str, tmp_path: Path)
     assert bytes_of(tmp_path) == before
 
 
-def test_every_log_among_the_samples_has_its_key_here() -> None:
+def test_every_sample_log_has_an_expected_key() -> None:
     logs = {
         str(path.relative_to(SAMPLES))
         for program in ("picoclaw", "zeroclaw")
@@ -59,7 +59,7 @@ def test_every_log_among_the_samples_has_its_key_here() -> None:
     assert logs == set(KEYS)
 
 
-def test_a_session_of_ours_does_not_keep_another_key_out(tmp_path: Path) -> None:
+def test_session_does_not_block_a_key_with_a_similar_file_name(tmp_path: Path) -> None:
     """`telegram_1001` is what picoclaw would call `telegram:1001`; ours are two sessions."""
     with JSONLStore(tmp_path) as store:
         store.add_message("telegram_1001", "user", "one")
@@ -69,7 +69,7 @@ def test_a_session_of_ours_does_not_keep_another_key_out(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", [b"hello\n", b"{}\n", b'{"role":"user"}\n', b"\xff\xfe", b"{"])
-def test_any_other_text_under_our_name_is_left_alone(text: bytes, tmp_path: Path) -> None:
+def test_file_with_foreign_content_is_not_changed(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "sessions").mkdir(mode=0o700)
     path = tmp_path / "sessions" / "a.jsonl"
     path.write_bytes(text)

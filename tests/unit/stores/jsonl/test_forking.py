@@ -33,7 +33,7 @@ def log(place: Path, key: str = "b") -> Path:
     return place / "sessions" / f"{key}.jsonl"
 
 
-def test_a_fork_begins_with_its_state_twice_and_ends_with_it(tmp_path: Path) -> None:
+def test_log_of_a_fork_has_state_records_at_start_and_end(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         talk(store)
         store.fork(KEY, "b", at=9)
@@ -49,7 +49,7 @@ def test_a_fork_begins_with_its_state_twice_and_ends_with_it(tmp_path: Path) -> 
     assert {"undo", "archive", "tokens", "hidden", "lost"} & state.keys() == set()
 
 
-def test_nothing_that_was_hidden_is_in_a_fork(tmp_path: Path) -> None:
+def test_fork_contains_no_hidden_text(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         talk(store)
         store.set_summary(KEY, "an older one")
@@ -61,7 +61,7 @@ def test_nothing_that_was_hidden_is_in_a_fork(tmp_path: Path) -> None:
     assert b'"m3"' in text
 
 
-def test_a_fork_is_no_damage_whoever_looks_at_it(
+def test_gaps_of_a_fork_are_not_reported_as_damage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -84,7 +84,7 @@ def test_a_fork_is_no_damage_whoever_looks_at_it(
 
 
 @pytest.mark.parametrize("line", [0, 1, -1])
-def test_p3_a_damaged_state_of_a_fork_loses_nothing(tmp_path: Path, line: int) -> None:
+def test_p3_damaged_state_of_a_fork_loses_no_message(tmp_path: Path, line: int) -> None:
     with JSONLStore(tmp_path) as store:
         talk(store)
         store.fork(KEY, "b")
@@ -97,7 +97,7 @@ def test_p3_a_damaged_state_of_a_fork_loses_nothing(tmp_path: Path, line: int) -
         assert store.get_summary("b") == "two of them"
 
 
-def test_p8_a_failed_sync_in_a_fork_finds_no_damage_in_it(
+def test_p8_failed_sync_in_a_fork_reports_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -119,7 +119,7 @@ def test_p8_a_failed_sync_in_a_fork_finds_no_damage_in_it(
     assert examine(tmp_path).findings == ()
 
 
-def test_what_is_damaged_in_the_source_is_left_out(tmp_path: Path) -> None:
+def test_damaged_messages_are_left_out_of_a_fork(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         talk(store)
     text = log(tmp_path, KEY).read_bytes()
@@ -131,7 +131,7 @@ def test_what_is_damaged_in_the_source_is_left_out(tmp_path: Path) -> None:
         assert (seqs(store, full=True), info.lost, info.count) == ([3, 4, 7, 9, 10], 0, 5)
 
 
-def test_what_cannot_be_read_of_an_archive_is_left_out(tmp_path: Path) -> None:
+def test_messages_of_an_unreadable_archive_are_left_out_of_a_fork(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         talk(store)
         for _ in range(3):
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_of_an_archive_is_left_out(tmp_path: Path) -> None:
         assert info.last_seq == 10
 
 
-def test_p9_a_fork_is_opened_from_its_end(tmp_path: Path) -> None:
+def test_p9_fork_is_opened_by_reading_its_end(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_messages(KEY, [{"role": "user", "content": "x" * 2000}] * 2000)
         store.hide(KEY, 5, 5)
@@ -157,7 +157,7 @@ def test_p9_a_fork_is_opened_from_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [None, 2])
-def test_a_purge_while_a_session_is_forked_is_not_passed_by(
+def test_fork_does_not_copy_messages_purged_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int | None
 ) -> None:
     composed = lifecycle.forked_log

@@ -46,7 +46,7 @@ def _change_all(store: JSONLStore) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("call", [_lease, _change_all])
-def test_p8_ctrl_c_at_any_step_leaks_no_descriptor_and_keeps_no_lock(
+def test_p8_ctrl_c_at_any_step_leaks_no_descriptor_or_lock(
     fast_path: Path, call: Callable[[JSONLStore], None]
 ) -> None:
     before = _count_descriptors()
@@ -75,7 +75,7 @@ def test_p8_ctrl_c_at_any_step_leaks_no_descriptor_and_keeps_no_lock(
     assert number > 30
 
 
-def test_p8_ctrl_c_at_any_step_leaves_no_watch_of_the_folder_open(fast_path: Path) -> None:
+def test_p8_ctrl_c_at_any_step_leaks_no_folder_watch(fast_path: Path) -> None:
     before = _count_descriptors()
     number, where = 1, "first"
     while where:

@@ -65,7 +65,7 @@ def holder(place: Path, ttl: float = 60) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_the_lock_file_tells_who_has_the_turn(store: JSONLStore, lock: Path) -> None:
+def test_lock_file_names_the_lease_holder(store: JSONLStore, lock: Path) -> None:
     before = datetime.now(UTC)
     lease = store.lease(KEY, ttl=30)
     text = lock.read_text()
@@ -95,7 +95,7 @@ def test_p11_lock_files_are_private(store: JSONLStore, lock: Path) -> None:
     assert stat.S_IMODE(lock.parent.stat().st_mode) == 0o700
 
 
-def test_the_count_goes_on_in_another_store(store: JSONLStore, tmp_path: Path) -> None:
+def test_epoch_increases_across_stores(store: JSONLStore, tmp_path: Path) -> None:
     with store.lease(KEY, ttl=60) as first:
         pass
     with JSONLStore(tmp_path) as other, other.lease(KEY, ttl=60) as lease:
@@ -109,7 +109,7 @@ def test_the_count_goes_on_in_another_store(store: JSONLStore, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", [b"garbage", b'{"epoch":7', b"\0" * 512, b'{"epoch":"x"}\n'])
-def test_a_lock_file_that_cannot_be_read_does_not_begin_the_count_again(
+def test_unreadable_lock_file_does_not_reset_the_epoch(
     store: JSONLStore, lock: Path, text: bytes
 ) -> None:
     for _ in range(9):
@@ -123,7 +123,7 @@ def test_a_lock_file_that_cannot_be_read_does_not_begin_the_count_again(
     assert after.epoch < 2**53
 
 
-def test_a_holder_that_lives_keeps_the_turn_past_its_ttl(store: JSONLStore, tmp_path: Path) -> None:
+def test_running_holder_keeps_the_lease_after_its_ttl(store: JSONLStore, tmp_path: Path) -> None:
     lease = store.lease(KEY, ttl=0.001)
     with JSONLStore(tmp_path) as other, pytest.raises(StoreBusy, match=str(os.getpid())):
         other.lease(KEY, ttl=60, wait=0.05)
@@ -133,7 +133,7 @@ def test_a_holder_that_lives_keeps_the_turn_past_its_ttl(store: JSONLStore, tmp_
     lease.release()
 
 
-def test_p7_the_turn_is_gone_with_a_killed_holder(store: JSONLStore, tmp_path: Path) -> None:
+def test_p7_lease_of_a_killed_holder_is_free(store: JSONLStore, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with pytest.raises(StoreBusy, match=f"process {process.pid} on"):
             store.lease(KEY, ttl=60, wait=0)
@@ -143,7 +143,9 @@ def test_p7_the_turn_is_gone_with_a_killed_holder(store: JSONLStore, tmp_path: P
             assert not lease.lost
 
 
-def test_who_waits_gets_the_turn_of_another_process(store: JSONLStore, tmp_path: Path) -> None:
+def test_waiting_caller_gets_the_lease_released_by_another_process(
+    store: JSONLStore, tmp_path: Path
+) -> None:
     with holder(tmp_path) as process:
         assert process.stdin is not None
         process.stdin.close()
@@ -151,7 +153,7 @@ def test_who_waits_gets_the_turn_of_another_process(store: JSONLStore, tmp_path:
             assert not lease.lost
 
 
-def test_a_forked_child_neither_has_nor_keeps_the_turn(store: JSONLStore, tmp_path: Path) -> None:
+def test_forked_child_neither_holds_nor_keeps_the_lease(store: JSONLStore, tmp_path: Path) -> None:
     lease = store.lease(KEY, ttl=60)
     ready, told = os.pipe()
     end, wait = os.pipe()
@@ -184,7 +186,7 @@ def test_a_forked_child_neither_has_nor_keeps_the_turn(store: JSONLStore, tmp_pa
         os.close(told)
 
 
-def test_a_lock_file_that_was_replaced_is_a_lost_lease(store: JSONLStore, lock: Path) -> None:
+def test_lease_with_a_replaced_lock_file_is_lost(store: JSONLStore, lock: Path) -> None:
     lease = store.lease(KEY, ttl=60)
     lock.unlink()
     assert lease.lost
@@ -196,13 +198,13 @@ def test_a_lock_file_that_was_replaced_is_a_lost_lease(store: JSONLStore, lock: 
         assert not other.lost
 
 
-def test_a_lease_that_nobody_refers_to_is_let_go_of(store: JSONLStore) -> None:
+def test_garbage_collected_lease_is_released(store: JSONLStore) -> None:
     store.lease(KEY, ttl=60)
     with store.lease(KEY, ttl=60, wait=PATIENCE) as lease:
         assert not lease.lost
 
 
-def test_closing_lets_the_next_one_in(store: JSONLStore, tmp_path: Path) -> None:
+def test_close_frees_the_lease_for_another_store(store: JSONLStore, tmp_path: Path) -> None:
     first = JSONLStore(tmp_path)
     lease = first.lease(KEY, ttl=60)
     first.close()
@@ -211,7 +213,7 @@ def test_closing_lets_the_next_one_in(store: JSONLStore, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("what", ["symlink", "folder", "pipe"])
-def test_p11_what_stands_in_place_of_a_lock_file_is_not_used(
+def test_p11_lock_path_that_is_not_a_regular_file_is_rejected(
     store: JSONLStore, lock: Path, tmp_path: Path, what: str
 ) -> None:
     outside = tmp_path / "outside"
@@ -229,7 +231,7 @@ def test_p11_what_stands_in_place_of_a_lock_file_is_not_used(
     assert outside.read_bytes() == b""
 
 
-def test_p11_locks_behind_a_symlink_are_not_used(
+def test_p11_symlinked_locks_folder_is_rejected(
     store: JSONLStore, lock: Path, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
@@ -242,7 +244,7 @@ def test_p11_locks_behind_a_symlink_are_not_used(
     assert list(outside.iterdir()) == []
 
 
-def test_leases_of_many_keys_are_of_files_of_their_own(tmp_path: Path) -> None:
+def test_each_key_has_its_own_lock_file(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         held = []
         for key in ("a:b", "a_b", "A:B", "k" * 1024, "..", "K" * 1024):
@@ -265,9 +267,7 @@ def glance(lock: Path) -> Iterator[int]:
         os.close(looking)
 
 
-def test_who_only_looks_whether_the_turn_is_taken_keeps_nobody_from_it(
-    store: JSONLStore, lock: Path
-) -> None:
+def test_checking_a_lease_does_not_block_acquiring_it(store: JSONLStore, lock: Path) -> None:
     store.lease(KEY, ttl=60).release()
     with glance(lock) as looking:
         pauses: list[float] = []
@@ -281,7 +281,7 @@ def test_who_only_looks_whether_the_turn_is_taken_keeps_nobody_from_it(
         assert len(pauses) == 1
 
 
-def test_who_has_the_turn_is_not_waited_for_where_that_is_not_wanted(
+def test_acquire_past_its_deadline_raises_store_busy_without_waiting(
     store: JSONLStore,
 ) -> None:
     def pause(seconds: float) -> None:
@@ -291,7 +291,7 @@ def test_who_has_the_turn_is_not_waited_for_where_that_is_not_wanted(
         leases.acquire(store._directory, store, KEY, ttl=60, deadline=0, pause=pause)
 
 
-def test_who_looks_for_ever_is_not_waited_for_that_long(store: JSONLStore, lock: Path) -> None:
+def test_endless_check_of_a_lease_does_not_block_for_ever(store: JSONLStore, lock: Path) -> None:
     store.lease(KEY, ttl=60).release()
     with glance(lock), pytest.raises(StoreBusy):
         store.lease(KEY, ttl=60, wait=0)
@@ -307,7 +307,7 @@ def test_who_looks_for_ever_is_not_waited_for_that_long(store: JSONLStore, lock:
     ],
     ids=["append", "append once", "change"],
 )
-def test_a_purge_just_before_the_write_is_seen_and_leaves_no_file(
+def test_write_after_a_concurrent_purge_creates_no_file(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch, write: Callable[[JSONLStore], object]
 ) -> None:
     lock, at_once, purged = store._logs.lock, store._queue.try_fast_append, list[int]()
@@ -334,7 +334,7 @@ def test_a_purge_just_before_the_write_is_seen_and_leaves_no_file(
     assert not list(store.folder.glob("*.jsonl"))
 
 
-def test_each_append_of_a_group_is_refused_once_the_session_was_purged(store: JSONLStore) -> None:
+def test_group_append_after_a_purge_raises_lease_lost(store: JSONLStore) -> None:
     said = Append(messages=[{"role": "user", "content": "late"}])
     with store.lease(KEY, ttl=60) as lease:
         behind = lease.store
@@ -344,14 +344,14 @@ def test_each_append_of_a_group_is_refused_once_the_session_was_purged(store: JS
             behind.add_group(KEY, [said, said])
 
 
-def test_a_store_behind_a_lease_does_not_keep_a_lease_that_was_forgotten(store: JSONLStore) -> None:
+def test_store_of_a_lease_does_not_keep_the_lease_alive(store: JSONLStore) -> None:
     lease = store.lease(KEY, ttl=60)
     assert lease.store.add_message(KEY, "user", "2") == 2
     del lease
     store.lease(KEY, ttl=60, wait=0).release()
 
 
-def test_p9_a_write_of_a_turn_is_the_usual_one_with_one_look_at_the_turn(
+def test_p9_append_through_a_lease_is_a_fast_append_with_one_lease_check(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check, looks = leases.JSONLLease.check, list[int]()
@@ -372,7 +372,7 @@ def test_p9_a_write_of_a_turn_is_the_usual_one_with_one_look_at_the_turn(
         assert len(looks) == 3
 
 
-def test_the_usual_append_sees_that_the_turn_is_over(store: JSONLStore, lock: Path) -> None:
+def test_fast_append_detects_a_lost_lease(store: JSONLStore, lock: Path) -> None:
     with store.lease(KEY, ttl=60) as lease:
         behind = lease.store
         assert behind.add_message(KEY, "user", "2") == 2
@@ -393,7 +393,7 @@ def busy(log: Path) -> Iterator[None]:
         os.close(writing)
 
 
-def test_p8_a_purge_that_fails_leaves_the_turn_as_it_was(
+def test_p8_failed_purge_does_not_end_the_lease(
     store: JSONLStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(log: Log) -> None:
@@ -410,7 +410,7 @@ def test_p8_a_purge_that_fails_leaves_the_turn_as_it_was(
         assert not lease.lost
 
 
-def test_p8_a_purge_that_cannot_reach_the_trash_leaves_the_turn_as_it_was(
+def test_p8_purge_that_fails_in_the_trash_does_not_end_the_lease(
     store: JSONLStore, tmp_path: Path
 ) -> None:
     store.delete(KEY)
@@ -424,7 +424,7 @@ def test_p8_a_purge_that_cannot_reach_the_trash_leaves_the_turn_as_it_was(
         assert lease.lost
 
 
-def test_a_turn_that_is_taken_while_a_purge_is_at_it_is_none(
+def test_lease_acquired_during_a_purge_is_lost(
     store: JSONLStore, lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, told = trash.move_in, list[StenologError]()
@@ -453,7 +453,7 @@ def test_a_turn_that_is_taken_while_a_purge_is_at_it_is_none(
 
 
 @pytest.mark.parametrize("how", ["purge_trash", "finish_purge"])
-def test_the_turn_in_what_was_begun_while_the_trash_is_purged_goes_on(
+def test_lease_of_a_new_session_survives_a_purge_of_the_trash(
     store: JSONLStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     store.lease(KEY, ttl=60).release()
@@ -501,7 +501,7 @@ def test_p8_a_closed_store_stays_closed_in_a_forked_child(tmp_path: Path) -> Non
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_p7_the_epoch_grows_across_a_purge_and_a_clock_that_was_set_back(
+def test_p7_epoch_increases_across_a_purge_and_a_clock_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -521,7 +521,7 @@ def test_p7_the_epoch_grows_across_a_purge_and_a_clock_that_was_set_back(
     assert left.stat().st_mode & 0o777 == 0o600
 
 
-def test_p7_the_epoch_grows_if_a_lease_begins_while_a_purge_deletes_the_lock_file(
+def test_p7_epoch_increases_if_a_lease_starts_while_a_purge_deletes_the_lock_file(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.lease(KEY, ttl=60)
@@ -548,7 +548,7 @@ def test_p7_the_epoch_grows_if_a_lease_begins_while_a_purge_deletes_the_lock_fil
         assert lease.epoch > begun[0].epoch
 
 
-def test_p7_a_lease_whose_lock_file_is_deleted_while_it_begins_is_taken_again(
+def test_p7_lease_is_acquired_again_if_its_lock_file_is_deleted_meanwhile(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = leases.JSONLLease.start

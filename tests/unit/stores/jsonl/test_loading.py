@@ -56,7 +56,7 @@ def _keep_shared_log(store: JSONLStore, monkeypatch: pytest.MonkeyPatch) -> None
     ("make", "error"),
     [(_make_newer, NewerFormat), (_make_foreign, ForeignLog), (_make_copied, DamagedStore)],
 )
-def test_p4_p13_append_is_refused_after_another_thread_failed_to_load(
+def test_p4_p13_append_is_rejected_after_another_thread_failed_to_load(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     make: Callable[[Path], None],
@@ -129,7 +129,7 @@ def test_p1_a_failed_update_of_a_loaded_log_is_repeated_by_the_next_user(
 
 
 @pytest.mark.parametrize("call", ["fork", "restore"])
-def test_p4_a_session_that_began_after_the_check_is_not_replaced(
+def test_p4_session_created_after_the_check_is_not_replaced(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     _write(fast_path)

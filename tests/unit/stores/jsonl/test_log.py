@@ -39,7 +39,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_the_log_is_plain_text_that_people_can_read(tmp_path: Path) -> None:
+def test_log_is_human_readable_text(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_full_message(KEY, {"role": "user", "content": "naïve ☃", "x": [1, None]})
     state, again, message = lines(tmp_path)
@@ -51,7 +51,7 @@ def test_the_log_is_plain_text_that_people_can_read(tmp_path: Path) -> None:
     )
 
 
-def test_p3_a_damaged_first_line_loses_nothing(tmp_path: Path) -> None:
+def test_p3_damaged_first_line_loses_no_message(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "one")
         store.set_meta(KEY, title="T")
@@ -64,7 +64,7 @@ def test_p3_a_damaged_first_line_loses_nothing(tmp_path: Path) -> None:
         assert store.list_sessions() == [KEY]
 
 
-def test_p9_a_state_comes_at_least_every_256_lines_and_never_in_the_middle_of_a_write(
+def test_p9_state_is_written_at_least_every_256_lines_and_never_inside_a_write(
     tmp_path: Path,
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -77,7 +77,7 @@ def test_p9_a_state_comes_at_least_every_256_lines_and_never_in_the_middle_of_a_
     assert all("joined" not in lines(tmp_path)[index] for index in places[2:])
 
 
-def test_p9_a_state_is_due_by_bytes_but_not_more_often_than_it_is_long(tmp_path: Path) -> None:
+def test_p9_state_interval_grows_with_the_size_of_the_state(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.set_summary(KEY, "s" * 600_000)
         for _ in range(40):
@@ -85,7 +85,7 @@ def test_p9_a_state_is_due_by_bytes_but_not_more_often_than_it_is_long(tmp_path:
     assert [line["kind"] for line in lines(tmp_path)].count("state") in (3, 4)
 
 
-def test_p1_lines_say_what_was_synced_before_them(tmp_path: Path) -> None:
+def test_p1_records_state_which_earlier_records_were_synced(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
         one.add_message(KEY, "user", "first")
         one.add_message(KEY, "user", "proves the first")
@@ -95,7 +95,7 @@ def test_p1_lines_say_what_was_synced_before_them(tmp_path: Path) -> None:
     assert joined == [True, False, True, False]
 
 
-def test_p1_a_follower_syncs_what_others_wrote_before_it_shows_it(
+def test_p1_follower_syncs_messages_of_others_before_returning_them(
     tmp_path: Path, syncs: list[str]
 ) -> None:
     with JSONLStore(tmp_path) as writer, JSONLStore(tmp_path) as reader:
@@ -106,9 +106,7 @@ def test_p1_a_follower_syncs_what_others_wrote_before_it_shows_it(
         assert syncs == ["a.jsonl"]
 
 
-def test_p2_a_change_syncs_what_others_wrote_before_it_builds_on_it(
-    tmp_path: Path, syncs: list[str]
-) -> None:
+def test_p2_change_syncs_earlier_messages_of_others_first(tmp_path: Path, syncs: list[str]) -> None:
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
         one.add_message(KEY, "user", "hello")
         del syncs[:]
@@ -125,7 +123,7 @@ def test_p2_a_change_syncs_what_others_wrote_before_it_builds_on_it(
         assert syncs == ["a.jsonl"], "it is so already, and must stay so"
 
 
-def test_p12_a_known_token_is_synced_before_it_is_answered(
+def test_p12_known_idempotency_key_is_synced_before_the_call_returns(
     tmp_path: Path, syncs: list[str]
 ) -> None:
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
@@ -135,7 +133,7 @@ def test_p12_a_known_token_is_synced_before_it_is_answered(
         assert syncs == ["a.jsonl"]
 
 
-def test_p1_who_did_not_create_the_file_syncs_the_folder_first(
+def test_p1_writer_syncs_the_folder_of_a_file_created_by_another_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
@@ -154,7 +152,7 @@ def test_p1_who_did_not_create_the_file_syncs_the_folder_first(
         assert folders.count("sessions") == 1
 
 
-def test_p7_readers_do_not_wait_for_a_writer_that_waits(tmp_path: Path) -> None:
+def test_p7_readers_do_not_wait_for_a_blocked_writer(tmp_path: Path) -> None:
     script = """
 import fcntl, sys
 file = open(sys.argv[1], "rb+")
@@ -197,7 +195,7 @@ sys.stdin.read()
         assert store.add_message(KEY, "user", "now") == 2
 
 
-def test_p7_a_compaction_gives_up_when_an_undo_comes_between(
+def test_p7_compaction_gives_up_after_a_concurrent_undo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store, JSONLStore(tmp_path) as other:
@@ -218,7 +216,7 @@ def test_p7_a_compaction_gives_up_when_an_undo_comes_between(
         assert store.info(KEY).generation == 1
 
 
-def test_p9_what_is_read_stays_within_the_limit_of_memory(tmp_path: Path) -> None:
+def test_p9_message_cache_stays_within_its_limit(tmp_path: Path) -> None:
     with JSONLStore(tmp_path, cache_bytes=200_000) as store:
         for session in range(30):
             store.add_messages(f"s{session}", [{"c": "x" * 1000} for _ in range(20)])
@@ -229,7 +227,7 @@ def test_p9_what_is_read_stays_within_the_limit_of_memory(tmp_path: Path) -> Non
         assert held < 3 * 200_000
 
 
-def test_p9_a_writer_that_never_reads_keeps_nothing(tmp_path: Path) -> None:
+def test_p9_writer_that_never_reads_caches_no_messages(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         for number in range(300):
             store.add_message(KEY, "user", str(number))
@@ -237,7 +235,7 @@ def test_p9_a_writer_that_never_reads_keeps_nothing(tmp_path: Path) -> None:
         assert [m.content for m in store.get_history(KEY, last=2)] == ["298", "299"]
 
 
-def test_p8_a_file_that_lost_its_end_from_outside_is_read_anew(tmp_path: Path) -> None:
+def test_p8_file_truncated_by_another_program_is_read_again(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         for number in range(5):
             store.add_message(KEY, "user", str(number))
@@ -249,7 +247,7 @@ def test_p8_a_file_that_lost_its_end_from_outside_is_read_anew(tmp_path: Path) -
         assert store.add_message(KEY, "user", "on") == 5
 
 
-def test_p8_a_failed_read_is_typed_and_not_remembered(
+def test_p8_failed_read_raises_a_typed_error_and_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -269,7 +267,7 @@ def test_p8_a_failed_read_is_typed_and_not_remembered(
         assert store.add_message(KEY, "user", "yes") == 2
 
 
-def test_p7_a_reader_that_looks_at_half_a_write_does_no_harm(
+def test_p7_read_during_a_partial_write_is_harmless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.write
@@ -292,7 +290,7 @@ def test_p7_a_reader_that_looks_at_half_a_write_does_no_harm(
         assert [m.content for m in store.get_history(KEY)] == ["first", "second", "third", "fourth"]
 
 
-def test_p7_readers_that_only_ask_beside_a_writer_of_long_messages(tmp_path: Path) -> None:
+def test_p7_info_is_correct_during_writes_of_long_messages(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "first")
         done = threading.Event()
@@ -313,7 +311,7 @@ def test_p7_readers_that_only_ask_beside_a_writer_of_long_messages(tmp_path: Pat
         assert [m.seq for m in store.get_history(KEY)] == list(range(1, 27))
 
 
-def test_p7_an_append_does_not_go_into_a_file_of_the_same_size_that_was_replaced(
+def test_p7_append_detects_a_replaced_file_of_the_same_size(
     tmp_path: Path,
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -327,7 +325,7 @@ def test_p7_an_append_does_not_go_into_a_file_of_the_same_size_that_was_replaced
         assert [m.content for m in store.get_history(KEY)] == ["one", "two", "three"]
 
 
-def test_p8_a_log_that_is_taken_away_does_not_stop_the_session(tmp_path: Path) -> None:
+def test_p8_session_starts_again_after_its_log_was_moved_away(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "one")
         store.add_message(KEY, "user", "two")
@@ -336,14 +334,16 @@ def test_p8_a_log_that_is_taken_away_does_not_stop_the_session(tmp_path: Path) -
         assert store.add_message(KEY, "user", "anew") == 1
 
 
-def test_what_a_reader_does_with_content_changes_nothing_for_the_next(tmp_path: Path) -> None:
+def test_changes_to_returned_content_do_not_affect_later_reads(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_full_message(KEY, {"role": "user", "content": ["a"]})
         store.get_history(KEY)[0].content.append("LEAK")
         assert store.get_history(KEY)[0].content == ["a"]
 
 
-def test_p7_threads_at_one_gate_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p7_sessions_that_share_a_gate_are_served_fairly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("stenolog.stores.jsonl.write_queue.GATES", 1)
     with JSONLStore(tmp_path, busy_timeout=3) as store:
         counts = {"a": 0, "b": 0}
@@ -364,7 +364,7 @@ def test_p7_threads_at_one_gate_take_turns(tmp_path: Path, monkeypatch: pytest.M
         assert counts == {"a": 200, "b": 200}
 
 
-def test_p7_two_stores_on_one_folder_never_give_out_a_seq_twice(tmp_path: Path) -> None:
+def test_p7_two_stores_on_one_folder_never_assign_a_seq_twice(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as other:
         seqs = [
             store.add_message(KEY, "user", "x") for _ in range(5) for store in (one, one, other)
@@ -372,7 +372,7 @@ def test_p7_two_stores_on_one_folder_never_give_out_a_seq_twice(tmp_path: Path) 
         assert seqs == list(range(1, 16))
 
 
-def test_p3_what_a_void_has_set_aside_is_no_damage_wherever_a_read_begins(
+def test_p3_voided_bytes_are_not_damage_wherever_a_read_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with JSONLStore(tmp_path) as store:
@@ -395,7 +395,7 @@ def test_p3_what_a_void_has_set_aside_is_no_damage_wherever_a_read_begins(
     assert not caplog.records
 
 
-def test_p8_a_checkpoint_beyond_the_end_of_what_a_killed_creator_left_is_refused(
+def test_p8_checkpoint_in_the_leftover_of_a_killed_creator_is_rejected(
     tmp_path: Path,
 ) -> None:
     with JSONLStore(tmp_path) as store:

@@ -24,18 +24,18 @@ keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30
         ("\n", "%0A.jsonl"),
     ],
 )
-def test_p6_names_are_what_the_format_says(key: str, name: str) -> None:
+def test_p6_log_names_match_the_format(key: str, name: str) -> None:
     assert log_name(key) == name
     assert key_of_log(name) == key
 
 
 @given(keys, keys)
-def test_p6_two_keys_never_have_one_name_on_any_file_system(one: str, other: str) -> None:
+def test_p6_log_names_of_two_keys_differ_on_any_file_system(one: str, other: str) -> None:
     assert (one == other) == (log_name(one).casefold() == log_name(other).casefold())
 
 
 @given(keys)
-def test_p6_a_name_is_short_plain_and_spells_its_key_or_is_long(key: str) -> None:
+def test_p6_log_name_is_short_ascii_and_encodes_its_key(key: str) -> None:
     name = log_name(key)
     assert len(name) <= 210
     assert name.isascii()
@@ -47,5 +47,5 @@ def test_p6_a_name_is_short_plain_and_spells_its_key_or_is_long(key: str) -> Non
 @pytest.mark.parametrize(
     "name", ["x", ".jsonl", "%zz.jsonl", "%41.jsonl.gz", "A.jsonl", "%ff.jsonl"]
 )
-def test_other_files_are_not_taken_for_logs(name: str) -> None:
+def test_other_file_names_are_not_log_names(name: str) -> None:
     assert key_of_log(name) is None

@@ -24,7 +24,7 @@ from support import needs
 KEY = "a"
 
 
-def test_p11_what_is_created_is_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_p11_created_files_and_folders_are_private_with_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with JSONLStore(tmp_path / "new" / "workspace") as store:
@@ -41,7 +41,7 @@ def test_p11_what_is_created_is_private_whatever_the_umask(tmp_path: Path) -> No
     assert list((tmp_path / "new").rglob("*.jsonl.gz"))
 
 
-def test_p11_a_folder_open_to_others_is_warned_about(
+def test_p11_folder_open_to_others_causes_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "sessions").mkdir()
@@ -60,7 +60,7 @@ def test_p11_the_workspace_may_be_a_symlink(tmp_path: Path) -> None:
     assert (tmp_path / "real" / "sessions" / "a.jsonl").is_file()
 
 
-def test_p11_no_symlink_below_it_is_followed(tmp_path: Path) -> None:
+def test_p11_symlinks_inside_the_workspace_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside.jsonl"
     outside.write_bytes(b"")
     with JSONLStore(tmp_path / "w") as store:
@@ -93,7 +93,7 @@ def test_p11_archives_behind_a_symlink_are_not_written(tmp_path: Path) -> None:
     assert list(outside.iterdir()) == []
 
 
-def test_p8_a_folder_where_a_log_should_be(tmp_path: Path) -> None:
+def test_p8_folder_instead_of_a_log_raises_damaged_store(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         (tmp_path / "sessions" / "a.jsonl").mkdir()
         with pytest.raises(DamagedStore):
@@ -103,14 +103,14 @@ def test_p8_a_folder_where_a_log_should_be(tmp_path: Path) -> None:
         assert store.list_sessions() == []
 
 
-def test_p8_a_pipe_where_a_log_should_be_does_not_hang(tmp_path: Path) -> None:
+def test_p8_pipe_instead_of_a_log_does_not_hang(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         os.mkfifo(tmp_path / "sessions" / "a.jsonl")
         with pytest.raises(DamagedStore):
             store.add_message(KEY, "user", "hello")
 
 
-def test_p8_a_log_replaced_by_a_folder_under_a_running_store(tmp_path: Path) -> None:
+def test_p8_log_replaced_by_a_folder_raises_damaged_store(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "hello")
         path = tmp_path / "sessions" / "a.jsonl"
@@ -120,7 +120,7 @@ def test_p8_a_log_replaced_by_a_folder_under_a_running_store(tmp_path: Path) -> 
             store.add_message(KEY, "user", "hello")
 
 
-def test_p8_a_vanished_folder_is_said_and_not_made_anew(tmp_path: Path) -> None:
+def test_p8_removed_folder_raises_and_is_not_recreated(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "hello")
         shutil.rmtree(tmp_path / "sessions")
@@ -130,7 +130,7 @@ def test_p8_a_vanished_folder_is_said_and_not_made_anew(tmp_path: Path) -> None:
         assert not (tmp_path / "sessions").exists()
 
 
-def test_p8_a_read_only_store_writes_nothing_at_all(tmp_path: Path) -> None:
+def test_p8_read_only_store_writes_nothing(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message(KEY, "user", "hello")
     path = tmp_path / "sessions" / "a.jsonl"
@@ -165,13 +165,13 @@ def test_p8_a_read_only_store_writes_nothing_at_all(tmp_path: Path) -> None:
         )
 
 
-def test_p8_a_missing_place_is_not_made_for_a_reader(tmp_path: Path) -> None:
+def test_p8_read_only_store_does_not_create_a_missing_workspace(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         JSONLStore(tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists()
 
 
-def test_p8_after_close_every_call_says_so(tmp_path: Path) -> None:
+def test_p8_calls_after_close_raise_store_closed(tmp_path: Path) -> None:
     store = JSONLStore(tmp_path)
     store.add_message(KEY, "user", "hello")
     store.close()
@@ -189,7 +189,7 @@ def test_p8_after_close_every_call_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "/etc", "\ud800", "a\0b"])
-def test_p8_a_namespace_is_the_name_of_a_folder(namespace: str, tmp_path: Path) -> None:
+def test_p8_namespace_that_is_not_a_folder_name_is_rejected(namespace: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         JSONLStore(tmp_path, namespace=namespace)
 
@@ -205,7 +205,7 @@ def child(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_p8_without_permission_the_error_says_what_to_do(fast_path: Path) -> None:
+def test_p8_permission_error_says_what_to_do(fast_path: Path) -> None:
     needs.root()  # to have another user's files
     script = """
 import json, os, sys
@@ -248,7 +248,7 @@ print(json.dumps(said))
     assert not (fast_path / "sessions" / "b.jsonl").exists()
 
 
-def test_p9_a_thousand_sessions_with_sixty_four_descriptors(fast_path: Path) -> None:
+def test_p9_a_thousand_sessions_need_at_most_sixty_four_descriptors(fast_path: Path) -> None:
     script = """
 import os, resource, sys, threading
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -276,7 +276,7 @@ print("done", len(os.listdir("/proc/self/fd")))
     assert int(done.stdout.split()[1]) < 12, "closing lets go of every descriptor"
 
 
-def test_p8_low_disk_is_a_problem_before_it_is_an_error(tmp_path: Path) -> None:
+def test_p8_health_reports_low_disk_space_before_writes_fail(tmp_path: Path) -> None:
     needs.root()
     needs.kernel("mount")
     place = tmp_path / "small"
@@ -301,7 +301,7 @@ def test_p8_low_disk_is_a_problem_before_it_is_an_error(tmp_path: Path) -> None:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_p10_an_eleven_megabyte_message_is_written_read_and_compacted(tmp_path: Path) -> None:
+def test_p10_eleven_megabyte_message_can_be_written_read_and_compacted(tmp_path: Path) -> None:
     huge = "tool output ☃ " * 700_000
     assert len(huge.encode()) > 11_000_000
     with JSONLStore(tmp_path) as store:

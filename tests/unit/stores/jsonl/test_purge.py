@@ -88,7 +88,7 @@ def tell(place: Path) -> None:
 
 
 @pytest.mark.parametrize("before", range(2, 14))
-def test_not_one_byte_below_the_seq_stays(tmp_path: Path, before: int) -> None:
+def test_no_byte_of_a_purged_message_remains(tmp_path: Path, before: int) -> None:
     tell(tmp_path)
     with JSONLStore(tmp_path) as store:
         whole = {m.seq: m.to_json() for m in store.get_history(KEY, full=True)}
@@ -120,7 +120,7 @@ def test_not_one_byte_below_the_seq_stays(tmp_path: Path, before: int) -> None:
     assert examine(tmp_path).findings == ()
 
 
-def test_nothing_of_a_purged_key_stays(tmp_path: Path) -> None:
+def test_no_byte_of_a_purged_session_remains(tmp_path: Path) -> None:
     tell(tmp_path)
     sessions = tmp_path / "sessions"
     with JSONLStore(tmp_path) as store:
@@ -157,7 +157,7 @@ def test_nothing_of_a_purged_key_stays(tmp_path: Path) -> None:
     assert examine(tmp_path).findings == ()
 
 
-def test_the_index_that_quotes_it_goes_with_it(tmp_path: Path) -> None:
+def test_purge_deletes_the_catalog_files(tmp_path: Path) -> None:
     tell(tmp_path)
     with JSONLStore(tmp_path) as store:
         for before in (3, None):
@@ -168,7 +168,7 @@ def test_the_index_that_quotes_it_goes_with_it(tmp_path: Path) -> None:
             assert b"secret-1-" not in everywhere(tmp_path)
 
 
-def test_archives_below_go_and_the_one_across_is_written_anew(tmp_path: Path) -> None:
+def test_purge_deletes_earlier_archives_and_rewrites_the_partial_one(tmp_path: Path) -> None:
     tell(tmp_path)
     before = archives(tmp_path)
     assert [path.name for path in before] == ["1-2.jsonl.gz", "3-5.jsonl.gz", "6-8.jsonl.gz"]
@@ -195,7 +195,7 @@ def test_archives_below_go_and_the_one_across_is_written_anew(tmp_path: Path) ->
     assert examine(tmp_path).findings == ()
 
 
-def test_calling_again_removes_what_a_crash_left(tmp_path: Path) -> None:
+def test_repeated_purge_removes_leftovers_of_a_crash(tmp_path: Path) -> None:
     tell(tmp_path)
     old = {path: path.read_bytes() for path in archives(tmp_path)}
     with JSONLStore(tmp_path) as store:
@@ -216,7 +216,7 @@ def test_calling_again_removes_what_a_crash_left(tmp_path: Path) -> None:
     assert examine(tmp_path).findings == ()
 
 
-def test_a_summary_that_told_too_much_is_gone_after_a_second_purge(tmp_path: Path) -> None:
+def test_summary_is_removed_by_a_second_purge(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1, 2, 3)
         store.checkpoint(KEY, summary="it told secret-1-", upto=1)
@@ -229,7 +229,7 @@ def test_a_summary_that_told_too_much_is_gone_after_a_second_purge(tmp_path: Pat
         assert b"secret-1-" not in everywhere(tmp_path)
 
 
-def test_what_an_interrupted_purge_left_is_told_of_and_ended_by_itself(tmp_path: Path) -> None:
+def test_interrupted_purge_is_listed_and_can_be_finished(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1, 2)
         gone = store.delete(KEY)
@@ -256,7 +256,7 @@ def test_what_an_interrupted_purge_left_is_told_of_and_ended_by_itself(tmp_path:
         assert not list((tmp_path / "sessions" / "trash").iterdir())
 
 
-def test_a_damaged_rest_of_an_interrupted_purge_is_told_of_too(tmp_path: Path) -> None:
+def test_damaged_leftover_of_an_interrupted_purge_is_reported(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1, 2)
         store.delete(KEY)
@@ -270,7 +270,7 @@ def test_a_damaged_rest_of_an_interrupted_purge_is_told_of_too(tmp_path: Path) -
         assert store.unfinished_purges() == []
 
 
-def test_copies_that_the_doctor_put_aside_are_named(tmp_path: Path) -> None:
+def test_purge_report_names_copies_moved_aside_by_the_doctor(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1, 2)
         (tmp_path / "sessions" / "aside").mkdir(mode=0o700)
@@ -280,7 +280,7 @@ def test_copies_that_the_doctor_put_aside_are_named(tmp_path: Path) -> None:
         assert copy.name in told
 
 
-def test_p7_what_is_deleted_while_the_trash_is_looked_through_is_purged_too(
+def test_p7_session_deleted_while_the_trash_is_scanned_is_purged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys, moved = trash.keys, list[int]()
@@ -304,7 +304,7 @@ def test_p7_what_is_deleted_while_the_trash_is_looked_through_is_purged_too(
     assert b"secret" not in everywhere(tmp_path)
 
 
-def test_a_key_that_another_program_uses_can_be_purged(tmp_path: Path) -> None:
+def test_key_with_a_foreign_log_can_be_purged(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_message("x:y", "user", "secret-1-")
         store.lease("x:y", ttl=60).release()
@@ -320,7 +320,7 @@ def test_a_key_that_another_program_uses_can_be_purged(tmp_path: Path) -> None:
         assert b"theirs" in foreign.read_bytes()
 
 
-def test_p8_nothing_is_deleted_of_what_may_come_back(
+def test_p8_failed_purge_keeps_the_archives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell(tmp_path)
@@ -339,14 +339,14 @@ def test_p8_nothing_is_deleted_of_what_may_come_back(
     assert archives(tmp_path) == []
 
 
-def test_a_purge_of_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_purge_of_an_unknown_session_creates_no_file(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         with pytest.raises(NoSuchSession):
             store.purge(KEY)
         assert not list((tmp_path / "sessions").iterdir())
 
 
-def test_the_lock_file_of_who_has_the_turn_goes_as_well(tmp_path: Path) -> None:
+def test_purge_deletes_the_lock_file_of_a_held_lease(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1)
         with store.lease(KEY, ttl=60) as lease:
@@ -359,7 +359,7 @@ def test_the_lock_file_of_who_has_the_turn_goes_as_well(tmp_path: Path) -> None:
         assert not list((tmp_path / "sessions" / "locks").glob("*.lock"))
 
 
-def test_p3_damage_above_the_seq_is_neither_hidden_nor_made_worse(tmp_path: Path) -> None:
+def test_p3_purge_keeps_damage_in_remaining_messages_visible(tmp_path: Path) -> None:
     tell(tmp_path)
     live(tmp_path).write_bytes(live(tmp_path).read_bytes().replace(b"secret-11-", b"edited-11-"))
     with JSONLStore(tmp_path) as store:
@@ -377,7 +377,7 @@ def test_p3_damage_above_the_seq_is_neither_hidden_nor_made_worse(tmp_path: Path
     assert examine(tmp_path).findings == ()
 
 
-def test_p3_a_line_that_lost_its_end_is_taken_apart(tmp_path: Path) -> None:
+def test_p3_purge_splits_lines_that_lost_their_newline(tmp_path: Path) -> None:
     tell(tmp_path)
     lines = live(tmp_path).read_bytes().split(b"\n")
     place = next(i for i, line in enumerate(lines) if b"secret-10-" in line)
@@ -390,7 +390,7 @@ def test_p3_a_line_that_lost_its_end_is_taken_apart(tmp_path: Path) -> None:
     assert examine(tmp_path).findings == ()
 
 
-def test_p3_garbage_at_the_end_goes(tmp_path: Path) -> None:
+def test_p3_purge_removes_garbage_at_the_end(tmp_path: Path) -> None:
     for garbage in (b"garbage without end", b"a garbage line\n", b"\0" * 50, b"x\ngarbage\ny"):
         place = tmp_path / str(len(garbage))
         with JSONLStore(place) as store:
@@ -405,7 +405,7 @@ def test_p3_garbage_at_the_end_goes(tmp_path: Path) -> None:
             assert seqs(store)[:2] == [2, 3]
 
 
-def test_p2_the_first_half_of_a_batch_goes_and_the_second_stays(tmp_path: Path) -> None:
+def test_p2_first_half_of_a_batch_can_be_purged(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_messages(KEY, [{"role": "user", "content": n} for n in range(1, 5)], once="one")
         store.add_messages(KEY, [{"role": "user", "content": n} for n in range(5, 8)], once="two")
@@ -431,7 +431,7 @@ def test_p2_the_first_half_of_a_batch_goes_and_the_second_stays(tmp_path: Path) 
     assert examine(tmp_path).findings == ()
 
 
-def test_p4_steps_too_long_for_a_state_can_be_taken_back_after_a_purge(tmp_path: Path) -> None:
+def test_p4_undo_steps_too_long_for_a_state_work_after_a_purge(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         store.add_messages(KEY, [{"role": "user", "content": n} for n in range(1, 1201)])
         for seq in range(102, 1000, 2):
@@ -456,7 +456,7 @@ def test_p4_steps_too_long_for_a_state_can_be_taken_back_after_a_purge(tmp_path:
 
 
 @pytest.mark.parametrize("line", [0, 1, -1])
-def test_p3_a_damaged_state_of_a_purged_log_loses_nothing(tmp_path: Path, line: int) -> None:
+def test_p3_damaged_state_of_a_purged_log_loses_no_message(tmp_path: Path, line: int) -> None:
     tell(tmp_path)
     with JSONLStore(tmp_path) as store:
         store.purge(KEY, before=10)
@@ -472,7 +472,7 @@ def test_p3_a_damaged_state_of_a_purged_log_loses_nothing(tmp_path: Path, line: 
         assert store.undo(KEY).shown == 1
 
 
-def test_p8_an_archive_that_should_be_kept_and_is_missing_stops_it(tmp_path: Path) -> None:
+def test_p8_purge_stops_if_a_needed_archive_is_missing(tmp_path: Path) -> None:
     tell(tmp_path)
     for name in ("6-8.jsonl.gz", "3-5.jsonl.gz"):
         place = tmp_path / name
@@ -514,7 +514,7 @@ def test_p7_another_store_sees_the_purge(tmp_path: Path) -> None:
         assert one.add_message(KEY, "user", "anew") == 1
 
 
-def test_p7_a_compaction_that_waited_while_the_session_was_replaced_does_nothing(
+def test_p7_compaction_does_nothing_if_the_session_was_replaced_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
@@ -536,7 +536,7 @@ def test_p7_a_compaction_that_waited_while_the_session_was_replaced_does_nothing
     assert examine(tmp_path).findings == ()
 
 
-def test_a_purge_in_a_repaired_workspace_leaves_nothing(tmp_path: Path) -> None:
+def test_purge_removes_files_that_a_repair_moved_aside(tmp_path: Path) -> None:
     tell(tmp_path)
     with JSONLStore(tmp_path) as store:
         uid = store.info(KEY).uid
@@ -549,7 +549,7 @@ def test_a_purge_in_a_repaired_workspace_leaves_nothing(tmp_path: Path) -> None:
     assert b"secret" not in everywhere(tmp_path)
 
 
-def test_p8_a_log_that_cannot_be_read_may_be_a_fork(tmp_path: Path) -> None:
+def test_p8_purge_report_names_unreadable_logs_as_possible_forks(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1)
         (tmp_path / "sessions" / "b.jsonl").mkdir()
@@ -557,7 +557,7 @@ def test_p8_a_log_that_cannot_be_read_may_be_a_fork(tmp_path: Path) -> None:
         assert "b.jsonl may be a fork" in told
 
 
-def test_p8_a_deleted_log_too_damaged_to_tell_whose_it_is_is_named(tmp_path: Path) -> None:
+def test_p8_purge_report_names_deleted_logs_with_unreadable_keys(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         say(store, 1)
         store.delete(KEY)
@@ -583,7 +583,7 @@ def test_p8_a_deleted_log_too_damaged_to_tell_whose_it_is_is_named(tmp_path: Pat
 
 
 @pytest.mark.parametrize("call", ["unlink", "rmdir", "fsync"])
-def test_p8_a_purge_that_failed_half_way_says_so_and_is_made_again(
+def test_p8_failed_purge_raises_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     tell(tmp_path)
@@ -616,7 +616,7 @@ def test_p8_a_purge_that_failed_half_way_says_so_and_is_made_again(
 
 
 @pytest.mark.parametrize("after", range(12))
-def test_p8_a_purge_of_the_beginning_that_failed_is_made_again(tmp_path: Path, after: int) -> None:
+def test_p8_failed_purge_before_a_seq_can_be_repeated(tmp_path: Path, after: int) -> None:
     tell(tmp_path)
     real, calls = os.unlink, itertools.count()
 

@@ -39,14 +39,14 @@ def _look(store: JSONLStore) -> dict[str, str]:
     return found
 
 
-def test_every_session_has_a_stamp_whatever_its_key(store: JSONLStore) -> None:
+def test_sessions_with_hostile_keys_have_stamps(store: JSONLStore) -> None:
     for key in hostile_keys():
         store.add_message(key, "user", "x")
     for _ in range(3):
         assert set(store.stamps()) == set(store.list_sessions())
 
 
-def test_other_files_have_none(store: JSONLStore) -> None:
+def test_other_files_have_no_stamp(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     (store.folder / "empty.jsonl").touch()
     (store.folder / "UPPER.jsonl").write_text("x")
@@ -58,7 +58,7 @@ def test_other_files_have_none(store: JSONLStore) -> None:
 
 
 @pytest.mark.parametrize("known", [0, 1, 2, 3])
-def test_a_stamp_is_another_one_after_every_change(store: JSONLStore, known: int) -> None:
+def test_stamp_changes_with_every_change(store: JSONLStore, known: int) -> None:
     store.add_message("k", "user", "x")
     store.add_message("other", "user", "x")
     for _ in range(known):
@@ -85,7 +85,7 @@ def test_a_stamp_is_another_one_after_every_change(store: JSONLStore, known: int
     assert list(store.stamps()) == ["other"]
 
 
-def test_stamps_are_right_at_every_moment_also_of_what_others_do(
+def test_stamps_reflect_changes_of_other_stores_immediately(
     store: JSONLStore, tmp_path: Path
 ) -> None:
     chance = random.Random(1)
@@ -110,7 +110,7 @@ def test_stamps_are_right_at_every_moment_also_of_what_others_do(
                 assert store.stamps() == _look(store)
 
 
-def test_the_system_tells_what_changed_instead_of_all_being_looked_at(store: JSONLStore) -> None:
+def test_folder_watch_avoids_listing_the_folder(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     assert store.stamps() == store.stamps() == store.stamps()
     seen = session_list._caches[store._directory]
@@ -123,7 +123,7 @@ def test_the_system_tells_what_changed_instead_of_all_being_looked_at(store: JSO
     assert seen._listings == looks
 
 
-def test_when_events_were_dropped_all_is_looked_at(
+def test_folder_is_listed_after_dropped_events(
     store: JSONLStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.add_message("k", "user", "x")
@@ -134,7 +134,7 @@ def test_when_events_were_dropped_all_is_looked_at(
     assert store.stamps() == _look(store)
 
 
-def test_more_events_than_the_system_keeps_are_no_harm(store: JSONLStore) -> None:
+def test_overflow_of_the_event_queue_is_harmless(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     for _ in range(3):
         store.stamps()
@@ -149,7 +149,7 @@ def test_more_events_than_the_system_keeps_are_no_harm(store: JSONLStore) -> Non
     assert store.stamps() == _look(store)
 
 
-def test_a_folder_that_was_moved_is_still_looked_at(store: JSONLStore, tmp_path: Path) -> None:
+def test_moved_folder_is_still_watched(store: JSONLStore, tmp_path: Path) -> None:
     store.add_message("k", "user", "x")
     for _ in range(3):
         store.stamps()
@@ -159,7 +159,7 @@ def test_a_folder_that_was_moved_is_still_looked_at(store: JSONLStore, tmp_path:
         assert store.stamps() == moved.stamps()
 
 
-def test_a_forked_child_takes_no_events_from_its_parent(store: JSONLStore) -> None:
+def test_forked_child_does_not_consume_events_of_its_parent(store: JSONLStore) -> None:
     store.add_message("k", "user", "x")
     for _ in range(3):
         store.stamps()
@@ -175,7 +175,7 @@ def test_a_forked_child_takes_no_events_from_its_parent(store: JSONLStore) -> No
     assert sorted(store.stamps()) == ["child", "k"]
 
 
-def test_threads_may_ask_at_once(store: JSONLStore) -> None:
+def test_stamps_can_be_read_by_concurrent_threads(store: JSONLStore) -> None:
     for number in range(200):
         store.add_message(f"k{number}", "user", "x")
     wrong: list[int] = []
@@ -194,7 +194,7 @@ def test_threads_may_ask_at_once(store: JSONLStore) -> None:
     assert wrong == []
 
 
-def test_a_store_that_is_let_go_of_leaves_nothing_open(tmp_path: Path) -> None:
+def test_garbage_collected_store_leaks_no_descriptors(tmp_path: Path) -> None:
     before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(5):
         store = JSONLStore(tmp_path / WORKSPACE)
@@ -216,7 +216,7 @@ def _watches() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_a_store_that_is_closed_watches_no_more_though_somebody_refers_to_it(
+def test_closed_store_ends_its_folder_watch(
     tmp_path: Path,
 ) -> None:
     before = _watches()
@@ -231,7 +231,7 @@ def test_a_store_that_is_closed_watches_no_more_though_somebody_refers_to_it(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_a_watch_that_is_of_no_use_any_more_is_closed(tmp_path: Path) -> None:
+def test_useless_folder_watch_is_closed(tmp_path: Path) -> None:
     with JSONLStore(tmp_path / WORKSPACE) as store:
         store.add_message("k", "user", "x")
         for _ in range(2):
@@ -244,7 +244,7 @@ def test_a_watch_that_is_of_no_use_any_more_is_closed(tmp_path: Path) -> None:
         assert held._events == -1
 
 
-def test_whether_a_file_grew_is_told_by_two_stamps() -> None:
+def test_grew_compares_two_stamps() -> None:
     assert session_list.grew("1:10:5", "1:11:6")
     assert not session_list.grew("1:10:5", "1:10:6")
     assert not session_list.grew("1:10:5", "1:9:6")

@@ -92,7 +92,7 @@ def test_a_deleted_log_is_the_same_file_under_another_name(tmp_path: Path) -> No
     assert live(tmp_path) == []
 
 
-def test_p4_archives_stay_where_they_are_and_are_found_again(tmp_path: Path) -> None:
+def test_p4_archives_of_a_deleted_session_stay_in_place(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, *"12345")
         store.truncate_history(KEY, 2)
@@ -106,7 +106,7 @@ def test_p4_archives_stay_where_they_are_and_are_found_again(tmp_path: Path) -> 
         assert shown(store, "other") == [*"12345"]
 
 
-def test_a_restored_log_is_live_under_its_key_alone(tmp_path: Path) -> None:
+def test_restored_log_exists_only_under_its_key(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
         before = store.info(KEY)
@@ -125,7 +125,7 @@ def test_a_restored_log_is_live_under_its_key_alone(tmp_path: Path) -> None:
         assert shown(store, "other") == ["1"]
 
 
-def test_p7_another_store_sees_each_end_and_each_beginning(tmp_path: Path) -> None:
+def test_p7_another_store_sees_each_delete_and_restore(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
         fill(one, "1")
         assert shown(two) == ["1"]
@@ -141,7 +141,7 @@ def test_p7_another_store_sees_each_end_and_each_beginning(tmp_path: Path) -> No
         assert shown(one) == ["1", "2"]
 
 
-def test_p1_who_had_the_log_open_syncs_the_folder_after_a_restore(
+def test_p1_store_with_the_log_open_syncs_the_folder_after_a_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The other one may have been killed before it did, and a power cut would take the name back.
@@ -158,7 +158,7 @@ def test_p1_who_had_the_log_open_syncs_the_folder_after_a_restore(
         assert shown(two) == [*"1234"]
 
 
-def test_p1_an_empty_file_is_not_the_one_that_was_known(
+def test_p1_folder_is_synced_if_the_known_log_became_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A number of a file that is gone is given out again, and with it a name that may not last.
@@ -171,7 +171,9 @@ def test_p1_an_empty_file_is_not_the_one_that_was_known(
 
 
 @pytest.mark.parametrize("rest", [b"", b'{"kind":"state","seq":1,"at"', b"\0" * 40])
-def test_what_a_killed_creator_left_is_not_in_the_way(tmp_path: Path, rest: bytes) -> None:
+def test_leftover_of_a_killed_creator_does_not_block_restore_or_fork(
+    tmp_path: Path, rest: bytes
+) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1", key="a")
         store.delete("a")
@@ -212,7 +214,7 @@ def test_p8_a_log_of_another_program_is_not_replaced(tmp_path: Path) -> None:
         assert foreign.read_bytes() == b'{"role":"user","content":"not ours"}\n'
 
 
-def test_an_interrupted_write_comes_back_set_aside(tmp_path: Path) -> None:
+def test_interrupted_write_is_voided_after_a_restore(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1", "2")
         with (tmp_path / "sessions" / NAME).open("ab") as log:
@@ -226,7 +228,7 @@ def test_an_interrupted_write_comes_back_set_aside(tmp_path: Path) -> None:
         assert store.add_message(KEY, "user", "3") == 3
 
 
-def test_other_files_in_the_trash_are_no_sessions(tmp_path: Path) -> None:
+def test_other_files_in_the_trash_are_not_sessions(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
         kept = store.delete(KEY)
@@ -245,7 +247,7 @@ def test_other_files_in_the_trash_are_no_sessions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["trash", "trash/../../outside"])
-def test_p11_a_trash_behind_a_symlink_is_not_used(tmp_path: Path, target: str) -> None:
+def test_p11_symlinked_trash_folder_is_rejected(tmp_path: Path, target: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     with JSONLStore(tmp_path / "w") as store:
@@ -260,7 +262,7 @@ def test_p11_a_trash_behind_a_symlink_is_not_used(tmp_path: Path, target: str) -
     assert list(outside.iterdir()) == []
 
 
-def test_p8_a_read_only_store_ends_and_begins_nothing(tmp_path: Path) -> None:
+def test_p8_read_only_store_rejects_lifecycle_calls(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
         fill(store, "2", key="b")
@@ -282,7 +284,7 @@ def test_p8_a_read_only_store_ends_and_begins_nothing(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_p8_a_delete_whose_folder_could_not_be_synced_is_unknown(tmp_path: Path) -> None:
+def test_p8_delete_with_a_failed_folder_sync_raises_maybe_stored(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
         # The first sync is of the folder in which the trash was just made.
@@ -292,7 +294,7 @@ def test_p8_a_delete_whose_folder_could_not_be_synced_is_unknown(tmp_path: Path)
         assert len(store.list_trash()) == 1
 
 
-def test_p8_a_delete_that_could_not_rename_did_nothing(tmp_path: Path) -> None:
+def test_p8_delete_with_a_failed_rename_changes_nothing(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
         with failing("rename", errno.EACCES), pytest.raises(NotStored):
@@ -302,9 +304,7 @@ def test_p8_a_delete_that_could_not_rename_did_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["write", "fdatasync", "rename"])
-def test_p8_a_restore_that_failed_leaves_the_session_in_the_trash(
-    tmp_path: Path, call: str
-) -> None:
+def test_p8_failed_restore_leaves_the_session_in_the_trash(tmp_path: Path, call: str) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
         deleted = store.delete(KEY)
@@ -318,9 +318,7 @@ def test_p8_a_restore_that_failed_leaves_the_session_in_the_trash(
 
 
 @pytest.mark.parametrize("uid", [True, False])
-def test_p8_a_restore_under_another_key_that_failed_half_way_is_made_again(
-    tmp_path: Path, *, uid: bool
-) -> None:
+def test_p8_failed_restore_under_another_key_can_be_repeated(tmp_path: Path, *, uid: bool) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1", key="a")
         deleted = store.delete("a")
@@ -369,7 +367,7 @@ def places(store: JSONLStore) -> list[tuple[str, str]]:
     ]
 
 
-def test_p2_a_restore_under_another_key_is_done_or_not_whenever_it_is_killed(
+def test_p2_killed_restore_under_another_key_is_complete_or_absent(
     tmp_path: Path,
 ) -> None:
     found = list[tuple[str, str]]()
@@ -404,7 +402,7 @@ def test_p2_a_restore_under_another_key_is_done_or_not_whenever_it_is_killed(
     assert sorted(found, reverse=True) == found, "once it is back, it is back"
 
 
-def test_the_key_it_was_deleted_under_goes_with_the_next_renewal(tmp_path: Path) -> None:
+def test_key_before_the_restore_is_removed_by_the_next_rewrite(tmp_path: Path) -> None:
     left = 0
     for number in itertools.count(1):
         place = tmp_path / f"{number}"
@@ -430,7 +428,7 @@ def test_the_key_it_was_deleted_under_goes_with_the_next_renewal(tmp_path: Path)
     assert left > 1
 
 
-def test_p4_a_purge_finds_a_session_whose_restore_under_another_key_was_killed(
+def test_p4_purge_finds_a_session_after_a_killed_restore_under_another_key(
     tmp_path: Path,
 ) -> None:
     for number in itertools.count(1):
@@ -453,7 +451,7 @@ def _says(path: Path, text: bytes) -> bool:
 
 
 @pytest.mark.parametrize("call", ["write", "rename"])
-def test_p8_a_fork_that_failed_leaves_nothing(tmp_path: Path, call: str) -> None:
+def test_p8_failed_fork_leaves_no_file(tmp_path: Path, call: str) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1", key="a")
         with failing(call, errno.ENOSPC), pytest.raises(NotStored):
@@ -464,7 +462,7 @@ def test_p8_a_fork_that_failed_leaves_nothing(tmp_path: Path, call: str) -> None
         assert live(tmp_path) == ["a.jsonl", "b.jsonl"]
 
 
-def test_p8_a_fork_whose_folder_could_not_be_synced_is_unknown(tmp_path: Path) -> None:
+def test_p8_fork_with_a_failed_folder_sync_raises_maybe_stored(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1", key="a")
         # The first sync is for the empty file whose place it takes.
@@ -473,7 +471,7 @@ def test_p8_a_fork_whose_folder_could_not_be_synced_is_unknown(tmp_path: Path) -
         assert shown(store, "b") == ["1"]
 
 
-def test_p8_a_trash_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+def test_p8_unreadable_trash_raises(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as store:
         fill(store, "1")
         deleted = store.delete(KEY)
@@ -484,7 +482,7 @@ def test_p8_a_trash_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> N
         assert store.list_trash() == [deleted]
 
 
-def test_a_long_key_is_deleted_and_restored(tmp_path: Path) -> None:
+def test_session_with_a_long_key_can_be_deleted_and_restored(tmp_path: Path) -> None:
     key = "Ä" * 500
     with JSONLStore(tmp_path) as store:
         fill(store, "1", key=key)
@@ -495,7 +493,7 @@ def test_a_long_key_is_deleted_and_restored(tmp_path: Path) -> None:
         assert live(tmp_path) == [file_names.log_name(key)]
 
 
-def test_p8_a_session_somebody_else_restored_is_not_restored_twice(tmp_path: Path) -> None:
+def test_p8_session_restored_by_another_store_is_not_restored_twice(tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as one, JSONLStore(tmp_path) as two:
         fill(one, "1")
         uid = one.delete(KEY).uid

@@ -15,9 +15,7 @@ WRITES: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_view_taken_during_a_write_is_refreshed_when_the_write_is_complete(
-    name: str, tmp_path: Path
-) -> None:
+def test_view_read_during_a_write_is_refreshed_after_it(name: str, tmp_path: Path) -> None:
     with JSONLStore(tmp_path) as writer:
         say(writer, "a", "1", "2")
         [log] = tmp_path.rglob("*.jsonl")

@@ -166,7 +166,7 @@ def test_p8_waiting_for_a_connection_can_be_interrupted_anywhere(
             assert len(_in_a_thread(lambda: store.get_history("a"))) == 1
 
 
-def test_p8_a_connection_that_was_interrupted_after_a_prepare_is_not_used_again(
+def test_p8_connection_interrupted_after_a_prepare_is_not_reused(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result_of = Transaction._result

@@ -55,7 +55,7 @@ def _deadlocks(url: str) -> int:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_p7_purge_beside_a_writing_turn_causes_no_deadlock(postgres_url: str, name: str) -> None:
+def test_p7_purge_during_a_writing_turn_causes_no_deadlock(postgres_url: str, name: str) -> None:
     before = _deadlocks(postgres_url)
     with (
         PostgresStore(postgres_url, busy_timeout=SECONDS) as store,

@@ -188,7 +188,7 @@ def told_of(seen: Sequence[Exchange], *, after: int) -> bool:
     return bool(stored) and any("pg_notify" in one.text for one in seen[stored[0] :])
 
 
-def test_p9_append_is_one_round_trip_and_one_notification(
+def test_p9_append_takes_one_round_trip_and_one_notification(
     postgres_databases: Databases,
 ) -> None:
     url = urlsplit(postgres_databases.new())

@@ -348,7 +348,7 @@ def test_p8_no_caller_waits_behind_a_later_one(store: SQLiteStore, first: str) -
     ],
     ids=["shared", "alone"],
 )
-def test_p8_a_caller_waits_no_longer_than_busy_timeout_for_a_writer_that_came_first(
+def test_p8_wait_for_an_earlier_writer_is_limited_by_busy_timeout(
     file: Path, write: Callable[[SQLiteStore], object]
 ) -> None:
     with SQLiteStore(file, busy_timeout=0.1) as store:

@@ -61,7 +61,7 @@ def test_p8_unknown_parameters_are_rejected_with_the_accepted_names(
 
 
 @pytest.mark.parametrize("where", ["sqlite:", "sqlite:?cache_kb=512", "sqlite::memory:"])
-def test_p8_a_url_without_a_file_is_refused(where: str) -> None:
+def test_p8_url_without_a_file_is_rejected(where: str) -> None:
     with pytest.raises(UsageError):
         stenolog.open_store(where)
 
@@ -85,7 +85,7 @@ def test_p8_class_rejects_the_same_arguments(file: Path, wrong: dict[str, object
 
 
 @pytest.mark.parametrize("name", [b"w\xff/x.db", b"x\xff.db"])
-def test_p8_a_path_that_is_not_utf_8_is_refused(tmp_path: Path, name: bytes) -> None:
+def test_p8_path_that_is_not_utf_8_is_rejected(tmp_path: Path, name: bytes) -> None:
     file = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
     for opened in (stenolog.open_store, stenolog.open_sessions):
         with pytest.raises(UsageError, match="UTF-8"):
@@ -93,7 +93,7 @@ def test_p8_a_path_that_is_not_utf_8_is_refused(tmp_path: Path, name: bytes) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_apsw_the_error_names_the_extra(file: Path) -> None:
+def test_error_without_apsw_names_the_extra(file: Path) -> None:
     script = (
         "import sys; sys.modules['apsw'] = None\n"
         "import stenolog\n"

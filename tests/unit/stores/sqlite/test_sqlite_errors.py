@@ -69,7 +69,7 @@ def test_p8_damage_error_names_the_doctor() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_p8_commit_refused_for_lack_of_space_is_not_stored(number: int) -> None:
+def test_p8_commit_rejected_for_lack_of_space_is_not_stored(number: int) -> None:
     refused = commit_failure(_error(apsw.SQLITE_IOERR_WRITE), "x", system_errno=number)
     assert type(refused) is NotStored
     assert os.strerror(number) in str(refused)

@@ -29,7 +29,7 @@ def test_versions_without_the_wal_reset_bug_are_not_named(version: str) -> None:
     assert known_bugs(version) == []
 
 
-def test_the_sqlite_that_we_link_has_no_known_bug() -> None:
+def test_linked_sqlite_has_no_known_bug() -> None:
     assert known_bugs(apsw.sqlite_lib_version()) == []
 
 

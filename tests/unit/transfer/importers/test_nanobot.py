@@ -57,7 +57,7 @@ def test_invalid_last_consolidated_hides_nothing(given: Any) -> None:
         ({"key": ""}, "abcd.jsonl", "abcd"),
     ],
 )
-def test_the_key_is_in_the_first_line_or_in_the_name(
+def test_key_comes_from_the_first_line_or_the_file_name(
     about: dict[str, Any], name: str, key: str
 ) -> None:
     assert read(head(**about), *said("a"), name=name).key == key

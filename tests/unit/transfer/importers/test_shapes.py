@@ -108,7 +108,7 @@ def call(id: str | None, name: str, arguments: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_an_item_is_one_message(item: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_each_item_becomes_one_message(item: dict[str, Any], expected: dict[str, Any]) -> None:
     report = ImportProblems()
     assert openai_agents.message_of(item, report) == expected
     assert report.problems() == ()
@@ -133,7 +133,7 @@ def test_unknown_part_is_kept_in_extra_field() -> None:
     assert "not shown to models: 1 hologram" in report.problems()[0]
 
 
-def test_calls_made_at_once_become_a_window_in_order() -> None:
+def test_parallel_calls_give_a_valid_window_in_order() -> None:
     items = [
         {"role": "user", "content": "both"},
         {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
@@ -242,7 +242,9 @@ def test_calls_made_at_once_become_a_window_in_order() -> None:
         ),
     ],
 )
-def test_langchain_s_messages(kind: str, data: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_langchain_messages_are_converted(
+    kind: str, data: dict[str, Any], expected: dict[str, Any]
+) -> None:
     report = ImportProblems()
     message = langchain.message_of({"type": kind, "data": data}, report)
     if kind == "chat":
@@ -307,7 +309,7 @@ def test_strands_thinking_images_and_unknown_blocks() -> None:
 # --- ADK -------------------------------------------------------------------------------------
 
 
-def test_parts_of_an_event() -> None:
+def test_parts_of_an_event_are_converted() -> None:
     report = ImportProblems()
     event = said(
         0,
@@ -419,7 +421,7 @@ def test_reported_problems_are_shortened() -> None:
     assert sum(map(len, report.problems())) < 3_000
 
 
-def test_a_message_that_cannot_be_kept_is_named() -> None:
+def test_message_that_cannot_be_stored_is_reported() -> None:
     report = ImportProblems()
     assert report.encode(json.loads('{"role": "user", "n": NaN}'), None, "message 3") == []
     assert report.problems() == ("message 3: n: nan has no place in JSON",)

@@ -32,7 +32,7 @@ def test_each_node_can_be_rebuilt_from_its_message(name: str) -> None:
     assert count
 
 
-def test_branches_thoughts_and_a_python_call() -> None:
+def test_export_with_branches_thoughts_and_a_python_call_is_read() -> None:
     transcript = read(EXPORT)[FERRY]
     assert transcript.title == "Ferry timetable"
     assert transcript.source["models"] == ["gpt-5-2", "gpt-5-2-thinking"]
@@ -73,7 +73,7 @@ def test_pictures_of_the_export_are_shown() -> None:
     assert transcript.source["archived"] is True
 
 
-def test_a_zip_is_read_as_its_folder(tmp_path: Path) -> None:
+def test_zip_file_is_read_like_its_folder(tmp_path: Path) -> None:
     shutil.copytree(EXPORT, tmp_path / "export")
     packed = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "export"))
     from_zip = read(packed)
@@ -82,7 +82,7 @@ def test_a_zip_is_read_as_its_folder(tmp_path: Path) -> None:
     }
 
 
-def test_a_missing_current_node_is_the_newest_leaf(tmp_path: Path) -> None:
+def test_newest_leaf_replaces_a_missing_current_node(tmp_path: Path) -> None:
     conversations = json.loads((EXPORT / "conversations.json").read_text(encoding="utf-8"))
     conversations[0]["current_node"] = "gone"
     path = tmp_path / "conversations.json"
@@ -90,9 +90,7 @@ def test_a_missing_current_node_is_the_newest_leaf(tmp_path: Path) -> None:
     assert outline(read(path)[FERRY])[-1] == "+ assistant Mondays as usual."
 
 
-def test_a_zip_that_expands_too_far_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_zip_bomb_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", EXPORT))
     monkeypatch.setattr(transcript, "MAX_EXPORT_BYTES", 1_000)
     with pytest.raises(OSError, match=r"conversations\.json in packed\.zip has"):

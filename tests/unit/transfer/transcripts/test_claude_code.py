@@ -36,7 +36,7 @@ def test_each_record_can_be_rebuilt_from_its_messages(path: Path) -> None:
     assert count or path.name == "history.jsonl"
 
 
-def test_parallel_calls_a_failed_tool_a_resume_and_a_compaction() -> None:
+def test_transcript_with_parallel_calls_resume_and_compaction_is_read() -> None:
     transcript = read(PROJECT / "20c7a18b-7d9d-457e-bc34-7dfb461f0515.jsonl")
     assert transcript.title == "Add a tide table to the harbour page"
     assert transcript.summary.startswith("1. Primary Request and Intent:")
@@ -110,7 +110,7 @@ def test_a_subagent_is_linked_to_the_call_that_started_it() -> None:
     assert transcript.source["parent"]["tool_call_id"] in calls
 
 
-def test_a_fork_leaves_the_messages_that_it_copied_to_their_session() -> None:
+def test_messages_copied_by_a_fork_stay_in_their_session() -> None:
     path = PROJECT / "9e1eb1be-32e7-4220-a0bf-a63df7f38f75.jsonl"
     assert len(read(path).messages) == 11
     fork = read(path, is_complete=False)
@@ -134,7 +134,7 @@ def test_a_torn_last_line_is_not_read() -> None:
     assert transcript.problems == []
 
 
-def test_working_directory_branch_model_and_version_are_known() -> None:
+def test_working_directory_branch_model_and_version_are_read() -> None:
     transcript = read(PROJECT / "3e8d741c-2790-4051-a4b2-2193523199c0.jsonl")
     assert transcript.source["folders"] == ["/home/ada/harbour"]
     assert transcript.source["branches"] == ["main"]

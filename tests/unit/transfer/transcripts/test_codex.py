@@ -27,7 +27,7 @@ def test_each_record_can_be_rebuilt_from_its_message(path: Path) -> None:
     assert count
 
 
-def test_calls_results_reasoning_and_a_patch() -> None:
+def test_transcript_with_calls_reasoning_and_a_patch_is_read() -> None:
     (path,) = ROLLOUTS.rglob("*7030*.jsonl")
     (file,) = Codex().find(path)
     transcript = Codex().read(file)
@@ -95,7 +95,7 @@ def test_a_subagent_is_linked_to_its_parent() -> None:
     assert transcript.title == "SCOUT-JOB: read lighthouses.txt"
 
 
-def test_the_layouts_of_older_versions() -> None:
+def test_layouts_of_older_versions_are_read() -> None:
     (legacy,) = map(_read, Codex().find(ROLLOUTS / "legacy"))
     assert legacy.title == "Name the islands"
     assert [line for line in outline(legacy) if "[60]" in line] == [

@@ -16,7 +16,7 @@ def read(path: Path) -> dict[str, Transcript]:
     return {file.item: reader.read(file) for file in reader.find(path)}
 
 
-def test_a_thread_with_a_tool() -> None:
+def test_thread_with_a_tool_is_read() -> None:
     transcript = read(LOGS)["01m7j3t3mg9az72jtakew0mbzj"]
     assert outline(transcript) == [
         "+ system You are a harbour master",
@@ -44,7 +44,7 @@ def test_reasoning_is_kept_apart_from_the_answer() -> None:
     assert transcript.messages[1].message["reasoning_content"].startswith("First I consider")
 
 
-def test_a_conversation_of_the_old_tables() -> None:
+def test_conversation_of_the_old_tables_is_read() -> None:
     transcript = read(LOGS)["01m7j3t0s2rwxe3vzm80jsxhwb"]
     assert transcript.title == "Old layout: how tall is Mount E…"
     assert outline(transcript) == [

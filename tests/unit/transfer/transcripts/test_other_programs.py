@@ -88,7 +88,7 @@ def test_opencode_reads_no_table_with_credentials(tmp_path: Path) -> None:
     assert len(read("opencode", path)) == 3
 
 
-def test_opencode_is_not_copied_where_it_has_unwritten_changes(tmp_path: Path) -> None:
+def test_opencode_database_with_unwritten_changes_is_not_copied(tmp_path: Path) -> None:
     path = tmp_path / "opencode.db"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode=wal")

@@ -59,7 +59,7 @@ def test_the_catalog_finds_words_in_transcripts(store: TranscriptStore) -> None:
         assert {hit.key[:6] for hit in hits.hits} == {"codex:"}
 
 
-def test_reading_changes_no_byte(store: TranscriptStore, places: Path) -> None:
+def test_reads_do_not_change_the_files(store: TranscriptStore, places: Path) -> None:
     before = digest(places)
     for key in store.list_sessions():
         store.view(key)
@@ -67,7 +67,7 @@ def test_reading_changes_no_byte(store: TranscriptStore, places: Path) -> None:
     assert digest(places) == before
 
 
-def test_writing_is_refused(store: TranscriptStore) -> None:
+def test_writes_are_rejected(store: TranscriptStore) -> None:
     with pytest.raises(ReadOnly, match="steno import"):
         store.add_message(KEY, "user", "hello")
     with pytest.raises(ReadOnly):
@@ -86,7 +86,7 @@ def test_a_file_that_grows_is_read_again(store: TranscriptStore, places: Path) -
     assert (after.count, after.uid) == (28, before.uid)
 
 
-def test_a_file_that_is_gone_is_no_session(store: TranscriptStore, places: Path) -> None:
+def test_deleted_file_is_not_a_session(store: TranscriptStore, places: Path) -> None:
     assert KEY in store.list_sessions()
     (places / "projects" / NAME).unlink()
     assert KEY not in store.list_sessions()
@@ -94,7 +94,7 @@ def test_a_file_that_is_gone_is_no_session(store: TranscriptStore, places: Path)
         store.info(KEY)
 
 
-def test_a_place_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_unreadable_place_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "opencode.db").write_bytes(b"SQLite format 3\x00" + b"x" * 200)
     claude_code = (ClaudeCode(), SAMPLES / "claude-code" / "projects")
     with TranscriptStore([(OpenCode(), tmp_path), claude_code]) as opened:

@@ -1,4 +1,4 @@
-"""The face of an agent loop, the same on every store beneath and on the legacy one."""
+"""`SessionStore` behaves the same on every store and on `SessionManager`."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ class TestFace:
         yield opened
         opened.close()
 
-    def test_it_is_one(self, sessions: SessionStore) -> None:
+    def test_implements_the_session_store_protocol(self, sessions: SessionStore) -> None:
         assert isinstance(sessions, SessionStore)
         names = [name for name in vars(SessionStore) if not name.startswith("_")]
         for name in names:
@@ -66,7 +66,7 @@ class TestFace:
             if name != "store":
                 assert inspect.signature(found) == inspect.signature(wanted), name
 
-    def test_each_docstring_says_what_a_failure_does(self, sessions: SessionStore) -> None:
+    def test_docstrings_mention_failures(self, sessions: SessionStore) -> None:
         for name, member in vars(type(sessions)).items():
             if not name.startswith("_"):
                 assert "fail" in (inspect.getdoc(member) or ""), name
@@ -93,7 +93,7 @@ class TestFace:
         assert sessions.set_history("c", sessions.get_history("a"))
         assert _contents(sessions, "b") == _contents(sessions, "c") == ["x"]
 
-    def test_pages_of_a_history(self, sessions: SessionStore) -> None:
+    def test_history_can_be_read_in_pages(self, sessions: SessionStore) -> None:
         for content in "abcdef":
             sessions.add_message("k", "user", content)
         assert _contents(sessions, last=2) == ["e", "f"]
@@ -104,7 +104,9 @@ class TestFace:
         assert _contents(sessions, last=-1) == []
         assert sessions.health().failed_reads == 1
 
-    def test_p12_a_token_is_stored_once(self, sessions: SessionStore) -> None:
+    def test_p12_message_with_a_known_idempotency_key_is_stored_once(
+        self, sessions: SessionStore
+    ) -> None:
         assert sessions.add_message("k", "user", "x", once="t") == 1
         assert sessions.add_message("k", "user", "x", once="t") == 1
         assert sessions.add_message("k", "user", "other", once="t") is None
@@ -113,7 +115,7 @@ class TestFace:
         assert _contents(sessions) == ["x"]
         assert sessions.health().failed_writes == 2
 
-    def test_summary(self, sessions: SessionStore) -> None:
+    def test_summary_is_stored_and_rejected_if_invalid(self, sessions: SessionStore) -> None:
         assert sessions.get_summary("k") == ""
         assert sessions.set_summary("k", "so far \ud800")
         assert sessions.get_summary("k") == "so far \ud800"
@@ -124,7 +126,7 @@ class TestFace:
     @pytest.mark.parametrize(
         ("keep", "left"), [(2, "de"), (0, ""), (-3, ""), (5, "abcde"), (99, "abcde")]
     )
-    def test_p4_truncating_hides_and_destroys_nothing(
+    def test_p4_truncate_hides_messages_without_deleting_them(
         self, sessions: SessionStore, keep: int, left: str
     ) -> None:
         for content in "abcde":
@@ -152,7 +154,7 @@ class TestFace:
         assert sessions.set_history("k", [_user("z"), 7]) is False  # type: ignore[list-item]
         assert sessions.add_message("k", "user", "z") == 6
 
-    def test_p5_a_checkpoint_moves_floor_and_summary_together(self, sessions: SessionStore) -> None:
+    def test_p5_checkpoint_moves_floor_and_summary_together(self, sessions: SessionStore) -> None:
         for content in "abcd":
             sessions.add_message("k", "user", content)
         assert sessions.checkpoint("k", summary="a and b", upto=2, expect_floor=0)
@@ -164,7 +166,7 @@ class TestFace:
         assert sessions.checkpoint("k", summary="again", upto=3, expect_floor=2)
         assert _contents(sessions) == ["d"]
 
-    def test_an_unknown_key_is_empty_and_stays_unknown(self, sessions: SessionStore) -> None:
+    def test_calls_on_an_unknown_key_create_no_session(self, sessions: SessionStore) -> None:
         assert sessions.get_history("k") == []
         assert sessions.get_history("k", full=True) == []
         assert sessions.get_summary("k") == ""
@@ -173,7 +175,7 @@ class TestFace:
         assert sessions.list_sessions() == []
         assert sessions.health().ok
 
-    def test_p6_no_two_keys_share_anything(self, sessions: SessionStore, tmp_path: Path) -> None:
+    def test_p6_keys_have_separate_sessions(self, sessions: SessionStore, tmp_path: Path) -> None:
         for number, key in enumerate(ODD_KEYS):
             assert sessions.add_message(key, "user", number) == 1, key
         assert sessions.list_sessions() == sorted(ODD_KEYS)
@@ -187,7 +189,7 @@ class TestFace:
         assert sessions.get_history(key) == []
         assert "InvalidKey" in (sessions.health().last_error or "")
 
-    def test_lists_come_in_pages(self, sessions: SessionStore) -> None:
+    def test_sessions_can_be_listed_in_pages(self, sessions: SessionStore) -> None:
         for key in ("b:2", "a", "b:1", "c"):
             sessions.add_message(key, "user", "x")
         assert sessions.list_sessions() == ["a", "b:1", "b:2", "c"]
@@ -196,7 +198,7 @@ class TestFace:
         assert sessions.list_sessions(limit=2, after="b:1") == ["b:2", "c"]
         assert sessions.list_sessions(limit=-1) == []
 
-    def test_p8_p10_a_refused_message_is_a_failed_write(self, sessions: SessionStore) -> None:
+    def test_p8_p10_rejected_message_is_a_failed_write(self, sessions: SessionStore) -> None:
         assert sessions.add_message("k", "user", float("nan")) is None
         troubled = sessions.health()
         assert sessions.add_message("k", "user", "x") == 1
@@ -206,7 +208,7 @@ class TestFace:
         assert calm.failed_writes == 1
         assert calm.last_error == troubled.last_error
 
-    def test_p1_everything_is_there_after_reopening(
+    def test_p1_messages_survive_reopening(
         self, sessions: SessionStore, face: str, tmp_path: Path
     ) -> None:
         if face == "memory":
@@ -224,7 +226,7 @@ class TestFace:
         assert again.add_message("k", "user", "f") == 7
         again.close()
 
-    def test_p7_two_beside_each_other_lose_nothing(
+    def test_p7_two_session_stores_on_one_place_lose_nothing(
         self, sessions: SessionStore, face: str, tmp_path: Path
     ) -> None:
         if face == "memory":
@@ -237,7 +239,7 @@ class TestFace:
         assert beside.list_sessions() == ["k"]
         beside.close()
 
-    def test_p7_threads_add_and_read(self, sessions: SessionStore) -> None:
+    def test_p7_threads_can_add_and_read_concurrently(self, sessions: SessionStore) -> None:
         def add(worker: int) -> list[int | None]:
             return [sessions.add_message("k", "user", f"{worker}.{n}") for n in range(15)]
 
@@ -249,7 +251,7 @@ class TestFace:
             own = [text for text in contents if text.startswith(f"{worker}.")]
             assert own == [f"{worker}.{n}" for n in range(15)]
 
-    def test_save_keeps_what_is_visible(self, sessions: SessionStore) -> None:
+    def test_save_keeps_visible_messages(self, sessions: SessionStore) -> None:
         for number in range(12):
             sessions.add_message("k", "user", f"{number} " + "x" * 10_000)
         sessions.truncate_history("k", 3)

@@ -1,4 +1,4 @@
-"""`steno doctor sqlite:FILE`, and a workspace with all that may stand beside logs."""
+"""`steno doctor sqlite:FILE`, and a workspace with other files next to the logs."""
 
 import shutil
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def test_healthy_database_exits_with_0(tmp_path: Path) -> None:
     assert (ended.exit_code, ended.stderr) == (0, "Checked 1 log: no problems found.\n")
 
 
-def test_p3_what_is_missing_in_a_database_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_p3_missing_rows_are_reported_and_the_database_is_unchanged(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     file = tmp_path / "steno.db"
     with stenolog.open_store(f"sqlite:{file}") as store:

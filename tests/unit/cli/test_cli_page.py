@@ -12,11 +12,11 @@ from stenolog.cli import main
 from stenolog.maintenance.log_damage import Kind
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
-BEGIN = "<!-- begin help: written by tests/unit/cli/test_page.py -->\n"
+BEGIN = "<!-- begin help: written by tests/unit/cli/test_cli_page.py -->\n"
 END = "<!-- end help -->\n"
 
 
-def test_the_page_has_the_help_of_every_command() -> None:
+def test_cli_page_has_the_help_of_every_command() -> None:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     current = before + BEGIN + "".join(_sections()) + END + after
@@ -25,7 +25,7 @@ def test_the_page_has_the_help_of_every_command() -> None:
     assert PAGE.read_text() == current, "the help changed: run make fix"
 
 
-def test_the_page_lists_every_kind_of_finding_in_order() -> None:
+def test_doctor_page_lists_every_kind_of_finding_in_order() -> None:
     rows = re.findall(r"(?m)^\| ([^|`]+) \|", PAGE.read_text())
     assert rows == ["kind", *Kind]
 

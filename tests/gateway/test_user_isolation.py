@@ -67,7 +67,7 @@ ASK = "Who is the therapist?"
 
 @pytest.mark.parametrize("theirs", ["web:alice:1", "app:alice:1", ""])
 @pytest.mark.parametrize("mine", ["web:bob:1", "app:bob:1", "app:1", "web:1", ""])
-def test_two_clients_share_nothing(served: Served, theirs: str, mine: str) -> None:
+def test_two_clients_do_not_share_memory(served: Served, theirs: str, mine: str) -> None:
     assert "SHOWN" in _chat(served, _user("My salary is 91500"), key=theirs)
     assert "91500" not in _chat(served, _user("What is the salary?"), key=mine)
 
@@ -116,7 +116,7 @@ def test_client_that_continues_a_turn_with_tool_results_is_not_shown_the_users_m
     assert "Moreau" not in told
 
 
-def test_client_that_sends_the_whole_history_is_not_shown_the_users_memory(
+def test_client_that_sends_the_full_history_is_not_shown_the_users_memory(
     served: Served, place: Path
 ) -> None:
     history = [_user("Hello"), {"role": "assistant", "content": "Noted."}]

@@ -32,7 +32,7 @@ def _chat(client: httpx2.Client, metadata: Mapping[str, Any] | None = None, **he
     return client.post("/v1/chat/completions", json=body, headers=given)
 
 
-def test_message_to_a_deleted_session_is_refused(client: httpx2.Client) -> None:
+def test_message_to_a_deleted_session_is_rejected(client: httpx2.Client) -> None:
     for refused in (_say(client, "Again."), _say(client, "/help"), _chat(client)):
         assert refused.status_code == 410
         assert refused.json()["error"]["code"] == "session_deleted"

@@ -1,4 +1,4 @@
-"""A question taken apart."""
+"""`parse_question`: stems and period of a question."""
 
 from datetime import UTC, datetime
 
@@ -8,7 +8,7 @@ from stenolog.memory.ranking import parse_question
 NOW = datetime(2026, 6, 17, 15, 30, tzinfo=UTC)
 
 
-def test_a_question_is_its_words_and_its_time() -> None:
+def test_question_is_parsed_into_stems_and_period() -> None:
     found = parse_question("Where did we plan to meet in May, and whom did we meet?", now=NOW)
     assert found.stems == ("plan", "meet")
     assert found.period is not None
@@ -16,7 +16,7 @@ def test_a_question_is_its_words_and_its_time() -> None:
     assert not found.empty
 
 
-def test_nothing_is_asked_by_stop_words_alone() -> None:
+def test_question_of_only_stop_words_is_empty() -> None:
     assert parse_question("And what about it?", now=NOW).empty
     assert not parse_question("And yesterday?", now=NOW).empty
 

@@ -49,7 +49,7 @@ class AllMachine(StoreMachine):
 
 
 @pytest.mark.parametrize("runs", [3, pytest.param(8, marks=pytest.mark.slow)])
-def test_all_engines_do_what_the_model_does(
+def test_all_engines_behave_like_the_model(
     runs: int,
     postgres_places: Places,
     capsys: pytest.CaptureFixture[str],
@@ -59,7 +59,7 @@ def test_all_engines_do_what_the_model_does(
 
 
 @pytest.mark.full
-def test_all_engines_do_what_the_model_does_for_longer(
+def test_all_engines_behave_like_the_model_in_long_runs(
     postgres_places: Places,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,

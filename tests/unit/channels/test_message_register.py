@@ -29,7 +29,7 @@ def _inbox(loop: AgentLoop, claims: Claims) -> Inbox:
     return Inbox(loop, channel="webhook-ci", register=MessageRegister(claims))
 
 
-def test_of_two_processes_that_are_given_a_command_one_carries_it_out(tmp_path: Path) -> None:
+def test_command_received_by_two_processes_runs_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         several = [_claims(tmp_path) for _ in range(2)]
         async with agent_loop("jsonl", tmp_path, []) as loop:
@@ -43,7 +43,7 @@ def test_of_two_processes_that_are_given_a_command_one_carries_it_out(tmp_path: 
     asyncio.run(scenario())
 
 
-def test_a_command_that_the_closing_agent_refused_is_carried_out_when_it_comes_again(
+def test_command_rejected_during_close_runs_when_redelivered(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -69,7 +69,7 @@ def test_a_command_that_the_closing_agent_refused_is_carried_out_when_it_comes_a
     asyncio.run(scenario())
 
 
-def test_without_a_store_of_claims_what_comes_again_is_known_as_well(tmp_path: Path) -> None:
+def test_redelivered_messages_are_recognized_without_a_claims_store(tmp_path: Path) -> None:
     async def scenario() -> None:
         claims = Claims()
         async with agent_loop("legacy", tmp_path, ["Hello."]) as loop:
@@ -86,7 +86,7 @@ def test_without_a_store_of_claims_what_comes_again_is_known_as_well(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_where_no_number_can_be_stored_messages_and_commands_are_taken_in_all_the_same(
+def test_messages_are_accepted_if_their_number_cannot_be_stored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:

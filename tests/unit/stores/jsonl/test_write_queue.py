@@ -1,4 +1,4 @@
-"""Callers that share a write: in order, bounded in time, and none lost to Ctrl-C."""
+"""The write queue: order of callers, time limits and Ctrl-C."""
 
 import fcntl
 import threading
@@ -25,7 +25,7 @@ def _append(key: str) -> Pending:
     return Pending(key, Batch((b"{}",)))
 
 
-def test_appends_to_the_same_session_go_along_and_nothing_else() -> None:
+def test_group_contains_only_appends_to_the_same_session() -> None:
     gate = Gate()
     mine, other, alone, along = _append("a"), _append("b"), Pending("a"), _append("a")
     gate.waiting += [mine, other, alone, along]
@@ -33,7 +33,7 @@ def test_appends_to_the_same_session_go_along_and_nothing_else() -> None:
     assert gate.waiting == [other, alone]
 
 
-def test_p7_only_the_first_in_the_queue_may_go() -> None:
+def test_p7_only_the_first_in_the_queue_may_lead() -> None:
     gate = Gate()
     first, second = _append("a"), _append("a")
     gate.waiting += [first, second]
@@ -43,14 +43,14 @@ def test_p7_only_the_first_in_the_queue_may_go() -> None:
         assert not gate._may_lead(first)
 
 
-def test_p8_who_waits_too_long_is_told_and_gone_from_the_queue() -> None:
+def test_p8_caller_that_waits_too_long_raises_and_leaves_the_queue() -> None:
     gate = Gate()
     with gate.lock, pytest.raises(StoreBusy):
         gate.enter(_append("a"), lambda _: None, time.monotonic())
     assert gate.waiting == []
 
 
-def test_p8_what_was_taken_and_begun_by_one_who_was_struck_down_is_not_done_again() -> None:
+def test_p8_append_started_by_an_interrupted_leader_is_not_repeated() -> None:
     gate, mine, fresh = Gate(), _append("a"), _append("a")
     led = list[Pending]()
     mine.begun = True
@@ -68,7 +68,7 @@ class Struck(Pending):
         raise KeyboardInterrupt
 
 
-def test_p8_who_is_struck_twice_does_not_stand_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p8_caller_interrupted_twice_leaves_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     leave, strikes = gate._leave, iter([True])
 
@@ -102,9 +102,7 @@ class TakenAtTheLastMoment:
 
 
 @pytest.mark.parametrize("call", ["add_message", "clear"])
-def test_p8_a_gate_that_is_taken_at_the_last_moment_is_waited_for_within_the_time_limit(
-    tmp_path: Path, call: str
-) -> None:
+def test_p8_wait_for_a_gate_respects_the_timeout(tmp_path: Path, call: str) -> None:
     with JSONLStore(tmp_path, busy_timeout=0.05) as store:
         store.add_message("a", "user", "opens the log")
         gate = store._queue._gate("a")
@@ -201,7 +199,7 @@ def _check_told(told: list[Any], store: JSONLStore, key: str, where: str) -> Non
             assert isinstance(answer, MaybeStored), (where, answer)
 
 
-def test_p7_p8_ctrl_c_at_any_place_of_the_leader_costs_nobody_else_their_turn(
+def test_p7_p8_ctrl_c_anywhere_in_the_leader_does_not_affect_other_callers(
     fast_path: Path,
 ) -> None:
     struck = list[str]()
@@ -213,7 +211,7 @@ def test_p7_p8_ctrl_c_at_any_place_of_the_leader_costs_nobody_else_their_turn(
     }
 
 
-def test_p7_p8_ctrl_c_at_any_place_of_an_append_leaves_nothing_locked(fast_path: Path) -> None:
+def test_p7_p8_ctrl_c_anywhere_in_an_append_leaves_no_lock(fast_path: Path) -> None:
     struck = list[str]()
     with JSONLStore(fast_path) as store:
         while not struck or struck[-1]:

@@ -47,7 +47,7 @@ def test_returning_thread_does_not_overtake_waiting_ones() -> None:
     assert order == ["second", "third", "first again"]
 
 
-def test_the_end_of_a_use_wakes_the_thread_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_a_use_wakes_the_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_connections, "_CHECK_INTERVAL", PATIENCE)
     lock, first, second = ExclusiveLock(), ExclusiveUse(), threading.Event()
 
@@ -67,7 +67,7 @@ def test_the_end_of_a_use_wakes_the_thread_that_waits(monkeypatch: pytest.Monkey
     thread.join(PATIENCE)
 
 
-def test_a_waiting_thread_that_gives_up_lets_the_next_one_begin() -> None:
+def test_thread_that_gives_up_does_not_block_the_next() -> None:
     lock, first, next_use, given_up = (
         ExclusiveLock(),
         ExclusiveUse(),

@@ -38,7 +38,7 @@ def _reason(copied: CopyReport) -> tuple[str, str]:
     return problem.key, problem.reason
 
 
-def test_a_backup_skips_an_unreadable_session_and_names_it(place: Path) -> None:
+def test_backup_skips_and_reports_an_unreadable_session(place: Path) -> None:
     (place / "ws" / LOG).chmod(0)
     taken = back_up(str(place / "ws"), str(place / "b"))
     assert (taken.sessions, taken.written, taken.kept) == (2, 2, 0)
@@ -119,7 +119,7 @@ def test_an_unreadable_archive_does_not_stop_a_copy(place: Path, target: str) ->
     assert _of(target) == _of(place / "ws")
 
 
-def test_an_unreadable_copy_in_the_destination_is_left_alone(place: Path) -> None:
+def test_unreadable_copy_in_the_destination_is_unchanged(place: Path) -> None:
     back_up(str(place / "ws"), str(place / "b"))
     copy = place / "b" / LOG
     text = copy.read_bytes()

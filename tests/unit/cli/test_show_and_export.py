@@ -34,7 +34,7 @@ def _bytes(folder: Path) -> dict[Path, tuple[int, bytes]]:
 # --- damage ----------------------------------------------------------------------------------
 
 
-def test_p3_list_and_show_point_to_the_doctor_where_something_is_lost(
+def test_p3_list_and_show_point_to_the_doctor_if_messages_are_lost(
     place: Path, steno: Steno
 ) -> None:
     log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
@@ -49,9 +49,7 @@ def test_p3_list_and_show_point_to_the_doctor_where_something_is_lost(
         )
 
 
-def test_p3_show_tells_of_damage_that_only_reading_all_of_it_meets(
-    place: Path, steno: Steno
-) -> None:
+def test_p3_show_reports_damage_found_only_by_a_full_read(place: Path, steno: Steno) -> None:
     with open_store("workspace") as store:
         store.add_messages("k", [{"role": "user", "content": f"number {n}"} for n in range(600)])
         for number in range(300):
@@ -80,7 +78,7 @@ def test_damage_is_reported_once(place: Path, in_terminal: InTerminal) -> None:
 # --- show ------------------------------------------------------------------------------------
 
 
-def test_show_prints_the_summary_and_what_is_visible(steno: Steno) -> None:
+def test_show_prints_the_summary_and_visible_messages(steno: Steno) -> None:
     result = steno("show", "telegram:123")
     assert result.exit_code == 0
     assert _golden(result.stdout) == (
@@ -91,7 +89,7 @@ def test_show_prints_the_summary_and_what_is_visible(steno: Steno) -> None:
     assert result.stderr == "2 messages are hidden. Use --all to show them.\n"
 
 
-def test_p4_show_all_prints_hidden_and_archived_messages_marked(steno: Steno) -> None:
+def test_p4_show_all_prints_and_marks_hidden_and_archived_messages(steno: Steno) -> None:
     with open_store("workspace") as store:
         store.compact("telegram:123")
 
@@ -115,7 +113,7 @@ def test_show_prints_every_field_of_a_message(steno: Steno) -> None:
     )
 
 
-def test_show_takes_any_key_and_any_message(steno: Steno) -> None:
+def test_show_accepts_any_key_and_any_message(steno: Steno) -> None:
     strange: list[dict[str, Any]] = [
         {},
         {"role": 7, "content": 1.5},
@@ -149,7 +147,7 @@ def test_show_removes_control_sequences(steno: Steno, in_terminal: InTerminal) -
 
 
 @pytest.mark.slow
-def test_colours_are_for_terminals_and_no_color_is_honoured(
+def test_colours_are_used_only_in_terminals_without_no_color(
     steno: Steno, in_terminal: InTerminal
 ) -> None:
     assert "\x1b[" in in_terminal("show", "telegram:123")[1]
@@ -162,7 +160,7 @@ def test_colours_are_for_terminals_and_no_color_is_honoured(
 # --- export ----------------------------------------------------------------------------------
 
 
-def test_a_session_is_found_by_its_alias_too(place: Path, steno: Steno) -> None:
+def test_session_is_found_by_its_alias(place: Path, steno: Steno) -> None:
     (place / "old").mkdir()
     message = {"role": "user", "content": "from before"}
     old = {"key": "telegram:9", "messages": [message], "summary": "A greeting."}
@@ -181,7 +179,7 @@ def test_a_session_is_found_by_its_alias_too(place: Path, steno: Steno) -> None:
     assert steno("show", "telegram_8").exit_code == 1
 
 
-def test_p10_export_prints_the_messages_as_they_were_given(steno: Steno) -> None:
+def test_p10_export_prints_messages_unchanged(steno: Steno) -> None:
     given: list[dict[str, Any]] = [
         {"role": "user", "content": "line\nend \x1b[31m ☕ \u202e"},
         {"z": 1, "role": "tool", "a": [1.5, None, True, 10**40]},
@@ -198,20 +196,20 @@ def test_p10_export_prints_the_messages_as_they_were_given(steno: Steno) -> None
     assert [list(json.loads(line)) for line in lines] == [list(message) for message in given]
 
 
-def test_export_prints_what_is_visible_or_all(steno: Steno) -> None:
+def test_export_prints_visible_or_all_messages(steno: Steno) -> None:
     assert steno("export", "telegram:123").stdout == (
         '{"role":"user","content":"message 3"}\n{"role":"assistant","content":"message 4"}\n'
     )
     assert len(steno("export", "telegram:123", "--all").stdout.splitlines()) == 4
 
 
-def test_export_to_a_terminal_does_not_drive_it(in_terminal: InTerminal) -> None:
+def test_exported_message_cannot_control_the_terminal(in_terminal: InTerminal) -> None:
     with open_store("workspace") as store:
         store.add_message("k", "user", "a\x9b31mb\u202ec")
     assert in_terminal("export", "k") == (0, '{"role":"user","content":"abc"}\n')
 
 
-def test_export_into_a_closed_pipe_ends_without_a_traceback() -> None:
+def test_export_into_a_closed_pipe_prints_no_traceback() -> None:
     with open_store("workspace") as store:
         store.add_messages("k", [{"role": "user", "content": "x" * 1000}] * 500)
     program = "from stenolog.cli import main; main(prog_name='steno')"
@@ -228,7 +226,7 @@ def test_export_into_a_closed_pipe_ends_without_a_traceback() -> None:
         assert process.stderr.read() == b""
 
 
-def test_show_and_export_take_a_sqlite_store(steno: Steno) -> None:
+def test_show_and_export_read_a_sqlite_store(steno: Steno) -> None:
     with open_store("sqlite:some.db") as store:
         store.add_message("k", "user", "kept in rows")
     assert "kept in rows" in steno("show", "k", "-w", "sqlite:some.db").stdout
@@ -241,7 +239,7 @@ def test_show_and_export_take_a_sqlite_store(steno: Steno) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "export"])
-def test_an_unknown_key_is_one_sentence(steno: Steno, command: str) -> None:
+def test_unknown_key_is_reported_in_one_sentence(steno: Steno, command: str) -> None:
     result = steno(command, "nobody")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
@@ -250,14 +248,16 @@ def test_an_unknown_key_is_one_sentence(steno: Steno, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "k"], ["export", "k"]])
-def test_a_missing_workspace_is_one_sentence(place: Path, steno: Steno, command: list[str]) -> None:
+def test_missing_workspace_is_reported_in_one_sentence(
+    place: Path, steno: Steno, command: list[str]
+) -> None:
     result = steno(*command, "-w", "nowhere")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "Error: There is no workspace at nowhere; check the path.\n"
     assert not (place / "nowhere").exists()
 
 
-def test_an_empty_workspace_is_no_error(place: Path, steno: Steno) -> None:
+def test_empty_workspace_is_not_an_error(place: Path, steno: Steno) -> None:
     (place / "fresh").mkdir()
     result = steno("list", "fresh")
     assert (result.exit_code, result.stdout) == (0, "")
@@ -265,13 +265,13 @@ def test_an_empty_workspace_is_no_error(place: Path, steno: Steno) -> None:
     assert list((place / "fresh").iterdir()) == []
 
 
-def test_the_folder_of_the_logs_is_not_taken_for_a_workspace(steno: Steno) -> None:
+def test_sessions_folder_is_not_accepted_as_a_workspace(steno: Steno) -> None:
     result = steno("list", "workspace/sessions")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "give the workspace, which is its parent folder" in result.stderr
 
 
-def test_another_programs_log_is_one_sentence(place: Path, steno: Steno) -> None:
+def test_log_of_another_program_is_reported_in_one_sentence(place: Path, steno: Steno) -> None:
     log = place / "workspace" / "sessions" / "other.jsonl"
     log.write_bytes(b'{"role":"user","content":"hello"}\n')
     result = steno("show", "other")
@@ -281,12 +281,12 @@ def test_another_programs_log_is_one_sentence(place: Path, steno: Steno) -> None
     assert "other" not in steno("list").stdout
 
 
-def test_reading_commands_open_the_store_to_read_only() -> None:
+def test_read_commands_open_the_store_read_only() -> None:
     with open_read_only("workspace") as store, pytest.raises(ReadOnly):
         store.add_message("telegram:123", "user", "x")
 
 
-def test_reading_commands_write_nothing(place: Path, steno: Steno) -> None:
+def test_read_commands_write_nothing(place: Path, steno: Steno) -> None:
     log = place / "workspace" / "sessions" / "telegram%3A123.jsonl"
     log.write_bytes(log.read_bytes() + b'{"kind":"mess')
     before = _bytes(place)

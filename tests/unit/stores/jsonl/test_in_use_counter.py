@@ -1,4 +1,4 @@
-"""Closing beside calls."""
+"""`InUseCounter`: close during calls of other threads."""
 
 import threading
 from contextlib import suppress
@@ -14,7 +14,7 @@ from stenolog.stores.locks import InUseCounter
 from support.interrupts import Striking
 
 
-def test_nothing_is_released_while_a_call_is_inside() -> None:
+def test_nothing_is_released_during_a_call() -> None:
     released: list[str] = []
     users = InUseCounter(lambda: released.append("released"))
     with users.entry:
@@ -60,9 +60,7 @@ def _descriptors() -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("struck", ["a call", "close"])
-def test_p8_close_lets_go_of_every_file_after_ctrl_c_at_any_step(
-    fast_path: Path, struck: str
-) -> None:
+def test_p8_close_closes_every_file_after_ctrl_c_at_any_step(fast_path: Path, struck: str) -> None:
     number, where = 1, "first"
     while where:
         store = JSONLStore(fast_path / "interrupted")
@@ -85,7 +83,7 @@ def test_p8_close_lets_go_of_every_file_after_ctrl_c_at_any_step(
     assert number > 10
 
 
-def test_p8_close_beside_calls_of_many_threads_ends_them_all_with_a_typed_error(
+def test_p8_close_ends_concurrent_calls_with_a_typed_error(
     tmp_path: Path,
 ) -> None:
     for number in range(40):

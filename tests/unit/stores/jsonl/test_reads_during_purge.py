@@ -1,4 +1,4 @@
-"""A purge while somebody reads: what was not purged is read, and nothing is called damaged."""
+"""Reads during a purge return every remaining message and report no damage."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def seqs(store: JSONLStore, key: str = KEY) -> list[int]:
 
 
 @pytest.mark.parametrize("before", [4, 9, 12, 18])
-def test_p4_a_reader_gets_all_that_is_not_purged(
+def test_p4_reader_gets_all_remaining_messages_during_a_purge(
     stores: tuple[JSONLStore, JSONLStore],
     just_then: JustThen,
     caplog: pytest.LogCaptureFixture,
@@ -67,7 +67,7 @@ def test_p4_a_reader_gets_all_that_is_not_purged(
     assert caplog.text == ""
 
 
-def test_p4_messages_in_sight_again_are_read_beside_a_purge(
+def test_p4_messages_shown_by_undo_are_read_during_a_purge(
     stores: tuple[JSONLStore, JSONLStore], just_then: JustThen
 ) -> None:
     reader, purger = stores
@@ -77,7 +77,7 @@ def test_p4_messages_in_sight_again_are_read_beside_a_purge(
     assert [message.seq for message in reader.get_history(KEY, last=18)] == list(range(6, 21))
 
 
-def test_p4_who_follows_passes_over_nothing_that_is_not_purged(
+def test_p4_follow_skips_no_remaining_message_during_a_purge(
     stores: tuple[JSONLStore, JSONLStore], just_then: JustThen, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, purger = stores
@@ -87,7 +87,7 @@ def test_p4_who_follows_passes_over_nothing_that_is_not_purged(
     assert caplog.text == ""
 
 
-def test_p4_a_fork_beside_a_purge_has_the_rest_and_reports_no_damage(
+def test_p4_fork_during_a_purge_has_the_rest_and_reports_no_damage(
     stores: tuple[JSONLStore, JSONLStore], just_then: JustThen, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, purger = stores
@@ -99,7 +99,7 @@ def test_p4_a_fork_beside_a_purge_has_the_rest_and_reports_no_damage(
     assert caplog.text == ""
 
 
-def test_p4_consolidation_passes_over_no_turn_that_is_not_purged(
+def test_p4_consolidation_skips_no_remaining_turn_during_a_purge(
     stores: tuple[JSONLStore, JSONLStore], just_then: JustThen
 ) -> None:
     reader, purger = stores
@@ -110,7 +110,7 @@ def test_p4_consolidation_passes_over_no_turn_that_is_not_purged(
     assert ends == [6, 8, 10, 12, 14, 16, 18, 20]
 
 
-def test_a_session_that_is_purged_meanwhile_is_no_more(
+def test_reads_of_a_session_purged_meanwhile_find_no_session(
     stores: tuple[JSONLStore, JSONLStore], just_then: JustThen, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, purger = stores
@@ -125,7 +125,7 @@ def test_a_session_that_is_purged_meanwhile_is_no_more(
     assert caplog.text == ""
 
 
-def test_a_session_that_is_purged_all_the_time_is_busy(
+def test_read_during_a_purge_raises_store_busy_after_the_timeout(
     tmp_path: Path, stores: tuple[JSONLStore, JSONLStore], just_then: JustThen
 ) -> None:
     _, purger = stores
@@ -136,7 +136,7 @@ def test_a_session_that_is_purged_all_the_time_is_busy(
         assert seqs(hasty) == list(range(4, 21))
 
 
-def test_p3_an_archive_that_nobody_purged_is_told_as_missing(
+def test_p3_missing_archive_without_a_purge_is_reported(
     tmp_path: Path,
     stores: tuple[JSONLStore, JSONLStore],
     just_then: JustThen,

@@ -1,7 +1,7 @@
-"""Who is answered, which signatures hold, how far updates were taken in, where a chat goes on."""
+"""Allow-list, signatures, update offsets, chat moves, delivery marks and texts for users."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stenolog.agent.scheduler import CLOSING
@@ -20,16 +20,16 @@ BODY = b'{"text":"hello"}'
 
 
 @given(st.text(), st.text())
-def test_an_empty_allow_list_means_nobody(id: str, name: str) -> None:
+def test_empty_allow_list_allows_no_sender(id: str, name: str) -> None:
     assert not AllowList((), setting="x").allows(id, name)
 
 
 @given(st.text(), st.text())
-def test_entries_without_a_name_mean_nobody_either(id: str, name: str) -> None:
+def test_blank_allow_list_entries_allow_no_sender(id: str, name: str) -> None:
     assert not AllowList(("", " ", "@", " @ "), setting="x").allows(id, name)
 
 
-def test_ids_and_names_are_told_apart() -> None:
+def test_allow_list_distinguishes_ids_and_names() -> None:
     allowed = AllowList(("123", "@Alice"), setting="x")
     assert allowed.allows("123")
     assert allowed.allows("7", "aLICE")
@@ -38,7 +38,7 @@ def test_ids_and_names_are_told_apart() -> None:
     assert not allowed.allows("@Alice", "")
 
 
-def test_a_refused_sender_is_logged_once_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_sender_is_logged_once_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
     allowed = AllowList((), setting="channels.telegram.allow")
     for _ in range(3):
         allowed.allows("4711", "mallory")
@@ -50,7 +50,7 @@ def test_a_refused_sender_is_logged_once_with_its_id(caplog: pytest.LogCaptureFi
 # --- signatures ----------------------------------------------------------------------------------
 
 
-def test_a_signature_holds_for_its_secret_body_and_time() -> None:
+def test_signature_is_valid_for_its_secret_body_and_time() -> None:
     header = signature(SECRET, BODY, at=1_000)
     assert is_signed(SECRET, BODY, header, now=1_000)
     assert is_signed(SECRET, BODY, header, now=1_000 + MAX_SIGNATURE_AGE)
@@ -61,7 +61,7 @@ def test_a_signature_holds_for_its_secret_body_and_time() -> None:
 
 
 @given(st.text() | st.from_regex(r"t=[0-9]+,v1=[0-9a-f]*", fullmatch=True))
-def test_nothing_else_is_a_signature(header: str) -> None:
+def test_malformed_signature_is_rejected(header: str) -> None:
     assert not is_signed(SECRET, BODY, header, now=1_000)
 
 
@@ -73,8 +73,9 @@ def test_the_time_of_a_signature_cannot_be_changed() -> None:
 # --- updates -------------------------------------------------------------------------------------
 
 
+@example([(2, False), (1, True)])
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=60))
-def test_the_next_number_never_passes_an_update_that_is_not_durable(
+def test_next_offset_never_passes_an_update_that_is_not_durable(
     steps: list[tuple[int, bool]],
 ) -> None:
     offsets = Offsets()
@@ -88,7 +89,7 @@ def test_the_next_number_never_passes_an_update_that_is_not_durable(
         assert all(one >= (offsets.next or 0) for one in open_ones)
 
 
-def test_an_update_is_taken_in_once_and_again_where_it_was_left() -> None:
+def test_update_is_accepted_once_and_again_if_it_was_not_stored() -> None:
     offsets = Offsets()
     assert offsets.add([5, 6]) == [5, 6]
     assert offsets.add([5, 6, 7]) == [7]
@@ -101,7 +102,7 @@ def test_an_update_is_taken_in_once_and_again_where_it_was_left() -> None:
     assert offsets.next == 7
 
 
-def test_what_the_app_has_forgotten_is_not_waited_for() -> None:
+def test_offset_skips_updates_that_the_app_no_longer_has() -> None:
     offsets = Offsets()
     offsets.add([5])
     offsets.settled(5, durable=False)
@@ -110,7 +111,7 @@ def test_what_the_app_has_forgotten_is_not_waited_for() -> None:
     assert offsets.next == 10
 
 
-def test_what_an_earlier_process_took_in_is_only_confirmed() -> None:
+def test_updates_accepted_by_an_earlier_process_are_only_confirmed() -> None:
     offsets = Offsets(known_below=7)
     assert offsets.add([5, 6, 7]) == [7]
     assert offsets.next == 7
@@ -123,7 +124,7 @@ def _arrival(number: int, chat: str | None = None) -> IncomingMessage:
     return IncomingMessage(sender="1", text="hi", id=str(number), chat=chat, number=number)
 
 
-def test_a_chat_goes_on_where_its_command_said_but_not_its_earlier_messages() -> None:
+def test_messages_before_a_move_stay_in_the_earlier_session() -> None:
     last_move = ChatMove(key="t:new:1", before="t:1", chat="", number=7)
     assert session_of("t:1", None, _arrival(3)) == "t:1"
     assert session_of("t:1", last_move, _arrival(8)) == "t:new:1"
@@ -133,7 +134,7 @@ def test_a_chat_goes_on_where_its_command_said_but_not_its_earlier_messages() ->
     assert session_of("t:1", last_move, _arrival(0)) == "t:new:1"
 
 
-def test_after_several_moves_each_message_belongs_where_the_chat_was_then() -> None:
+def test_each_message_belongs_to_the_session_at_its_time() -> None:
     moves = ((3, "t:1"), (5, "t:a:1"))
     last_move = ChatMove(key="t:c:1", before="t:b:1", chat="", number=7, earlier=moves)
     found = [session_of("t:1", last_move, _arrival(number)) for number in range(1, 9)]
@@ -159,7 +160,7 @@ def test_a_damaged_move_still_names_the_session_that_a_chat_continues_in(damage:
     assert found == ChatMove(key="a", before="b")
 
 
-def test_a_mark_comes_back_as_it_was_and_nonsense_is_none() -> None:
+def test_delivery_mark_is_read_back_and_invalid_marks_are_ignored() -> None:
     mark = DeliveryMark(seq=4, state="sending", origin={"channel": "telegram", "chat": 1})
     assert read_mark({"delivery": mark.fields()}) == mark
     assert read_mark({"delivery": owed_mark(mark, 4).fields()}) == owed_mark(mark, 4)
@@ -167,14 +168,14 @@ def test_a_mark_comes_back_as_it_was_and_nonsense_is_none() -> None:
         assert read_mark({"delivery": told}) is None
 
 
-def test_of_a_chat_that_is_long_out_of_reach_the_newest_answers_are_owed() -> None:
+def test_number_of_owed_answers_is_limited_to_the_newest() -> None:
     mark = DeliveryMark(seq=99, state="sending", origin={})
     for seq in range(MAX_OWED + 5):
         mark = owed_mark(mark, seq)
     assert mark.owed == tuple(range(5, MAX_OWED + 5))
 
 
-def test_only_what_is_on_this_machine_is_reached_without_a_proxy() -> None:
+def test_only_local_addresses_bypass_the_proxy() -> None:
     here = ("localhost:9000/a", "127.0.0.1", "127.9.9.9:1", "[::1]:9000", "0.0.0.0")
     assert all(is_local(f"http://{place}") for place in here)
     assert not any(
@@ -182,7 +183,7 @@ def test_only_what_is_on_this_machine_is_reached_without_a_proxy() -> None:
     )
 
 
-def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:
+def test_turn_taken_over_by_another_process_has_no_text_for_the_user() -> None:
     assert text_for_user(Answer(key="k", text=CLOSING, outcome="failed")) == ""
     taken_over = "Another process has taken over this turn."
     assert text_for_user(Answer(key="k", text=taken_over, outcome="failed")) == ""
@@ -190,7 +191,7 @@ def test_nothing_is_said_of_a_turn_that_somebody_else_goes_on_with() -> None:
     assert told == "I could not answer: something went wrong. Your message is saved."
 
 
-def test_an_answer_that_is_not_saved_says_so() -> None:
+def test_unsaved_answer_has_a_notice_for_the_user() -> None:
     answer = Answer(key="k", text="Hello.", outcome="answered", saved=False)
     assert text_for_user(answer).endswith(
         "(This is not saved yet, because storage is not available right now.)"
