@@ -8,7 +8,7 @@ from sys import modules
 def lazy_exports(
     package: str, names: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package; `names` maps each name to its module."""
+    """Return `__getattr__` and `__dir__` for a package. `names` maps each name to its module."""
 
     def find(name: str) -> object:
         if name not in names:

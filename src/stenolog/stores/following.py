@@ -1,8 +1,8 @@
 """Following a session: new messages as they arrive, and changes of visibility, summary and meta.
 
 `poll_messages` is shared by the engines. `follow_changes` uses only calls that every store has, so
-it behaves the same on all of them: it compares `info()` between messages. A message is reported
-immediately, a change within half a second.
+it behaves the same on all stores: it compares `info()` between messages. The follower reports a
+message immediately and a change within half a second.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,10 @@ CHECK_SECONDS: Final = 0.5
 NewMessages = tuple[str, int, list[Message]]
 """Uid of the session, its last seq, and the new messages."""
 Kind = Literal["checkpoint", "undo", "hide", "summary", "meta"]
-"""checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other
-messages were hidden. summary, meta: only that changed.
+"""Kind of a change.
+
+checkpoint: the oldest messages were hidden. undo: messages are visible again. hide: other messages
+were hidden. summary: only the summary changed. meta: only the meta changed.
 """
 
 
@@ -36,10 +38,11 @@ def poll_messages(
     timeout: float | None,
     poll: float,
 ) -> Iterator[Message]:
-    """Poll for messages after a seq, until the store closes or none arrives for `timeout`.
+    """Poll for messages after a seq, until the store closes or no message arrives for `timeout`.
 
-    `fetch` returns None if there is no session. `wait` returns after the given seconds, or earlier.
-    `uid`: follow only this session; None: the first one that is found.
+    `fetch` returns None if the session does not exist. `wait` returns after the given seconds, or
+    earlier. `uid`: follow only the session with this uid; None follows the first session that
+    `fetch` returns.
     """
     idle_since = monotonic()
     while True:
@@ -95,7 +98,7 @@ def follow_changes(
         if left <= 0:
             return
         if known is None:
-            # Wait for the session; its messages are read once its uid is known.
+            # Wait for the session. Its messages are read once its uid is known.
             waited = next(store.follow(key, after=after, timeout=left), None)
             try:
                 known = find_info(store, key)
@@ -123,7 +126,10 @@ def follow_changes(
 
 
 def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
-    """Return the changes between two infos, without new messages. None means no session. Pure."""
+    """Return the changes between two infos, except new messages.
+
+    An info of None means no session.
+    """
     if before is None or now is None or before.uid != now.uid:
         return []
     # New messages are reported separately.
@@ -143,7 +149,7 @@ def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list
 
 
 def find_info(store: Store, key: str) -> SessionInfo | None:
-    """Return the info of a session, or None if it does not exist."""
+    """Return the info of a session, or None if the session does not exist."""
     try:
         return store.info(key)
     except NoSuchSession:

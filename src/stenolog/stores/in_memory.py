@@ -1,7 +1,8 @@
 """A store in the memory of this process: sessions as sets and dicts.
 
-Tests compare every other store with it. It therefore implements each operation in the simplest way
-and shares only basic modules with the others. Its content is lost when the process ends.
+Tests compare every other store with this store. It therefore implements each operation in the
+simplest way and shares only basic modules with the other stores. The content is lost when the
+process ends.
 """
 
 import copy
@@ -85,13 +86,13 @@ class _Session(Struct):
     lost: list[Span] = []
     void: list[Span] = []
     copied: int = -1
-    """The version at which a copy was written; -1 if the session is not a copy."""
+    """Version of the session right after a copy was written; -1 if the session is not a copy."""
 
     def visible(self) -> list[int]:
         return [seq for seq in self.messages if seq not in self.hidden]
 
     def floor(self) -> int:
-        """Return the seq up to which everything is hidden."""
+        """Return the floor: the seq up to which every message is hidden."""
         return next(seq for seq in count() if seq + 1 not in self.hidden)
 
     def read(self, seq: int) -> Message:
@@ -118,13 +119,13 @@ class _Session(Struct):
         append: Sequence[bytes] = (),
         summary: str | None = None,
     ) -> None:
-        """Carry out one operation that can be undone. Record nothing if nothing changes."""
+        """Apply an undoable operation. Record no undo step if nothing changes."""
         newly = set(self.visible()).intersection(hide)
         was = None if summary is None or summary == self.summary else self.summary
         if not newly and was is None and not append:
             return
         hidden = self.hidden.union(hide) if newly else self.hidden
-        # The run that starts at 1 is the floor and does not count as a range.
+        # The span that starts at 1 is the floor and does not count as a hidden range.
         if sum(seq - 1 not in hidden for seq in hidden - {1}) > MAX_HIDDEN_RANGES:
             raise errors.UsageError(f"more than {MAX_HIDDEN_RANGES:,} ranges would be hidden")
         self.hidden = hidden
@@ -152,7 +153,7 @@ class _Session(Struct):
         )
 
     def purge(self, before: int) -> list[int]:
-        """Remove the messages below a seq with all data about them; return their seqs."""
+        """Remove the messages below a seq with all their data; return the removed seqs."""
         gone = {seq for seq in range(1, self.last_seq + 1) if seq < before}
         if not gone:
             return []
@@ -163,7 +164,7 @@ class _Session(Struct):
         for step in steps:
             self.steps.append(step)
             if step.was or gone & (step.newly | step.added):
-                self.steps.clear()  # alone, earlier steps would lead to a state that never existed
+                self.steps.clear()  # undoing only earlier steps would not restore any former state
         self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in gone}
         self.archived = 0 if self.archived < before else self.archived
         self.lost = spans.clipped(self.lost, before, self.last_seq)
@@ -174,7 +175,7 @@ class _Session(Struct):
 
 
 class InMemoryStore:
-    """A Store in memory. It keeps its promises as long as the process runs."""
+    """A Store in memory. The promises of Store hold as long as the process runs."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
@@ -234,7 +235,7 @@ class InMemoryStore:
             return [session.read(seq) for seq in seqs[skipped:]]
 
     def get_summary(self, key: str) -> str:
-        """Return the summary; empty if there is none."""
+        """Return the summary; may be empty."""
         with self._using(key) as session:
             return session.summary
 
@@ -274,7 +275,8 @@ class InMemoryStore:
             visible = session.visible()
             same = 0
             for seq, payload in zip(visible, payloads, strict=False):
-                # Bytes, because objects that compare equal may differ: 1, 1.0 and True.
+                # Compare the encoded bytes, because different objects may be equal: 1, 1.0 and
+                # True.
                 if session.messages[seq].to_json() != payload:
                     break
                 same += 1
@@ -310,7 +312,7 @@ class InMemoryStore:
             session.change("checkpoint", hide=range(1, upto + 1), summary=_text(summary))
 
     def undo(self, key: str, *, answered: Span | None = None) -> Undone:
-        """Undo the newest step: show the messages that it hid, hide those that it appended."""
+        """Undo the newest operation: show the messages it hid, hide the messages it appended."""
         with self._writing(key) as session:
             if not session.steps:
                 raise errors.NothingToUndo(f"{key!r}: there is nothing to undo")
@@ -354,8 +356,8 @@ class InMemoryStore:
         """Move the session into the trash."""
         with self._writing(key, known=True):
             session = self._sessions.pop(key)
-            # Later than all others, so that the last deleted is first even if the clock was set
-            # back.
+            # The time is later than all others, so that the last deleted session is listed first
+            # even if the clock was set back.
             earlier = [found.deleted + timedelta(microseconds=1) for found, _ in self._trash]
             deleted = max([_now(), *earlier])
             count = len(session.messages)
@@ -364,7 +366,7 @@ class InMemoryStore:
             return trashed
 
     def restore(self, key: str, *, uid: str | None = None, as_key: str | None = None) -> None:
-        """Restore the last deleted session of this key, or the one with this uid."""
+        """Restore the last deleted session of this key, or the session with this uid."""
         target = key if as_key is None else as_key
         with self._using(key), self._writing(target):
             found = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
@@ -438,7 +440,7 @@ class InMemoryStore:
         raise errors.NoSuchSession(uid, "it has no interrupted purge")
 
     def leased(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys that are leased now."""
+        """Return the subset of `keys` whose sessions are leased now."""
         return {key for key, lease in self._leases.items() if key in keys and not lease.lost}
 
     def lease(self, key: str, *, ttl: float, wait: float | None = None) -> "InMemoryLease":
@@ -461,17 +463,17 @@ class InMemoryStore:
             return self._leases[key]
 
     def stamps(self) -> dict[str, str]:
-        """Return a stamp for each session. It differs after every change."""
+        """Return a stamp for each session; every change changes the stamp."""
         with self._open():
             return {key: f"{found.uid}:{found.version}" for key, found in self._sessions.items()}
 
     def mark(self, name: str) -> str:
-        """Return the change marker of this name; empty if it was never changed."""
+        """Return the value of the change marker `name`; empty for a marker without a value."""
         with self._open():
             return str(self._marks.get(name, ""))
 
     def change_mark(self, name: str) -> None:
-        """Give the marker a new value."""
+        """Give the change marker `name` a new value."""
         with self._open():
             self._marks[name] = self._marks.get(name, 0) + 1
 
@@ -530,7 +532,7 @@ class InMemoryStore:
     def list_sessions(
         self, *, prefix: str = "", limit: int | None = None, after: str | None = None
     ) -> list[str]:
-        """Return the keys in byte order, the same as the order of their code points."""
+        """Return the session keys in byte order, which is the order of their code points."""
         check_count(limit=limit)
         with self._open():
             keys = sorted(key for key in self._sessions if key.startswith(prefix))
@@ -635,7 +637,7 @@ class InMemoryStore:
         return None
 
     def health(self) -> Health:
-        """Report that the store works: it has nothing that could fail."""
+        """Report that the store works: memory has nothing that could fail."""
         with self._open():
             return Health(ok=True, free_bytes=None, problems=())
 
@@ -667,14 +669,17 @@ class InMemoryStore:
 
     @contextmanager
     def _using(self, key: str) -> Iterator[_Session]:
-        """Hold the lock, and yield the session or a new one."""
+        """Hold the lock, and yield the session with this key, or a new session."""
         codec.check_key(key)
         with self._open():
             yield self._sessions.get(key) or _Session()
 
     @contextmanager
     def _writing(self, key: str, *, known: bool = False) -> Iterator[_Session]:
-        """Yield the session for a change. A new one is kept if something was stored in it."""
+        """Yield the session for a change.
+
+        A new session is kept only if the change stored something.
+        """
         with self._using(key) as session:
             new = key not in self._sessions
             if self._lease is not None and self._lease.taken_over:
@@ -695,7 +700,10 @@ class InMemoryStore:
 
 
 class InMemoryLease:
-    """A lease in memory. It ends when it is released, or when it expired and was taken over."""
+    """A lease in memory.
+
+    The lease ends when it is released, or when another holder takes over after it expired.
+    """
 
     def __init__(self, store: InMemoryStore, key: str, epoch: int, ttl: float) -> None:
         self.key = key
@@ -707,12 +715,12 @@ class InMemoryLease:
 
     @property
     def taken_over(self) -> bool:
-        """Whether it was released, another holder took over, or the session was purged."""
+        """Whether the lease was released or taken over, or its session was purged."""
         return self.store._leases.get(self.key) is not self
 
     @property
     def lost(self) -> bool:
-        """Whether it was released, expired or taken over, or the session or the store is gone."""
+        """Whether the lease ended or expired, or its session or store is gone."""
         ended = self.store._closed.is_set() or self.expires <= monotonic()
         return ended or self.taken_over
 

@@ -1,9 +1,9 @@
 """A session as one JSON file, the format of the fallback store.
 
 The file has the five fields of picoclaw's older store (`key`, `messages`, `summary`, `created`,
-`updated`) and a field `stenolog`, which picoclaw ignores: the seq of the first message in
-`messages`, the idempotency key and time of each, and the hidden messages. This module is pure:
-sessions/session_manager.py reads and writes the files.
+`updated`) and a field `stenolog`, which picoclaw ignores. The field `stenolog` has the seq of the
+first message in `messages`, the idempotency key and time of each message, and the hidden messages.
+This module is pure: sessions/session_manager.py reads and writes the files.
 """
 
 from datetime import UTC, datetime
@@ -23,11 +23,11 @@ SUFFIX: Final = ".json"
 META_SUFFIX: Final = ".meta.json"
 """Suffix of a metadata file of picoclaw's newer store. Such a file is not a session."""
 NO_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
-"""Earlier times mean "no time": Go's zero time."""
+"""An earlier time means "no time", because Go writes its zero time."""
 
 
 class NotASession(ValueError):
-    """A file that does not contain a session, with the reason."""
+    """The file does not contain a session; the text has the reason."""
 
     def __init__(self, reason: str, *, something_else: bool = False) -> None:
         self.something_else = something_else
@@ -36,7 +36,10 @@ class NotASession(ValueError):
 
 
 class JSONMessage(Struct, frozen=True):
-    """One message of a file. Its seq is its position among all messages, including hidden ones."""
+    """One message of a file.
+
+    The seq of a message is its position among all messages, including hidden ones.
+    """
 
     payload: bytes
     at: datetime | None = None
@@ -51,7 +54,7 @@ class JSONSession(Struct, frozen=True, kw_only=True):
     messages: tuple[JSONMessage, ...] = ()
     summary: str = ""
     began_with: str = ""
-    """The summary at the time when this store first wrote the session."""
+    """Summary of the session when the fallback store first wrote the file."""
     created: datetime | None = None
     updated: datetime | None = None
     ours: bool = False
@@ -66,7 +69,7 @@ class JSONSession(Struct, frozen=True, kw_only=True):
         return [seq for seq, message in enumerate(self.messages, 1) if not message.hidden]
 
     def floor(self) -> int:
-        """Return the seq up to which everything is hidden."""
+        """Return the floor: the seq up to which every message is hidden."""
         visible = self.visible()
         return visible[0] - 1 if visible else len(self.messages)
 
@@ -162,7 +165,7 @@ def _message(value: object, what: str, problems: list[str]) -> JSONMessage | Non
 
 
 def _with_ours(session: JSONSession, ours: object) -> JSONSession:
-    """Add the content of the field `stenolog`; if it is malformed, only add a problem."""
+    """Add the content of the field `stenolog`. A malformed field only adds a problem."""
     try:
         return _placed(session, ours)
     except (KeyError, TypeError, ValueError, StopIteration, UsageError):

@@ -1,6 +1,6 @@
 """`open_store`: opens the store at an address.
 
-An engine is imported only when it is needed, which keeps the start fast.
+An engine is imported only when a store uses it, which keeps the start fast.
 """
 
 import os
@@ -28,9 +28,9 @@ class Address(Struct, frozen=True, kw_only=True):
 
     engine: Engine
     path: str | os.PathLike[str] = ""
-    """The folder, the file or the whole URL; empty for an engine without a location."""
+    """Folder, file or whole URL of the store; empty for an engine without a location."""
     parameters: str = ""
-    """The text after the question mark."""
+    """Parameters of the address: the text after the question mark."""
 
 
 def open_store(
@@ -39,7 +39,7 @@ def open_store(
     """Open the store at a folder, `jsonl:FOLDER`, `sqlite:FILE`, `postgresql://…` or `memory:`.
 
     `sqlite:FILE?synchronous=normal&cache_kb=512` sets options of SQLiteStore,
-    `postgresql://…?schema=NAME&connections=32` options of PostgresStore. Nothing is migrated.
+    `postgresql://…?schema=NAME&connections=32` options of PostgresStore. No data is migrated.
     Raises StoreUnavailable if the store cannot be opened, UsageError if the address is invalid.
     """
     found = address(where)
@@ -92,9 +92,9 @@ def address(where: str | os.PathLike[str]) -> Address:
 
 
 def _check_new_folder(where: str, scheme: str, rest: str) -> None:
-    """Raise UsageError if the text most likely does not mean a new folder."""
+    """Raise UsageError if the address is most likely not meant to be a new folder."""
     if _CONNECTION_STRING.search(where):
-        # The text is not quoted, because it may contain a password.
+        # The error does not quote the address, because the address may contain a password.
         raise UsageError(
             "this is a connection string of libpq; write it as a URL: "
             "postgresql://USER@HOST/DATABASE"
@@ -125,7 +125,7 @@ def _plain_path(scheme: str, path: str) -> str:
     if not path:
         raise UsageError(f"{scheme}: needs a path, for example {scheme}:{_EXAMPLES[scheme]}")
     if path.startswith("//"):
-        # Ambiguous: some programs read three slashes as an absolute path, others as a relative one.
+        # Three slashes are ambiguous: some programs read an absolute path, others a relative path.
         plain = path.lstrip("/")
         raise UsageError(
             f"{scheme}:PATH takes a plain path, without //: {scheme}:./{plain} from here, "
@@ -145,7 +145,7 @@ def _folder(place: str | os.PathLike[str], namespace: str, *, read_only: bool) -
 
 
 def check_no_file(place: str | os.PathLike[str]) -> None:
-    """Raise UsageError if the path of a folder is a file."""
+    """Raise UsageError if `path` should be a folder but is a file."""
     if not os.path.isfile(place):  # noqa: PTH113 - pathlib is slow to import
         return
     found, name = b"", os.fspath(place)
@@ -157,7 +157,7 @@ def check_no_file(place: str | os.PathLike[str]) -> None:
 
 
 def _at_home(place: str) -> str:
-    # pathlib is slow to import.
+    # `pathlib` is slow to import.
     return os.path.expanduser(place) if place.startswith("~") else place  # noqa: PTH111
 
 
@@ -204,7 +204,7 @@ def _open_postgres(found: Address, *, namespace: str, read_only: bool) -> Store:
 
 
 def _is_number(value: str) -> bool:
-    # Python rejects very long numbers.
+    # `int` raises ValueError for very long numbers.
     return value.isascii() and value.isdigit() and len(value) <= 10
 
 

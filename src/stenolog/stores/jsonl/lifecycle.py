@@ -34,7 +34,7 @@ from stenolog.stores.state import Fork, copy, decide_fork, not_copied
 
 
 class _Replaced(Exception):
-    """The log that was read no longer belongs to the session."""
+    """The log was replaced or removed after it was read."""
 
 
 class Lifecycle:
@@ -49,7 +49,7 @@ class Lifecycle:
     # --- fork --------------------------------------------------------------------------------
 
     def fork(self, key: str, new_key: str, at: int | None) -> None:
-        """As Store.fork."""
+        """Fork a session, as `Store.fork`."""
         deadline = self._deadline()
         while True:
             seen, messages = self._read_source(key, new_key, at)
@@ -70,8 +70,8 @@ class Lifecycle:
     def _write_fork(self, log: Log, *, text: bytes, seen: "_ForkSource", deadline: float) -> None:
         """Create the fork while its source is locked. Raises _Replaced.
 
-        A purge of the source either finds the fork and reports it, or is noticed here: purged
-        messages must not remain in a fork that the purge does not report.
+        Purged messages must not remain in a fork that the purge does not report. So a purge of the
+        source either finds and reports the fork, or this method notices the purge.
         """
         source = seen.log
         descriptor = self._directory.open(source.name)
@@ -115,10 +115,10 @@ class Lifecycle:
             raise SessionExists(key)
 
     def create(self, key: str, make: Callable[[Log], None], doing: str) -> None:
-        """Create a session: `make` replaces a file without one. Raises SessionExists.
+        """Create a session by calling `make` on a locked file without a session.
 
-        That file is locked, so that no other writer starts a session in it. `make` may raise
-        OSError.
+        No other writer can start a session in the locked file. Raises SessionExists; `make` may
+        raise OSError.
         """
 
         def work() -> None:
@@ -139,7 +139,7 @@ class Lifecycle:
     # --- trash -------------------------------------------------------------------------------
 
     def delete(self, key: str) -> Trashed:
-        """As Store.delete."""
+        """Delete a session, as `Store.delete`."""
         trashed: list[Trashed] = []
 
         def work() -> None:
@@ -155,7 +155,7 @@ class Lifecycle:
         return trashed[0]
 
     def restore(self, key: str, uid: str | None, as_key: str | None) -> None:
-        """As Store.restore."""
+        """Restore a session, as `Store.restore`."""
         target = key if as_key is None else as_key
         entry = self._find(key, uid)
         self._check_free(target)
@@ -191,7 +191,10 @@ class _ForkSource(Struct, frozen=True):
 def _fork_source(
     log: Log, *, new_key: str, at: int | None, uid: str, now: str
 ) -> tuple[_ForkSource, LogLookup]:
-    """Return what a fork copies. Raises UsageError. The caller holds the log's mutex."""
+    """Return the content that a fork copies. Raises UsageError.
+
+    The caller holds the log's mutex.
+    """
     state, end = log.settled_state()
     fork = decide_fork(state, end, new_key=new_key, at=at, uid=uid, now=now)
     return _ForkSource(log, fork, state.uid, state.generation), log.visible_messages(
@@ -206,7 +209,7 @@ def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     head.purged = not_copied([(m.seq, m.seq) for m in taken], fork.next_seq - 1)
     # `composed` adds 1, and a new log has generation 1.
     head.generation = 0
-    # Without idempotency keys and batches: the file appears in one step.
+    # The lines need no idempotency keys and batches, because the file appears in one step.
     lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in taken)
     return compose_log(
         head,
@@ -220,7 +223,10 @@ def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
 
 
 def lock_session(logs: OpenLogCache, key: str) -> Log:
-    """Return the log of a session and hold its lock. Raises NoSuchSession, ReadOnly, as `lock`."""
+    """Return the log of a session and hold its lock.
+
+    Raises NoSuchSession, ReadOnly and the errors of `lock`.
+    """
     log = logs.lock(key, create=False)
     if log is None or not has_session(log):
         trash.sync_renames(logs.directory)
@@ -231,7 +237,7 @@ def lock_session(logs: OpenLogCache, key: str) -> Log:
 
 
 def has_session(log: Log) -> bool:
-    """Return whether the log holds a session. Raises as `Log.load`."""
+    """Return whether the log holds a session. Raises the errors of `Log.load`."""
     with log.mutex:  # guard: log-fields-under-mutex
         return log.exists
 
@@ -243,7 +249,8 @@ def check_no_session(log: Log) -> None:
             raise SessionExists(log.key)
         tail = log.tail
     text = log.read(0, log.file_size())
-    # A single line, or NULs, may be an interrupted first write; damaged lines were a session.
+    # A single line, or NULs, may be an interrupted first write. Several damaged lines were a
+    # session.
     unread = not read_records(text, offset=0)[0] and b"\n" in text.strip(b"\0\n")
     if unread or (tail is not None and tail.lost):
         raise SessionExists(log.key, "the key has a damaged session; run `steno doctor`")

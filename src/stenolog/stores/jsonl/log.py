@@ -5,13 +5,13 @@ any error, the Log is dropped and the file is read again. So no value computed f
 ever used for another, and no descriptor is closed while another thread uses it.
 
 `mutex` guards every field that is not fixed at construction, for reading and for writing. A thread
-holds it while it reads the file, never while it waits for another process or for a sync. All
-methods expect the caller to hold it, unless they say otherwise.
+holds the mutex while it reads the file, never while it waits for another process or for a sync. All
+methods expect the caller to hold the mutex, unless their docstring says otherwise.
 
-Several threads may share a Log, and any of them may be interrupted or fail while it updates the
-fields. `phase` records whether the fields can be trusted: every update sets it to UPDATING first
-and to NEW or READY last, so an unfinished update leaves a Log that must be loaded again. This
-needs no cleanup code, which Ctrl-C could interrupt as well.
+Several threads may share a Log, and each thread may be interrupted or fail during an update.
+`phase` records whether the fields can be trusted: every update sets `phase` to UPDATING first and
+to NEW or READY last. So an unfinished update leaves a Log that must be loaded again, without
+cleanup code that Ctrl-C could interrupt as well.
 """
 
 import fcntl
@@ -87,11 +87,14 @@ class LoadPhase(Enum):
     NOT_LOADED = auto()
     """The file has not been read yet."""
     UPDATING = auto()
-    """The fields are being changed. If seen while holding the mutex: an update failed."""
+    """A thread is changing the fields.
+
+    A thread that holds the mutex and sees this phase knows that an update failed.
+    """
     NEW = auto()
-    """Completely loaded. The file is empty, or holds parts of an unfinished first write."""
+    """The log is loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
-    """Completely loaded. The log has a state."""
+    """The log is loaded and has a state."""
 
 
 _LOADED: Final = (LoadPhase.NEW, LoadPhase.READY)
@@ -102,17 +105,16 @@ class LogLookup(Struct, frozen=True):
 
     messages: list[Message]
     low: int = 0
-    """First seq to look for in archives; 0: none."""
+    """First seq to look for in archives; 0 if no archive is needed."""
     wanted: list[Span] | None = None
-    """Spans of these seqs that are wanted; None: all, with the hidden messages marked."""
+    """Spans of the requested seqs; None for all messages, with the hidden ones marked."""
     state: State | None = None
-    """State that names the archives. A copy: another thread may be loading the log again."""
+    """Copy of the state that names the archives, because another thread may reload the log."""
 
 
 # --- idempotency keys (tokens), for at least the newest thousand messages (P12) ----------------
-#
-# The line of a message contains its token. States carry the tokens of archived messages, so that no
-# archive has to be opened to find one.
+# The line of a message contains its token. States carry the tokens of archived messages, so that a
+# search for a token opens no archive.
 
 TOKEN_WINDOW: Final = 1_000
 """Minimum number of newest messages whose tokens are known."""
@@ -121,7 +123,7 @@ _BYTES: Final = 400
 
 
 class Tokens:
-    """Tokens of one log, read when the first one is looked up."""
+    """Tokens of one log, read when the first token is looked up."""
 
     __slots__ = ("_from_states", "_known")
 
@@ -149,7 +151,7 @@ class Tokens:
             self._from_states.setdefault(token.token, token)
 
     def load(self, messages: Sequence[Message]) -> None:
-        """Set the known tokens to those of the states and of these messages."""
+        """Set the known tokens to the tokens of the states and of these messages."""
         self._known = {**self._from_states, **_tokens_of(messages)}
 
     def add(self, records: Sequence[Record]) -> None:
@@ -213,7 +215,7 @@ class Log:
 
         self.phase = LoadPhase.NOT_LOADED
         self.state: State | None = None
-        """Valid only in the phase READY."""
+        """State of the session, valid only in the phase READY."""
         self.has_state_record = False
         """Whether an intact state was read or written; False if the state had to be rebuilt."""
         self.next_seq = 1
@@ -228,9 +230,12 @@ class Log:
         self.ends_line = True
         self.tail: Tail | None = None
         self.suspect = False
-        """A sync failed, so the content of the disk is unknown: renew the log before using it."""
+        """Whether a sync failed.
+
+        The content of the disk is then unknown, and the log must be rewritten.
+        """
         self.synced = -1
-        """Offset up to which this process has synced; -1 if it never has."""
+        """Offset up to which this process has synced the file; -1 before the first sync."""
 
         self.lines_since_state = 0
         self.bytes_since_state = 0
@@ -240,9 +245,9 @@ class Log:
         self.last_weight = 0
         """Weight of the messages in memory at the last check."""
         self.start = 0
-        """Offset from which on the messages are in memory."""
+        """Offset of the first line whose message is in memory."""
         self.first_loaded = 1
-        """First seq from that offset on."""
+        """First seq at or after the offset `start`."""
         self.messages: list[Message] = []
         self._visible: list[Message] | None = None
         self._missing_archived: list[Span] = []
@@ -251,7 +256,10 @@ class Log:
         self._damaged: dict[tuple[str, int], DamagedBytes] = {}
 
     def close(self) -> None:
-        """Close the file. Otherwise it is closed when the last reference to the log is gone."""
+        """Close the file.
+
+        Without this call, the file is closed with the last reference to the log.
+        """
         descriptor, self.descriptor = self.descriptor, CLOSED
         descriptor.close()
 
@@ -275,7 +283,7 @@ class Log:
     def ensure_loaded(self) -> None:
         """Load the log if it was never loaded, or if the last update did not finish.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
         if self.phase not in _LOADED:
             self.load(self.file_size())
@@ -285,7 +293,7 @@ class Log:
         return os.fstat(self.descriptor).st_size
 
     def refresh(self) -> bool:
-        """Read new bytes. Return False if the path names another file, or none."""
+        """Read new bytes. Return False if the log was replaced or removed."""
         found = self.directory.stat(self.name)
         if found is None or not self.is_same_file(found):
             return False
@@ -293,11 +301,12 @@ class Log:
         return True
 
     def catch_up(self, size: int) -> None:
-        """Read the file up to this size, from the last position on. Raises as `load`."""
+        """Read the file from the last position up to this size. Raises the errors of `load`."""
         if self.phase in _LOADED and size == self.size:
             return
         if self.phase is not LoadPhase.READY or size < self.size or self.tail is not None:
-            # Not loaded, truncated from outside, or with a tail that new bytes may complete.
+            # The log is not loaded, was truncated by another program, or has a tail that new bytes
+            # may complete.
             self.load(size)
             return
         self.phase = LoadPhase.UPDATING
@@ -308,7 +317,7 @@ class Log:
     def load(self, size: int) -> None:
         """Find the last state and read from there on. Raises ForeignLog, NewerFormat, OSError.
 
-        If it raises, the log stays in the phase UPDATING, and the next user loads it again.
+        After an error the log stays in the phase UPDATING, and the next user loads the log again.
         """
         self.phase = LoadPhase.UPDATING  # guard: unfinished-load
         self._load(size)
@@ -348,7 +357,7 @@ class Log:
     def _from_last_state(self, size: int) -> tuple[int, bytes, int | None]:
         """Return the offset of the last intact state, all bytes from there on, and its seq.
 
-        If there is no intact state: 0, the whole log, and None.
+        Without an intact state, return 0, the whole log, and None.
         """
         length = _FIRST_CHUNK
         while True:
@@ -362,7 +371,10 @@ class Log:
             length *= 4
 
     def _load_without_state(self, buffer: bytes) -> None:
-        """Load a torn first write, a log without any intact state, or report a foreign log."""
+        """Load a log without an intact state.
+
+        The file is a torn first write, a damaged log, or another program's log, which is reported.
+        """
         scan = scan_log(buffer, offset=0, next_seq=1)
         if not scan.records:
             ours = bool(read_records(buffer, offset=0)[0])
@@ -371,7 +383,7 @@ class Log:
                     f"{self.directory.path / self.name} was not written by stenolog and is not "
                     f"changed; {self.directory.how_to_import(self.name)}"
                 )
-            # Intact lines of an unfinished first write must not count later.
+            # Intact lines of an unfinished first write never count.
             left = scan.tail if ours else None
             next_seq = left.next_seq if left is not None else 1
             seqs = left.seqs if left is not None else []
@@ -399,7 +411,7 @@ class Log:
             return
         scan = scan_log(buffer, offset=self.end, next_seq=self.next_seq)
         if scan.tail is not None and (scan.tail.damaged or scan.tail.lost):
-            # The bytes may have been read during a write: read them a second time.
+            # The bytes may have been read during a write, so read the bytes a second time.
             again = self.read(self.end, self.end + len(buffer))
             scan = scan_log(again, offset=self.end, next_seq=self.next_seq)
         self._apply_scan(scan, len(buffer))
@@ -454,21 +466,24 @@ class Log:
                 pass
 
     def _carry(self, record: StateRecord) -> None:
-        """Take the idempotency keys of archived messages out of a state.
+        """Move the idempotency keys of archived messages from a state to `tokens`.
 
-        The copy of the state that a writer extends must not contain them.
+        The copy of the state that a writer extends must not contain these keys.
         """
         self._tokens.add_from_state(record.body.tokens)
         if self.state is not None:
             self.state.tokens = []
 
     def known_state(self) -> State:
-        """Return the state. Raises DamagedStore if the log has none, and as `load`."""
+        """Return the state.
+
+        Raises DamagedStore if the log has no state, and the errors of `load`.
+        """
         self.ensure_loaded()
         return self._known_state()
 
     def state_if_any(self) -> State | None:
-        """Return a copy of the state, or None if the file is new. Raises as `load`."""
+        """Return a copy of the state, or None if the file is new. Raises the errors of `load`."""
         self.ensure_loaded()
         return copy(self._known_state()) if self.phase is LoadPhase.READY else None
 
@@ -479,9 +494,9 @@ class Log:
 
     @property
     def exists(self) -> bool:
-        """Whether the log holds a session. A killed creator may have left less than one.
+        """Whether the log holds a session, not only a part that a killed creator left.
 
-        Raises as `load`.
+        Raises the errors of `load`.
         """
         self.ensure_loaded()
         state = self.state
@@ -492,8 +507,8 @@ class Log:
     def extend(self, before: int, records: list[Record] | None, length: int) -> None:
         """Record the bytes that this process appended and synced.
 
-        The method reads them from the file if `records` is None, or if a reader in this process
-        has already read a part of them.
+        The method reads the bytes from the file if `records` is None, or if another thread of this
+        process has already read a part of the bytes.
         """
         self.synced = before + length
         if self.phase not in _LOADED:
@@ -580,12 +595,12 @@ class Log:
     # --- messages ----------------------------------------------------------------------------
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
-        """Return the visible messages after `after`, or the `last` of them, with archived ones."""
+        """Return the visible messages after `after`, at most `last`, including archived ones."""
         found = self.visible_messages(last=last, after=after)
         return self.add_archived(found, self.read_archives(found)) if found.low else found.messages
 
     def visible_messages(self, *, last: int | None, after: int | None) -> "LogLookup":
-        """Return what `history` returns, as far as the messages are in the live log."""
+        """Return the messages of `history` that are in the live log."""
         self.ensure_loaded()
         self.keeps_messages = True
         if last is None and after is None and self._visible is not None:
@@ -613,15 +628,15 @@ class Log:
     def read_archives(self, found: "LogLookup") -> list[archive.ArchiveContent]:
         """Return the archives that hold the rest of the messages, newest first.
 
-        The caller need not hold the mutex: reading can take long, and archives do not change.
-        However, a purge deletes the archives of a log after replacing the log.
+        The caller need not hold the mutex, because reading can take long and archives do not
+        change. A purge may delete the archives, but replaces the log first.
         """
         return list(archive.chain(self.directory, found.state, found.low)) if found.state else []
 
     def add_archived(
         self, found: "LogLookup", archives: list[archive.ArchiveContent]
     ) -> list[Message]:
-        """Return the messages found in the live log, preceded by those from the archives."""
+        """Return the messages of the archives, then the messages of the live log."""
         state = self.known_state()
         older: list[Message] = []
         for opened in archives:
@@ -631,7 +646,7 @@ class Log:
         by_seq = {m.seq: m for m in older if m.seq >= found.low}
         older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(gone, seq)]
         held = spans.union(((m.seq, m.seq) for m in older), gone)
-        # Not stored as lost: a missing archive may be restored from a backup.
+        # These messages are not recorded as lost: a missing archive may be restored from a backup.
         self._missing_archived = spans.minus([(found.low, self.first_live() - 1)], held)
         if self._missing_archived:
             log_reports.warning(
@@ -681,7 +696,7 @@ class Log:
         Return whether any bytes were read.
         """
         if seq <= self.first_live():
-            seq = 0  # the whole log, so that damage to its first lines is found as well
+            seq = 0  # read the whole log, so that damage to its first lines is found as well
         length = _FIRST_CHUNK if seq else min(self.start, _LARGEST_CHUNK)
         read = False
         while self.start > 0 and self.first_loaded > seq:
@@ -716,7 +731,7 @@ class Log:
             first = min(record.seq for record in records) if bad else records[0].seq
         if start == 0:
             first = min(first, first_live)
-        # Without damage the seqs are consecutive: the first and the number imply the others.
+        # Without damage the seqs are consecutive: the first seq and the count imply all seqs.
         regular = not bad and not gone and len(messages) == self.first_loaded - first
         if not regular or (messages and messages[0].seq != first):
             kept = {m.seq: m for m in messages if m.seq < self.first_loaded}
@@ -746,7 +761,7 @@ class Log:
         self.phase = before
 
     def _drop_messages(self) -> None:
-        """Drop the messages in memory, but not the idempotency keys: reading them is expensive."""
+        """Drop the messages in memory, but keep the idempotency keys, which are slow to read."""
         self.messages, self._visible = [], None
         self.start, self.first_loaded = self.end, self.next_seq
 
@@ -775,7 +790,7 @@ class Log:
     # --- undo --------------------------------------------------------------------------------
 
     def undo_step(self, step: Undo) -> Undo:
-        """Return an undo step with the parts that the state leaves out. Raises DamagedStore."""
+        """Return an undo step with the parts that the state omits. Raises DamagedStore."""
         if not step.elsewhere:
             return step
         found = self.undo_steps({step.number}).get(step.number)
@@ -787,11 +802,11 @@ class Log:
         return found
 
     def undo_steps(self, numbers: Collection[int]) -> dict[int, Undo]:
-        """Return the undo steps of changes by number, as far as the log or an archive has them."""
+        """Return the undo steps of changes by number; steps that no file contains are left out."""
         state = self.known_state()
         records, _ = read_records(self.read(0, self.end), offset=0)
         changes = [record.body for record in records if isinstance(record, ChangeRecord)]
-        # If several changes have the same number, the first one counts.
+        # If several changes have the same number, the first change counts.
         found = {c.number: undo_step_of(c) for c in reversed(changes) if c.number in numbers}
         archives = archive.chain(self.directory, state, 1)
         while len(found) < len(numbers) and (opened := next(archives, None)) is not None:
@@ -803,7 +818,7 @@ class Log:
     # --- state of the session ----------------------------------------------------------------
 
     def settled_state(self) -> tuple[State, int]:
-        """Return a copy of the state, and the last seq, as the next writer will see them."""
+        """Return a copy of the state and the last seq that the next writer will see."""
         state = copy(self.known_state())
         if self.tail is None:
             return state, self.next_seq - 1
@@ -840,7 +855,7 @@ class Log:
             meta=deepcopy(state.meta),
             forked_from=state.forked_from,
             in_sight=tuple(visible_spans),
-            # Without the unfinished write at the end: its change does not count yet.
+            # An unfinished write at the end of the log does not count yet.
             change=self.known_state().number,  # guard: view-change-of-unfinished-write
         )
 

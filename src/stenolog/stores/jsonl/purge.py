@@ -1,7 +1,7 @@
 """Purge: delete sessions, or the first messages of a session, permanently.
 
-A purge deletes a file that refers to others only after those others, so that an interrupted purge
-can simply be repeated.
+A purge deletes referenced files before the file that refers to them, so that an interrupted purge
+can be repeated.
 
 Lock order: archive folder (as in a compaction) → gate → flock of the live file → flock of a file in
 the trash → mutex.
@@ -54,20 +54,21 @@ class Purger:
     # --- whole sessions ----------------------------------------------------------------------
 
     def purge(self, key: str) -> Purged:
-        """As Store.purge, for the whole session."""
+        """Purge a whole session, as `Store.purge`."""
         self._queue.run_exclusive(key, lambda: self._hide(key))
         with _partly_done(key):
             hidden = trash.keys(self._directory, purged=True)
             purged = [entry for entry, found in hidden if found == key]
-            # The process that hid them may have been killed before its sync. Nothing is deleted
-            # of a session that a power cut could make visible again.
+            # The process that hid the sessions may have been killed before its sync. Files are
+            # deleted only after the sync, because a power cut could make an unsynced session
+            # visible again.
             trash.sync_renames(self._directory)  # guard: purge-settles-trash
         if not purged:
             raise NoSuchSession(key)
         return self._delete_hidden(key, purged, alone=True)
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
-        """As PurgingStore.purge_trash."""
+        """Purge deleted sessions, as `PurgingStore.purge_trash`."""
         with _nothing_done(key):
             every = [entry for entry, found in trash.keys(self._directory) if found == key]
         meant = [entry for entry in every if (entry.uid, entry.deleted) in entries]
@@ -78,13 +79,13 @@ class Purger:
         with _partly_done(key):
             hidden = [self._hide_deleted(entry) for entry in meant]
             trash.sync_renames(self._directory)
-        # An entry that is None was restored before it could be hidden.
+        # None stands for an entry that was restored before the purge could hide it.
         return self._delete_hidden(
             key, [entry for entry in hidden if entry is not None], alone=False
         )
 
     def unfinished(self) -> list[Trashed]:
-        """As PurgingStore.unfinished_purges."""
+        """Return interrupted purges, as `PurgingStore.unfinished_purges`."""
         left = []
         for entry, key in trash.keys(self._directory, purged=True):
             trashed = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
@@ -94,14 +95,17 @@ class Purger:
         return left
 
     def finish(self, uid: str) -> Purged:
-        """As PurgingStore.finish_purge."""
+        """Finish an interrupted purge, as `PurgingStore.finish_purge`."""
         for entry, key in trash.keys(self._directory, purged=True):
             if entry.uid == uid:
                 return self._delete_hidden(key, [entry], alone=False)
         raise NoSuchSession(uid, "it has no interrupted purge")
 
     def _delete_hidden(self, key: str, purged: Sequence[trash.Entry], *, alone: bool) -> Purged:
-        """Delete hidden sessions; with `alone`, also files that are only known by the key."""
+        """Delete hidden sessions.
+
+        With `alone`, also delete files that are found only by the key.
+        """
         with _partly_done(key):
             alone = alone or self._is_vacant(key)
             results = [self._delete_files(key, entry, alone=alone) for entry in purged]
@@ -116,7 +120,7 @@ class Purger:
         )
 
     def _hide(self, key: str) -> None:
-        """Hide each session of the key in one step. Then only files are left to delete."""
+        """Hide each session of the key in one step, so that only files remain to be deleted."""
         with self._locked_key(key) as log, _nothing_done(key):
             live = log if log is not None and has_session(log) else None
             if live is not None:
@@ -127,8 +131,9 @@ class Purger:
             with _partly_done(key) if deleted else _nothing_done(key):
                 for entry in deleted:
                     self._hide_deleted(entry)
-                # After all steps that may fail: a turn continues if the purge fails early.
-                # And before the log is removed: a write of that turn would recreate the session.
+                # The lease ends after all steps that may fail, so that a turn continues if the
+                # purge fails early. The lease ends before the log is removed, because a write of
+                # the turn would recreate the session.
                 if live is not None or log is None or log.file_size() == 0:
                     leases.delete_lock_file(self._directory, key)
             if live is not None:
@@ -137,7 +142,7 @@ class Purger:
                     _unlink(self._directory.descriptor, f".{live.name}.new")
 
     def _is_vacant(self, key: str) -> bool:
-        """Return whether no session has the key; if so, end the lease of an earlier one."""
+        """Return whether no session has the key; if so, end the lease of an earlier session."""
         if self._size(key):
             return False
         vacant: list[bool] = []
@@ -157,9 +162,10 @@ class Purger:
 
     @contextmanager
     def _locked_key(self, key: str) -> Iterator[Log | None]:
-        """Lock the live log, or an empty one: no session of the key can begin, end or be restored.
+        """Lock the live log of a key, or an empty log.
 
-        Yields None if no session can be created, because another program's log has the name.
+        While the lock is held, no session of the key can be created, deleted or restored. Yields
+        None if another program's log has the name.
         """
         try:
             log = self._logs.lock(key, create=True)
@@ -181,9 +187,10 @@ class Purger:
             return None if log is None else trash.hide(self._directory, entry)
 
     def _delete_files(self, key: str, entry: trash.Entry, *, alone: bool) -> list[Span] | None:
-        """Delete all files of a session, and last the log, which leads to the others.
+        """Delete all files of a session; the log, which names the other files, comes last.
 
-        Return the seqs of its messages; None if another process has deleted it already.
+        Return the seqs of the deleted messages; None if another process has deleted the session
+        already.
         """
         with (
             archive.locked_folder(
@@ -210,7 +217,7 @@ class Purger:
     # --- the first messages ------------------------------------------------------------------
 
     def purge_before(self, key: str, before: int) -> Purged:
-        """As Store.purge, for the messages below this seq."""
+        """Purge the messages below a seq, as `Store.purge`."""
         gone, summary = self._purge_before(key, before)
         with _partly_done(key):
             self._delete_catalog()
@@ -246,7 +253,10 @@ class Purger:
     def _purge_before_once(
         self, key: str, uid: str, folder: int | None, before: int
     ) -> tuple[list[Span], str] | None:
-        """Purge once; return None if the session was replaced. The archive folder is locked."""
+        """Try the purge once; return None if the session was replaced.
+
+        The caller holds the lock of the archive folder.
+        """
         state = self._logs.read(key, lambda log: copy(log.known_state()))
         if state is None or state.uid != uid or folder is None:
             return None
@@ -277,13 +287,13 @@ class Purger:
         self._queue.run_exclusive(key, work)
         if not done:
             return None
-        # Only after the log is replaced: until then it names the old archives.
+        # Delete the old archives only after the log is replaced, because the old log names them.
         with _partly_done(key):
             archive.delete_others(folder, prepared.names)  # guard: purge-sweeps-archives
         return done[0]
 
     def _complete_step(self, log: Log, entry: Undo) -> Undo:
-        """Return a complete undo step; a damaged one becomes a step that the purge drops."""
+        """Return a complete undo step. A damaged step becomes a step that the purge drops."""
         try:
             with log.mutex:
                 return log.undo_step(entry)
@@ -359,7 +369,10 @@ def _nothing_done(key: str) -> Iterator[None]:
 
 @contextmanager
 def _partly_done(key: str) -> Iterator[None]:
-    """Translate errors after the first effect: part is done, and a repeated call does the rest."""
+    """Translate errors after the first effect.
+
+    Part of the purge is done, and a repeated call does the rest.
+    """
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Rewrite a log to a new file of the next generation: after a failed sync, to compact or purge it.
+"""Rewrite a log as a new file of the next generation: after a failed sync, to compact or to purge.
 
-The old file stays complete until the new file, synced and locked, is renamed to its name.
+The old file stays complete until the new file is synced, locked and renamed.
 """
 
 import fcntl
@@ -65,7 +65,7 @@ class ReplayResult(Struct, frozen=True):
 
 
 def replay(text: bytes, known: State, *, proven: bool = False) -> ReplayResult:
-    """Return the state at the end of these bytes, which begin at the start of the log.
+    """Return the state after the records in `text`, which begins at the start of the log.
 
     `known` is the current state, for a log whose first states are damaged. `proven` means that a
     later record proves that all these bytes were synced.
@@ -117,7 +117,10 @@ def without_states(text: bytes) -> bytes:
 
 
 def rewrite_log(log: Log, upto: int, at: str) -> None:
-    """Copy all bytes before this offset to a new file. Raises OSError, and as `Log.load`."""
+    """Copy all bytes before this offset to a new file.
+
+    Raises OSError and the errors of `Log.load`.
+    """
     with log.mutex:
         known = log.state_if_any()
     text = log.read(0, upto)
@@ -166,9 +169,9 @@ def compose_log(
 
 
 def replace_log(log: Log, text: bytes) -> None:
-    """Replace the log's file by a new one with this content, durably.
+    """Replace the log's file by a new file with this content, durably.
 
-    The caller holds the lock of the old file and releases it afterwards. Raises OSError.
+    The caller holds the lock of the old file and releases the lock afterwards. Raises OSError.
     """
     folder = log.directory.descriptor
     temporary = f".{log.name}.new"
@@ -176,12 +179,13 @@ def replace_log(log: Log, text: bytes) -> None:
     try:
         write_all(descriptor, text)
         sync_file(descriptor)
-        # Locked before the rename: no process appends to it before the rename is on the disk.
+        # Lock the new file before the rename, so that no process appends before the rename is on
+        # the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, log.name, src_dir_fd=folder, dst_dir_fd=folder)
         log.directory.sync()
     except BaseException:
-        # The temporary file must not outlive a purge. After the rename it does not exist.
+        # The temporary file must not outlive a purge. The rename has removed its temporary name.
         with suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
@@ -222,7 +226,7 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
         if record.seq > floor:
             break
         if record.seq <= newest:
-            continue  # a second copy of the message
+            continue  # the line is a second copy of the message
         newest = record.seq
         seen += 1
         part = part_of(record)
@@ -232,7 +236,7 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
 
 
 def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
-    """Write the archive; return None if there is nothing to move. Raises OSError."""
+    """Write the archive; return None if no message is to be moved. Raises OSError."""
     with log.mutex:
         log.check_known()
         state, size = copy(log.known_state()), log.end
@@ -244,19 +248,20 @@ def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
     if cut == 0:
         return None
     named = Archive(name=f"{first}-{last}.jsonl.gz", first=first, last=last)
-    # A change hides these lines, and it was written only after they were synced.
+    # The change that hides these lines was written only after the lines were synced.
     as_of_cut = replay(text[:cut], state, proven=True)
     moved = text[:cut]
     # guard: archive-chain-twice
     if not any(found.body.archive == state.archive for found in states_in(moved)):
-        # The states that name the previous archive are damaged; keep the chain connected.
+        # The states that name the previous archive are damaged. Keep the chain of archives
+        # connected.
         moved = control_line("state", first, state.created, as_of_cut.head) + moved
     archive.write(folder, named.name, [moved])
     return PreparedArchive(state.uid, state.generation, cut, named, as_of_cut, count)
 
 
 def finish_compaction(log: Log, prepared: PreparedArchive, at: str) -> Compacted:
-    """Replace the live file by one without the archived lines. Raises OSError.
+    """Replace the live file by a file without the archived lines. Raises OSError.
 
     The caller holds the append lock and drops the log afterwards.
     """
@@ -288,18 +293,17 @@ def finish_compaction(log: Log, prepared: PreparedArchive, at: str) -> Compacted
 
 
 # --- purge -----------------------------------------------------------------------------------
-#
 # Keeps only the messages from one seq on. States and changes are not copied, because they quote
 # older summaries and idempotency keys. Bytes that a void record marks as invalid are not copied
-# either. A damaged line after a kept message is copied unchanged: it is newer than that message, so
-# it is not part of what is purged.
+# either. A damaged line after a kept message is copied unchanged: such a line is newer than the
+# kept message, so the purge does not cover it.
 
 
 class PreparedPurge(Struct, frozen=True):
     """New archives of a log, written but not yet named by any state."""
 
     instead_of: Archive | None
-    """The newest of the archives that they replace."""
+    """The newest of the archives that the new archives replace."""
     newest: Archive | None
     names: frozenset[str]
 
@@ -333,11 +337,11 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
 
 
 def _replacement(named: Archive | None, state: State, before: int) -> Archive | None:
-    """Return the archive that replaces this one; None if none of its messages is kept."""
+    """Return the archive that replaces `named`; None if no message of `named` is kept."""
     if named is None or named.last < before:
         return None
     first = max(named.first, before)
-    # An unused name: the old archive counts until the log names the new one.
+    # Use a new name: the old archive counts until the log names the new archive.
     name = f"{first}-{named.last}.{state.generation + 1}.jsonl.gz"
     return Archive(name=name, first=first, last=named.last)
 
@@ -362,8 +366,8 @@ def finish_purge(
 ) -> list[Span] | None:
     """Replace the live log by its remaining part; return the seqs of the purged messages.
 
-    None if the archives have changed since `prepare_purge`. The caller holds the append lock and
-    drops the log afterwards. Raises OSError.
+    Returns None if the archives have changed since `prepare_purge`. The caller holds the append
+    lock and drops the log afterwards. Raises OSError.
     """
     with log.mutex:
         log.check_known()
@@ -385,7 +389,7 @@ def finish_purge(
 
 
 def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -> bytes:
-    """Return the changes that undo steps refer to, because the state has no room for them."""
+    """Return the changes with the undo steps that are too long for the state."""
     lines = []
     for entry in state.undo:
         if entry.elsewhere:
@@ -395,7 +399,7 @@ def _changes(state: State, seq: int, look_up: Callable[[Undo], Undo], at: str) -
 
 
 def remaining_lines(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
-    """Return the lines of the messages from this seq on, without those that are gone already."""
+    """Return the lines of the messages from this seq on, except messages that are `gone`."""
     _, bad = read_records(text, offset=0)
     damaged = {piece.offset for piece in bad if not piece.known}
     lines: list[bytes] = []
@@ -419,13 +423,16 @@ def remaining_lines(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
 
 
 class _KeptBatch:
-    """Current batch: decides whether a line may keep its mark as part of a batch."""
+    """The current batch. It decides whether a line keeps its mark as part of a batch."""
 
     def __init__(self) -> None:
         self._first = 0
 
     def line(self, message: Message) -> bytes:
-        """Return the line of a message, as part of a batch only if the batch's first is kept."""
+        """Return the line of a message.
+
+        The line is marked as part of a batch if the batch's first line is kept.
+        """
         part = part_of(message)
         if part is not None and part[0] == 1:
             self._first = message.seq

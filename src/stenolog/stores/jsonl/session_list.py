@@ -22,7 +22,7 @@ from stenolog.stores.locks import ThreadLock
 _HEAD: Final = 4 * 1024
 _MAX_STALE_NAMES: Final = 1_000
 _COMMON_NAME: Final = re.compile(r"(?m)^[a-z0-9_-][a-z0-9_.:-]{0,60}(?=\.jsonl$)")
-"""Keys that can be read from the file name in bulk; other names are handled one by one."""
+"""Pattern of file names that are decoded in bulk; other names are decoded one by one."""
 
 
 def list_keys(
@@ -83,7 +83,7 @@ def _read_key(descriptor: int, name: str) -> str | None:
 
 
 def _is_first_state(record: Record) -> bool:
-    """Return whether the record may be all that a killed creator of a session left."""
+    """Return whether a killed creator of a session may have left only this record."""
     if not isinstance(record, StateRecord):
         return False
     return record.seq == 1 and record.body.number == 0 and record.body.generation == 1
@@ -115,7 +115,7 @@ def close(directory: Directory) -> None:
 
 
 def grew(before: str, now: str) -> bool:
-    """Return whether two stamps are of the same file and it became longer, as by an append."""
+    """Return whether two stamps belong to the same file and the file became longer."""
     inode, size, _ = before.split(":")
     new_inode, new_size, _ = now.split(":")
     return inode == new_inode and int(size) < int(new_size)
@@ -127,7 +127,7 @@ def write_time(stamp: str) -> int:
 
 
 class _StampCache:
-    """Result of the last listing of a folder, so that the next one only updates it."""
+    """Result of the last listing of a folder, which the next listing updates."""
 
     def __init__(self, directory: Directory) -> None:
         self._mutex = ThreadLock()
@@ -135,7 +135,8 @@ class _StampCache:
         self._stamps: dict[str, str] = {}
         self._listings = 0
         self._watch: FolderWatch | None = None
-        # Weak: a strong reference would keep the folder open after its store is collected.
+        # A weak reference, because a strong reference would keep the folder open after its store is
+        # collected.
         self._directory = weakref.ref(directory)
 
     def stamps(self) -> dict[str, str]:
@@ -163,7 +164,7 @@ class _StampCache:
     def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            # Explicitly: a traceback or a cycle may keep a reference for a long time.
+            # Close explicitly: a traceback or a cycle may keep a reference for a long time.
             watch.close()
 
     def _stat_all(self, directory: Directory) -> None:
@@ -195,7 +196,7 @@ class _StampCache:
             self._keys.clear()
         text = "\n".join(here)
         if ":" in text:
-            return  # our names escape ":", so a foreign name is present
+            return  # stenolog's names escape ":", so another program's file is present
         keys = _COMMON_NAME.findall(text.replace("%3A", ":"))
         lines = "".join([f"{key}{file_names.LOG_SUFFIX}\n" for key in keys]).replace(":", "%3A")
         self._keys.update(zip(lines.splitlines(), keys, strict=True))
@@ -219,7 +220,7 @@ class _StampCache:
         if key is None and file_names.has_long_key(name):
             key = _key_inside(directory, name)
             if key is None or file_names.log_name(key) != name:
-                return None  # not cached: it may become a session later
+                return None  # not cached, because the file may become a session later
         self._keys[name] = key
         return key
 
@@ -261,11 +262,11 @@ class FolderWatch:
     """Events of one folder since the watch was created."""
 
     def __init__(self, folder: int) -> None:
-        """Start the watch; `folder` is a descriptor. Raises OSError if that is not possible."""
+        """Start the watch; `folder` is a descriptor. Raises OSError if watches are unavailable."""
         self._events = CLOSED
         if sys.platform != "linux":
             raise OSError("only Linux tells")
-        # Slow to import, and only needed by callers that list repeatedly.
+        # This module is slow to import, and only callers that list repeatedly need it.
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
@@ -307,13 +308,13 @@ class FolderWatch:
                     return None
 
     def close(self) -> None:
-        """Close the watch. Otherwise it closes when the last reference is gone."""
+        """Close the watch. Without this call, the watch closes with its last reference."""
         events, self._events = self._events, CLOSED
         events.close()
 
 
 def _add_names(events: bytes, names: set[str]) -> bool:
-    """Add the names of these events; return False if one is not about a single file."""
+    """Add the names of these events; return False if an event is not about a single file."""
     at = 0
     while at < len(events):
         _, mask, _, length = _EVENT.unpack_from(events, at)

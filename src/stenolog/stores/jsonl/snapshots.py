@@ -1,7 +1,7 @@
 """Read snapshots of sessions from logs (stores/snapshots.py).
 
-A snapshot is read through a separate descriptor, so that no writer waits for it. With `hold`, the
-reader takes the lock of the log, and the writers of all processes wait.
+A snapshot is read through a separate descriptor, so that no writer waits for the reader. With
+`hold`, the reader takes the lock of the log, and the writers of all processes wait.
 """
 
 import os
@@ -38,8 +38,11 @@ from stenolog.stores.jsonl.scan import lines_of, read_records
 from stenolog.stores.snapshots import SnapshotMark, SnapshotReading, snapshot_of
 
 COPIED: Final = "copied"
-"""Operation of the change at the end of a copy, which has no effect. The place of the copy follows
-it (see `place_hash`): if the log is in another place, the session was moved after the copy."""
+"""Name of the change without effect at the end of a copy.
+
+The place of the copy follows the name (see `place_hash`). If the log is in another place, the
+session was moved after the copy.
+"""
 
 _MOVES: Final = 100
 """Maximum number of attempts to find a session that is repeatedly deleted and restored."""
@@ -61,7 +64,7 @@ class SnapshotCache:
 
 
 def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotMark]:
-    """Return every session in the folder: those in the trash, then the live ones, each by key.
+    """Return every session in the folder by key: first the trash, then the live sessions.
 
     Files of other programs and unfinished first writes are skipped.
     """
@@ -71,7 +74,7 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
         try:
             key = trash.key_at(directory, entry)
         except StoreUnavailable as error:
-            key, problem = path, str(error)  # only the file contains its key
+            key, problem = path, str(error)  # the key is only in the file
         if key is not None and (stamped := stamp_of(directory, path)) is not None:
             at = timestamp(entry.deleted)
             mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stamped, problem=problem)
@@ -155,7 +158,7 @@ def read(
     until: float,
     hold: bool,
 ) -> Iterator[SnapshotReading]:
-    """Read one session; with `hold`, keep its log locked until the end.
+    """Read one session; with `hold`, keep its log locked until the `with` ends.
 
     Raises NoSuchSession, StoreBusy, DamagedStore, StoreUnavailable.
     """
@@ -169,7 +172,7 @@ def read(
 
 @contextmanager
 def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool) -> Iterator[Log]:
-    """Open the log of a session and read it to its end; with `hold`, lock it.
+    """Open and read the log of a session; with `hold`, lock the log.
 
     Searches under the session's key and in the trash. Raises NoSuchSession.
     """
@@ -194,7 +197,7 @@ def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
 def opened_at(
     directory: Directory, path: str, uid: str, *, until: float, hold: bool
 ) -> Iterator[Log | None]:
-    """Open the log of this session at a path, and lock it if `hold`; None if it is not there."""
+    """Open the log of a session at a path, and lock the log if `hold`; None if it is not there."""
     with ExitStack() as stack:
         entry = trash.entry_of(path.removeprefix(f"{trash.FOLDER}/"))
         if entry is not None:
@@ -304,14 +307,14 @@ def place_hash(key: str, deleted: str | None) -> str:
 
 
 def is_untouched(log: Log) -> bool:
-    """Return whether the log is a copy that was not written to or moved since it was made."""
+    """Return whether the log is a copy that was not changed or moved since."""
     entry = trash.entry_of(log.name.removeprefix(f"{trash.FOLDER}/"))
     deleted = None if entry is None else timestamp(entry.deleted)
     return place_hash(log.key, deleted) in _copied_to(log)
 
 
 def _copied_to(log: Log) -> list[str]:
-    """Return the places in the last line of a copy; empty if other records than states follow."""
+    """Return the places in the last line of a copy; empty if the copy was changed."""
     with log.mutex:
         log.ensure_loaded()
         end = log.end
@@ -333,7 +336,7 @@ def _copied_to(log: Log) -> list[str]:
 
 
 def _steps(log: Log, state: State) -> list[Undo]:
-    """Return the complete undo steps after the last damaged one; earlier ones cannot be undone."""
+    """Return the undo steps after the last damaged step; earlier steps cannot be undone."""
     wanted = {entry.number for entry in state.undo if entry.elsewhere}
     if not wanted:
         return list(state.undo)
@@ -429,7 +432,7 @@ def _end_of(log: Log) -> int:
 def _start_of(log: Log, after: int, end: int) -> int:
     """Return the offset of a line shortly before the first message after this seq.
 
-    Seqs grow in a log, so the search starts at its end.
+    Seqs grow in a log, so the search starts at the end of the log.
     """
     length = _TAIL
     while True:

@@ -1,11 +1,11 @@
 """Trash: complete logs of deleted sessions, each named by its uid and the time of its deletion.
 
-A delete moves the log into the trash with one rename. A restore takes two steps: it first replaces
-the log in the trash by a new file, then renames that file to the live name, which an empty file
-has. A process that still has the old file open notices that the name belongs to another file, and
-syncs the folder before it writes. So a session is always complete and in exactly one place. If the
-session is restored under another key, the new file also records its key in the trash until the
-restore is complete; the last step rewrites the file without that.
+A delete moves the log into the trash with one rename. A restore first replaces the log in the trash
+by a new file. Then it renames the new file to the live name, replacing an empty file. A process
+that still has the old file open notices that the name belongs to another file, and syncs the folder
+before it writes. So a session is always complete and in exactly one place. If the session is
+restored under another key, the new file also records the old key until the restore is complete. The
+last step rewrites the file without the old key.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ from stenolog.stores.log_reports import DamageReports
 FOLDER: Final = TRASH
 
 PURGED: Final = ".purged"
-"""Suffix of a log that is hidden permanently, and not yet deleted."""
+"""Suffix of a log that a purge has hidden permanently and not yet deleted."""
 
 _NAME: Final = re.compile(r"([0-9a-f]{1,64})\.(\d{8}T\d{6}\.\d{6}Z)\.jsonl(\.purged)?")
 _STAMP: Final = "%Y%m%dT%H%M%S.%fZ"
@@ -49,7 +49,7 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 _reported = DamageReports()
-"""Damaged files that this process has reported."""
+"""Damaged files that this process has already reported."""
 
 
 class Entry(Struct, frozen=True):
@@ -76,7 +76,7 @@ def entry_of(name: str) -> Entry | None:
 def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
     """Return the entries of the trash, last deleted first. Raises StoreUnavailable, DamagedStore.
 
-    With `purged`, return only the logs that a purge has hidden; otherwise only the others.
+    With `purged`, return only the logs that a purge has hidden; otherwise only restorable logs.
     """
     with opened_folder(directory, FOLDER) as folder:
         try:
@@ -89,7 +89,9 @@ def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
 
 
 def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
-    """Rename a log into the trash, durably. The caller holds its lock. Raises OSError, NotStored.
+    """Rename a log into the trash, durably. Raises OSError, NotStored.
+
+    The caller holds the lock of the log.
 
     The name of a file in the trash does not contain the key. So a log without an intact state
     gets a new state first.
@@ -110,7 +112,8 @@ def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
         deleted = _deletion_time(folder, at)
         name = f"{uid}.{deleted.strftime(_STAMP)}{file_names.LOG_SUFFIX}{PURGED if purged else ''}"
         os.rename(log.name, name, src_dir_fd=directory.descriptor, dst_dir_fd=folder)
-        # The target folder first: so the log keeps a name even if the rename is not atomic.
+        # Sync the target folder first, so that the log keeps a name even if the rename is not
+        # atomic.
         sync_folder(folder)
         directory.sync()
     finally:
@@ -119,12 +122,12 @@ def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
 
 
 def _deletion_time(folder: int, at: str) -> datetime:
-    """Return this time, or one after all in the trash if the clock was set back."""
+    """Return `at`, or a time after all deletions in the trash if the clock was set back."""
     deleted = datetime.fromisoformat(at)
     stamps = [found[2] for name in names_in(folder) if (found := _NAME.fullmatch(name)) is not None]
     newest = max(stamps, default="")
     if newest >= deleted.strftime(_STAMP):
-        with suppress(ValueError, OverflowError):  # a name made by another program
+        with suppress(ValueError, OverflowError):  # another program made the name
             return _moment(newest) + timedelta(microseconds=1)
     return deleted
 
@@ -147,9 +150,10 @@ def hide(directory: Directory, entry: Entry) -> Entry:
 def opened(
     directory: Directory, entry: Entry, *, until: float | None = None
 ) -> Iterator[Log | None]:
-    """Open and read a log in the trash; None if it is not there. Raises as reading does.
+    """Open and read a log in the trash; None if it is not there. Raises the errors of `Log.load`.
 
-    With `until` (a time of the monotonic clock), wait for its lock until then, and hold it.
+    With `until` (a time of the monotonic clock), wait for the lock of the log until then, and hold
+    the lock.
     """
     log = None
     with opened_folder(directory, FOLDER) as folder:
@@ -202,7 +206,7 @@ def keys(directory: Directory, *, purged: bool = False) -> Iterator[tuple[Entry,
 def key_at(directory: Directory, entry: Entry) -> str | None:
     """Return the key of a deleted session, or its uid if its file has no intact state.
 
-    None if the file is gone or cannot be read. Raises StoreUnavailable.
+    Return None if the file is gone or cannot be read. Raises StoreUnavailable.
     """
     with suppress(DamagedStore):
         with opened_folder(directory, FOLDER) as folder:
@@ -215,7 +219,7 @@ def key_at(directory: Directory, entry: Entry) -> str | None:
 
 
 def entries_without_key(directory: Directory) -> Iterator[Entry]:
-    """Yield the files whose key is unknown, because they have no intact state.
+    """Yield the deleted logs without an intact state, whose key is unknown.
 
     Raises StoreUnavailable.
     """
@@ -239,7 +243,7 @@ def _plain(entry: Entry) -> str:
 def move_out(log: Log, entry: Entry, key: str, live: Log) -> None:
     """Replace a live log by a log of the trash, under this key. Raises OSError.
 
-    The caller holds the locks of both, and the live one contains no session.
+    The caller holds the locks of both logs, and the live log contains no session.
     """
     was = None if key == log.key else DeletedAs(log.key, _plain(entry))
     text = _restored_text(log, key, was)
@@ -253,7 +257,8 @@ def move_out(log: Log, entry: Entry, key: str, live: Log) -> None:
         descriptor = create_private_file(folder, temporary)
         write_all(descriptor, text)
         sync_file(descriptor)
-        # Locked before the rename: no process appends to it before the rename is on the disk.
+        # Lock the new file before the rename, so that no process appends before the rename is on
+        # the disk.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(temporary, entry.name, src_dir_fd=folder, dst_dir_fd=folder)
         # A power cut must not keep the second rename without the first: the session would then
@@ -321,7 +326,7 @@ def head_at(directory: Directory, folder: int | None, name: str, path: str) -> S
 
 
 def sync_renames(directory: Directory) -> None:
-    """Sync renames into and out of the trash before a caller relies on them.
+    """Sync renames into and out of the trash, so that a caller can rely on these renames.
 
     The process that renamed a log may have been killed before its sync. Raises StoreUnavailable.
     """
@@ -384,7 +389,7 @@ def _is_at(folder: int | None, name: str, descriptor: int) -> bool:
 def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:
     """Return the log of a descriptor, and let the log own the descriptor.
 
-    If no state in it is intact, the uid in the file name is used as the key.
+    If the log has no intact state, the uid in the file name is used as the key.
     """
     name = f"{FOLDER}/{entry.name}"
     log = Log(directory, name, entry.uid, descriptor)

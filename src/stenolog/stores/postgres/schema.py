@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 @cache
 def statements(schema: str) -> dict[str, bytes]:
-    """Return every statement as bytes, the form in which the driver sends it."""
+    """Return every statement as bytes, because the driver sends bytes."""
     text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
     _, *parts = _NAME.split(text.replace("{schema}", quoted(schema)))
     return {
@@ -34,7 +34,8 @@ def quoted(name: str) -> str:
 
 _MIGRATION_LOCK: Final = 0x7374656E6F6C6F67
 """Key of the advisory lock for migrations: `stenolog` in ASCII."""
-# Reads the system catalogs: to_regclass may return the state at the start of the transaction.
+# This query reads the system catalogs, because to_regclass may return the state at the start of the
+# transaction.
 _TABLES: Final = b"""
 SELECT relname, relkind::text || coalesce(' ' || (
     SELECT typname
@@ -65,10 +66,10 @@ def newest_version() -> int:
 
 
 def prepare(connection: "Connection", settings: "Settings") -> bool:
-    """Create or migrate the tables; return whether they are older and opened read-only.
+    """Create or migrate the tables.
 
-    A concurrent caller waits, and then finds them ready. Raises NewerFormat, DamagedStore,
-    NothingYet.
+    Return True if the tables are older and opened read-only, so that they stay older. A concurrent
+    caller waits until the tables are ready. Raises NewerFormat, DamagedStore, EmptyStore.
     """
     found = version_of(connection, settings.schema)
     if found is not None and found == newest_version():
@@ -90,7 +91,8 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         if found is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
             connection.execute(f"CREATE SCHEMA {quoted(settings.schema)}".encode())
         if found is not None:
-            # Otherwise a session that is being created now would not be migrated.
+            # Lock the table: otherwise a session that another process creates now would not be
+            # migrated.
             connection.execute(f"LOCK TABLE {quoted(settings.schema)}.session".encode())
         for script in migrations()[found or 0 :]:
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
@@ -99,14 +101,14 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
 
 
 def set_version(connection: "psycopg.Connection[Any]", schema: str, number: int) -> None:
-    """Set the version of the tables and of each session, so that older code rejects them."""
+    """Set the version of the tables and of each session, so that older code rejects both."""
     for table, column in (("about", "version"), ("session", "format")):
         statement = f"UPDATE {quoted(schema)}.{table} SET {column} = $1"  # noqa: S608 - quoted
         connection.execute(statement.encode(), (number,))
 
 
 def version_of(connection: "Connection", schema: str) -> int | None:
-    """Return the version of the tables; None if there are none.
+    """Return the version of the tables; None if the tables do not exist.
 
     Raises NewerFormat, ForeignLog, DamagedStore.
     """
@@ -127,7 +129,7 @@ def version_of(connection: "Connection", schema: str) -> int | None:
 
 
 def check_version(found: int) -> int:
-    """Return the version if this code knows it. Raises NewerFormat."""
+    """Return the version of the tables if this code knows it. Raises NewerFormat."""
     if found > newest_version():
         raise NewerFormat(
             f"the tables have version {found}, but this stenolog supports up to "

@@ -41,7 +41,10 @@ def copy_marker(uid: str) -> str:
 def fork(
     transaction: Transaction, namespace: str, key: str, new_key: str, *, at: int | None
 ) -> None:
-    """Create a session from the visible messages of another. Raises the errors of Store.fork."""
+    """Create a session from the visible messages of another session.
+
+    Raises the errors of `Store.fork`.
+    """
     source = require_session(transaction, namespace, key, lock=True)
     _check_key_is_free(transaction, namespace, new_key)
     forked = states.decide_fork(
@@ -143,7 +146,7 @@ class RemovedMessages(Struct, frozen=True):
 
 
 def purge_all(transaction: Transaction, namespace: str, key: str) -> RemovedMessages | None:
-    """Remove all sessions of a key and its lease; return None if there are none."""
+    """Remove all sessions of a key and its lease; return None if no session has the key."""
     rows = transaction.run("sessions_of_key", namespace, transaction.key(key))
     if not rows:
         return None
@@ -165,8 +168,8 @@ def _imported_from(transaction: Transaction, namespace: str, key: str) -> tuple[
 def purge_trash(
     transaction: Transaction, namespace: str, key: str, expected: Collection[Deleted]
 ) -> RemovedMessages | None:
-    """Remove these deleted sessions of the key; return None if not all are in the trash."""
-    # Lock them first, so that they stay in the trash until the transaction ends.
+    """Remove these deleted sessions of a key; return None if one of them is not in the trash."""
+    # Lock the sessions first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key(key))
     listed = list_trash(transaction, namespace)
     known = {(one.uid, one.deleted) for one in listed if one.key == key}
@@ -207,7 +210,7 @@ def _remove(
 def purge_before(
     transaction: Transaction, namespace: str, key: str, *, before: int
 ) -> RemovedMessages | None:
-    """Remove the messages below a seq and the undo steps to them; return None if no session."""
+    """Remove the messages below a seq and their undo steps; return None without a session."""
     session = find_session(transaction, namespace, key, lock=True)
     if session is None:
         return None

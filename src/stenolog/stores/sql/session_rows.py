@@ -1,4 +1,7 @@
-"""Session rows: find, create, list, and read their messages. sql/rows.py defines the values."""
+"""Session rows: find, create and list sessions, and read their messages.
+
+sql/rows.py defines the values.
+"""
 
 import operator
 from collections.abc import Sequence
@@ -40,7 +43,7 @@ def find_session(
 ) -> Session | None:
     """Return the session with this key. Raises NewerFormat, DamagedStore.
 
-    `lock`: prevent other writers from changing it until the transaction ends.
+    `lock`: prevent other writers from changing the session until the transaction ends.
     """
     name = "lock_session" if lock else "find_session"
     try:
@@ -95,7 +98,7 @@ def create_session(
 def session_state(
     transaction: Transaction, session: int, key: str, *, uid: str, body: str | bytes | None
 ) -> State:
-    """Return the state of a session; if it is damaged, rebuild it from the changes."""
+    """Return the state of a session; rebuild a damaged state from the changes."""
     return read_state(
         None if body is None else to_bytes(body),
         key,
@@ -131,7 +134,7 @@ def list_keys(
     try:
         return [key.decode() for (key,) in found]
     except UnicodeDecodeError:
-        # A damaged key must not hide the others.
+        # A damaged key must not hide the other keys.
         readable = session_stamps(transaction, namespace, damage)
         listed = sorted(key for key in readable if key.startswith(prefix) and key > (after or ""))
         return listed[:limit]
@@ -140,7 +143,7 @@ def list_keys(
 def session_stamps(
     transaction: Transaction, namespace: str, damage: DamageReports
 ) -> dict[str, str]:
-    """Return a stamp for each session. It differs after every change."""
+    """Return a stamp for each session; every change changes the stamp."""
     found: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
@@ -157,7 +160,10 @@ _WIDEN_FACTOR = 4
 
 
 class MissingRows(Exception):
-    """The state counts messages without a row: they were purged at that moment, or are damaged."""
+    """The state counts messages without a row.
+
+    The messages were purged during the read, or their rows are damaged.
+    """
 
 
 def visible_messages(
@@ -168,9 +174,9 @@ def visible_messages(
     last: int | None,
     after: int | None,
 ) -> list[Message]:
-    """Return the visible messages after the seq `after`, or only the last ones.
+    """Return the visible messages after the seq `after`, or only the last `last` of them.
 
-    Damaged messages are skipped and recorded in `damage`; if that is None, raises MissingRows.
+    Damaged messages are skipped and recorded in `damage`. If `damage` is None, raises MissingRows.
     """
     seqs = states.visible(session.state, session.last_seq)
     if after is not None and after > session.state.floor:
@@ -186,7 +192,7 @@ def all_messages(
     last: int | None,
     after: int,
 ) -> list[Message]:
-    """Return all messages after the seq `after`, or only the last ones, with `hidden` set."""
+    """Return all messages after the seq `after`, or only the last `last`, with `hidden` set."""
     seqs = spans.clipped(states.present(session.state, session.last_seq), after + 1, MAX_SEQ)
     return _read_messages(transaction, session, damage, seqs, last=last, state=session.state)
 
@@ -216,5 +222,5 @@ def _read_messages(
             return found
         if len(found) >= last or wanted == seqs:
             return found[-last:]
-        # Read earlier messages instead of the skipped ones.
+        # Read earlier messages instead of the skipped messages.
         number *= _WIDEN_FACTOR

@@ -37,7 +37,7 @@ class _SnapshotRow(Session):
 
 
 def list_snapshots(transaction: Transaction, namespace: str) -> list[SnapshotMark]:
-    """Return every session in a namespace, the deleted ones first."""
+    """Return every session in a namespace, deleted sessions first."""
     found = []
     for key, uid, deleted, stamp, last_seq, *_ in transaction.run("list_snapshots", namespace):
         try:
@@ -70,7 +70,7 @@ def read(
 ) -> SnapshotReading:
     """Read one session; valid until the transaction ends. Raises NoSuchSession.
 
-    `lock`: prevent other writers from changing it until then.
+    `lock`: prevent other writers from changing the session until then.
     """
     session = _find(transaction, namespace, mark, lock=lock)
     if session is None or session.namespace != namespace:

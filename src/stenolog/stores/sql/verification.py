@@ -1,4 +1,4 @@
-"""Finding and repairing damage in the sessions of a database, for `steno doctor`."""
+"""Finds and repairs damage in the sessions of a database, for `steno doctor`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -24,7 +24,7 @@ from stenolog.stores.sql.session_rows import decode_text, printable_text, record
 
 _TEXT_COLUMNS: Final = ("key", "uid", "namespace", "fork_of")
 _TIME_COLUMNS: Final = ("created", "updated", "deleted")
-"""Text columns of a session in the order of the statement; those with times are last."""
+"""Text columns of a session in the order of the statement; columns with times are last."""
 
 
 def examine_sessions(transaction: Transaction, *, advice: str) -> tuple[int, list[Finding]]:
@@ -91,7 +91,7 @@ def _examine_session(
             (readable if is_intact else broken).append((seq, seq))
     missing = spans.minus(states.present(state, last_seq), spans.union(readable, broken))
     if check.rebuilt:
-        missing = []  # they may have been purged
+        missing = []  # messages without a row may have been purged
     if state.lost:
         yield lost_before(key, where, state.lost)
     yield from unreadable(key, where, missing, spans.union(broken), advice=advice)

@@ -1,4 +1,4 @@
-"""Finding and repairing damage in a database file, for `steno doctor`."""
+"""Finds and repairs damage in a database file, for `steno doctor`."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _RESTORE_ADVICE: Final = (
 
 
 def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) -> Report:
-    """Examine the database. Raises StoreUnavailable if it cannot be opened.
+    """Examine the database. Raises StoreUnavailable if the database cannot be opened.
 
     `sqlite_version`: version to check for known bugs [default: the linked library's].
     """
