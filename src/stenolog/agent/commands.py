@@ -1,7 +1,7 @@
 """Chat commands: messages that start with `/`, the same in every front end.
 
-A command that changes a session needs its lease. While an answer is written, in this or another
-process, the command is rejected with a hint to /stop.
+A command that changes a session needs the session's lease. While this or another process writes an
+answer, the command is rejected with a hint to /stop.
 """
 
 import re
@@ -36,7 +36,7 @@ from stenolog.stores.base import Store
 
 _LISTED: Final = 15
 _MAX_SEARCHED: Final = 2_000
-"""Maximum number of sessions that are searched for those of one user."""
+"""Maximum number of sessions to search for the sessions of one user."""
 _WIDTH: Final = 40
 
 
@@ -75,7 +75,7 @@ class ParsedCommand(Struct, frozen=True):
 
     name: str
     argument: str
-    """The text after the name; empty if there is none."""
+    """The text after the command name; may be empty."""
 
 
 def parse_command(content: str | Sequence[Mapping[str, Any]]) -> ParsedCommand | None:
@@ -97,8 +97,8 @@ def new_key(channel: str = "cli", sender: str = "default", *, at: datetime | Non
 def sibling_key(key: str, thread: str = "") -> str:
     """Return a key for a new session of the same user.
 
-    Raises UsageError if `key` is not of the form channel:sender: its user is unknown, and two users
-    must never be mistaken for one.
+    Raises UsageError if `key` is not of the form channel:sender, because its user is unknown. Two
+    users must never be mistaken for the same user.
     """
     parts = split_key(key)
     if parts is None:
@@ -136,7 +136,7 @@ class CommandRunner:
         self._all_sessions = all_sessions
         self._run = turns.threads.run
         self._seen = 0
-        """The last seq of the session when the command arrived."""
+        """Last seq of the session when the command arrived."""
 
     async def run(self, on_event: EventHandler) -> Answer:
         """Run the command and return its result in Markdown, even if the store fails."""
@@ -224,7 +224,7 @@ class CommandRunner:
         return await self._answer_again(sessions, self._argument)
 
     async def _answer_again(self, sessions: SessionStore, new_text: str | None) -> Answer | None:
-        """Hide the messages after the last question, or replace that question with `new_text`."""
+        """Hide the messages after the last question, or replace the question with `new_text`."""
         arrived: list[Message] = []
 
         def up_to_question(history: Sequence[Message]) -> list[Message | dict[str, Any]] | None:
@@ -455,7 +455,7 @@ def _sentence(error: StenologError) -> str:
 
 
 def _last_user_message(history: Sequence[Message]) -> int | None:
-    """Return the index of the last user message with text; None if there is none."""
+    """Return the index of the last user message with text; None if no user message has text."""
     found = [
         index
         for index, message in enumerate(history)
@@ -467,7 +467,7 @@ def _last_user_message(history: Sequence[Message]) -> int | None:
 def _end_of_earlier_answers(history: Sequence[Message], last: int) -> int:
     """Return the index after the message at `last` and after the answers to earlier messages.
 
-    Those answers follow it if it was sent while they were written.
+    Such answers follow a message that was sent while the answers were written.
     """
     question = history[last].seq
     for index in range(len(history) - 1, last, -1):

@@ -56,7 +56,10 @@ class AgentInstance:
         open_model: OpenModel | None = None,
         tools: Sequence[Tool | Callable[..., Any]] = (),
     ) -> None:
-        """Create an agent from open stores, which it closes. Without notes it has no memory."""
+        """Create an agent from open stores.
+
+        `close` of the agent closes the stores. Without `notes` the agent has no memory.
+        """
         self.id = spec.id
         self.spec = spec
         self.sessions = sessions
@@ -138,7 +141,7 @@ class AgentInstance:
 
     @property
     def shared_place(self) -> str | None:
-        """Place of the store that all processes of this agent share; None if it is not in use."""
+        """Place of the store that all processes of the agent share; None if it is not in use."""
         elsewhere = fallback_reason(self.store) is not None
         if elsewhere or isinstance(self.sessions, SessionManager):
             return None
@@ -146,7 +149,7 @@ class AgentInstance:
         return None if address(place).engine == "memory" else place
 
     def resolve(self, key: str) -> tuple[str, SessionView | None]:
-        """Return the key of the session that this key opens, and a view of it.
+        """Return the key of the session that `key` opens, and a view of that session.
 
         The view is None if the session does not exist.
         """
@@ -162,21 +165,21 @@ class AgentInstance:
         return key, view
 
     def own_key(self, key: str) -> str:
-        """Return the session's key if `key` is an alias, otherwise `key`."""
+        """Return the key of the session that `key` names; it differs only if `key` is an alias."""
         try:
             return self._aliases.own_key(key)
         except StoreUnavailable:
-            return key  # without the store aliases are unknown; accept the message anyway
+            return key  # aliases are unknown without the store; accept the message anyway
 
     # --- models ------------------------------------------------------------------------------
 
     @property
     def model(self) -> ChatModel:
-        """The model of sessions whose user chose no other."""
+        """The default model, for sessions whose user chose no other model."""
         return self._models[""]
 
     def model_for(self, name: str) -> ChatModel:
-        """Return the model with this name. Raise UsageError if users may not choose it."""
+        """Return the model with this name. Raise UsageError if users may not choose this model."""
         if name in ("", "default", self.spec.model, self.model.name):
             return self.model
         if name not in self.spec.models:
@@ -195,7 +198,7 @@ class AgentInstance:
     ) -> ChatModel:
         """Return the model that the meta of a session names, otherwise the agent's model.
 
-        If that model cannot be opened, `notify` gets the reason.
+        If the named model cannot be opened, `notify` receives the reason.
         """
         chosen = meta.get(CHOSEN_MODEL)
         if not isinstance(chosen, str) or not chosen:
@@ -236,7 +239,7 @@ class AgentInstance:
             return self._models[name]
 
     def context(self, model: ChatModel, options: TurnOptions = DEFAULT_OPTIONS) -> Context:
-        """Return the context builder for this model; it also writes summaries."""
+        """Return the context builder for this model, which also writes summaries."""
         with self._opening:
             if model.name not in self._contexts:
                 limits = self.spec.limits
@@ -283,7 +286,7 @@ class AgentInstance:
         return self._tools.get(name)
 
     def tool_context(self, key: str, *, sender: str | None = "") -> ToolContext:
-        """Return facts about a session for its tools; `sender` as in `memory_scope`."""
+        """Return facts about a session for tools that run in it; `sender` as in `memory_scope`."""
         found = (
             None
             if self.memory is None
@@ -296,10 +299,10 @@ class AgentInstance:
     ) -> Scope:
         """Return the memory scope that a verified sender may see in a session.
 
-        It is the sender's scope if the session is empty or belongs to that sender, otherwise the
-        scope of the session alone. `sender`: None means the owner of the session, for turns whose
-        answer only the owner gets. `info`: of the session, if the caller has read it; `key` must
-        not be an alias then. Raises UsageError if the agent has no memory.
+        The scope is the sender's scope if the session is empty or belongs to the sender, otherwise
+        the scope of the session alone. `sender`: None means the owner of the session, for turns
+        whose answer only the owner gets. `info`: info of the session, if the caller has read it;
+        then `key` must not be an alias. Raises UsageError if the agent has no memory.
         """
         if self.memory is None:
             raise UsageError("this agent has no memory in this run")
@@ -326,9 +329,9 @@ class AgentInstance:
         sender: str | None = "",
         info: SessionInfo | None = None,
     ) -> RecallResult:
-        """Return memories for a question; nothing if there is no memory or recall fails.
+        """Return memories for a question; an empty result without a memory or if recall fails.
 
-        `sender` (who sees the result) and `info` are as in `memory_scope`.
+        `sender` is the user who sees the result. `sender` and `info` are as in `memory_scope`.
         """
         if self.memory is None or not question.strip():
             return RecallResult()
@@ -406,7 +409,7 @@ def _open_notes(spec: AgentSpec, sessions: SessionStore) -> Store | None:
 def load_zone(name: str) -> tzinfo:
     """Return the time zone with this name, such as `Europe/Berlin`.
 
-    Empty: the zone of this machine. Raises UsageError for an unknown zone.
+    An empty name means the zone of this machine. Raises UsageError for an unknown zone.
     """
     if not name:
         return _of_machine()
@@ -448,7 +451,7 @@ class AgentRegistry:
         return iter(self._agents.values())
 
     def agent(self, id: str | None = None) -> AgentInstance:
-        """Return the agent with this name; without a name the first. Raise UsageError."""
+        """Return the agent with this name, or the first agent without a name. Raise UsageError."""
         if id is None:
             return self._first
         if id not in self._agents:
@@ -457,7 +460,7 @@ class AgentRegistry:
         return self._agents[id]
 
     def route(self, channel: str, sender: str = "") -> AgentInstance:
-        """Return the agent with the most specific matching route, otherwise the first."""
+        """Return the agent with the most specific matching route, otherwise the first agent."""
         best, most = self._first, 0
         for one in self:
             for route in one.spec.routes:

@@ -38,7 +38,7 @@ _logger = logging.getLogger("stenolog")
 class AgentLoop:
     """Answers user messages for the agents of a registry, in one event loop.
 
-    It owns the registry: `close` drains the turns in progress, then closes agents, models and
+    The loop owns the registry: `close` drains the turns in progress, then closes agents, models and
     stores.
     """
 
@@ -76,13 +76,13 @@ class AgentLoop:
     ) -> Answer:
         """Store a message and answer it, or run a command.
 
-        The message is stored before the model is asked. If this call is cancelled, the answer is
-        stopped and its text so far is kept. `on_event` gets the events, including those of a
-        summary made after the answer. `all_sessions`: commands may list and open the sessions of
-        all users. `allow_commands`: content that starts with / may be a command. `view`: the
-        session of `message.key`, if the caller has read it; that key must not be an alias then.
-        Raises UsageError for a key or a message that can never be stored; errors of the model's
-        server and of the store are in the returned Answer.
+        The message is stored before the model is asked. If this call is cancelled, the answer stops
+        and its text so far is kept. `on_event` receives the events, including those of a summary
+        after the answer. `all_sessions`: commands may list and open the sessions of all users.
+        `allow_commands`: content that starts with / may be a command. `view`: view of the session
+        `message.key`, if the caller has read it; then the key must not be an alias. Raises
+        UsageError for a key or a message that can never be stored. Errors of the model's server and
+        of the store are in the returned Answer.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
@@ -134,9 +134,9 @@ class AgentLoop:
     ) -> Answer:
         """Run `change` while holding the lease, then answer unanswered messages.
 
-        If `change` returns an Answer, return it. `view`: the session of `key`, if the caller has
-        read it; that key must not be an alias then. Errors of the store and of the model's server
-        are in the returned Answer; raises UsageError.
+        If `change` returns an Answer, return that Answer. `view`: view of the session `key`, if the
+        caller has read it; then `key` must not be an alias. Errors of the store and of the model's
+        server are in the returned Answer. Raises UsageError.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
@@ -199,9 +199,9 @@ class AgentLoop:
         return made[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
-        """Stop the answer in progress in a session; return False if there is none.
+        """Stop the answer in progress in a session; return False if no answer is in progress.
 
-        The text so far is stored, marked as interrupted, when this returns.
+        When this call returns, the text so far is stored and marked as interrupted.
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
@@ -218,10 +218,11 @@ class AgentLoop:
     ) -> list[Answer]:
         """Resume interrupted turns, or close them with a mark.
 
-        Covers one session, or all sessions of an agent (of every agent if none is named) that the
-        catalog lists as interrupted; the log decides. Skips turns that another process runs, and
-        turns with a message of the last `idle_for` seconds, which another process may be about to
-        resume. `each` is called with every answer as soon as it is complete.
+        `key` selects one session. Otherwise the call covers all sessions of the agent (of every
+        agent without a name) that the catalog lists as interrupted, if the log confirms the
+        interruption. Turns that another process runs are skipped, and turns with a message of the
+        last `idle_for` seconds, which another process may be about to resume. `each` is called with
+        every answer as soon as it is complete.
         """
         self._turns.check_open()
         careful = _log_errors(on_event)
@@ -240,14 +241,14 @@ class AgentLoop:
         ]
 
     async def wait_until_idle(self) -> None:
-        """Wait until summaries and notes are done too, for tests and scripts."""
+        """Wait until turns, summaries and notes are done, for tests and scripts."""
         await self._turns.wait_until_idle()
 
     async def close(self, *, patience: float = 10.0) -> CloseReport:
-        """Wait up to `patience` seconds for turns in progress, cancel the others, close everything.
+        """Wait up to `patience` seconds for turns in progress, then cancel the rest and close.
 
-        Cancelled turns stay in the log and resume at the next start. A second call only returns the
-        same result.
+        Cancelled turns stay in the log and resume at the next start. A second call returns the same
+        result.
         """
         left = await self._turns.close(patience=patience)
         if self._closing is None:

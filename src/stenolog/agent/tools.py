@@ -1,8 +1,8 @@
 """Tools: Python functions with type hints that a model can call.
 
-The type hints become the JSON schema for the model, and arguments are checked against them. The
-docstring describes the function, and `Annotated[str, "…"]` describes an argument. A parameter of
-type `ToolContext` is hidden from the model and gets the session of the call.
+The type hints become the JSON schema for the model, and arguments are checked against the schema.
+The docstring describes the function, and `Annotated[str, "…"]` describes an argument. A parameter
+of type `ToolContext` is hidden from the model and gets the session of the call.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     """Key of the session."""
     agent: str | None
     recall: Callable[[str], RecallResult] | None = None
-    """Searches the memory of the session's user; None if the agent has no memory."""
+    """Function that searches the memory of the session's user; None for an agent without memory."""
     zone: tzinfo = UTC
     """Time zone of the user."""
 
@@ -50,15 +50,14 @@ class Tool(Struct, frozen=True, kw_only=True):
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
     call: Callable[[Mapping[str, Any], ToolContext], Any]
-    """Checks the arguments and calls the function. Raises ValidationError."""
+    """Function that checks the arguments and calls the tool. Raises ValidationError."""
     is_async: bool = False
     repeatable: bool = False
-    """Whether an interrupted call may run again: it changes nothing, or repeating it is harmless.
-    """
+    """Whether an interrupted call may run again, because a repeated call is harmless."""
     alone: bool = False
     """Whether the tool must not run concurrently with other tools."""
     timeout: float | None = None
-    """Timeout in seconds; None: the agent's timeout."""
+    """Timeout in seconds; None for the agent's timeout."""
 
     def definition(self) -> dict[str, Any]:
         """Return the definition for the model, in OpenAI's chat format."""
@@ -172,7 +171,7 @@ def result_as_text(result: object, *, limit: int) -> str:
 
 
 def _parameters(function: Callable[..., Any], called: str) -> tuple[list[Any], str]:
-    """Return the fields for the model, and the name of the parameter of type ToolContext."""
+    """Return the parameters for the model, and the name of the ToolContext parameter."""
     try:
         hints = get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
@@ -265,7 +264,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
 
     tools: Mapping[str, Tool]
     timeout: float
-    """Timeout in seconds for tools that define none."""
+    """Timeout in seconds for tools without their own timeout."""
     limit: int
     """Maximum number of characters of a result that the model gets."""
 
@@ -279,7 +278,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
     ) -> None:
         """Run the calls and pass each result to `keep` immediately.
 
-        Tools marked `alone` run one at a time, after the others.
+        Tools marked `alone` run one at a time, after the other tools.
         """
 
         async def one(call: Mapping[str, Any]) -> None:
@@ -312,7 +311,7 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
         return mark_tool_outcome(body, seconds=took, failed=failed)
 
     async def _outcome(self, name: str, arguments: str, context: ToolContext) -> tuple[bool, str]:
-        """Return whether the call failed, and the text for the model."""
+        """Call a tool; return whether the call failed, and the text for the model."""
         tool = self.tools.get(name)
         if tool is None:
             known = ", ".join(sorted(self.tools)) or "none"
@@ -341,8 +340,8 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
 async def _call(tool: Tool, values: Mapping[str, Any], tool_context: ToolContext) -> Any:
     if tool.is_async:
         return await tool.call(values, tool_context)
-    # A daemon thread, not a pool: a tool that hangs cannot be stopped and must not keep the program
-    # from exiting.
+    # Use a daemon thread instead of a pool: a hanging tool cannot be stopped and must not keep the
+    # program from exiting.
     running = asyncio.get_running_loop()
     done: asyncio.Future[Any] = running.create_future()
     context = contextvars.copy_context()

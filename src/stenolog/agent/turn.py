@@ -63,7 +63,7 @@ _MAX_SAME_ROUNDS: Final = 3
 _LOOKED_BACK: Final = 50
 _CHECKED_MESSAGES: Final = 8
 _MAX_SEARCHES: Final = 3
-"""Number of memory searches before a turn continues without memories."""
+"""Maximum number of memory searches; after that, the turn continues without memories."""
 TRIES: Final = "tries"
 """Meta field of a session that counts how often its open tool calls were repeated."""
 _MAX_TRIES: Final = 3
@@ -79,9 +79,8 @@ HISTORY_CHANGED: Final = (
 CancelReason = Literal["", "left", "lost"]
 """Reason for a cancellation.
 
-left: the program ends; the next start resumes the turn.
-lost: another process has the lease.
-Empty: the answer is no longer wanted.
+left: the program ends, and the next start resumes the turn. lost: another process has the lease.
+empty: the user or client stopped the answer.
 """
 
 
@@ -134,19 +133,22 @@ class Turn:
         self._model_and_seconds = ("", 0.0)
         """Name of the model that answered last, and the seconds it took."""
         self._prompt_tokens: int | None = _NOT_ANSWERED
-        """Tokens that the provider counted in the last request; None if it reports none."""
+        """Tokens that the provider counted in the last request; None if it reported no count."""
         self._final_text = ""
-        """The text of the final answer while it is stored."""
+        """Text of the final answer while the answer is being stored."""
         self._recalled: tuple[str, RecallResult] = ("", RecallResult())
         self._sources: dict[str, tuple[str, int] | None] = {}
         """Sessions of the recalled messages, as returned by `_sources_of`."""
         self._results: dict[str, str] = {}
         self.view = view
-        """The session as this turn has last read it; None before that, or if it does not exist."""
+        """Last view of the session that this turn read.
+
+        None before the first read, or if the session does not exist.
+        """
         self._asked_seqs: frozenset[int] = frozenset()
         """Seqs of the user messages that this turn answers."""
         self._attempt: Attempt | None = None
-        """The last request, until its token count is stored."""
+        """Last request to the model, until its token count is stored."""
         self._written: list[int] = []
         """Seqs of the messages that this turn stored."""
         self._dropped = False
@@ -156,8 +158,8 @@ class Turn:
     async def run(self) -> Answer:
         """Run until the model has answered. Raise the errors of the model and the store.
 
-        If it is cancelled, `cancel_reason` decides: it either stores the text so far with a mark
-        and returns it, or raises and leaves the log unchanged.
+        If the turn is cancelled, `cancel_reason` decides: the turn either stores and returns the
+        text so far with a mark, or raises and leaves the log unchanged.
         """
         try:
             return await self._answer()
@@ -184,7 +186,7 @@ class Turn:
         return await self._interrupt(why, all_answered=True)
 
     async def _answer(self) -> Answer:
-        # With unsaved messages, the log alone does not show what is pending.
+        # With unsaved messages, the log alone does not show the pending calls.
         saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
         found = await self._request(check=saved)
         if isinstance(found, Answer):
@@ -224,7 +226,7 @@ class Turn:
     def _split_calls(
         self, reply: StreamedAnswer
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the calls that the agent runs, and those that the client runs.
+        """Return the calls that the agent runs, and the calls that the client runs.
 
         If the answer was cut off, its last call is incomplete, so the client gets no calls.
         """
@@ -250,10 +252,11 @@ class Turn:
     async def _request(self, *, check: bool) -> "_Request | TurnState | Answer":
         """Read the session and build the next request, in one thread call.
 
-        `check`: return the answer if the log has it already, or the pending calls if tool calls
-        have no result. Raises _HistoryChanged if the question is hidden now.
+        `check`: return an answer that the log already has, or the pending calls if tool calls have
+        no result. Raises _HistoryChanged if the question is hidden now.
         """
-        # Unsaved messages must not be stored while the log is read: they would be sent twice.
+        # Pause writes of unsaved messages while the log is read: otherwise a message would be sent
+        # twice.
         async with self._unsaved.paused():
             unsaved, token = self._unsaved.bodies, self._unsaved.newest_once
             return await self._threads.run_model(self._build, unsaved, token, check=check)
@@ -274,7 +277,7 @@ class Turn:
         before = self._recalled
         recalled = self._recall(view, unsaved)
         if self._recalled is not before and self._instance.memory is not None:
-            view = self._read_question(unsaved)  # the search took time
+            view = self._read_question(unsaved)  # the session may have changed
         context = self._instance.context(model, self._options)
         self._attempt = context.start_request(
             self._key, memory=recalled.block, unsaved=unsaved, view=view
@@ -296,7 +299,7 @@ class Turn:
         return bool(questions) and questions.isdisjoint(message.seq for message in view.messages)
 
     def _read(self) -> SessionView | None:
-        """Update `view`; return None if the session does not exist because nothing is stored yet.
+        """Update `view`; return None if no message of the session is stored yet.
 
         Raises NoSuchSession if the session is gone.
         """
@@ -317,7 +320,7 @@ class Turn:
         return missing_session_error(self._sessions.store, self._key)
 
     def _find_pending(self, view: SessionView, state: TurnState) -> TurnState | Answer | None:
-        """Return the answer if the log has it, otherwise pending calls; None if there are none."""
+        """Return the answer in the log, otherwise the pending calls; None if there is neither."""
         if self._question_seq:
             found = find_answer(self._sessions, self._key, self._question_seq, view.messages)
             if found is not None:
@@ -338,7 +341,7 @@ class Turn:
     ) -> RecallResult:
         """Search the memory for the user's newest text, once per text.
 
-        It searches again if a session that it found was deleted or purged since.
+        The search is repeated if a session with recalled messages was deleted or purged since.
         """
         history = () if view is None else view.messages[-_LOOKED_BACK:]
         bodies = [*(message.to_dict() for message in history), *unsaved]
@@ -362,7 +365,8 @@ class Turn:
     def _sources_of(self, recalled: RecallResult) -> dict[str, tuple[str, int] | None]:
         """Return uid and generation of the sessions that messages were recalled from.
 
-        The generation increases when messages are purged. None: the session is gone or unreadable.
+        The generation increases when messages are purged. None stands for a session that is gone or
+        unreadable.
         """
         found: dict[str, tuple[str, int] | None] = {}
         for one in recalled.found:
@@ -430,7 +434,10 @@ class Turn:
     # --- tools -------------------------------------------------------------------------------
 
     async def _run_calls(self, calls: Sequence[Mapping[str, Any]], *, cut: bool = False) -> None:
-        """Run tool calls. `cut`: the answer was cut off in the last call, which is not run."""
+        """Run tool calls.
+
+        `cut`: the model's answer was cut off in the last call, which does not run.
+        """
 
         async def keep(result: dict[str, Any]) -> None:
             self._results[result["tool_call_id"]] = result["content"]
@@ -445,7 +452,7 @@ class Turn:
     async def _finish_calls(self, state: TurnState, *, again: bool) -> None:
         """Store results for the calls that a killed process left open.
 
-        Repeatable calls run again; the others get a result that says that their effect is unknown.
+        Repeatable calls run again. Other calls get a result that says that their effect is unknown.
         """
         repeated = []
         for call in state.open_calls:
@@ -460,10 +467,10 @@ class Turn:
             await self._run_calls(repeated)
 
     def _may_repeat_calls(self, state: TurnState) -> bool:
-        """Return whether open calls may be repeated: only the agent's own, and a few times.
+        """Return whether open calls may be repeated: only the agent's own calls, a few times.
 
-        A tool may kill the program each time. Calls that another program stored, or that a fork
-        copied, do not run here.
+        The number is limited, because a tool may kill the program each time. Calls that another
+        program stored, or that a fork copied, do not run here.
         """
         if not state.open_calls or self.view is None:
             return True
@@ -518,7 +525,7 @@ class Turn:
         for message in history[-_CHECKED_MESSAGES:]:
             content = getattr(message, "content", None)
             if self._final_text and message.seq > self._seen.upto and content == self._final_text:
-                return self._make_answer(self._final_text, message.seq)  # the stop came too late
+                return self._make_answer(self._final_text, message.seq)  # the answer is complete
         state = turn_state(history)
         for call in state.open_calls:
             await self._store({"role": "tool", "tool_call_id": call.id or "", "content": STOPPED})
@@ -577,7 +584,7 @@ class Turn:
         self._emit(SaveFailed(count=1, text=HISTORY_CHANGED))
 
     def _append(self, body: Mapping[str, Any], once: str) -> int | None:
-        """Append a message if the session still needs it. Blocks.
+        """Append a message if the session still needs it. This call blocks.
 
         Raises NoSuchSession if the session is gone, and _HistoryChanged.
         """
@@ -588,13 +595,13 @@ class Turn:
             except NoSuchSession:
                 raise
             except StenologError:
-                view = before  # the append fails too, and the message stays unsaved
+                view = before  # the append fails as well, and the message stays unsaved
             unchanged = view is None or before.holds(view.uid, view.generation, view.change)
             if view is not None and not unchanged and not self._is_needed(view, body):
                 raise _HistoryChanged  # guard: no-answer-after-clear
         seq = self._sessions.add_full_message(self._key, body, once=once)
         if seq is not None and self.view is not None and seq <= self.view.upto:
-            # Deleted since the last read: the append has created a new session.
+            # The session was deleted since the last read, so the append has created a new session.
             store = self._instance.store
             withdraw_message(store, self.view, seq, body)  # guard: no-answer-in-a-new-session
             raise SessionDeleted(self._key)
@@ -603,9 +610,9 @@ class Turn:
         return seq
 
     def hide_late_messages(self, store: Store, view: SessionView) -> None:
-        """Hide the messages of this turn if their question was hidden at the same time. Blocks.
+        """Hide the messages of a turn if their question was hidden at the same time.
 
-        `view`: the session after the turn.
+        `view`: the session after the turn. This call blocks.
         """
         if self.view is None or self.view.uid != view.uid or not self._is_orphaned(view):
             return
@@ -615,7 +622,7 @@ class Turn:
                 store.hide(self._key, seq, seq)  # guard: hide-answer-after-clear
 
     def _is_needed(self, view: SessionView, body: Mapping[str, Any]) -> bool:
-        """Return whether the visible messages still need this one."""
+        """Return whether the visible messages still need the message `body`."""
         if body.get("role") == "tool":
             calls = turn_state(view.messages).open_calls
             return body.get("tool_call_id") in {call.id or "" for call in calls}
@@ -636,20 +643,20 @@ def missing_session_error(store: Store, key: str) -> NoSuchSession:
 def withdraw_message(store: Store, old: SessionView, seq: int, body: Mapping[str, Any]) -> None:
     """Withdraw a message that this process wrote into a new session with the key of `old`.
 
-    Destroys nothing: a new session with only this message goes into the trash; otherwise the
-    message is hidden.
+    No message is destroyed. A new session with only this message goes into the trash; in any other
+    session the message is hidden.
     """
     key = old.key
     with suppress(StenologError):
         new = store.view(key)
         at_seq = [message for message in new.messages if message.seq == seq]
         if new.uid == old.uid or not any(_is_same(message, body) for message in at_seq):
-            return  # the new session was deleted too, or the old one restored
+            return  # the new session was deleted as well, or the old session restored
         if new.info.count == 1:
             trashed = store.delete(key)
             if (trashed.uid, trashed.count) == (new.uid, 1):  # guard: withdraw-one-message
                 return
-            # Another process has just written to the session, or restored the old one.
+            # Another process has just written to the session, or restored the old session.
             store.restore(key, uid=trashed.uid)
             if trashed.uid != new.uid:
                 return
@@ -665,7 +672,7 @@ def find_answer(
 ) -> Message | None:
     """Return the answer to the message at this seq; for a hidden message, the message itself.
 
-    `history`: the visible messages, if the caller has read them. Blocks.
+    `history`: the visible messages, if the caller has read them. This call blocks.
     """
     if history is None:
         history = sessions.get_history(key, after=seq - 1)
@@ -677,7 +684,7 @@ def find_answer(
 
 
 def answer_from_log(key: str, message: Message, outcome: Outcome) -> Answer:
-    """Return an answer that is in the log, or the notice that its question was hidden."""
+    """Return the Answer for a message of the log, or a notice that the question was hidden."""
     body = message.to_dict()
     if body.get("role") == "assistant":
         text = text_parts_of(body)

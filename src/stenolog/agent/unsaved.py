@@ -1,9 +1,9 @@
 """Unsaved messages of a session: a queue of writes that failed and are retried in order.
 
-Later messages wait for an unsaved one, so the log never contains an answer before its question.
-Every message keeps the idempotency key of its first attempt: if that write did reach the store, the
-retry stores nothing twice. Messages of a turn are written only by the lease holder, and only if the
-log still needs them; another process may have answered in the meantime.
+Later messages wait for an unsaved message, so the log never contains an answer before its question.
+Every message keeps the idempotency key of its first attempt: if the first write did reach the
+store, the retry stores nothing twice. Messages of a turn are written only by the lease holder, and
+only if the log still needs the messages, because another process may have answered in the meantime.
 """
 
 import asyncio
@@ -34,27 +34,33 @@ from stenolog.sessions.session_store import SessionStore
 from stenolog.stores.base import Store
 
 Run = Callable[..., Awaitable[Any]]
-"""Runs a function in a thread and returns its result."""
+"""Function that runs another function in a thread and returns its result."""
 Append = Callable[..., int | None]
-"""Stores a message, with the idempotency key `once=`; returns its seq, or None on failure."""
+"""Function that stores a message with the idempotency key `once=`.
+
+The function returns the seq of the message, or None on failure.
+"""
 
 _REMEMBERED: Final = 1_000
 
 
 class SeenMessages(Struct, frozen=True, kw_only=True):
-    """The messages that a model got: stored ones up to `upto`, unsaved ones up to `token`."""
+    """The messages that a model got: stored messages up to `upto`, unsaved ones up to `token`."""
 
     upto: int
     token: str = ""
     interrupted: str = ""
-    """Reason why the answer was cut off; empty if it was not."""
+    """Reason why the answer was cut off; empty for a complete answer."""
 
 
 class _Unsaved(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     token: str
     seen: SeenMessages | None
-    """Set for answers: `upto` is stored with the answer, once all messages before it have a seq."""
+    """Messages that the answer is based on; None for a message that is no answer.
+
+    `upto` is stored with the answer once all earlier messages have a seq.
+    """
 
     size: int = 0
 
@@ -86,15 +92,15 @@ class UnsavedMessages:
 
     @property
     def newest_once(self) -> str:
-        """Idempotency key of the newest unsaved message; empty if there is none."""
+        """Idempotency key of the newest unsaved message; empty if all messages are stored."""
         return self._waiting[-1].token if self._waiting else ""
 
     def seq_of(self, token: str) -> int | None:
-        """Return the seq of a message that was unsaved before; None if it is not stored."""
+        """Return the seq of a message that was unsaved before; None if it is not stored yet."""
         return self._stored.get(token)
 
     def answer_to(self, token: str) -> str | None:
-        """Return the text of the unsaved answer to this unsaved message; None if there is none."""
+        """Return the text of the unsaved answer to an unsaved message; None without an answer."""
         tokens = [one.token for one in self._waiting]
         for one in self._waiting:
             saw = one.seen is not None and one.seen.token in tokens
@@ -107,9 +113,10 @@ class UnsavedMessages:
     async def store_user_message(
         self, sessions: SessionStore, body: Mapping[str, Any], *, on_event: EventHandler, once: str
     ) -> int | None:
-        """Store a user message and return its seq; None if it stays unsaved.
+        """Store a user message and return its seq; None if the message stays unsaved.
 
-        Emits SaveFailed if it stays unsaved. Raises UsageError if the store can never accept it.
+        Emits SaveFailed if the message stays unsaved. Raises UsageError if the store can never
+        accept the message.
         """
         check_key(self._key)
         check_once(once)
@@ -137,11 +144,11 @@ class UnsavedMessages:
         seen: SeenMessages | None = None,
         append: Append | None = None,
     ) -> int | None:
-        """Store a message of a turn and return its seq; None if it stays unsaved.
+        """Store a message of a turn and return its seq; None if the message stays unsaved.
 
-        Only the lease holder may call this. `append` replaces `add_full_message`; it runs in a
-        thread, and its errors are raised here. Raises UsageError if the store can never accept the
-        message, and LeaseLost.
+        Only the lease holder may call this method. `append` replaces `add_full_message`: it runs in
+        a thread, and its errors are raised here. Raises UsageError if the store can never accept
+        the message, and LeaseLost.
         """
         size = len(encode_message(body))
         one = _Unsaved(body=body, token=secrets.token_hex(12), seen=seen, size=size)
@@ -171,7 +178,7 @@ class UnsavedMessages:
     async def flush(self, sessions: SessionStore, *, on_event: EventHandler) -> bool:
         """Store the unsaved messages and return whether all are stored.
 
-        Only the lease holder may call this. Raises LeaseLost.
+        Only the lease holder may call this method. Raises LeaseLost.
         """
         async with self._order:
             try:
@@ -195,7 +202,7 @@ class UnsavedMessages:
         while self._waiting:
             one = self._waiting[0]
             if one.of_turn and not looked:
-                # All messages that this one depends on have a seq by now.
+                # All messages that the answer depends on have a seq by now.
                 looked = True
                 if await self._is_stale(sessions, one):
                     self._drop_turn_messages(on_event)
@@ -206,7 +213,7 @@ class UnsavedMessages:
             except LeaseLost:
                 raise
             except UsageError as error:
-                # The store will never accept this message, and it must not block the later ones.
+                # The store will never accept this message, which must not block later messages.
                 on_event(
                     SaveFailed(count=1, text=f"one message cannot be stored and is lost: {error}")
                 )
@@ -222,7 +229,10 @@ class UnsavedMessages:
         return True
 
     def _drop_turn_messages(self, on_event: EventHandler | None = None) -> None:
-        """Drop unsaved messages of turns: all, or with `on_event` those before a user message."""
+        """Drop unsaved messages of turns.
+
+        Without `on_event`, drop all of them; otherwise only messages before a user message.
+        """
         dropped = next(
             (at for at, one in enumerate(self._waiting) if not one.of_turn), len(self._waiting)
         )
@@ -300,7 +310,7 @@ def _retry_write(
 
 
 def _stored_content(store: Store, key: str, seq: int) -> dict[str, Any] | None:
-    """Return the message at this seq without stenolog's marks; None if it is not readable."""
+    """Return the message at this seq without stenolog's marks; None if it is unreadable."""
     try:
         found = store.get_history(key, after=seq - 1, full=True)[:1]
     except StenologError:
