@@ -1,8 +1,8 @@
 """Messages in the form that providers accept: every call has its result, and ids are unique.
 
-The main idea: each result is written directly after its call, in the order of the calls, and
-nowhere else. So messages between them move after the results, orphaned and duplicate results are
-dropped, and a call without a result gets one that says so.
+Each result is written directly after its call, in the order of the calls, and nowhere else. So
+messages between a call and its result move after the result, orphaned and duplicate results are
+dropped, and a call without a result gets the result `INTERRUPTED`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from stenolog.messages import (
 from stenolog.records import Message
 
 INTERRUPTED: Final = "[interrupted]"
-"""The result sent for a call that never got one."""
+"""The result sent for a call without a stored result."""
 EMPTY: Final = "[no text]"
 """Content sent for an empty user message or tool result: providers reject messages without
 content."""
@@ -47,13 +47,16 @@ class ProviderRequirements(Struct, frozen=True, kw_only=True):
     """Requirements of a provider. The defaults suit OpenAI-compatible servers."""
 
     merge_user: bool = False
-    """Merge consecutive user messages."""
+    """Whether to merge consecutive user messages."""
     user_first: bool = False
-    """The first message after the system prompt must be a user message."""
+    """Whether the first message after the system prompt must be a user message."""
     reasoning: Literal["none", "newest", "all"] = "none"
-    """Messages whose reasoning fields are sent back: none, those of the newest turn, or all."""
+    """Messages whose reasoning fields are sent back: no messages, the newest turn, or all."""
     keep_fields: tuple[str, ...] = ()
-    """Additional fields to send. Others are dropped, because many servers reject unknown fields."""
+    """Additional fields to send.
+
+    Other unknown fields are dropped, because many servers reject them.
+    """
 
 
 class RequestMessage(Struct, frozen=True, kw_only=True):
@@ -61,14 +64,16 @@ class RequestMessage(Struct, frozen=True, kw_only=True):
 
     body: Body
     seqs: tuple[int | None, ...]
-    """Seq of the message, or of each result if results share one message. None: not stored, or
-    added here."""
+    """Seq of the message, or of each result if results share one message.
+
+    None stands for a message that is not stored.
+    """
     turn: int
     """Index of the turn in the history."""
 
     @property
     def seq(self) -> int | None:
-        """The first seq."""
+        """The first of the message's `seqs`."""
         return self.seqs[0]
 
 
@@ -90,8 +95,8 @@ def to_request_messages(
 def _in_spoken_order(stored: Sequence[tuple[Body, int | None]]) -> list[tuple[Body, int | None]]:
     """Move user messages that an answer has not seen after that answer.
 
-    They were stored while the answer was being written, so the log has them before it, and a model
-    would consider them answered.
+    Such messages were stored while the answer was being written, so they precede the answer in the
+    log. Without the move, a model would consider the messages answered.
     """
     ordered: list[tuple[Body, int | None]] = []
     for body, seq in stored:
@@ -164,7 +169,8 @@ class _Arrangement:
         """Return `wanted`, or a similar id that no other call of the request has."""
         free = wanted
         while free in self._taken:
-            # Continues at the last number: a model may use the same id for all its calls.
+            # The count continues at the last number, because a model may use the same id for all
+            # its calls.
             self._times[wanted] = self._times.get(wanted, 1) + 1
             free = f"{wanted}_{self._times[wanted]}"
         self._taken.add(free)
@@ -184,7 +190,7 @@ class _Arrangement:
             )
             body = self._result(call, ids[place], result)
             if call.in_content and found:
-                # Providers of this format want all results of a message in one message.
+                # Providers of this format expect all results for a message in one message.
                 both = [*found[-1].body["content"], *body["content"]]
                 found[-1] = RequestMessage(
                     body={"role": "user", "content": both},
@@ -215,7 +221,7 @@ class _Arrangement:
         *,
         keep_reasoning: bool,
     ) -> Body | None:
-        """Return the message without parts that providers reject, or None if it becomes empty."""
+        """Return the message without parts that providers reject, or None if no part remains."""
         role = role_of(body)
         if role in ("", "tool") or (role == "user" and not has_text(body)):
             return None
@@ -292,7 +298,7 @@ def _tool_call(call: ToolCall, id: str) -> Body:
 def _arguments(value: Any) -> str:
     """Return the arguments as the text of a JSON object.
 
-    Servers that parse them reject anything else.
+    Servers that parse the arguments reject any other text.
     """
     text = "" if value is None else value if isinstance(value, str) else as_json(value)
     if not text.strip():
@@ -348,7 +354,7 @@ def _as_parts(content: Any) -> list[Any]:
 def _sendable(body: Body) -> Body:
     """Return the body unchanged if JSON can represent it.
 
-    Otherwise replace what JSON cannot represent.
+    Otherwise replace the values that JSON cannot represent.
     """
     try:
         msgspec.json.encode(body)

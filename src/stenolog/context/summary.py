@@ -1,7 +1,7 @@
 """The summary of a conversation as a value: six sections, rendered as Markdown and parsed back.
 
 The summary is never rewritten as a whole. A model returns new lines and the labels of outdated
-ones; all other lines stay. So nothing is lost because a model forgot to repeat it.
+lines. All other lines stay, so no line is lost because a model forgot to repeat it.
 """
 
 import re
@@ -57,7 +57,10 @@ SCHEMA: Final[Mapping[str, Any]] = {
 """Schema of the model's answer: new lines for each section, and labels of lines to remove."""
 
 _MARKS: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
-"""Prefixes that make a line a heading or an item. Without a following space they are text."""
+"""Prefixes that make a line a heading or an item.
+
+A prefix without a following space is text.
+"""
 # Sections in the order in which they lose lines when a summary is too long.
 _DROP_ORDER: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
 
@@ -78,7 +81,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         return found
 
     def labels(self) -> dict[str, str]:
-        """Return the lines by label, such as G1, by which a model can refer to them."""
+        """Return the lines by label, such as G1. A model refers to a line by its label."""
         return {
             f"{title[0]}{number}": line
             for name, title in SECTIONS.items()
@@ -116,7 +119,7 @@ def parse(text: str) -> Summary:
         if heading in names:
             section = names[heading]
         elif text := line.strip().removeprefix("- ").strip():
-            # Wrapped, not cut: text from another source is kept in full.
+            # Long lines are wrapped, not cut: text from another source is kept in full.
             found[section] += textwrap.wrap(text, LONGEST_LINE)
     last_state = _line(" ".join(found.pop("last_state")))
     return Summary(
@@ -167,7 +170,7 @@ def _summary_of(sections: Mapping[str, Sequence[str]], last_state: str) -> Summa
 
 
 def _drop_line(sections: Mapping[str, list[str]]) -> str:
-    """Remove and return the least important line; empty text if there is none."""
+    """Remove and return the least important line; empty if no line is left."""
     facts = sections["facts"]
     quoted = next((at for at, line in enumerate(facts) if line.startswith(QUOTED)), None)
     if quoted is not None:
@@ -176,7 +179,7 @@ def _drop_line(sections: Mapping[str, list[str]]) -> str:
 
 
 def _outdated(summary: Summary, labels: Sequence[str]) -> frozenset[str]:
-    """Return the lines to remove; none if a model asks to remove more than half of them."""
+    """Return the lines to remove; empty if a model asks to remove more than half of all lines."""
     known = summary.labels()
     outdated = {known[label] for raw in labels if (label := raw.strip("[] ")) in known}
     return frozenset(outdated) if len(outdated) <= max(2, len(known) // 2) else frozenset()
@@ -197,7 +200,7 @@ def _line(text: str) -> str:
 
 
 def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return each line once, in its first spelling: models often repeat known lines."""
+    """Return each line once, in its first spelling, because models often repeat known lines."""
     found: dict[str, str] = {}
     for line in lines:
         found.setdefault(line.casefold(), line)
@@ -217,17 +220,17 @@ _QUOTE: Final = 200
 MOST_QUESTIONS: Final = 20
 """Approximate maximum number of model calls per summary. Older messages are only quoted."""
 _SMALLEST: Final = 256
-"""A model that rejects this many tokens as too long is not asked again."""
+"""Number of tokens of a question; a model that rejects so few as too long is not asked again."""
 
 
 class SummaryResult(Struct, frozen=True, kw_only=True):
-    """A summary and how it was made."""
+    """A summary, with facts about how it was written."""
 
     text: str
     requests: int
     """Number of model calls."""
     fallback: str
-    """Why some of it was made without the model. Empty: the model made all of it."""
+    """Reason why some lines were written without the model; empty otherwise."""
     dropped_lines: int
     """Number of lines, old or new, that did not fit."""
 
@@ -310,12 +313,12 @@ class _SummaryWriter:
     def _question(
         self, waiting: Sequence[Message], summary: Summary
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return how many messages (at least one) fit into a question, and the question."""
+        """Return the number of messages (at least 1) that fit into a question, and the question."""
         known = render(summary, labelled=True) or "(nothing yet)"
         head = f"Summary so far:\n{known}\n\nNext part of the conversation:\n"
         tokens_left = self._size - self._tokens.text(INSTRUCTIONS) - self._tokens.text(head) - 16
         texts: list[str] = []
-        # A message takes at least four tokens, so later ones cannot fit.
+        # A message takes at least four tokens, so later messages cannot fit.
         near = waiting[: max(tokens_left // 4, 1)]
         for text in transcript(near, max(tokens_left // 4, 32), self._tokens):
             tokens_left -= self._tokens.text(text) + 1
@@ -341,9 +344,9 @@ class _SummaryWriter:
             if read_overflow(error) is not None and self._size > _SMALLEST:
                 self._size //= 2
                 raise _TooLong from error
-            # The next part would probably fail too, and each attempt may take a minute.
+            # The next request would probably fail, too, and each attempt may take a minute.
             self._ask = None
-            # Without the error's text: some clients put API keys into it.
+            # Leave out the text of the error: some clients put API keys into it.
             self._fallback = f"the model failed with {type(error).__name__}"
             return None
         return read_object(answer) if isinstance(answer, str) else None

@@ -1,8 +1,8 @@
 """The state of a session's last turn: unanswered messages and open tool calls.
 
-It is derived from the visible messages. A finished answer is an assistant message without tool
-calls; it answers every user message that it had seen (`catalog/message_metadata.py`). Messages
-after the last finished answer are an unfinished turn.
+The state is derived from the visible messages. A finished answer is an assistant message without
+tool calls. It answers every user message that its model had seen (`catalog/message_metadata.py`).
+Messages after the last finished answer are an unfinished turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ class TurnRange(Struct, frozen=True):
 def find_turns(bodies: Sequence[Mapping[str, Any]]) -> list[TurnRange]:
     """Return the turns, which together contain all messages.
 
-    A turn starts at a user message that follows no open tool call. A call is open until its result;
-    a call without a result is open until the next assistant message, because the model has been
-    sent "[interrupted]" by then. So one lost result does not merge everything after it into one
-    turn. Messages before the first user message form a separate turn.
+    A turn starts at a user message that follows no open tool call. A call is open until its result.
+    A call without a result is open until the next assistant message, because the model then
+    received "[interrupted]" as the result. So a lost result does not merge all later messages into
+    one turn. Messages before the first user message form a separate turn.
     """
     return split_turns(bodies, pair(bodies))
 
@@ -78,8 +78,10 @@ class TurnState(Struct, frozen=True, kw_only=True):
     has_calls: bool = False
     """Whether the unfinished turn contains tool calls."""
     client_calls: tuple[ToolCall, ...] = ()
-    """Calls without a result that the client runs. If the user sent another message instead, these
-    calls are in `open_calls`."""
+    """Calls of the client without a result.
+
+    If the user sent another message instead of a result, these calls are in `open_calls`.
+    """
 
     abandoned: frozenset[str] = frozenset()
     """Ids of the open calls that the client should have run."""
@@ -112,7 +114,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
         for place, call in enumerate(message_calls)
         if (index, place) not in answers
     ]
-    # A new user message abandons the client calls before it.
+    # A new user message abandons earlier client calls.
     last_said = max((index for index in after if has_text(bodies[index])), default=-1)
     client_calls = [
         (index, call)
