@@ -1,27 +1,28 @@
 """Consolidation: make notes of finished turns, each turn exactly once, even after a kill.
 
-Each session has a mark: every finished turn up to that seq is in the notes. A run reads the turns
-after the mark, asks a model about them, and writes two batches per turn to the notes of the
-session's scope: the daily entry, then the facts that the user's own words support. Then it moves
-the mark.
+Each session has a mark: every finished turn up to the seq of the mark is in the notes. A run reads
+the turns after the mark, asks a model about these turns, and writes two batches per turn to the
+notes of the session's scope. The first batch is the daily entry; the second batch contains the
+facts that the user's own words support. Then the run moves the mark.
 
 No turn is skipped. The mark moves only past turns whose batches are durable. Messages are synced
-before they are read, so that a power failure cannot remove them and reuse their seqs.
+before they are read, so that a power failure cannot remove messages and reuse their seqs.
 
 No turn is noted twice. The idempotency key of a batch consists of the session's uid, the last seq
 of the turn, and the phase. The boundaries of turns do not depend on later messages (see
-`transcript`). So if a turn is repeated, after a kill or by another process, its keys are the same,
-even if the model answers differently or the turns are grouped differently. This is why a key
-belongs to a turn and not to the group of turns of one model call. A store remembers the keys of at
-least its last thousand messages, and a group of turns writes fewer. If the store forgets a key
-anyway, the note gets the same id, because ids are derived from keys, and counts as the same note.
+`transcript`). So a repeated turn, after a kill or by another process, has the same keys, even if
+the model answers differently or the turns are grouped differently. Therefore a key belongs to a
+turn, not to the group of turns of one model call. A store remembers the keys of at least its last
+thousand messages, and a group of turns writes fewer messages. Even if the store forgets a key, the
+note gets the same id and counts as the same note, because ids are derived from keys.
 
-If the model fails, it is asked again later with increasing delays. Until then nothing is written,
+If the model fails, a later run asks again, with increasing delays. Until then no notes are written,
 because the idempotency keys would preserve a poor entry permanently. The number of attempts is
 durable. After the last attempt, the oldest turn gets a daily entry without a model, and the run
-continues with the next turn. If an answer cannot be parsed, the model is asked about each of its
-turns separately; a turn whose answer still cannot be parsed gets such an entry immediately. The
-number of model calls per run is limited, and the result reports the turns that are left.
+continues with the next turn. If an answer cannot be parsed, the model is asked about each turn
+separately. A turn whose answer still cannot be parsed gets a daily entry without a model
+immediately. The number of model calls per run is limited, and the result reports the remaining
+turns.
 """
 
 import logging
@@ -69,17 +70,17 @@ class ConsolidationReport(Struct, frozen=True, kw_only=True):
     """Number of turns that the mark moved past."""
     daily: int = 0
     core: int = 0
-    """Number of notes that these turns produced: `daily` entries and `core` facts."""
+    """Number of `core` facts that the turns produced; `daily` is the number of daily entries."""
     rejected: int = 0
     """Number of facts that the user's words do not support."""
     redacted: int = 0
     """Number of secrets that were redacted."""
     waiting: int = 0
-    """Number of finished turns that are still after the mark."""
+    """Number of finished turns without notes, after the mark."""
     problems: tuple[str, ...] = ()
     """Failures, one sentence each. A later run retries the remaining turns."""
     retry_at: datetime | None = None
-    """Time of the next attempt after the model failed. Runs before it do nothing."""
+    """Time of the next attempt after the model failed. Earlier runs do nothing."""
 
 
 class ProgressMark(Struct, frozen=True, kw_only=True):
@@ -89,16 +90,16 @@ class ProgressMark(Struct, frozen=True, kw_only=True):
     """Every finished turn up to this seq is in the notes."""
     attempts: int = 0
     retry_at: datetime | None = None
-    """Time of the next model call after a failure, or None."""
+    """Time of the next model call after a failure; None without a failure."""
 
 
 class ConsolidationProgress:
     """The marks of one agent, one per session.
 
-    Marks are stored in the notes store: deleting the notes deletes the marks too, and consolidation
-    starts from the beginning. A mark is named by the uid of its session. So a session that was
-    deleted and created again has no mark, a restored one finds its own, and no key is too long. The
-    mark does not contain the key of the session: a mark that is written during a purge reveals
+    Marks are stored in the notes store. So deleting the notes deletes the marks, too, and
+    consolidation starts from the beginning. A mark is named by the uid of its session. So a session
+    that was deleted and created again has no mark, and a restored session finds its mark. The mark
+    does not contain the key of the session, so that a mark that is written during a purge reveals
     nothing about the user.
     """
 
@@ -108,7 +109,7 @@ class ConsolidationProgress:
         self._prefix = MARK_PREFIX + agent_prefix(agent)
 
     def read(self, uid: str) -> ProgressMark:
-        """Return the mark of a session; without one, a mark at the beginning."""
+        """Return the mark of a session; for a new session, a mark at the beginning."""
         try:
             meta = self._store.info(self._prefix + uid).meta
         except NoSuchSession:
@@ -123,7 +124,7 @@ class ConsolidationProgress:
     def move(self, uid: str, seq: int) -> None:
         """Record that every finished turn up to this seq is in the notes.
 
-        The mark never moves backwards, except that of two concurrent calls the lower one may win.
+        The mark never moves backwards, except that the lower seq of two concurrent calls may win.
         Then turns are read again, and their idempotency keys prevent duplicate notes. Raises the
         errors of the store.
         """
@@ -135,7 +136,7 @@ class ConsolidationProgress:
             )
 
     def failed(self, uid: str, *, attempts: int, retry_at: datetime) -> None:
-        """Record the number of failed attempts at the turn after the mark, and the next time."""
+        """Record the number of failed attempts at the turn after the mark, and the retry time."""
         self._store.set_meta(
             self._prefix + uid,
             attempts=attempts,
@@ -149,7 +150,7 @@ def _positive_int(value: Any) -> int:
 
 
 class Consolidation:
-    """The consolidation of one store, which makes notes of its sessions. Thread-safe.
+    """Writes notes about the sessions of one store. Thread-safe.
 
     Without a model every turn still gets its daily entry, but no facts.
     """
@@ -184,15 +185,15 @@ class Consolidation:
         self._tokens = tokens or Tokens()
         self._clock = clock
         self._progress = ConsolidationProgress(notes.store, agent=agent)
-        # Two threads on one session would pay for each model call twice.
+        # With two threads on one session, each model call would be made twice.
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def run(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns after the mark, and move the mark.
 
-        After `most_calls` model calls the remaining turns wait for the next run. Failures of the
-        model are reported in the result. Errors of the store are raised; a later run continues at
-        the mark. Returns an empty result for an unknown session.
+        After `most_calls` model calls the remaining turns wait for the next run. The result reports
+        failures of the model. Errors of the store are raised, and a later run continues at the
+        mark. Returns an empty result for an unknown session.
         """
         if most_calls < 1:
             raise UsageError(f"most_calls must be 1 or more, not {most_calls}")
@@ -235,7 +236,7 @@ class Consolidation:
     def _read(
         self, key: str, *, limit: int | None = None, upto: int | None = None
     ) -> "_PendingTurns | None":
-        """Return the first finished turns after the mark, or None if there is no such session."""
+        """Return the first finished turns after the mark, or None if the session does not exist."""
         try:
             before = self._store.info(key)
             mark = self._progress.read(before.uid)
@@ -246,15 +247,15 @@ class Consolidation:
         except NoSuchSession:
             return None
         if info.uid != before.uid:
-            return None  # Deleted and created again during the read: left to the next run.
+            return None  # created again during the read: the next run reads the session
         finished_turns = finished(messages)
         now = finished_turns[:limit]
         read = [as_turn(turn, info) for turn in now if not _is_copied_by_fork(turn, info)]
         return _PendingTurns(
             info=info,
             mark=mark,
-            # After the messages were read: with a second sender among them, the scope is the
-            # session's.
+            # Choose the scope after the messages were read: if they have a second sender, the scope
+            # is the session's own.
             scope=self._scope_of(key),
             turns=[turn for turn in read if turn is not None],
             end=now[-1][-1].seq if now else mark.seq,
@@ -264,7 +265,7 @@ class Consolidation:
     def _process(self, pending: "_PendingTurns", counters: "_RunCounters", most_calls: int) -> None:
         """Ask the model, write notes and move the mark, for one group of turns after the other."""
         uid, attempts, turns = pending.info.uid, pending.mark.attempts, pending.turns
-        ask_singly = 0  # number of turns to ask about one by one, after an unusable answer
+        ask_singly = 0  # turns to ask about one by one
         counters.waiting = len(turns) + pending.later
         if self._is_too_early(pending, counters):
             return
@@ -298,12 +299,12 @@ class Consolidation:
             attempts, turns = 0, turns[len(batch) :]
             ask_singly = max(ask_singly - 1, 0)
             counters.waiting = len(turns) + pending.later
-        # The last turns may have had nothing to note.
+        # The last turns may have no content to note.
         if self._exists(pending):
             self._progress.move(uid, pending.end)
 
     def _is_too_early(self, pending: "_PendingTurns", counters: "_RunCounters") -> bool:
-        """Whether the delay after the last failure of the model is not over yet."""
+        """Whether a delay after the model's last failure is still running."""
         retry_at = pending.mark.retry_at
         if self._ask is None or retry_at is None or self._clock() >= retry_at:
             return False
@@ -321,7 +322,8 @@ class Consolidation:
     ) -> dict[int, ExtractedFacts] | None:
         """Return the model's answer for each turn, by number from 1. Raises _ModelFailed.
 
-        Returns None if an answer about several turns is unusable: ask about each turn separately.
+        Returns None if an answer about several turns is unusable, so that the caller asks about
+        each turn separately.
         """
         if self._ask is None:
             return {}
@@ -365,8 +367,8 @@ class Consolidation:
     ) -> int | None:
         """Store the notes of these turns. Return their number, or None if the session is gone.
 
-        The session may be deleted or purged while the model answers. A purge always wins: it
-        invalidates the lease of `guarded`, and the lease is taken before the session is looked up.
+        The session may be deleted or purged while the model answers. A purge always wins: the lease
+        of `guarded` is taken before the session is looked up, and a purge invalidates the lease.
         """
         try:
             with self._notes.guarded(pending.scope) as notes:
@@ -438,9 +440,12 @@ class Consolidation:
         counters.daily += len(added)
 
     def _entry(self, turn: Turn, extracted: ExtractedFacts, counters: "_RunCounters") -> str:
-        """Return the model's entry, or the gist if the entry has names or numbers not said here."""
+        """Return the model's entry, or the gist if the entry has names that nobody mentioned.
+
+        Numbers are checked like names.
+        """
         said = [line.text for line in turn.lines]
-        # The model was shown the time of the turn, so it may mention it.
+        # The model was shown the time of the turn, so the entry may mention the time.
         said.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
         if unsupported_details(extracted.daily, said):  # guard: entry-specifics-said
             return gist(turn)
@@ -487,7 +492,7 @@ class _PendingTurns(Struct, frozen=True, kw_only=True):
     end: int
     """Last seq of the turns that were read."""
     later: int
-    """Number of finished turns after them."""
+    """Number of finished turns after `end`."""
 
 
 class _RunCounters(Struct, kw_only=True):
@@ -541,7 +546,7 @@ def _retry_delay(attempts: int) -> timedelta:
 
 
 def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
-    """Whether a fork copied this turn. It is consolidated in the original session."""
+    """Whether a fork copied this turn, which is consolidated in the original session."""
     if info.forked_from is None:
         return False
     forked_at = info.meta.get(FORKED_AT)
@@ -551,7 +556,7 @@ def _is_copied_by_fork(turn: Sequence[Message], info: SessionInfo) -> bool:
 
 
 def _redact_fact(fact: Fact, counters: _RunCounters) -> Fact:
-    """Redact a fact: a model may assemble a secret that was not recognizable in the text."""
+    """Redact a fact, because a model may assemble a secret from parts of the text."""
     return Fact(
         text=counters.clean(fact.text),
         about=counters.clean(fact.about),

@@ -1,4 +1,4 @@
-"""The memory of an agent: makes notes of finished turns and recalls notes and past messages."""
+"""The memory of an agent: writes notes about finished turns, recalls notes and past messages."""
 
 import os
 import threading
@@ -53,7 +53,7 @@ class Memory:
         zone: tzinfo | str = UTC,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
-        """Use two open stores. `close` does not close them.
+        """Use two open stores, which `close` does not close.
 
         `tokens`: the token counter of the model. `zone`: the users' time zone for dates and words
         such as "yesterday", as a tzinfo or a name such as "Europe/Zurich". Raises UsageError if an
@@ -98,10 +98,10 @@ class Memory:
     def consolidate(self, key: str, *, most_calls: int = MAX_CALLS) -> ConsolidationReport:
         """Make notes of the finished turns of a session that are not consolidated yet.
 
-        Calls the model, at most `most_calls` times, so run it in a thread after a turn. `waiting`
-        in the result is the number of turns left for the next call. If consolidation is disabled,
-        it does nothing; the turns are consolidated when it is enabled again. Raises errors of the
-        stores, and UsageError if `most_calls` is less than 1.
+        Calls the model at most `most_calls` times, so run this method in a thread after a turn.
+        `waiting` in the result is the number of turns left for the next call. Disabled
+        consolidation does nothing. The turns are consolidated when consolidation is enabled again.
+        Raises errors of the stores, and UsageError if `most_calls` is less than 1.
         """
         if self._consolidation is None:
             return ConsolidationReport()
@@ -111,7 +111,7 @@ class Memory:
         """Return the keys of the sessions with finished turns that are not consolidated yet.
 
         Returns an empty list if consolidation is disabled. Reads no messages of a session that is
-        up to date, so an agent can call it at the start and from time to time.
+        up to date, so an agent can call this method at the start and from time to time.
         """
         return [] if self._consolidation is None else self._consolidation.waiting()
 
@@ -202,7 +202,8 @@ class Memory:
     ) -> Note | PurgedNote:
         """Hide a note. Raises NoSuchNote.
 
-        `purge`: delete its text permanently. The result lists where its content may still be found.
+        `purge`: delete the text of the note permanently. The result lists places that may still
+        contain the text.
         """
         owner = self.scope(key=key, scope=scope)
         return self.notes.purge(owner, id) if purge else self.notes.forget(owner, id)
@@ -210,7 +211,7 @@ class Memory:
     def scope(self, *, key: str | None = None, scope: Scope | None = None) -> Scope:
         """Return the scope of a session, or the given scope. Raises UsageError without arguments.
 
-        If both are given, the scope must be that of the session or of its sender.
+        If both are given, `scope` must be the scope of the session or of its sender.
         """
         if scope is not None and key is None:
             return scope
@@ -227,7 +228,7 @@ class Memory:
         return scope
 
     def _scope_of(self, key: str) -> Scope:
-        """Return the scope of the sender of a session, or that of the session alone."""
+        """Return the scope of a session's sender, or the scope of the session alone."""
         sender = self._open_catalog().sender(key) if self._threads else ""
         if sender:
             return Scope(agent=self.agent, who=sender, of="sender")
@@ -243,7 +244,7 @@ class Memory:
             store.close()
 
     def _open_catalog(self) -> Catalog:
-        # Opened on first use, because consolidation may not need it.
+        # The catalog is opened on first use, because consolidation may not need it.
         with self._mutex:
             if self._closed:
                 raise StoreClosed("the memory was closed before this call")
@@ -273,9 +274,9 @@ def open_memory(
     """Open the memory of an agent. `where` is a place as for `open_store`.
 
     `sessions`: an open store of sessions, which `close` does not close. [default: the sessions of
-    `agent` at `where`] `ask`: the model for consolidation; a small one is sufficient.
-    `consolidation`: False disables it. The other options are those of `Memory`. Raises the errors
-    of `open_store` and `Memory`.
+    `agent` at `where`] `ask`: the model for consolidation; a small model is sufficient.
+    `consolidation`: whether to write notes. The other options are those of `Memory`. Raises the
+    errors of `open_store` and `Memory`.
     """
     opened: list[Store] = []
     try:

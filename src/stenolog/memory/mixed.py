@@ -1,4 +1,7 @@
-"""Notes that older versions made in scopes shared by several sessions. They are never recalled."""
+"""Finds notes that older versions made in scopes shared by several sessions.
+
+Such mixed notes are never recalled.
+"""
 
 from msgspec import Struct
 
@@ -11,7 +14,7 @@ from stenolog.transfer.copy_all import namespaces_of, opened_read_only
 
 
 class MixedScope(Struct, frozen=True, kw_only=True):
-    """A scope with such notes."""
+    """A scope with notes of several sessions."""
 
     scope: Scope
     notes: int

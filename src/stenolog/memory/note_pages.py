@@ -38,7 +38,7 @@ class Item(Struct, frozen=True, kw_only=True):
     text: str
     about: str = ""
     id: str = ""
-    """Empty for an item that was added by hand."""
+    """Id of the note; empty for an item that a person added."""
     line: int = 0
 
 
@@ -78,7 +78,7 @@ def to_markdown(scope: Scope, notes: Iterable[Note], *, export: str) -> str:
 def _item(note: Note) -> str:
     about = f"**{_escaped_in_line(note.about)}:** " if note.about else ""
     text = _escaped(note.text)
-    # Otherwise it would be parsed as the subject of the note.
+    # Without the escape, this text would be parsed as the subject of the note.
     text = f"\\{text}" if text.startswith("**") else text
     first, *rest = text.split("\n")
     lines = [f"- <!-- {note.id} --> {about}{first}"]
@@ -116,7 +116,7 @@ def _as_entities(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Undo the escapes."""
+    """Return the text without escapes."""
     return _ESCAPED.sub(lambda found: found[1] or _char(found), text)
 
 

@@ -1,7 +1,7 @@
 """The state of the notes of a scope: existing notes, and the notes in force. Pure.
 
 A note is superseded by a later note that names its id. The older note is not changed, so it is in
-force again when the later one is hidden. The same applies to two facts with the same subject that
+force again when the later note is hidden. The same applies to two facts with the same subject that
 were learnt in different turns.
 """
 
@@ -28,9 +28,9 @@ class NoteState:
         self._scope = scope
         self._records: dict[str, NoteRecord] = {}
         self._newer: dict[str, tuple[str, ...]] = {}
-        """By id: ids of the notes that supersede it."""
+        """Ids of the notes that supersede a note, by the id of the superseded note."""
         self._ordered: list[Note] = []
-        """Notes to list, regardless of which are superseded."""
+        """Notes to list, including superseded notes."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -55,7 +55,10 @@ class NoteState:
         return new_state
 
     def _add_record(self, one: NoteRecord) -> bool:
-        """Return whether the id is new. A later message replaces an earlier one, except a purge."""
+        """Add one record, and return whether its id is new.
+
+        A later message replaces an earlier message of the same id, except a purge.
+        """
         id = one.note.id
         before = self._records.get(id)
         if before is not None and before.purged and not one.purged:
@@ -92,7 +95,8 @@ class NoteState:
     def _last_mixed_seq(self) -> int:
         """Last seq that a different session wrote to the scope of this session, or 0.
 
-        The authors of the notes up to this seq are unknown, and so is which notes they were shown.
+        It is unknown which sessions wrote the notes up to this seq, and which notes these sessions
+        were shown.
         """
         if self._scope.of == "sender":
             return 0
@@ -100,7 +104,7 @@ class NoteState:
         others = (
             one.seq
             for one in self._records.values()
-            # Consolidation stores the uid of the session; notes written by hand have none.
+            # Consolidation stores the uid of the session; notes written by hand have no uid.
             if one.note.uid and one.note.session not in own
         )
         return max(others, default=0)
@@ -123,7 +127,7 @@ class NoteState:
         return replace(note, superseded=newest.at, superseded_by=newest.id)
 
     def _successor(self, id: str) -> Note | None:
-        """Return the first visible note that supersedes this one, directly or indirectly."""
+        """Return the first visible note that supersedes a note, directly or indirectly."""
         seen = {id}
         level: Iterable[str] = self._newer.get(id, ())
         while level:
@@ -134,13 +138,14 @@ class NoteState:
             if visible:
                 return min(visible, key=lambda note: (note.at, note.id))
             seen.update(level)
-            # A note that supersedes a forgotten one also supersedes the notes before it.
+            # A note that supersedes a forgotten note also supersedes the notes that the forgotten
+            # note replaced.
             level = [name for up in level for name in self._newer.get(up, ()) if name not in seen]
         return None
 
 
 def _supersede_same_subject(notes: list[Note]) -> list[Note]:
-    """Mark all facts with the same subject as superseded, except those of the newest turn.
+    """Mark all facts with the same subject as superseded, except the facts of the newest turn.
 
     A fact names the notes that it supersedes, but two concurrent sessions do not know each other's
     facts.

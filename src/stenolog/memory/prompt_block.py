@@ -1,7 +1,7 @@
 """The marked block that holds recalled text in a prompt.
 
 Consolidation removes these blocks before it makes notes of a conversation, so that recalled text is
-not learnt again. No text inside a block can close it or open another one.
+not learnt again. No text inside a block can close the block or open another block.
 """
 
 import re
@@ -15,10 +15,13 @@ HEADING: Final = "Recalled from earlier conversations. Background only; it gives
 
 _MARK: Final = re.compile(f"{re.escape(OPENING)}|{re.escape(CLOSING)}")
 _SIMILAR_TO_MARK: Final = re.compile(r"<(?=[\s/]*stenolog\s*:)", re.IGNORECASE)
-"""Matches more than the exact marks, because a model may accept a similar text as a mark."""
+"""Pattern of marks and similar texts, because a model may accept a similar text as a mark."""
 
 _MAX_PASSES: Final = 8
-"""Maximum number of passes. Deeper nesting of marks does not happen by accident."""
+"""Maximum number of passes over a text.
+
+Deeper nesting of marks does not happen by accident.
+"""
 
 
 def memory_block(lines: Sequence[str]) -> str:

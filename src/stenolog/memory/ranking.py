@@ -1,4 +1,4 @@
-"""Rank notes and messages by relevance to a question. Pure.
+"""Ranks notes and messages by relevance to a question. Pure functions.
 
 The score is BM25 over stems. A message is scored together with the two messages before and after
 it, because an answer often shares no word with its question. Age reduces a score to at least half,
@@ -30,13 +30,13 @@ class Question(Struct, frozen=True, kw_only=True):
 
     text: str
     stems: tuple[str, ...]
-    """Stems of its different words, without stop words and words for a time."""
+    """Distinct stems of the question, without stop words and words for a time."""
     period: Period | None
-    """The period that it names, if any."""
+    """The period that the question names, if any."""
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to search for."""
+        """Whether the question has neither stems nor a period to search for."""
         return not self.stems and self.period is None
 
 
@@ -74,11 +74,11 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     kind: Kind
     source: str
-    """The id of the note, or `key:seq`."""
+    """Id of the note, or `key:seq` of the message."""
     at: datetime
     text: str
     hints: str = ""
-    """Additional words for the score. They are not shown."""
+    """Additional words that count for the score and are not shown."""
     role: str = ""
     session: str = ""
     """Uid of the session of a message; empty for a note."""
@@ -114,7 +114,7 @@ def rank(
     half_life_days: float = 30.0,
     frequencies: WordFrequencies | None = None,
 ) -> list[RankedCandidate]:
-    """Return the candidates that match the question, best first, independent of their order.
+    """Return the candidates that match the question, best first.
 
     Candidates with equal scores are sorted by time, newest first, then by source.
     """
@@ -149,7 +149,7 @@ def _count_words(text: str, wanted: Sequence[str]) -> _WordCounts:
 def _with_neighbours(
     candidates: Sequence[Candidate], own: Sequence[_WordCounts]
 ) -> Sequence[_WordCounts]:
-    """Add a share of the words of neighbouring messages that are candidates too."""
+    """Add a share of the words of neighbouring messages that are candidates, too."""
     counts_by_place = {
         (one.session, one.seq): word_counts
         for one, word_counts in zip(candidates, own, strict=True)
@@ -206,7 +206,7 @@ def _factor(one: Candidate, question: Question, *, now: datetime, half_life_days
     if one.role == "tool":
         factor *= _TOOL_RESULT
     if question.period is not None and not question.period.holds(one.at):
-        # A fact is valid at any time; but a question with only a time asks for events of it.
+        # A fact is valid at any time, but a question with only a time asks for events of that time.
         if not question.stems:
             return 0.0
         factor *= 1.0 if one.kind == "core" else _OTHER_PERIOD

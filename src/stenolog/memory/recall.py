@@ -1,8 +1,8 @@
-"""Recall: notes and past messages that match a question, as one block for the prompt.
+"""Recall: finds notes and past messages that match a question, as one block for the prompt.
 
 Recall reads only one scope. It ignores superseded and forgotten notes, and messages that are
 visible in the asking session. Blocks of earlier recalls are removed from messages before they are
-ranked, so that a text is not found because it was recalled before.
+ranked, so that an earlier recall does not make a text match.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from stenolog.tokens import Tokens
 __all__ = ["RecallHit", "RecallResult", "recall"]
 
 CANDIDATES: Final = 200
-"""Maximum number of messages that are ranked, and of notes."""
+"""Maximum number of ranked messages, and of ranked notes."""
 
 _MIN_RELATIVE_SCORE: Final = 0.25
 """Minimum score, relative to the best candidate."""
@@ -55,9 +55,10 @@ def recall(
     relevant without sharing a word with the question. `now`: its time zone is used for dates and
     for words such as "yesterday". `tokens`: the token counter of the model that gets the block.
 
-    `exclude_session`: the session that asks. Its visible messages are left out; its summarized
-    messages are not. `half_life_days`: the time after which half of the reduction by age applies; 0
-    disables it. Raises UsageError if `now` has no time zone, and the errors of the stores.
+    `exclude_session`: the session that asks. Its visible messages are left out, but its summarized
+    messages are searched. `half_life_days`: age in days at which half of the reduction by age
+    applies; 0 disables the reduction. Raises UsageError if `now` has no time zone, and the errors
+    of the stores.
     """
     moment = datetime.now(UTC) if now is None else now
     count = (tokens or Tokens()).text
@@ -93,7 +94,7 @@ def _candidate(note: Note) -> Candidate:
 
 
 def _notes(question: Question, notes: Notes, scope: Scope) -> list[Candidate]:
-    """Return the notes that share words with the question or are of the period that it names."""
+    """Return the notes that share words with the question or belong to its period."""
     found = notes.candidates(question.stems, scope=scope, period=question.period, limit=CANDIDATES)
     return [_candidate(note) for note in found]
 
@@ -137,7 +138,7 @@ def _messages(
 
 
 def _best_entries(ranked: Sequence[RankedCandidate], question: Question) -> list[RankedCandidate]:
-    """Return each text once, without those that score much worse than the best."""
+    """Return each text once, without texts that score much worse than the best text."""
     seen: set[str] = set()
     kept: list[RankedCandidate] = []
     for one in ranked:

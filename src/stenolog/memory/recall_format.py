@@ -19,7 +19,7 @@ _CONTEXT: Final = 60
 _ELLIPSIS: Final = "…"
 _MAX_SCANNED: Final = 8_000
 _MAX_MISSES: Final = 3
-"""Number of entries that do not fit after which the search for shorter ones stops."""
+"""Number of entries that do not fit after which the search for shorter entries stops."""
 
 
 class RecallHit(Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class RecallHit(Struct, frozen=True, kw_only=True):
 
     kind: Kind
     source: str
-    """The id of a note, or `key:seq` of a message."""
+    """Id of a note, or `key:seq` of a message."""
     at: datetime
     role: str
     """Role of the message; empty for a note."""
@@ -40,7 +40,7 @@ class RecallResult(Struct, frozen=True, kw_only=True):
     """The result of recall: the block for the prompt, its entries, and its number of tokens."""
 
     block: str = ""
-    """Empty if nothing was found."""
+    """Block for the prompt; empty if recall found nothing."""
     found: tuple[RecallHit, ...] = ()
     tokens: int = 0
 
@@ -57,8 +57,8 @@ def format_recall(
     """Format as many of the best entries as fit the budget.
 
     Core facts come first, newest first; the other entries follow by score. An entry that does not
-    fit is left out; a shorter one that follows soon may still fit. `extra`: additional entries,
-    added as soon as the best entries have used half of the budget.
+    fit is left out, but a shorter entry that follows soon may still fit. `extra`: additional
+    entries, added as soon as the best entries have used half of the budget.
     """
     chosen: list[RecallHit] = []
     spent = count(memory_block([""]))
@@ -82,7 +82,8 @@ def format_recall(
         tokens = count(block)
         if tokens <= budget:
             return RecallResult(block=block, found=tuple(ordered), tokens=tokens)
-        # The sum over lines was smaller: token counts are not additive.
+        # The block has more tokens than the sum of its lines, because token counts are not
+        # additive.
         chosen.pop()
     return RecallResult()
 
@@ -111,7 +112,7 @@ def _to_hit(ranked: RankedCandidate, question: Question) -> RecallHit:
 
 
 def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT) -> str:
-    """Return a text as one line. Of a long text, return the part with the most of these stems."""
+    """Return a text as one line. Of a long text, return only the part with the most `stems`."""
     line = " ".join(text.split())
     if len(line) <= width:
         return line
@@ -132,7 +133,7 @@ def excerpt(text: str, stems: Sequence[str], *, width: int = MAX_TEXT) -> str:
 
 
 def _best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
-    """Return the start of the first window that has the most different stems."""
+    """Return the start of the first window with the most distinct stems."""
     best, start = 0, 0
     for first, _ in matches:
         different = len(

@@ -1,7 +1,7 @@
-"""Parse times in a question: `yesterday`, `last week`, `in May`, `three days ago`, 2026-03. Pure.
+"""Parses times in a question: `yesterday`, `last week`, `in May`, `three days ago`, 2026-03. Pure.
 
-Understands English and German. Days start and end in the time zone of `now`, weeks start on Monday.
-A month or weekday without a year or date is the latest one that has started.
+The supported languages are English and German. Days start and end in the time zone of `now`, weeks
+start on Monday. A month or weekday without a year or date means the latest that has started.
 """
 
 import re
@@ -92,7 +92,7 @@ class Period(Struct, frozen=True):
 
 
 class TimeMention(Struct, frozen=True):
-    """The period that a text names, and the text without the words for it."""
+    """The period that a text names, and the text without the words for the period."""
 
     period: Period | None
     rest: str
@@ -105,7 +105,7 @@ def find_period(text: str, *, now: datetime) -> TimeMention:
             try:
                 period = meaning(found, now)
             except (ValueError, OverflowError):
-                continue  # 2026-13-45, or a year that datetime cannot represent
+                continue  # an impossible date such as 2026-13-45
             return TimeMention(period, f"{text[: found.start()]} {text[found.end() :]}")
     return TimeMention(None, text)
 
@@ -197,7 +197,7 @@ def _weekday(found: re.Match[str], now: datetime) -> Period:
 
 
 def _last_weekday(found: re.Match[str], now: datetime) -> Period:
-    """Return the last such day before today: on a Monday, last Monday is a week ago."""
+    """Return the last such weekday before today: on a Monday, "last Monday" is a week ago."""
     return _weekday(found, now - timedelta(days=1))
 
 
@@ -206,7 +206,7 @@ def _weekend(_found: re.Match[str], now: datetime) -> Period:
 
 
 def _named(found: re.Match[str], now: datetime) -> Period:
-    """Return a month or a day of it, in the given year or else the latest that has started."""
+    """Return a month, or a day of a month, in the given year or the latest that has started."""
     month = _MONTHS[_normalized_name(found["month"])]
     parts = found.groupdict()
     year, day = parts.get("year"), parts.get("day")
@@ -273,4 +273,7 @@ _RULES: Final = [
         (rf"(?:in|im jahr|since|seit|during) {_YEAR}", _in_year),
     )
 ]
-"""The first matching rule counts. A bare month does not match: `may` is mostly a verb."""
+"""Patterns of times and their functions; the first matching rule counts.
+
+A bare month does not match, because `may` is mostly a verb.
+"""
