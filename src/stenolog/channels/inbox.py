@@ -1,8 +1,8 @@
-"""The inbox of a channel: stores messages of an app, has them answered, delivers the answers.
+"""The inbox of a channel: stores the messages of an app, and delivers the agent's answers.
 
 Messages of one chat are stored in the order in which they arrived. Chats do not wait for each
-other, and only /stop is processed out of order. A message becomes durable before it is answered: an
-app that resends unconfirmed messages may forget it only when it is durable.
+other, and only /stop is processed out of order. A message becomes durable before the agent answers
+it. An app that resends unconfirmed messages may forget a message only when the message is durable.
 """
 
 import asyncio
@@ -42,10 +42,8 @@ from stenolog.sessions.keys import Origin, key_for, owner_for
 
 # --- going on -------------------------------------------------------------------------------------
 # The session in which a chat continues after /new, /resume and /fork, stored in the meta of the
-# chat's first session.
-#
-# A message that an app sends again after a move belongs to the session in which it was first sent,
-# so the number of the command in its chat is stored too.
+# chat's first session. A message that an app sends again after a move belongs to the session in
+# which it was first sent. So the number of the command in its chat is stored, too.
 
 
 FIELD: Final = "goes_on_in"
@@ -56,14 +54,14 @@ _logger = logging.getLogger("stenolog")
 
 
 class ChatMove(Struct, frozen=True, kw_only=True):
-    """The session in which a chat continues, the number of the command, and the session before."""
+    """The move of a chat to another session, with the command's number and the earlier session."""
 
     key: Annotated[str, Meta(min_length=1)]
     before: Annotated[str, Meta(min_length=1)]
     chat: str = ""
     number: int = 0
     earlier: tuple[tuple[int, str], ...] = ()
-    """Earlier moves of this chat: number of the command, and session before it."""
+    """Earlier moves of this chat: number of the command, and the session before the move."""
 
 
 def session_of(own: str, last_move: ChatMove | None, arrival: IncomingMessage) -> str | None:
@@ -90,8 +88,9 @@ def _moves(last_move: ChatMove | None, chat: str) -> tuple[tuple[int, str], ...]
 class ChatSessions:
     """Sessions in which chats continue after /new, /resume and /fork.
 
-    Stored in the meta of the chat's first session. A message that an app sends again after a move
-    belongs to the session before it, so the number of the command is stored too.
+    The moves are stored in the meta of the chat's first session. A message that an app sends again
+    after a move belongs to the session before the move. So the number of the command is stored,
+    too.
     """
 
     def __init__(self, loop: AgentLoop) -> None:
@@ -116,7 +115,7 @@ class ChatSessions:
         """Record that the chat continues in another session from this message on."""
         chat = arrival.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
-        with suppress(StenologError):  # the command was executed already
+        with suppress(StenologError):  # this command was executed before
             earlier = _moves(await self._found(instance, own), chat)
         place = ChatMove(key=key, before=before, chat=chat, number=arrival.number, earlier=earlier)
         self._kept[instance.id, own] = place
@@ -160,11 +159,10 @@ def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
 
 
 # --- register -------------------------------------------------------------------------------------
-# Numbers for the messages of programs. A message that is sent again keeps its number.
-#
-# Programs send ids without numbers. Without a number, the session of a repeated message would be
-# unknown after the chat moved to another one; and the log contains no commands. So the ids of a
-# chat are stored in a session of the claims store, in the order of their arrival.
+# Numbers for the messages of programs. A message that is sent again keeps its number. Programs send
+# ids without numbers. Without a number, the session of a repeated message would be unknown after
+# the chat moved to another session, and the log contains no commands. So the ids of a chat are
+# stored in a session of the claims store, in the order of their arrival.
 
 
 _UNDONE: Final = "undone-"
@@ -172,13 +170,13 @@ _UNDONE: Final = "undone-"
 
 
 class MessageRegister:
-    """Numbers for the messages of a channel whose app has none."""
+    """Numbers for the messages of a channel whose app has no message numbers."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
 
     async def number_of(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> int:
-        """Return the number of a message in its chat, or 0 if it cannot be stored.
+        """Return the number of a message in its chat, or 0 if the number cannot be stored.
 
         Raises OnceConflict if another message had this id.
         """
@@ -189,7 +187,7 @@ class MessageRegister:
         except UsageError:
             raise
         except StenologError as error:
-            # The message is accepted anyway, as if the log could not be written.
+            # Accept the message without a number, as if the log could not be written.
             _logger.warning(
                 "could not store the id of a message in %r; if it is sent again, it may be "
                 "answered twice: %s",
@@ -199,9 +197,9 @@ class MessageRegister:
             return 0
 
     async def begin(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> bool:
-        """Return whether to execute a command: False if any process has started it before.
+        """Return whether to execute a command: False if any process has started the command before.
 
-        So it is not executed again after a crash either, because it may have had an effect.
+        A command is not executed again after a crash, because it may have had an effect.
         """
         if not arrival.number:
             return True
@@ -228,7 +226,7 @@ class MessageRegister:
         return True
 
     async def undo(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> None:
-        """Record that a command was rejected, so that it is executed when it is sent again."""
+        """Record that a command was rejected, so that it runs when the app sends it again."""
         if arrival.number:
             with suppress(StenologError):
                 place = register_name(instance.id, own)
@@ -236,7 +234,7 @@ class MessageRegister:
 
 
 def _digest(*words: str) -> str:
-    # Makes an idempotency key from any id or text.
+    # An id or text becomes an idempotency key.
     told = "\0".join(words).encode("utf-8", "surrogatepass")
     return hashlib.sha256(told).hexdigest()
 
@@ -247,7 +245,10 @@ def _digest(*words: str) -> str:
 T = TypeVar("T")
 
 _QUIET: Final = (CLOSING, TAKEN_OVER)
-"""Outcomes without a message: the process that resumes the turn delivers its answer."""
+"""Outcomes without a message to the user.
+
+The process that resumes the turn delivers its answer.
+"""
 _EMPTY_ANSWER: Final = "(The model returned an empty answer.)"
 _NOT_SAVED: Final = "This is not saved yet, because storage is not available right now."
 _REASONS: Final[Mapping[type[StenologError], str]] = {
@@ -268,8 +269,10 @@ class PendingAnswer(AcceptedMessage, frozen=True, kw_only=True):
     """A message that is being processed, and its answer."""
 
     answer: "asyncio.Task[Answer | None]"
-    """None: there is nothing to say. If nothing delivers answers, raises UsageError for a message
-    that can never be stored."""
+    """Future of the answer; its result is None if no answer is due.
+
+    Without a delivery, the future raises UsageError for a message that can never be stored.
+    """
 
 
 class Inbox:
@@ -284,10 +287,10 @@ class Inbox:
         register: MessageRegister | None = None,
         most: int = 256,
     ) -> None:
-        """Without a `delivery`, answers are returned to the caller.
+        """Create the inbox of a channel.
 
-        `most`: maximum number of messages that are processed at once. `register`: assigns numbers,
-        if the app has none.
+        Without a `delivery`, answers are returned to the caller. `most`: maximum number of messages
+        that are processed at once. `register`: assigns numbers, if the app has no numbers.
         """
         self._loop = loop
         self._channel = channel
@@ -327,8 +330,8 @@ class Inbox:
     def recover(self) -> None:
         """Start to deliver answers that a killed process did not deliver."""
         if self._delivery is not None:
-            # A separate task: if the caller is cancelled, messages that are being sent still
-            # arrive.
+            # Use a separate task, so that messages that are being sent still arrive if the caller
+            # is cancelled.
             _start_task(self._delivery.recover(), self._recovering)
 
     async def drain(self, wait_seconds: float) -> None:
@@ -343,7 +346,7 @@ class Inbox:
             self._delivery.stop_recovering()
 
     async def close(self) -> None:
-        """Cancel running tasks. Answers that are complete stay in the log."""
+        """Cancel running tasks. Complete answers stay in the log."""
         await cancel_and_wait(self._tasks | self._recovering)
 
     # --- one message -------------------------------------------------------------------------
@@ -354,9 +357,9 @@ class Inbox:
         try:
             return await self._answered(arrival, durable)
         except StoreClosed:
-            return None  # the app sends it again at the next start
+            return None  # the app sends the message again at the next start
         except UsageError as error:
-            # It can never be stored, however often it is sent.
+            # The message can never be stored, however often the app sends it.
             _settle(durable, True)
             if self._delivery is None:
                 raise
@@ -368,7 +371,7 @@ class Inbox:
         except Exception:
             _logger.exception("%s: a message could not be answered", self._channel)
             if (durable.done() and durable.result()) or self._crashes_too_often(arrival):
-                # The app does not send it again.
+                # The app does not send the message again.
                 _settle(durable, True)
                 await self._say(arrival, _INTERNAL_ERROR)
             return None
@@ -383,7 +386,7 @@ class Inbox:
         task = _MessageTask(self, arrival, durable)
         asked = commands.parse_command(arrival.text)
         if asked is not None and asked.name == "stop":
-            # /stop does not wait: it ends the turn that the others wait for.
+            # /stop does not wait, because it ends the turn that other messages wait for.
             again = await self._begin(instance, base, arrival, task)
         else:
             order = self._chat_locks.setdefault((instance.id, base), asyncio.Lock())
@@ -397,7 +400,7 @@ class Inbox:
         is_durable = answer.outcome != "failed" or answer.saved
         _settle(durable, is_durable)
         if not is_durable and not self._is_first(arrival):
-            return answer  # it is sent again and again, and the user was notified the first time
+            return answer  # the user was notified the first time
         if self._delivery is not None and arrival.origin is not None:
             text = text_for_user(answer)
             await self._delivery.deliver(instance, answer, text, arrival.origin)
@@ -406,7 +409,7 @@ class Inbox:
     async def _begin(
         self, instance: AgentInstance, base: str, arrival: IncomingMessage, task: "_MessageTask"
     ) -> Answer | None:
-        """Pass a message to the agent, and wait until it is durable or answered.
+        """Pass a message to the agent, and wait until the message is durable or answered.
 
         Return an answer if the agent was not called, because the command was executed before.
         """
@@ -443,7 +446,7 @@ class Inbox:
         )
 
     def _crashes_too_often(self, arrival: IncomingMessage) -> bool:
-        """Count a crash of a message, and return whether to give the message up."""
+        """Count a crash while a message was processed; return whether to give the message up."""
         crashes = self._crashes.pop(arrival.id, 0) + 1
         if crashes >= _MAX_CRASHES:
             return True
@@ -489,7 +492,7 @@ class _MessageTask:
     ) -> Answer | None:
         """Start processing.
 
-        Return the answer if it is ready when the message is durable, else None.
+        Return the answer if it is ready before the message is durable, else None.
         """
         self._task = asyncio.create_task(
             loop.handle(inbound, on_event=self._heard, agent=instance.id)
@@ -525,8 +528,8 @@ class _MessageTask:
 def text_for_user(answer: Answer) -> str:
     """Return the text for the user, which may be empty.
 
-    Errors become one plain sentence: the details may contain host and file names of the operator,
-    and are in the log.
+    An error becomes one plain sentence. The details are only in the log, because they may contain
+    host and file names of the operator.
     """
     text = answer.text
     if answer.error is not None or answer.outcome == "failed":

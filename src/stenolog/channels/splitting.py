@@ -1,4 +1,4 @@
-"""Splitting of a long answer into messages of an app. Pure functions.
+"""Splits a long answer into messages of an app. Pure functions.
 
 A text is cut at a paragraph, else at a line, a sentence, a word, else anywhere. A code block that
 is cut is closed in one message and opened again in the next.
@@ -25,11 +25,14 @@ _BREAKS: Final = (
 )
 _SENTENCE: Final = 2
 _FULL: Final = 3
-"""Minimum fill of a message, as 1/N: a better place to cut is ignored if it would leave less."""
+"""Minimum length of a message, as 1/N of the limit.
+
+A better place to cut is ignored if the message would be shorter.
+"""
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """One message: a part of the text, and the fences added to its code block."""
+    """One message: a part of the text, and the fences added around its code."""
 
     opens: str = ""
     body: str
@@ -37,7 +40,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The complete message."""
+        """The complete message, with the added fences."""
         return f"{self.opens}{self.body}{self.closes}"
 
 
@@ -47,7 +50,9 @@ def units(text: str) -> int:
 
 
 def split(text: str, limit: int) -> list[str]:
-    """Return the messages, none blank or longer than `limit`. Raises UsageError for a tiny limit.
+    """Split a text into messages, none blank or longer than `limit`.
+
+    Raises UsageError for a tiny limit.
 
     Only white space is dropped, at the cuts.
     """
@@ -83,7 +88,7 @@ def pieces(text: str, limit: int) -> list[Piece]:
 
 
 def _place_to_cut(text: str, room: int, *, in_code: bool) -> tuple[int, int]:
-    """Return the number of characters for this message, and of white space to drop after it."""
+    """Return the length of the next message, and of the white space to drop after it."""
     window = _within(text, room)
     for number, pattern in enumerate(_BREAKS):
         if in_code and number == _SENTENCE:

@@ -1,8 +1,8 @@
 """Telegram: a bot that receives updates by long polling, with python-telegram-bot's `Bot`.
 
-An update is confirmed only when its message is durable, which the library's own polling does not
-support. If several gateways share a database, only the one that holds the claim polls. The token
-never appears in a log or an error.
+An update is confirmed only when its message is durable; the library's own polling cannot do that.
+If several gateways share a database, only the gateway that holds the claim polls. The token never
+appears in a log or an error.
 """
 
 import asyncio
@@ -47,10 +47,9 @@ from stenolog.errors import StenologError, StoreBusy
 from stenolog.settings.values import TelegramSettings
 
 # --- offsets --------------------------------------------------------------------------------------
-# Progress through the updates of an app that returns all updates from a number on.
-#
-# The app forgets updates below the requested number. So that number never passes an update that is
-# not durable, even if later ones are.
+# Progress through the updates of an app that returns all updates from a number on. The app forgets
+# updates below the requested number. So the requested number never passes an update that is not
+# durable, even if later updates are durable.
 
 
 _State = Literal["open", "durable", "left"]
@@ -59,19 +58,22 @@ _State = Literal["open", "durable", "left"]
 class Offsets:
     """The state of updates: open, durable, or to be fetched again. Pure.
 
-    Telegram forgets the updates below the requested number. So that number never passes an update
-    that is not durable.
+    Telegram forgets the updates below the requested number. So the requested number never passes an
+    update that is not durable.
     """
 
     def __init__(self, *, known_below: int = 0) -> None:
-        """`known_below`: an earlier process handled the updates below this number."""
+        """Start with no known updates.
+
+        `known_below`: an earlier process handled the updates below this number.
+        """
         self._known_below = known_below
         self._states: dict[int, _State] = {}
         self._next: int | None = None
 
     @property
     def next(self) -> int | None:
-        """First number to request; None if no update is known yet."""
+        """First update number to request; None if no update is known yet."""
         return self._next
 
     @property
@@ -84,7 +86,7 @@ class Offsets:
         there = sorted(set(numbers))
         for number in [one for one, state in self._states.items() if state == "left"]:
             if there and number not in there:
-                self._states[number] = "durable"  # the server no longer has it
+                self._states[number] = "durable"  # the server no longer has this update
         new = []
         for number in there:
             if number < self._known_below:
@@ -127,7 +129,7 @@ _logger = logging.getLogger("stenolog")
 
 
 class _Stopped(Exception):
-    """The bot can never work."""
+    """The bot can never work, for example because its token is rejected."""
 
 
 class _NoSecret(logging.Filter):
@@ -157,7 +159,10 @@ class Telegram:
         pause: float = 2.0,
         long_poll: int = _LONG_POLL,
     ) -> None:
-        """`pause`: seconds before a retry, and between checks of another gateway's claim."""
+        """Create the bot.
+
+        `pause`: seconds before a retry, and between checks of another gateway's claim.
+        """
         self._token = token
         self._claims = claims
         self._scope = settings.scope
@@ -182,7 +187,7 @@ class Telegram:
     # --- in ----------------------------------------------------------------------------------
 
     async def run(self, receiver: MessageReceiver) -> None:
-        """Receive messages until it is cancelled or the token is rejected."""
+        """Receive messages until the task is cancelled or the token is rejected."""
         while True:
             try:
                 await self._poll_if_free(receiver)
@@ -237,7 +242,7 @@ class Telegram:
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
                 if under_way:
-                    # Limited, because messages of other chats may arrive.
+                    # The wait is limited, because messages of other chats may arrive.
                     await asyncio.wait(under_way, timeout=self._pause / 2)
                 if offsets.waiting and not new:
                     # The server returns unconfirmed updates again immediately.
@@ -248,7 +253,7 @@ class Telegram:
             await cancel_and_wait(under_way)
 
     async def _with_retries(self, call: Any) -> Any:
-        """Retry a call until it succeeds. Raises _Stopped if it never will."""
+        """Retry a call until it succeeds. Raises _Stopped if the call can never succeed."""
         pause, told = self._pause, ""
         while True:
             try:
@@ -270,7 +275,7 @@ class Telegram:
             await asyncio.sleep(wait)
 
     def _take_in(self, update: Update, receiver: MessageReceiver) -> AcceptedMessage | None:
-        """Start to process an update; return None if it is not for the agent."""
+        """Start to process an update; return None if the update is not for the agent."""
         message = update.message
         user = None if message is None else message.from_user
         if message is None or user is None or user.is_bot:
@@ -323,7 +328,7 @@ class Telegram:
         try:
             await self._send(origin, origin.get("chat"), text)
         except ChatMigrated as error:
-            # A group that became a supergroup has a new id; nothing was sent.
+            # A group that became a supergroup has a new id. The message was not sent.
             try:
                 await self._send(origin, error.new_chat_id, text)
             except ChatMigrated as again:
@@ -372,7 +377,7 @@ class Telegram:
 
 
 _NOT_SENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""Errors that occur before anything is sent."""
+"""Errors that occur before the message is sent."""
 
 
 def _request(base: str, *, connections: int) -> HTTPXRequest:
@@ -408,5 +413,5 @@ async def _send_text_only(receiver: MessageReceiver, origin: Destination) -> boo
 
 async def _settle(taken: AcceptedMessage | None, number: int, offsets: Offsets) -> None:
     """Record whether an update is durable."""
-    # Shielded: when polling stops, messages that have arrived are still processed.
+    # The wait is shielded: when polling stops, messages that have arrived are still processed.
     offsets.settled(number, durable=taken is None or await asyncio.shield(taken.durable))

@@ -65,7 +65,7 @@ def is_signed(secret: str, body: bytes, header: str, *, now: float) -> bool:
     """Return whether the header is a recent signature of this body with this secret."""
     found = _FORM.fullmatch(header)
     at, given = (int(found[1]), found[2]) if found else (0, "")
-    # Always compared, so that the response time reveals nothing.
+    # Always compare the signature, so that the response time reveals nothing.
     right = hmac.compare_digest(_digest(secret, at, body), given)
     return right and abs(now - at) <= MAX_SIGNATURE_AGE  # guard: signature-age
 
@@ -86,7 +86,7 @@ MAX_PENDING: Final = 32
 _TIMEOUT: Final = 10.0
 _LIMIT: Final = 1_000_000
 _CHAT: Final = "#"
-"""Prefix of the name of a chat in session keys, so that it never equals a sender."""
+"""Prefix of chat names in session keys, so that no chat name equals a sender."""
 _TYPES: Final = {401: "authentication_error", 403: "permission_error"}
 _BAD_SIGNATURE: Final = "the signature is missing, wrong or too old; sign the body again"
 
@@ -102,7 +102,7 @@ class WebhookMessage(Struct, frozen=True, kw_only=True):
     chat: Name | None = None
     """A group whose senders share one session."""
     thread: Name | None = None
-    """A thread of a sender. Each one is a separate session."""
+    """A thread of a sender. Each thread is a separate session."""
 
 
 class Webhook:
@@ -167,7 +167,7 @@ class Webhook:
             await self._client.aclose()
 
     def arrival(self, received: WebhookMessage) -> IncomingMessage:
-        """Convert a received message to an Arrival. Raises UsageError."""
+        """Convert a received message to an IncomingMessage. Raises UsageError."""
         if received.sender.startswith(_CHAT):
             raise UsageError(f"sender must not start with {_CHAT}")
         scope: Scope = "group" if received.chat else "thread" if received.thread else "sender"
@@ -200,7 +200,7 @@ def webhook_routes(hooks: Sequence[tuple[Webhook, Inbox]]) -> list[Route]:
     async def receive(request: Request) -> Response:
         found = by_name.get(channel_name(request.path_params["name"]))
         header = request.headers.get(HEADER, "")
-        # Reject requests that cannot be valid before reading anything.
+        # Reject requests that cannot be valid before reading the body.
         if found is None or not is_recent(header, now=time.time()):
             return _error(401, _BAD_SIGNATURE, code="wrong_signature")
         try:
@@ -248,8 +248,8 @@ async def _handle_message(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
         return _error(400, str(error), code="usage_error")
     failed = answer is None or answer.outcome == "failed" or answer.error is not None
     text = "" if answer is None else answer.text if answer.error is None else text_for_user(answer)
-    # The text is also empty if another process took the turn over, or this one shuts down. The next
-    # request with the same id gets the answer.
+    # The text is also empty if another process took the turn over, or this process shuts down. The
+    # next request with the same id gets the answer.
     if answer is None or (failed and not text):
         return _unavailable("the message was not answered; send it again", code="not_answered")
     said: dict[str, Any] = {"answer": text, "session": answer.key, "seq": answer.seq}
@@ -257,14 +257,14 @@ async def _handle_message(hook: Webhook, inbox: Inbox, body: bytes) -> Response:
 
 
 class BodyDropped(Exception):
-    """A slow message lost its slot to a newer one."""
+    """A slow message lost its slot to a newer message."""
 
 
 class PendingBodies:
     """The bodies that are being received, limited in number and time.
 
-    A signature cannot be checked before its body is complete, so slow senders must not block
-    others: if there are too many, the oldest one is dropped.
+    A signature cannot be checked before its body is complete. So that slow senders do not block
+    other senders, the oldest body is dropped if there are too many.
     """
 
     def __init__(self, most: int = MAX_PENDING, seconds: float = BODY_SECONDS) -> None:
@@ -273,13 +273,13 @@ class PendingBodies:
         self._limits: dict[asyncio.Timeout, None] = {}
 
     async def read(self, request: Request) -> bytes | None:
-        """Return the body, or None if it is too long. Raises TimeoutError, BodyDropped."""
+        """Return the body, or None if the body is too long. Raises TimeoutError, BodyDropped."""
         told = request.headers.get("Content-Length", "")
         if told.isdecimal() and int(told[:20]) > MAX_BODY:
             return None
         if len(self._limits) >= self._most:  # guard: webhook-bodies-limited
             oldest = next(iter(self._limits))
-            if not oldest.expired():  # it may have, without its task having run since
+            if not oldest.expired():  # the body may have lost its slot
                 del self._limits[oldest]
                 oldest.reschedule(asyncio.get_running_loop().time())
         limit = asyncio.timeout(self._seconds)
@@ -294,7 +294,7 @@ class PendingBodies:
 
 
 async def _body(request: Request) -> bytes | None:
-    """Return the body, or None if it is too long."""
+    """Return the body, or None if the body is too long."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
