@@ -1,4 +1,4 @@
-"""Conversion of settings to the values that agents and models are made of."""
+"""Converts settings to the values from which agents and models are created."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ _MEGABYTE: Final = 1_000_000
 def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) -> AgentSpec:
     """Return the spec of the agent `[agent]` or `[agents.NAME]`.
 
-    Raises UsageError for an unknown name. `channel`: the channel for which it is opened. If
+    Raises UsageError for an unknown name. `channel`: the channel for which the agent is opened. If
     channels are not persistent, their sessions are in memory.
     """
     name = None if name == MAIN else name
@@ -61,15 +61,15 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
 
 
 def specs_of(settings: Settings, *, channel: str = CLI) -> list[AgentSpec]:
-    """Return the specs of all agents, the default one first."""
+    """Return the specs of all agents, the default agent first."""
     names = (None, *settings.agents)
     return [spec_of(settings, name, channel=channel) for name in names]
 
 
 def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
-    """Return the model of this name, or find one if it is empty. Raises UsageError."""
+    """Return the model of this name, or find a model if the name is empty. Raises UsageError."""
     if has_user(wanted):
-        # The address becomes the name of the model: it would be shown, and stored with messages.
+        # The address would become the name of the model, which is shown and stored with messages.
         raise UsageError("the address of a model must not contain a user or password")
     told = settings.models.get(wanted) or ModelSettings(model=wanted)
     found = find_model(
@@ -113,7 +113,7 @@ def needs_of(agent: AgentSettings) -> ProviderRequirements:
 
 
 def rules_of(settings: Settings) -> tuple[Rule, ...]:
-    """Return the configured rules, sorted by name. The default is none."""
+    """Return the configured retention rules, sorted by name."""
     return tuple(
         Rule(
             name=name,
@@ -135,7 +135,7 @@ def _route(text: str) -> Route:
 
 
 def _weights() -> Path | None:
-    # Its client is slow to import and rarely needed.
+    # The client is slow to import and rarely needed.
     from stenolog.providers.local_model import find_weights, is_installed
 
     return find_weights() if is_installed() else None

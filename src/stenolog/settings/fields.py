@@ -19,7 +19,7 @@ from stenolog.settings.values import ADDRESSES, SECRET, Settings
 NAME: Final = "NAME"
 """Placeholder in a path for a name that the user chooses."""
 NAMED: Final = ("models", "agents", "webhooks", "retention")
-"""Tables that contain tables with such names."""
+"""Tables that contain tables with user-chosen names."""
 ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
     {("channels_config", "session_persistence"): ("channels", "session_persistence")}
 )
@@ -27,10 +27,13 @@ ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
 RENAMED: Final[Mapping[Path, Path]] = MappingProxyType(
     {("gateway", "patience"): ("gateway", "shutdown_timeout")}
 )
-"""New paths of fields that were renamed. The old ones are errors that name the new ones."""
+"""New paths of renamed fields.
+
+A config file with an old path gets an error that names the new path.
+"""
 
 _NO_FIELD: Final = (("keys",), ("agent", "routes"))
-"""Fields that are not settings: they come from the environment, or would have no effect."""
+"""Fields of the value classes that are not settings."""
 
 
 class Field(Struct, frozen=True, kw_only=True):
@@ -44,7 +47,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The path with dots."""
+        """Path of the setting with dots."""
         return ".".join(self.path)
 
     @property
@@ -87,7 +90,7 @@ def fields_of(path: Path) -> list[Field]:
 
 
 def unknown_setting(path: Path) -> str:
-    """Return the error text for an unknown path: the closest name, or the known ones."""
+    """Return the error text for an unknown path, with the closest name or all known names."""
     *above, name = path
     if renamed := RENAMED.get(field_path(path)):
         new = (renamed[0], path[1], *renamed[2:]) if NAME in renamed else renamed
@@ -190,7 +193,7 @@ _SECTION_COMMENTS: Final = {
     ),
 }
 _AGENT_FIELDS: Final = ("model", "system", "routes")
-"""Fields listed for additional agents. The others are listed only under [agent]."""
+"""Fields listed for additional agents. Other fields are listed only under [agent]."""
 
 _HEAD: Final = """\
 # Settings of stenolog. Lines of the form `#name = value` show the defaults: to
@@ -220,7 +223,7 @@ def literal(value: Any) -> str:
 def commented_file() -> str:
     """Return a config file with all fields, defaults and descriptions.
 
-    Unchanged, it sets nothing.
+    The unchanged file sets nothing, because every line is a comment.
     """
     lines = [_HEAD]
     section: Path = ()

@@ -53,11 +53,11 @@ VARIABLE: Final = "STENO_CONFIG"
 
 _AT: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _DEEPEST: Final = 5
-"""Maximum depth of fields."""
+"""Maximum nesting depth of a field."""
 _LONGEST: Final = 1_000
 """Maximum number of lines of a value. Line numbers after a longer value are unknown."""
 _DIGITS: Final = re.compile(r"\d(?:_?\d){639,}")
-"""Numbers of 640 digits or more. Python reads 640 digits and may reject more."""
+"""Pattern of numbers with 640 digits or more, which Python may reject."""
 
 
 class FileValue(Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class FileValue(Struct, frozen=True, kw_only=True):
     file: File
     table: dict[str, Any]
     lines: dict[Path, int]
-    """Line in which each value and each table starts."""
+    """First line of each value and each table, by path."""
     shared: bool = False
     """Whether users other than the owner may read the file."""
 
@@ -79,9 +79,10 @@ class FileValue(Struct, frozen=True, kw_only=True):
 
 
 def config_path(config: File | None, environment: Mapping[str, str]) -> File:
-    """Return the file to read: the given one, that of STENO_CONFIG, or the user's own.
+    """Return the config file: `config`, the file that STENO_CONFIG names, or the user's own.
 
-    A file in the current folder is never used: it could send conversations and keys elsewhere.
+    A file in the current folder is never used, because it could send conversations and keys
+    elsewhere.
     """
     if config is not None:
         return expand_home(config)
@@ -93,7 +94,7 @@ def config_path(config: File | None, environment: Mapping[str, str]) -> File:
 def is_anything_set(environment: Mapping[str, str]) -> bool:
     """Whether any setting may differ from its default.
 
-    A fast check for code that needs only one.
+    This check is fast, for code that needs only one setting.
     """
     if any(name.startswith(PREFIX) for name in environment):
         return True
@@ -138,8 +139,8 @@ def read_file(config: File | None, environment: Mapping[str, str]) -> FileValue 
 def lines_of(text: str) -> dict[Path, int]:
     """Return the line in which each value and each table of this TOML starts.
 
-    tomllib does not report lines. But a value always ends at the end of a line, and is not valid
-    before its end. So from the end of one value, lines are added until the text is valid TOML
+    tomllib does not report lines. But a value always ends at the end of a line, and an incomplete
+    value is not valid. So this function adds lines after each value until the text is valid TOML
     again.
     """
     found: dict[Path, int] = {}

@@ -1,4 +1,4 @@
-"""Loading of settings from config file, environment and command-line flags."""
+"""Loads settings from config file, environment and command-line flags."""
 
 import os
 import re
@@ -39,7 +39,7 @@ from stenolog.stores import log_reports
 
 # --- environment ----------------------------------------------------------------------------------
 # `STENO_AGENT__MAX_ITERATIONS` is `agent.max_iterations`. Two underscores replace the dot, because
-# field names contain single ones.
+# field names contain single underscores.
 
 
 DOT: Final = "__"
@@ -55,9 +55,9 @@ class EnvironmentValue:
     """The settings in the environment: unchecked values, and problems with names."""
 
     def __init__(self, environment: Mapping[str, str], names: Mapping[str, set[str]]) -> None:
-        """`names`: the names of models and agents in the config file."""
+        """Read the variables. `names`: names of models and agents in the config file."""
         self.values: dict[Path, tuple[str, object]] = {}
-        """Variable and value by path."""
+        """Variable and value of each setting, by path."""
         self.problems: list[Problem] = []
         for variable in sorted(environment):
             if not variable.startswith(PREFIX):
@@ -126,7 +126,7 @@ def _toml(text: str) -> Any:
 
 
 def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
-    """Return the path with the name as the config file spells it.
+    """Return the path with a user-chosen name as the config file spells it.
 
     Variables ignore case and dashes.
     """
@@ -137,14 +137,13 @@ def _with_names(path: Path, names: Mapping[str, set[str]]) -> Path:
 
 
 def variable_form(name: str) -> str:
-    """Return a name without the differences that variables ignore."""
+    """Return a name in the form used in variables, without case and dashes."""
     return name.lower().replace("-", "_")
 
 
 # --- layers ---------------------------------------------------------------------------------------
-# The layers of settings: the values of file, environment and flags, checked field by field.
-#
-# A later layer overrides an earlier one, and an additional agent overrides `agent` in the same way.
+# The layers of settings: the values of file, environment and flags, checked field by field. A later
+# layer overrides an earlier layer, and an additional agent overrides `agent` in the same way.
 # Problems are collected, so that all of them are reported at once.
 
 
@@ -162,7 +161,7 @@ _ALTERNATIVES: Final = {
     "secret": "secret_env",
     "secret_env": "secret",
 }
-"""Pairs of fields with the same meaning. The one that was set last counts."""
+"""Pairs of fields with the same meaning. The field that was set last counts."""
 _LONGEST_PROMPT: Final = 1_048_576
 
 
@@ -172,7 +171,7 @@ class SettingValue(Struct, frozen=True, kw_only=True):
     value: Any
     source: str
     folder: File | None = None
-    """Folder at which a relative path in it starts. None: the current folder."""
+    """Folder at which a relative path in the value starts; None for the current folder."""
 
 
 Layer = dict[Path, SettingValue]
@@ -189,13 +188,13 @@ def merge_layers(below: Layer, above: Layer) -> Layer:
 
 
 class LayerReader:
-    """One reading of all layers: user-chosen names, and all problems."""
+    """A reader of all layers that collects user-chosen names and problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.names: dict[str, set[str]] = {kind: set() for kind in NAMED}
         self._sources: dict[Path, str] = {}
-        """Where each setting was first defined."""
+        """Source that first defined each setting."""
 
     # --- the layers --------------------------------------------------------------------------
 
@@ -220,7 +219,7 @@ class LayerReader:
         return layer
 
     def of_flags(self, flags: Mapping[str, object]) -> Layer:
-        """Return the layer of command-line flags. None: not given."""
+        """Return the layer of command-line flags. A flag of None was not given."""
         layer: Layer = {}
         for name, value in flags.items():
             path = tuple(name.split("."))
@@ -295,7 +294,7 @@ class LayerReader:
     def _check_rivals(self, layer: Layer) -> None:
         for path, entry in layer.items():
             rival = _alternative(path)
-            # Only one of the two reports the conflict.
+            # Only one of the two fields reports the conflict.
             if entry.value and rival > path and rival in layer and layer[rival].value:
                 reason = f"set either this or {dotted(rival)} ({layer[rival].source}), not both"
                 self._refuse(entry.source, path, reason)
@@ -376,10 +375,7 @@ def _prompt(file: File) -> str:
 
 
 def _alternative(path: Path) -> Path:
-    """Return the path of the field with the same meaning.
-
-    If there is none, the path of no field.
-    """
+    """Return the path of the field with the same meaning; an unused path without such a field."""
     return (*path[:-1], _ALTERNATIVES.get(path[-1], ""))
 
 
@@ -403,9 +399,9 @@ def with_inherited(layer: Layer, agents: Iterable[str]) -> Layer:
 DEFAULT: Final = "default"
 
 _SERVER_VARIABLES: Final = ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_HOST", "OPENAI_BASE_URL")
-"""Environment variables of servers, besides keys."""
+"""Environment variables of servers, other than keys."""
 _VARIABLES: Final = ("key_env", "token_env", "secret_env")
-"""Fields that name a variable with a secret."""
+"""Fields whose value is the name of a variable with a secret."""
 
 
 class EffectiveValue(Struct, frozen=True, kw_only=True):
@@ -426,7 +422,7 @@ class EffectiveSettings(Struct, frozen=True, kw_only=True):
     found: bool
     """Whether the file exists."""
     shown: Mapping[str, EffectiveValue]
-    """All fields by dotted name."""
+    """All fields with value and source, by dotted name."""
     warnings: tuple[str, ...] = ()
 
 
@@ -438,9 +434,9 @@ def load_settings(
 ) -> Settings:
     """Return the settings: defaults, overridden by config file, environment and flags.
 
-    Later sources override earlier ones. `config`: a file that must exist; without it the user's own
-    is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is ignored.
-    Warnings are logged. Raises WrongSettings with all problems.
+    Later sources override earlier sources. `config`: a file that must exist; by default the user's
+    own file is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is
+    ignored. Warnings are logged. Raises WrongSettings with all problems.
     """
     found = load_effective(config=config, environment=environment, flags=flags)
     for words in found.warnings:

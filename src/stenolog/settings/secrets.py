@@ -1,4 +1,4 @@
-"""Masking of secrets in addresses: passwords, and keys in query parameters."""
+"""Masks secrets in addresses: passwords, and keys in query parameters."""
 
 import re
 from typing import Final
@@ -9,8 +9,9 @@ HIDDEN: Final = "***"
 _PATHS: Final = ("jsonl:", "local:", "memory:", "sqlite:")
 """Prefixes of paths, in which @ and : have no special meaning."""
 _HOST: Final = re.compile(r"(?:\[[^\]@/?#]*\]|[^:@/?#]*)(?::\d*)?(?=[/?#]|$)")
-"""A host with an optional port and without a user, up to the start of the path."""
-# Anchored at the start of a name, so that each name is read once, whatever its length.
+"""Pattern of a host with an optional port and without a user, up to the path."""
+# The pattern is anchored at the start of a name, so that each name is read once, whatever its
+# length.
 _NAME: Final = re.compile(r"(?<![^\s/?&#=])[^\s/?&#=]++(?==)")
 _SECRET: Final = re.compile("pass|pwd|key|token|secret|auth|cred", re.IGNORECASE)
 _VALUE_IN_WEB: Final = re.compile("[^&#]*+")

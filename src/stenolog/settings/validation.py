@@ -1,4 +1,4 @@
-"""Checks of single values, and the error texts for wrong ones."""
+"""Checks single setting values, and creates the error texts for wrong values."""
 
 import difflib
 import math
@@ -17,7 +17,7 @@ from stenolog.settings.secrets import has_password, has_user
 from stenolog.stores.open_store import address
 
 _LONGEST: Final = 60
-"""Maximum characters of a wrong value that are shown."""
+"""Maximum number of characters of a wrong value that an error shows."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NO_USER: Final = (
     "the address of a server must not contain a user or password; put the key in an environment "
@@ -29,7 +29,7 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class InvalidValue(Exception):
-    """A value that the field does not accept. The text says what it accepts."""
+    """The field does not accept the value. The text says which values the field accepts."""
 
 
 def has_surrogates(text: str) -> bool:
@@ -61,7 +61,7 @@ def describe_type(field: Field) -> str:
         case inspect.FloatType() as kind:
             return f"a number {_from_to(kind)}"
         case inspect.LiteralType():
-            # Not from `kind`, whose values are not in order.
+            # The values of `kind` are not in order, so do not take them from there.
             return "one of " + ", ".join(literal(choice) for choice in get_args(field.type))
         case inspect.VarTupleType():
             return "a list of texts"
@@ -160,7 +160,7 @@ def _is_a_key(value: str) -> None:
 
 
 def _is_a_variable(value: str) -> None:
-    # Not shown, because it may be the key itself by mistake.
+    # The value is not shown, because it may be the key itself by mistake.
     if not _VARIABLE.fullmatch(value):
         raise InvalidValue("must be the name of an environment variable, such as OPENAI_API_KEY")
 
