@@ -1,7 +1,7 @@
-"""Checks of the doctor around the sessions: disk space, catalog, versions, unfinished turns.
+"""The doctor's checks outside the logs: disk space, catalog, versions, unfinished turns.
 
-Problems that will cause failures are findings. The rest are notes, which do not change the doctor's
-exit code. Nothing is written.
+Problems that will cause failures are findings. Other facts are notes, which do not change the
+doctor's exit code. The checks write nothing.
 """
 
 import os
@@ -44,7 +44,7 @@ class CheckNote(Struct, frozen=True, kw_only=True):
     """Useful information that is not a fault."""
 
     kind: str
-    """disk, index, version, interrupted turns, turns under way."""
+    """One of: disk, index, version, interrupted turns, turns under way."""
     meaning: str
     advice: str = ""
 
@@ -75,7 +75,7 @@ def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
 
 
 def _folder(workspace: str) -> Path | None:
-    """Return the folder that contains the sessions; None if they are not in files."""
+    """Return the folder that contains the sessions; None if the sessions are not in files."""
     found = address(workspace)
     if found.engine == "jsonl":
         return Path(found.path)
@@ -150,7 +150,7 @@ def check_notes(workspace: str, *, mounts: str = _MOUNTS) -> list[CheckNote]:
     try:
         agents = other_namespaces(workspace).agents
     except StenologError:
-        return notes  # the examination reports why it cannot be read
+        return notes  # the examination reports why the store cannot be read
     for agent in (None, *agents):
         try:
             notes += _session_notes(workspace, agent)
@@ -168,7 +168,7 @@ def _disk_notes(workspace: str, mounts: str) -> Iterator[CheckNote]:
         table = Path(mounts).read_text(encoding="utf-8", errors="replace")
         kind = kind_at(str(folder.resolve()), table)
     except OSError:
-        return  # only Linux has this file
+        return  # only Linux has this list of mounts
     if network:
         yield CheckNote(
             kind="disk",
@@ -263,14 +263,14 @@ def _version_notes(workspace: str) -> Iterator[CheckNote]:
 
 
 # --- checking -------------------------------------------------------------------------------------
-# Sessions that the catalog cannot index. Nothing is written.
+# The doctor finds sessions that the catalog cannot index, without writing to the catalog.
 
 
 def not_indexable(store: Store) -> Iterator[tuple[str, NotIndexable]]:
     """Yield the key of each session that cannot be indexed, and the reason.
 
-    Sessions that the catalog already holds, unchanged and without a problem, are not read again.
-    Sessions that the store itself cannot read are skipped.
+    Unchanged sessions that the catalog holds without a problem are not read again. Sessions that
+    the store itself cannot read are skipped.
     """
     indexed = _indexed_stamps(store)
     reader = SessionReader(store, StampRules())

@@ -1,4 +1,4 @@
-"""Damage in the bytes of one log: its kind, its meaning, and advice. Pure."""
+"""Finds damage in the bytes of one log, with its meaning and advice. Pure functions."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,14 +44,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReport:
-    """Result of judging the bytes of one log."""
+    """Result of examining the bytes of one log."""
 
     key: str | None = None
     state: State | None = None
-    """The newest intact state; None if there is none or a newer version wrote it."""
+    """The newest intact state; None without one, or if a newer version wrote the log."""
     findings: tuple[Finding, ...] = ()
     may_be_growing: bool = False
-    """The end of the log may be a write in progress."""
+    """Whether the end of the log may be a write in progress."""
 
 
 # --- one log ---------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def examine_log(
     state = states[-1] if states else None
     key = state.key if state is not None else key
     if state is not None and not deleted and file_names.log_name(state.key) != name:
-        # No process writes to the log, and no repair changes it, until it has its correct name.
+        # Until the log has its correct name, no process writes to the log and no repair changes it.
         return LogReport(key=key, state=state, findings=(_wrong_name(state.key, path),))
     found: list[Finding] = []
     if unknown:
@@ -91,7 +91,7 @@ def examine_log(
     damage = _DamagedLog(text, key, path, state, deleted=deleted)
     may_write = state is not None and not found and not deleted
     found += damage.damaged_lines()
-    # Restoring a deleted session moves its tail away; only messages that may have been acknowledged
+    # Restoring a deleted session drops its bad tail. Only messages that may have been acknowledged
     # are worth a finding.
     found += [end for end in damage.tail_findings(may_write=may_write) if end.lost or not deleted]
     found += damage.missing_lines()
@@ -186,7 +186,7 @@ def _unknown_kind(key: str | None, path: str, kind: str) -> Finding:
 
 
 class _DamagedLog:
-    """The damaged places of one log, each reported with the messages that it lost."""
+    """The damaged places of one log, each with the messages that were lost there."""
 
     def __init__(
         self, text: bytes, key: str | None, path: str, state: State | None, *, deleted: bool
@@ -203,7 +203,7 @@ class _DamagedLog:
         )
 
     def damaged_lines(self) -> Iterator[Finding]:
-        """Yield a finding for each line before the last record that is not a record."""
+        """Yield a finding for each damaged line before the last record."""
         without_line_end: list[_BadLine] = []
         for bad in self.scan.bad:
             if bad.offset >= self.scan.consumed:
@@ -320,7 +320,7 @@ class _DamagedLog:
         )
 
     def _claim_lost(self, bad_line: "_BadLine") -> list[Span]:
-        """Remove from the lost seqs those between the neighbours of this place, and return them."""
+        """Remove the lost seqs between the neighbours of this line, and return the removed seqs."""
         found = spans.clipped(self._lost, bad_line.low, min(bad_line.high, self.scan.next_seq))
         self._lost = spans.minus(self._lost, found)
         return found
@@ -334,11 +334,11 @@ class _BadLine:
     offset: int
     length: int
     edited: bool
-    """The line is a complete record except for its checksum."""
+    """Whether the line is a complete record except for its checksum."""
     own: list[Span]
-    """The seq of the message in an edited line."""
+    """Seq of the message in an edited line."""
     batched: bool
-    """The line is an edited record of a batch, which counts only when complete."""
+    """Whether the line is an edited record of a batch, which counts only when complete."""
     low: int
     high: int
     """`low` and `high` limit the seqs that may be missing between the neighbours."""

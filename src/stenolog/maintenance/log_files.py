@@ -1,4 +1,4 @@
-"""Reading and checking of logs and archives for the doctor, locked against writers."""
+"""Reads and checks logs and archives for the doctor, locked against writers."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ BUSY_TIMEOUT: Final = 5.0
 def examine_log_file(
     directory: Directory, namespace: str, name: str, *, deleted: bool = False
 ) -> LogReport | None:
-    """Judge a log; one that looks incomplete is read again under its lock."""
+    """Examine a log. A log that looks incomplete is read again under its lock."""
     descriptor = directory.open(name)
     if descriptor is None:
         return None
@@ -39,7 +39,7 @@ def examine_log_file(
 
 @contextmanager
 def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
-    """Yield a descriptor of a log that is locked against writers; None if there is no log.
+    """Yield a descriptor of a log that is locked against writers; None without a log.
 
     Raises StoreBusy.
     """
@@ -52,7 +52,7 @@ def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
         try:
             lock_until(descriptor, deadline, f"the log {directory.path / name}")
             found = directory.stat(name)
-            # Replaced while waiting: the locked file no longer has this name.
+            # The log was replaced during the wait: the locked file no longer has this name.
             if found is not None and os.path.samestat(found, os.fstat(descriptor)):
                 yield descriptor
                 return
@@ -95,7 +95,7 @@ def opened_subfolder(directory: Directory, *below: str) -> Iterator[int | None]:
 
 
 def names_in(folder: int | None) -> list[str]:
-    """Return the sorted names in a folder; none for None."""
+    """Return the sorted names in a folder; an empty list if `folder` is None."""
     if folder is None:
         return []
     with os.scandir(folder) as entries:
@@ -175,9 +175,9 @@ def list_archives(directory: Directory) -> dict[str, list[str]]:
 def unreferenced_archives(
     directory: Directory, folder: int | None, uid: str, key: str | None
 ) -> list[str]:
-    """Return the files in a folder of archives that the session of this key does not refer to.
+    """Return the archive files that the session of this key does not refer to.
 
-    Returns none if the session cannot be read. The folder must be locked.
+    The result is empty if the session cannot be read. The caller has locked the folder.
     """
     referenced: set[str] = set()
     if key is not None:

@@ -1,4 +1,4 @@
-"""Repairs of the doctor. Nothing is deleted: bytes are marked void, or files are moved.
+"""Repairs of the doctor. No data is deleted: bytes are marked void, or files are moved.
 
 Every step checks again under the lock of the log before it acts: another process may have repaired
 the finding, or the finding may have been a write in progress.
@@ -40,7 +40,10 @@ _ALREADY_FIXED = "nothing to do: it is already fixed"
 
 
 def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
-    """Examine a workspace or database and repair the repairable findings. Raises as examine."""
+    """Examine a workspace or database and repair the repairable findings.
+
+    Raises the errors of `examine`.
+    """
     found = address(workspace)
     if found.engine == "sqlite":
         file = Path(found.path)
@@ -70,7 +73,9 @@ def _with_path(results: Iterable[RepairResult], *, path: str) -> list[RepairResu
 
 
 def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
-    """Accept the current hand edits; the previous log is kept in `aside`. Raises as examine.
+    """Accept the current hand edits; the previous log is kept in `aside`.
+
+    Raises the errors of `examine`.
 
     All edits of a log are accepted together, with one result.
     """
@@ -97,7 +102,7 @@ def _repair_findings(
 ) -> list[RepairResult]:
     found = address(workspace)
     if found.engine != "jsonl":
-        return []  # databases are repaired elsewhere
+        return []  # other modules repair databases
     place = Path(found.path)
     check_workspace(place)
     results: list[RepairResult] = []
@@ -169,7 +174,7 @@ def _move_trashed(folder: _Folder, name: str) -> str:
 
 
 def _mark_void(directory: Directory, key: str) -> str:
-    """Let the store's writer mark the bad tail void, as it would before the next message."""
+    """Let the store's writer mark the bad tail void, as before any append."""
     with _locked_log(directory, key) as log:
         if log is None:
             return _ALREADY_FIXED
@@ -279,8 +284,8 @@ def _copy(directory: Directory, name: str, text: bytes) -> str:
 def sign_edits(text: bytes, *, last: int = 0) -> bytes | None:
     """Return the log with each hand edit signed, and each plain message as a record.
 
-    Records that call one of them lost are changed. None if there is no hand edit. `last`: the seq
-    before the first message of the log.
+    Records that list such a message as lost are changed. Returns None without a hand edit. `last`:
+    the seq before the first message of the log.
     """
     lines = text.split(b"\n")
     records = [parse_line(line) if line else None for line in lines]
@@ -309,7 +314,7 @@ def sign_edits(text: bytes, *, last: int = 0) -> bytes | None:
 
 
 def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
-    """Return for each line the seq of the first message after it; None after the last one."""
+    """Return, for each line, the seq of the first message after it; None after the last message."""
     found: list[int | None] = []
     next_seq: int | None = None
     for record in reversed(records):
@@ -319,7 +324,10 @@ def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
 
 
 def _as_record(line: bytes, seq: int, next_seq: int | None, at: str) -> bytes | None:
-    """Return the record of a message in plain JSON; None if it is none, or its seq is taken."""
+    """Return the record of a message in plain JSON.
+
+    Return None if the line is not a message, or if its seq is taken.
+    """
     payload = plain_message(line)
     if payload is None or not at or (next_seq is not None and seq >= next_seq):
         return None
@@ -331,7 +339,7 @@ def _time_of(record: Record) -> str:
 
 
 def _readable_seqs(record: Record | None) -> list[Span]:
-    """Return the seqs that this record makes readable again: its own and those of its batch."""
+    """Return the seqs that this record makes readable again: its seq and those of its batch."""
     if not isinstance(record, Message):
         return []
     index, count = scan.part_of(record) or (1, 1)
@@ -339,7 +347,7 @@ def _readable_seqs(record: Record | None) -> list[Span]:
 
 
 def _line_without_lost(record: StateRecord | VoidRecord, restored: list[Span]) -> bytes | None:
-    """Return the line of this record with these seqs no longer lost; None if nothing changes."""
+    """Return the record's line without these seqs in its lost list; None if nothing changes."""
     body: msgspec.Struct
     if isinstance(record, StateRecord):
         lost = spans.minus(record.body.lost, restored)

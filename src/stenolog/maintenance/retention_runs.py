@@ -1,4 +1,4 @@
-"""Execution of retention rules (retention.py), recorded in a log."""
+"""Executes retention rules (retention_rules.py), and records each action in a log."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,8 +38,8 @@ _TTL: Final = 60.0
 Outcome = Literal["planned", "begins", "done", "skipped", "failed"]
 """Result of a step.
 
-`begins` only occurs in the log: without a later line for the same session, the run was interrupted
-there.
+`begins` only occurs in the log. Without a later line for the same session, the run was interrupted
+at this step.
 """
 
 
@@ -48,11 +48,11 @@ class RetentionResult(Struct, frozen=True, kw_only=True):
 
     step: RetentionStep
     agent: str | None
-    """Agent of the session; None: the unnamed agent."""
+    """Agent of the session; None for the unnamed agent."""
     namespace: str
     outcome: Outcome
     words: str = ""
-    """The reason for a failure, or the amount of data."""
+    """Text with the reason for a failure, or with the amount of data."""
 
 
 def execute_step(
@@ -60,7 +60,7 @@ def execute_step(
 ) -> tuple[Outcome, str]:
     """Execute a step if the session is unchanged since it was planned, and return the result.
 
-    `on_start` is called immediately before something is deleted.
+    `on_start` is called immediately before data is deleted.
     """
     try:
         if step.action == "purge":
@@ -77,7 +77,7 @@ def execute_step(
             if info.lost or info.damaged:
                 return "skipped", "it is damaged; run `steno doctor`"
             on_start()
-            # A separate write: an interruption here has deleted nothing.
+            # The mark is a separate write: an interruption here has deleted nothing.
             store.set_meta(step.key, **{RETENTION_FIELD: timestamp(datetime.now(UTC))})
             masked_columns = store.delete(step.key)
             if masked_columns.count != info.count:
@@ -105,7 +105,7 @@ def _purge_deleted(
     own = (step.uid, step.updated)
     if own not in entries:
         return "skipped", "it is not in the trash"
-    # Fewer are acceptable: others of this key may have just been purged.
+    # Fewer sessions are acceptable: other sessions of this key may have just been purged.
     if not step.in_trash or not set(entries) <= set(step.trash_entries):
         return "skipped", "the trash changed since the plan was made"
     try:
@@ -113,7 +113,8 @@ def _purge_deleted(
     except NoSuchSession:
         on_start()
         if isinstance(store, PurgingStore):
-            # Only the checked session: another process may create a session of this key right now.
+            # Purge only the checked session: another process may create a session of this key right
+            # now.
             masked_columns = store.purge_trash(step.key, [own])
         else:
             masked_columns = store.purge(step.key)
@@ -132,9 +133,9 @@ def apply_rules(
     progress: Callable[[], None] = lambda: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[RetentionResult]:
-    """Execute the rules in a workspace: on the sessions of every agent, or of the given one.
+    """Execute the rules on the sessions of every agent of a workspace, or of one agent.
 
-    With `dry_run` nothing is done and the steps are returned as planned; otherwise `confirm` is
+    With `dry_run` nothing is changed, and the planned steps are returned. Otherwise `confirm` is
     called first. Actions are logged in retention.log in the workspace, or in the program's log if
     the workspace is not a folder. `should_stop` is called before each step; True stops the run.
     Raises UsageError, StoreUnavailable.
@@ -174,7 +175,7 @@ def apply_rules_everywhere(
 ) -> list[RetentionResult]:
     """Execute the rules in each of these places without confirmation, for a daemon.
 
-    A failure in one place is logged and does not affect the others.
+    A failure in one place is logged and does not affect the other places.
     """
     results: list[RetentionResult] = []
     for place in dict.fromkeys(places):
@@ -222,7 +223,7 @@ def _plan_for_agent(
     name = namespace or place.namespace
     engine = address(place.where).engine
     if engine == "jsonl" and not Path(place.where, name).exists():
-        return []  # nothing was ever stored there
+        return []  # the place has no sessions yet
     with open_store(place.where, namespace=name, read_only=True) as store:
         # The catalog of a PostgreSQL store is in the database, and this only reads.
         with open_catalog(store, keep=engine != "postgresql") as catalog:
@@ -280,7 +281,7 @@ def _info_reader(store: Store) -> Callable[[str], SessionInfo | None]:
         try:
             return store.info(key)
         except StenologError:
-            return None  # the doctor reports it
+            return None  # the doctor reports the problem
 
     return read_info
 
@@ -300,7 +301,7 @@ def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None
             with store.read_snapshot(mark) as reading:
                 return tags_from(reading.snapshot.meta)
         except StenologError:
-            return None  # the doctor reports it
+            return None  # the doctor reports the problem
 
     return tags_of
 
@@ -312,7 +313,7 @@ def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None
 def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
     """Yield the function that logs a result.
 
-    Raises StoreUnavailable: an action that cannot be logged is not executed.
+    Raises StoreUnavailable, because an action that cannot be logged is not executed.
     """
     found = address(workspace)
     if found.engine != "jsonl":
@@ -341,8 +342,8 @@ def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
 def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> int:
     """Mask the keys of purged sessions in the log and return the number of changed lines.
 
-    `is_purged` gets the place and the key of a session, as they appear in the log. The lines stay,
-    because action, time and rule are no secret. Raises StoreUnavailable, DamagedStore.
+    `is_purged` is called with the place and the key of a session, as they appear in the log. The
+    lines stay, because action, time and rule are not secret. Raises StoreUnavailable, DamagedStore.
     """
     path = Path(address(workspace).path, LOG_NAME)
 
@@ -371,7 +372,7 @@ def mask_keys_in_log(workspace: str, is_purged: Callable[[str, str], bool]) -> i
 
 
 def escaped_for_log(name: str) -> str:
-    """Return a key or another name as it appears in the log; it may contain any character."""
+    """Return a key or another name, with special characters escaped as in the log."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
@@ -383,7 +384,10 @@ def place_in_log(agent: str | None, namespace: str) -> str:
 _PLACE_COLUMN: Final = 4
 _KEY_COLUMN: Final = 5
 _COLUMNS: Final = 9
-"""Number of columns in a line of the log. The other two are indexes of columns."""
+"""Number of columns in a line of the log.
+
+The two other constants are indexes of columns.
+"""
 
 
 def _log_line(one: RetentionResult) -> str:

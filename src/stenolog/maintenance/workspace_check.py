@@ -1,7 +1,7 @@
 """The doctor: finds problems in a workspace of logs.
 
-`log_damage.py` judges the bytes of a log, `log_files.py` its archives; this module checks the
-folders. It writes nothing; `repair.py` does.
+`log_damage.py` examines the bytes of a log, `log_files.py` its archives, and this module the
+folders. Only `repair.py` writes.
 """
 
 import fcntl
@@ -49,7 +49,7 @@ LEFTOVER: Final = re.compile(r"\.(.+\.jsonl(?:\.gz)?)\.new")
 
 
 def examine(workspace: str | os.PathLike[str]) -> Report:
-    """Return the problems of a workspace or a database; nothing is written.
+    """Return the problems of a workspace or a database, without writing anything.
 
     Covers every named agent and every namespace. Raises UsageError if this is not a workspace,
     StoreUnavailable or DamagedStore if it cannot be read.
@@ -86,7 +86,7 @@ def examine(workspace: str | os.PathLike[str]) -> Report:
 
 
 def _why_read_only(folder: Path) -> str | None:
-    with suppress(OSError):  # the examination has already reported it
+    with suppress(OSError):  # the examination has already reported this problem
         return write_problem(folder)
     return None
 
@@ -132,7 +132,7 @@ class FolderReport:
     foreign: list[Finding] = field(default_factory=list)
     """Logs of other programs, reported together because there are often many."""
     may_hide_sessions: bool = False
-    """A file here may belong to a session that this version cannot read."""
+    """Whether a file here may belong to a session that this version cannot read."""
     wide_modes: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -159,8 +159,8 @@ def examine_folder(workspace: Path, folder: str) -> FolderReport:
 def _check_folder(
     directory: Directory, workspace: Path, namespace: str, report: FolderReport
 ) -> None:
-    # List the archives before reading the logs that refer to them: then an archive created in
-    # between is not reported.
+    # List the archives before reading the logs, so that an archive created in between is not
+    # reported as unreferenced.
     listed = list_archives(directory)
     path = Path(namespace)
     for above in reversed((path, *path.parents)):
@@ -208,7 +208,7 @@ def _check_log(
     *,
     above: Directory | None = None,
 ) -> None:
-    """Examine a log; `above`: the log is deleted, and this is the folder above the trash."""
+    """Examine a log. `above`: for a deleted log, the folder above the trash."""
     try:
         log_report = examine_log_file(directory, namespace, name, deleted=above is not None)
     except (StenologError, OSError) as error:
@@ -324,7 +324,7 @@ def _check_mode(report: FolderReport, path: str, found: os.stat_result) -> None:
 
 
 def _not_a_file(path: str, name: str, found: os.stat_result) -> Finding:
-    """Return the finding for another kind of file with the name of a log or one of our folders."""
+    """Return the finding for a path that should be a log or a folder of stenolog but is not."""
     what = "something that is not a file"
     if stat.S_ISLNK(found.st_mode):
         what = "a symbolic link, which is not followed"
@@ -425,7 +425,7 @@ def _stalled_lease(path: str, name: str, holder: leases.Holder) -> Finding:
 
 
 def _not_writable(folders: Sequence[str], why: str) -> Finding:
-    """Return one finding for all folders that cannot be written: they usually share a disk."""
+    """Return one finding for all read-only folders, which usually share a disk."""
     return Finding(
         kind=Kind.NOT_WRITABLE,
         path=folders[0],
