@@ -1,8 +1,8 @@
 """Patterns of secrets: keys by their prefix, passwords by the words before them, card numbers.
 
-Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers. Each takes
-linear time on any text: it starts only at the start of a run of its characters, uses possessive
-quantifiers, and has short matches if code checks them.
+Each pattern is specific enough to ignore ordinary prose, hashes, ids and phone numbers. Each
+pattern takes linear time on any text: it starts only at the start of a run of its characters and
+uses possessive quantifiers. Matches that code has to check are short.
 """
 
 import re
@@ -15,17 +15,20 @@ from stenolog.redaction.secret_fields import is_value, kind_of
 
 
 class SecretPattern(Struct, frozen=True):
-    """A kind of secret, and how to find it."""
+    """A kind of secret, with the pattern that finds it."""
 
     name: str
     pattern: re.Pattern[str]
-    """Pattern of the secret. A group `quoted`, `bare` or `value` is the secret, else all of it."""
+    """Pattern of the secret.
+
+    The secret is the group `quoted`, `bare` or `value`, else the whole match.
+    """
     hints: tuple[str, ...]
-    """A text without any of these (in lower case) has no such secret."""
+    """Words in lower case; a text without any of these words has no such secret."""
     check: Callable[[re.Match[str]], bool] = bool
 
     def is_hinted(self, small: str) -> bool:
-        """Whether a text (in lower case) may have such a secret."""
+        """Whether a text in lower case may contain a secret of this kind."""
         return any(hint in small for hint in self.hints)
 
 
@@ -35,7 +38,7 @@ def _key(name: str, hint: str, pattern: str) -> SecretPattern:
 
 
 _LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
-"""Longer than any part of words such as `sk-learn-compatible-api`."""
+"""Minimum length of a random run; parts of words such as `sk-learn-compatible-api` are shorter."""
 
 
 def _is_random(found: re.Match[str]) -> bool:
@@ -43,7 +46,10 @@ def _is_random(found: re.Match[str]) -> bool:
 
 
 _CHANGE: Final = re.compile("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
-"""Changes between kinds of characters: many in random keys, few in words with hyphens."""
+"""Pattern of a change between kinds of characters.
+
+Random keys have many changes, words with hyphens have few.
+"""
 
 
 def _is_mixed(found: re.Match[str]) -> bool:
@@ -59,7 +65,7 @@ def _is_credential(found: re.Match[str]) -> bool:
 PRIVATE_KEY: Final = SecretPattern(
     "private key",
     # A truncated key extends to the end of the text. The group is not possessive: before Python
-    # 3.11.3 a possessive one matched one character too many.
+    # 3.11.3 a possessive group matched one character too many.
     re.compile(
         r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----"
         r"[^-]*+(?:-(?!----)[^-]*+)*(?:-----END [A-Z0-9 ]{1,80}-----)?"
@@ -153,7 +159,7 @@ _KEYS: Final = (
     _key("token", "npm_", r"npm_[A-Za-z0-9]{36}(?![A-Za-z0-9])"),
     _key("token", "pypi-", r"pypi-[A-Za-z0-9_-]{50,}+"),
     _key("token", "dop_v1_", r"dop_v1_[0-9a-f]{64}(?![A-Za-z0-9])"),
-    # Telegram bot; in URLs it follows `bot`.
+    # Telegram bot; in URLs the token follows `bot`.
     _key("token", ":", r"(?:bot)?(?P<value>[0-9]{8,10}:[A-Za-z0-9_-]{35})(?![A-Za-z0-9_-])"),
     # JSON web token: a header and a body that are both JSON objects.
     _key("token", "eyj", r"eyJ[A-Za-z0-9_-]{8,}+\.eyJ[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+)?"),
@@ -300,8 +306,8 @@ _PASSWORD: Final = re.compile(
     r"|\s{1,4}(?:is|was|to)(?:\s{1,4}now)?(?:\s{0,4}:\s{0,4}|\s{1,4}))"
     rf"{_VALUE}(?P<next>[ \t]{{0,4}}\w{{0,4}})"
 )
-# Starts with the possible first letters, so that the rest is tried only there: this pattern takes
-# most of the time.
+# The pattern starts with the possible first letters, so that the rest is tried only there. This
+# pattern takes most of the time.
 _ASSIGNED: Final = re.compile(
     r"[sSkKtTpPcCmMпП密パ](?i:(?P<secret>(?<=s)ecret(?:_key_base)?)|(?P<key>(?<=k)ey)|(?P<token>(?<=t)oken)"
     r"|(?P<password>(?<=p)asswort|(?<=k)ennwort|(?<=c)ontrase[nñ]a|(?<=m)ot de passe|(?<=s)enha"
@@ -357,7 +363,7 @@ def _is_password(found: re.Match[str]) -> bool:
     if len(value) < 3 or _PLACEHOLDER.match(value) or value.lower() in _PLACEHOLDERS:
         return False
     if found["closed"] and _NUMBER.fullmatch(value):
-        return False  # a field, which `secret_fields` has checked
+        return False  # a field name, which `secret_fields` has checked
     if found["quoted"] is not None or "=" in found["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
@@ -422,7 +428,8 @@ SECRETS: Final = (  # guard: keys-redacted
     SecretPattern("secret", _ASSIGNED, _ASSIGNED_HINTS, _is_assigned),
     SecretPattern("pin", _PIN, ("pin",)),
     SecretPattern("card number", _CARD, tuple("3456"), _is_card),
-    # Last, because the decision on a word depends on the text after it, which may be a secret.
+    # This pattern comes last, because the decision on a word depends on the text after it, which
+    # may be a secret.
     SecretPattern("password", _PASSWORD, ("pass", "pwd"), _is_password),
 )
-"""All kinds in search order: the most specific first."""
+"""All kinds of secrets in search order, the most specific first."""

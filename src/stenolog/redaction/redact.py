@@ -23,20 +23,20 @@ from stenolog.redaction.secret_fields import (
 
 _NON_SPACES: Final = re.compile(r"\S*")
 _MARGIN: Final = 1_000
-"""In characters. No secret with a space is longer, except a private key."""
+"""Maximum length of a secret with a space, in characters, except a private key."""
 
 
 _MIN_NAME: Final = 16
-"""In characters. No secret that is recognized by its form is shorter."""
+"""Minimum length of a secret that is recognized by its form, in characters."""
 _INVISIBLE: Final = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     "\U000e0000-\U000e0fff]++"
-    # The same characters as JSON escapes.
+    # Pattern of the same characters as JSON escapes.
     r"|(?<!\\)\\++u(?i:00ad|034f|061c|180e|200[b-f]|202[a-e]|206[0-f]|fe0[0-f]|feff)"
 )
 """Invisible characters, which can hide a secret from a pattern."""
 _TOO_SHORT: Final = re.compile(r"[A-Za-z0-9_.]{0,13}+|[A-Za-z0-9_. ]{0,9}+")
-"""Texts that are too short for a secret that is recognized by its form."""
+"""Pattern of texts that are too short for a secret that is recognized by its form."""
 _INVISIBLE_OR_ESCAPED: Final = re.compile(
     _INVISIBLE.pattern
     + r"|(?<!\\)\\++u(?P<letter>00(?i:2d|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9a]))"
@@ -62,8 +62,8 @@ class RedactedData(Struct, frozen=True):
 def redact(text: str) -> Redacted:
     """Replace each secret by a stub, such as `[redacted: api key]`.
 
-    Returns the same text and count 0 if there is none. Only secrets with a known form or field name
-    are found; a secret in plain words stays. Invisible characters do not hide a secret.
+    Returns the same text and count 0 if the text has no secret. Only secrets with a known form or
+    field name are found; a secret in plain words stays. Invisible characters do not hide a secret.
     """
     return _redact_with(text, SECRETS)
 
@@ -91,7 +91,7 @@ def _hidden_characters(text: str) -> list[SecretSpan]:
 class _Replacement:
     """A text in which secrets are replaced step by step, with positions in the original text.
 
-    Each step searches the result of the previous one, so that no secret is found twice.
+    Each step searches the result of the previous step, so that no secret is found twice.
     """
 
     def __init__(self, text: str, hidden: list[SecretSpan]) -> None:
@@ -118,7 +118,8 @@ class _Replacement:
         if not self._stubs:
             return Redacted(self._original, 0)
         pieces, at, count = list[str](), 0, 0
-        # A later secret may contain an earlier one; then it ends at or after it.
+        # A later secret may contain an earlier secret; then the later secret ends at or after the
+        # earlier one.
         for start, end, _, stub in sorted(self._stubs, key=lambda one: (one[0], -one[2])):
             if start >= at:
                 pieces += [self._original[at:start], stub]
@@ -152,9 +153,9 @@ class _PositionMap:
 
 
 def redact_data(value: Any) -> RedactedData:
-    """Redact JSON data: every text in it, and every value whose field name shows a secret.
+    """Redact every text in JSON data, and every value whose field name shows a secret.
 
-    A text that contains JSON is redacted as JSON, and is otherwise unchanged.
+    A text that contains JSON is redacted as JSON, and otherwise unchanged.
     """
     walk = _DataRedactor()
     return RedactedData(walk.value(value), walk.count)
@@ -178,7 +179,7 @@ _SCALAR: Final = re.compile(r"\"[^\"\\]*+(?:\\.[^\"\\]*+)*\"|[^\s\[\]{},:\"]++")
 
 
 class _DataRedactor:
-    """A traversal of data that counts its secrets."""
+    """A traversal of data that redacts and counts secrets."""
 
     def __init__(self, secrets: Iterable[SecretPattern] = SECRETS) -> None:
         self.count = 0
@@ -188,11 +189,11 @@ class _DataRedactor:
         self.changed: dict[int, str] = {}
         """Replacements of texts and numbers with secrets, by position among all scalars.
 
-        Names count as scalars too.
+        Names count as scalars, too.
         """
 
     def value(self, value: Any, kind: SecretKind | None = None, *, directly: bool = False) -> Any:
-        """Return the value without secrets. With a kind, the whole value is a secret."""
+        """Return the value without secrets. If `kind` is given, the whole value is a secret."""
         match value:
             case list() if not isinstance(value, _Fields):
                 return list(self._list(value, kind))
@@ -267,7 +268,7 @@ class _DataRedactor:
                 )
                 nested.value(_JSON.decode(text))
             except (ValueError, RecursionError):
-                pass  # not JSON: redact it as ordinary text
+                pass  # the text is not JSON: redact it as ordinary text
             else:
                 self.count += nested.count
                 return nested.in_place(text)
@@ -290,7 +291,7 @@ class _DataRedactor:
 
 
 def redact_ends(text: str, *, most: int) -> Redacted:
-    """Redact a text of which about `most` characters at each end are needed.
+    """Redact a text, and keep about `most` characters at each end.
 
     A longer text is cut in the middle. A secret that the cut divides is removed.
     """
@@ -299,7 +300,7 @@ def redact_ends(text: str, *, most: int) -> Redacted:
     if len(keys.text) <= 2 * most:
         rest = redact(keys.text)
         return Redacted(rest.text, keys.count + rest.count)
-    # Drop the run without spaces at the cut: it may have lost its recognizable part.
+    # Drop the run without spaces at the cut: a secret there may have lost its recognizable part.
     words = keys.text[: most + _MARGIN].rsplit(None, 1)
     head = redact(words[0] if len(words) == 2 else "")
     tail = redact(_NON_SPACES.sub("", keys.text[-most - _MARGIN :], count=1))
@@ -316,7 +317,7 @@ def _redacted(text: str, secrets: Iterable[SecretPattern]) -> Redacted:
 
 
 def _hinted_patterns(text: str, secrets: Iterable[SecretPattern]) -> list[SecretPattern]:
-    """Return the kinds that may occur in the text, to skip the search for most of them."""
+    """Return the kinds of secrets that may occur in the text, to skip most searches."""
     small = text.lower()
     return [secret for secret in secrets if secret.is_hinted(small)]
 
@@ -328,7 +329,7 @@ def _has_no_escapes(text: str) -> bool:
 
 
 def _find_secrets(text: str, secret: SecretPattern) -> list[SecretSpan]:
-    """Return the secrets of one kind, in order."""
+    """Return the secrets of one kind in a text, in order."""
     at, found = 0, list[SecretSpan]()
     while (match := secret.pattern.search(text, at)) is not None:
         if secret.check(match):
@@ -344,7 +345,7 @@ def _span(match: re.Match[str]) -> tuple[int, int]:
     """Return the part of a match that is the secret.
 
     A value without quotes extends to the next space, without punctuation that ends the sentence or
-    closes a bracket. `!` and `?` count as part of it: passwords often end with them.
+    closes a bracket. `!` and `?` count as part of the value, because passwords often end with them.
     """
     redacted_value = match.groupdict()
     if redacted_value.get("bare"):
@@ -365,11 +366,11 @@ def _replace_spans(text: str, found: list[SecretSpan]) -> str:
 
 
 # --- sharing --------------------------------------------------------------------------------------
-# Redaction of shared data, with a count.
+# SharingRedactor redacts data that a user shares, and counts the secrets.
 
 
 class SharingRedactor:
-    """A redactor of shared texts and data that counts secrets. Inactive unless `enabled`."""
+    """A redactor of shared texts and data that counts secrets; inactive unless `enabled`."""
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
