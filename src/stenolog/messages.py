@@ -72,8 +72,7 @@ class FilePart(Struct, frozen=True):
     """File name or title; may be empty."""
     value: Any
     content: Any = None
-    """Text or parts of a document, or transcript of audio. None if the file has only encoded data.
-    """
+    """Text or parts of a document, or transcript of audio; None without either."""
     field: str = ""
     """Field of `value` that has the content."""
 

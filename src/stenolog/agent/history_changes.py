@@ -11,10 +11,7 @@ from stenolog.stores.base import SessionView, Store
 
 NewHistory = Sequence[Message | Mapping[str, Any]]
 RewriteResult = Literal["done", "unchanged", "message arrived"]
-"""Outcome of `replace_history`.
-
-unchanged: `make` returned None. message arrived: a new message arrived, so nothing changed.
-"""
+"""Outcome of `replace_history`. A new message, or None from `make`, prevents the change."""
 
 
 def replace_history(

@@ -74,10 +74,7 @@ class CloseReport(Struct, frozen=True, kw_only=True):
     """Unfinished work when the scheduler closes."""
 
     turns: tuple[str, ...] = ()
-    """Sessions with a cancelled turn.
-
-    Their messages are stored, and the next start resumes the turns.
-    """
+    """Sessions with a cancelled turn, which the next start resumes from the stored messages."""
     not_saved: int = 0
     """Number of messages that could not be stored and are lost with this process."""
     hanging: int = 0

@@ -141,10 +141,7 @@ class Turn:
         """Sessions of the recalled messages, as returned by `_sources_of`."""
         self._results: dict[str, str] = {}
         self.view = view
-        """Last view of the session that this turn read.
-
-        None before the first read, or if the session does not exist.
-        """
+        """Last view that this turn read; None before the first read, or without a session."""
         self._asked_seqs: frozenset[int] = frozenset()
         """Seqs of the user messages that this turn answers."""
         self._attempt: Attempt | None = None

@@ -21,10 +21,7 @@ class TurnOptions(Struct, frozen=True, kw_only=True):
     A call of such a tool ends the turn. The turn resumes when the client stores the result.
     """
     own_tools: bool = True
-    """Whether to offer the agent's own tools, too.
-
-    A client tool shadows an agent tool of the same name.
-    """
+    """Whether to offer the agent's tools, too. A client tool shadows an agent tool of its name."""
     model: str = ""
     """Name of the agent's model to use. An empty name means the session's current model."""
     schema: Mapping[str, Any] | None = None
@@ -66,10 +63,7 @@ class InboundMessage(Struct, frozen=True, kw_only=True):
     content: str | Sequence[Mapping[str, Any]]
     """Text, or content parts in OpenAI's chat format."""
     id: str = ""
-    """Id from the source of the message.
-
-    A second delivery with the same id is not stored or answered again.
-    """
+    """Id from the source of the message. A second message with this id is ignored."""
     origin: Mapping[str, Any] | None = None
     """Address for the answer, in the format of the channel; stored with the message."""
     request_digest: str = ""
@@ -157,10 +151,7 @@ class SaveRecovered(Struct, frozen=True, kw_only=True):
 
 
 TEXT_KEPT: Final = "the text so far is kept"
-"""Part of the notice that an answer broke off.
-
-Front ends look for this text, so that they do not report the interruption twice.
-"""
+"""Part of the notice that an answer broke off. Front ends recognize the notice by this text."""
 RETRY_HINT: Final = ", /retry asks again"
 """End of the notice that an answer broke off; left out where users cannot send commands."""
 
@@ -185,10 +176,7 @@ Event = (
     | Notice
 )
 EventHandler = Callable[[Event], None]
-"""Callback for events.
-
-The callback runs in the event loop and must not block. Its errors are logged.
-"""
+"""Callback for events, called in the event loop. It must not block; its errors are logged."""
 
 Outcome = Literal["answered", "calls", "interrupted", "failed", "again", "elsewhere", "command"]
 """Outcome of a message.

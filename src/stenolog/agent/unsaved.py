@@ -36,10 +36,7 @@ from stenolog.stores.base import Store
 Run = Callable[..., Awaitable[Any]]
 """Function that runs another function in a thread and returns its result."""
 Append = Callable[..., int | None]
-"""Function that stores a message with the idempotency key `once=`.
-
-The function returns the seq of the message, or None on failure.
-"""
+"""Function that stores a message with the idempotency key `once=`; returns its seq or None."""
 
 _REMEMBERED: Final = 1_000
 
@@ -57,10 +54,7 @@ class _Unsaved(Struct, frozen=True, kw_only=True):
     body: Mapping[str, Any]
     token: str
     seen: SeenMessages | None
-    """Messages that the answer is based on; None for a message that is no answer.
-
-    `upto` is stored with the answer once all earlier messages have a seq.
-    """
+    """Messages that an answer is based on; its `upto` is stored once earlier messages have seqs."""
 
     size: int = 0
 

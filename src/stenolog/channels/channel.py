@@ -36,9 +36,7 @@ class IncomingMessage(Struct, frozen=True, kw_only=True):
     origin: Destination | None = None
     """Destination of the answer; None if the answer is returned to the caller."""
     number: int = 0
-    """Position of the message in its chat.
-
-    0 means that the app has no numbers, and the inbox assigns a number.
+    """Position of the message in its chat; 0 if the app has no numbers and the inbox assigns one.
     """
 
 

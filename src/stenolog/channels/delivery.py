@@ -43,11 +43,7 @@ FIELD: Final = "delivery"
 """Meta field of a session that contains its delivery mark."""
 
 State = Literal["sending", "sent", "unsure", "refused", "owed"]
-"""Delivery state of an answer.
-
-unsure: the answer may have arrived, and the user was notified. refused: the app rejected the
-answer. owed: the answer was certainly not sent.
-"""
+"""State of an answer. owed: certainly not sent. unsure: may have arrived; the user was notified."""
 MAX_OWED: Final = 20
 """Maximum number of owed answers per session. Only the newest are kept."""
 

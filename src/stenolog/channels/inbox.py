@@ -245,10 +245,7 @@ def _digest(*words: str) -> str:
 T = TypeVar("T")
 
 _QUIET: Final = (CLOSING, TAKEN_OVER)
-"""Outcomes without a message to the user.
-
-The process that resumes the turn delivers its answer.
-"""
+"""Outcomes that send no text to the user, because the resumed turn's answer is delivered later."""
 _EMPTY_ANSWER: Final = "(The model returned an empty answer.)"
 _NOT_SAVED: Final = "This is not saved yet, because storage is not available right now."
 _REASONS: Final[Mapping[type[StenologError], str]] = {

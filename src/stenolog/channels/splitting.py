@@ -25,10 +25,7 @@ _BREAKS: Final = (
 )
 _SENTENCE: Final = 2
 _FULL: Final = 3
-"""Minimum length of a message, as 1/N of the limit.
-
-A better place to cut is ignored if the message would be shorter.
-"""
+"""Minimum length of a message, as 1/N of the limit. No cut makes a message shorter."""
 
 
 class Piece(Struct, frozen=True, kw_only=True):

@@ -53,10 +53,7 @@ class ProviderRequirements(Struct, frozen=True, kw_only=True):
     reasoning: Literal["none", "newest", "all"] = "none"
     """Messages whose reasoning fields are sent back: no messages, the newest turn, or all."""
     keep_fields: tuple[str, ...] = ()
-    """Additional fields to send.
-
-    Other unknown fields are dropped, because many servers reject them.
-    """
+    """Unknown fields to send. All other unknown fields are dropped, as many servers reject them."""
 
 
 class RequestMessage(Struct, frozen=True, kw_only=True):

@@ -57,10 +57,7 @@ SCHEMA: Final[Mapping[str, Any]] = {
 """Schema of the model's answer: new lines for each section, and labels of lines to remove."""
 
 _MARKS: Final = re.compile(r"(?:(?:#+|[-*•]) )+")
-"""Prefixes that make a line a heading or an item.
-
-A prefix without a following space is text.
-"""
+"""Prefixes that make a line a heading or an item, if a space follows the prefix."""
 # Sections in the order in which they lose lines when a summary is too long.
 _DROP_ORDER: Final = ("tool_outcomes", "open_questions", "decisions", "goals", "facts")
 

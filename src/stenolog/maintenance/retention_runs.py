@@ -384,10 +384,7 @@ def place_in_log(agent: str | None, namespace: str) -> str:
 _PLACE_COLUMN: Final = 4
 _KEY_COLUMN: Final = 5
 _COLUMNS: Final = 9
-"""Number of columns in a line of the log.
-
-The two other constants are indexes of columns.
-"""
+"""Number of columns in a line of the log; the constants above are indexes of columns."""
 
 
 def _log_line(one: RetentionResult) -> str:

@@ -23,10 +23,7 @@ class Fact(Struct, frozen=True, kw_only=True):
 
     text: str
     about: str = ""
-    """Subject, such as `diet`.
-
-    Of two facts with the same subject, only the newer fact is in force.
-    """
+    """Subject, such as `diet`. The newest fact with the same subject is in force."""
     quote: str = ""
     """The user's exact words."""
     confidence: float = 0.5

@@ -27,8 +27,7 @@ class NoteChanges(Struct, frozen=True, kw_only=True):
     """Drafts of changed notes; each draft names the note that it supersedes."""
     forgotten: tuple[Note, ...] = ()
     conflicts: tuple[str, ...] = ()
-    """Edits that were not imported, because the note changed since the export; one sentence each.
-    """
+    """Edits that were not imported, one sentence each: the note changed since the export."""
 
     @property
     def count(self) -> int:

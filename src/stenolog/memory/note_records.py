@@ -68,9 +68,7 @@ class Note(Struct, frozen=True, kw_only=True):
     superseded_by: str = ""
     forgotten: bool = False
     mixed: bool = False
-    """Whether several sessions wrote to this scope when the note was made.
-
-    Such a note is never recalled.
+    """Whether several sessions wrote to the note's scope. Such a note is never recalled.
 
     Versions before decision 0012 (docs/decisions) joined sessions by the form of their keys.
     """

@@ -84,10 +84,7 @@ def _runs(form: Sequence[str], singles: set[str], *, begins: bool) -> Iterator[s
 __all__ = ["Draft", "Kind", "Note", "Notes", "PurgedNote"]
 
 _LEASE_SECONDS: Final = 10.0
-"""Lease time of each step in seconds.
-
-On SQLite, the next writer waits this long after a process was killed.
-"""
+"""Lease time of each step in seconds; on SQLite, the longest wait after a killed process."""
 
 
 class PurgedNote(Struct, frozen=True, kw_only=True):

@@ -18,10 +18,7 @@ _SIMILAR_TO_MARK: Final = re.compile(r"<(?=[\s/]*stenolog\s*:)", re.IGNORECASE)
 """Pattern of marks and similar texts, because a model may accept a similar text as a mark."""
 
 _MAX_PASSES: Final = 8
-"""Maximum number of passes over a text.
-
-Deeper nesting of marks does not happen by accident.
-"""
+"""Maximum number of passes over a text; deeper nesting of marks is not accidental."""
 
 
 def memory_block(lines: Sequence[str]) -> str:

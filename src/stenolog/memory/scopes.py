@@ -15,10 +15,7 @@ from stenolog.errors import InvalidKey
 ScopeKind = Literal["session", "sender"]
 
 _SENDER_PREFIX: Final = "%40"
-"""Prefix of senders' scopes in the notes store.
-
-An escaped agent name never starts with this prefix.
-"""
+"""Prefix of senders' scopes in the notes store, which no escaped agent name has."""
 _AT: Final = "@"
 MARK_PREFIX: Final = ":mark:"
 """Prefix of consolidation marks; the key of a scope never starts with a colon."""

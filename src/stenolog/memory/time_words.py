@@ -273,7 +273,4 @@ _RULES: Final = [
         (rf"(?:in|im jahr|since|seit|during) {_YEAR}", _in_year),
     )
 ]
-"""Patterns of times and their functions; the first matching rule counts.
-
-A bare month does not match, because `may` is mostly a verb.
-"""
+"""Time patterns; the first match counts. A bare month does not match: `may` is mostly a verb."""

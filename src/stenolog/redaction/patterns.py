@@ -19,10 +19,7 @@ class SecretPattern(Struct, frozen=True):
 
     name: str
     pattern: re.Pattern[str]
-    """Pattern of the secret.
-
-    The secret is the group `quoted`, `bare` or `value`, else the whole match.
-    """
+    """Pattern of the secret: its group `quoted`, `bare` or `value`, else the whole match."""
     hints: tuple[str, ...]
     """Words in lower case; a text without any of these words has no such secret."""
     check: Callable[[re.Match[str]], bool] = bool
@@ -46,10 +43,7 @@ def _is_random(found: re.Match[str]) -> bool:
 
 
 _CHANGE: Final = re.compile("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
-"""Pattern of a change between kinds of characters.
-
-Random keys have many changes, words with hyphens have few.
-"""
+"""A change between kinds of characters: many in random keys, few in words with hyphens."""
 
 
 def _is_mixed(found: re.Match[str]) -> bool:

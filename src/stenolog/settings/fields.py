@@ -27,10 +27,7 @@ ALIASES: Final[Mapping[Path, Path]] = MappingProxyType(
 RENAMED: Final[Mapping[Path, Path]] = MappingProxyType(
     {("gateway", "patience"): ("gateway", "shutdown_timeout")}
 )
-"""New paths of renamed fields.
-
-A config file with an old path gets an error that names the new path.
-"""
+"""New paths of renamed fields. The error for an old path names the new path."""
 
 _NO_FIELD: Final = (("keys",), ("agent", "routes"))
 """Fields of the value classes that are not settings."""

@@ -50,10 +50,7 @@ _POLL: Final = 0.005
 _CHECK_WAIT: Final = 0.25
 """Seconds to wait for another process that only checks whether a lease is held."""
 _LINE: Final = 512
-"""Length of the line in bytes, padded with spaces.
-
-A write replaces the line in place, within one disk sector.
-"""
+"""Length of the padded line in bytes. A write replaces the line in place, within one sector."""
 _RECORD_WAIT: Final = 5.0
 """Seconds to wait for another process that records the epoch of a deleted lock file."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

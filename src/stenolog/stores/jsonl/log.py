@@ -87,10 +87,7 @@ class LoadPhase(Enum):
     NOT_LOADED = auto()
     """The file has not been read yet."""
     UPDATING = auto()
-    """A thread is changing the fields.
-
-    A thread that holds the mutex and sees this phase knows that an update failed.
-    """
+    """A thread is changing the fields. Under the mutex, this phase means that an update failed."""
     NEW = auto()
     """The log is loaded. The file is empty, or holds parts of an unfinished first write."""
     READY = auto()
@@ -230,9 +227,7 @@ class Log:
         self.ends_line = True
         self.tail: Tail | None = None
         self.suspect = False
-        """Whether a sync failed.
-
-        The content of the disk is then unknown, and the log must be rewritten.
+        """Whether a sync failed, so that the disk content is unknown and the log must be rewritten.
         """
         self.synced = -1
         """Offset up to which this process has synced the file; -1 before the first sync."""

@@ -55,10 +55,7 @@ class Tail(Struct, frozen=True):
     """End of a log that the next writer has to void before it appends."""
 
     bytes: int
-    """Number of bytes at the end of the log that belong to no record.
-
-    `Scan.consumed` does not count these bytes.
-    """
+    """Number of bytes at the end of the log that belong to no record; not in `Scan.consumed`."""
     ends_line: bool
     """Whether the file ends with a newline."""
     next_seq: int

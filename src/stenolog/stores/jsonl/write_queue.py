@@ -66,10 +66,7 @@ class Pending:
         self.key = key
         self.batch = batch
         self.check = check
-        """Function that raises if the append is no longer allowed.
-
-        The leader calls it while the log is locked.
-        """
+        """Function that raises, while the log is locked, if the append is no longer allowed."""
         self.begun = False
         """Whether a leader has started to write this append."""
         self.done = False

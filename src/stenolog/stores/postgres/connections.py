@@ -143,10 +143,7 @@ class ConnectionPool:
         self._mutex = threading.Lock()
         self._slots: list[weakref.ref[PoolSlot]] = []
         self._waiting: deque[None] = deque()
-        """One entry for each waiting caller.
-
-        An interrupted caller may leave its entry in the queue.
-        """
+        """One entry for each waiting caller; interrupted callers may leave their entries."""
         self._freed: SimpleQueue[None] = SimpleQueue()
         self._closed = False
         self.server = ServerProperties(has_pooler=False, asynchronous_commit=False)

@@ -35,10 +35,7 @@ FAST_POLL: Final = 0.1
 _COLLECT_SECONDS: Final = 0.01
 _TIMEOUT: Final = 2.0
 _IDLE_SECONDS: Final = 5.0
-"""Seconds without notifications after which the sending thread ends.
-
-The next notification starts a new thread.
-"""
+"""Seconds without notifications after which the sending thread ends; it restarts on demand."""
 
 
 class ChangeSignal:

@@ -44,10 +44,7 @@ class ServerProperties(Struct, frozen=True):
     """Properties of the server at the other end of a connection."""
 
     has_pooler: bool
-    """Whether the connection goes through a pooler.
-
-    With a pooler, each transaction may use another server process.
-    """
+    """Whether a pooler is in between, so that each transaction may use another server process."""
     asynchronous_commit: bool
     """Whether the server syncs a commit only on request."""
 

@@ -273,10 +273,7 @@ class ReadConnection:
         self._file = file
         self._version = schema.newest_version()
         self._opened_state: _FileState | None = None
-        """State of the file when it was opened as immutable.
-
-        None if SQLite itself notices changes.
-        """
+        """State of a file that was opened as immutable; None if SQLite notices changes."""
         if settings.read_only:
             self.connection = self._connect_read_only(settings)
         else:

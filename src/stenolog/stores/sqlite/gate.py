@@ -42,10 +42,7 @@ class QueuedWrite:
 
     def __init__(self, work: Callable[[Any], Any] | None = None) -> None:
         self.work = work
-        """Work that another thread may do in its transaction.
-
-        None if the caller needs its own turn.
-        """
+        """Work that another thread may do; None if the caller needs its own turn."""
         self.deadline = math.inf
         """Time until which the thread may wait."""
         self.done = False

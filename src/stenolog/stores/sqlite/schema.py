@@ -18,10 +18,7 @@ _WAL: Final = b"\2\2"
 _FORMAT: Final = slice(18, 20)
 """Position of the format bytes in a header: 2 and 2 mean write-ahead log."""
 _CATALOG_FILE: Final = 6
-"""Number of the schema that moved the catalog to a file.
-
-The script of this schema returns DROP statements.
-"""
+"""Number of the schema that moved the catalog to a file; its script returns DROP statements."""
 _VIEWS: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 
 

@@ -70,10 +70,7 @@ class Transaction:
     __slots__ = ("_connection", "execute")
 
     format = 0
-    """Always 0, because rows have no version.
-
-    `WriteConnection.begin` and `ReadConnection.begin` check the version of the file.
-    """
+    """Always 0, because only the file has a version, which `begin` of the connections checks."""
 
     def __init__(self, connection: "apsw.Connection") -> None:
         self._connection = connection
