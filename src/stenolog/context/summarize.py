@@ -294,7 +294,7 @@ def _meta_fields(info: SessionInfo, visible: Sequence[Span], upto: int) -> dict[
     return {
         COMPACTED: upto,
         withdrawn_messages.META: withdrawn_messages.updated_field(
-            info.meta, withdrawn, shown=visible_spans
+            info.meta, withdrawn, visible=visible_spans
         ),
     }
 

@@ -109,9 +109,9 @@ def make_group(appends: Sequence[Append]) -> tuple[list[tuple[int, Batch]], list
     """
     group: list[tuple[int, Batch]] = []
     results: list[AppendResult] = [[] for _ in appends]
-    for index, one in enumerate(appends):
+    for index, append in enumerate(appends):
         try:
-            batch = make_batch(one.messages, one.once, one.at)
+            batch = make_batch(append.messages, append.once, append.at)
         except StenologError as error:
             results[index] = error
         else:

@@ -142,19 +142,19 @@ class AsyncStore:
             try:
                 return AsyncLease(self, await self._take_turn(key, ttl))
             except StoreBusy:
-                if (left := deadline - monotonic()) <= 0:
+                if (remaining := deadline - monotonic()) <= 0:
                     raise
-            await asyncio.sleep(min(left, LEASE_POLL_SECONDS))
+            await asyncio.sleep(min(remaining, LEASE_POLL_SECONDS))
 
     async def _take_turn(self, key: str, ttl: float) -> Lease:
-        taken: list[Lease] = []
+        leases: list[Lease] = []
         try:
-            await self._call(lambda: taken.append(self._store.lease(key, ttl=ttl, wait=0)))
+            await self._call(lambda: leases.append(self._store.lease(key, ttl=ttl, wait=0)))
         except asyncio.CancelledError:
-            for lease in taken:
+            for lease in leases:
                 self._submit(lease.release)  # not awaited: the waiting task may be cancelled again
             raise
-        return taken[0]
+        return leases[0]
 
     def follow(
         self,
@@ -242,7 +242,7 @@ class AsyncStore:
         for appending in group:
             appending.handed_over = True
         try:
-            job = self._submit(partial(self._store_group, key, [one.append for one in group]))
+            job = self._submit(partial(self._store_group, key, [call.append for call in group]))
         except StoreClosed as error:
             self._settle(loop, key, group, [_copy_for_caller(error) for _ in group])
         else:
@@ -407,10 +407,10 @@ class _Follower:
         run = partial(self._run, loop, was_open=was_open)
         threading.Thread(target=run, name="stenolog-follow", daemon=True).start()
         try:
-            while (found := await self._found.get()) is not None:
-                if isinstance(found, BaseException):
-                    raise found
-                yield found
+            while (item := await self._found.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
                 self._room.release()
         finally:
             self._stopped = True
@@ -429,17 +429,17 @@ class _Follower:
             self._put(loop, None)
 
     def _follow(self, loop: Loop) -> None:
-        seen, uid = self._after, self._uid
-        heard = monotonic()
-        begun = False
+        last_seq, uid = self._after, self._uid
+        last_arrival = monotonic()
+        has_started = False
         while True:
             try:
                 # The session may be deleted and created again between two rounds.
                 uid = uid or self._current_uid()
                 arrivals = self._store.follow(
-                    self._key, after=seen, uid=uid, timeout=self._slice(heard)
+                    self._key, after=last_seq, uid=uid, timeout=self._slice(last_arrival)
                 )
-                begun = True
+                has_started = True
                 for message in arrivals:
                     if uid is None:
                         break  # the session exists now; read its messages once its uid is known
@@ -447,21 +447,21 @@ class _Follower:
                     self._put(loop, message)
                     if self._stopped:
                         return
-                    seen, heard = message.seq, monotonic()
+                    last_seq, last_arrival = message.seq, monotonic()
                 else:
-                    if self._slice(heard) <= 0:
+                    if self._slice(last_arrival) <= 0:
                         return
             except StoreClosed:
-                if begun:
+                if has_started:
                     return
                 raise
             if self._stopped or loop.is_closed():
                 return
 
-    def _slice(self, heard: float) -> float:
+    def _slice(self, last_arrival: float) -> float:
         if self._timeout is None:
             return LOOK_UP_SECONDS
-        return min(LOOK_UP_SECONDS, max(heard + self._timeout - monotonic(), 0))
+        return min(LOOK_UP_SECONDS, max(last_arrival + self._timeout - monotonic(), 0))
 
     def _current_uid(self) -> str | None:
         try:
@@ -469,8 +469,8 @@ class _Follower:
         except NoSuchSession:
             return None
 
-    def _put(self, loop: Loop, found: Message | BaseException | None) -> None:
-        _post(loop, partial(self._found.put_nowait, found))
+    def _put(self, loop: Loop, item: Message | BaseException | None) -> None:
+        _post(loop, partial(self._found.put_nowait, item))
 
 
 def _attempt(store: Store, key: str, append: Append) -> list[int] | BaseException:

@@ -27,14 +27,14 @@ belong to other messages in the fork.
 
 def forked_meta(meta: Mapping[str, Any], upto: int) -> dict[str, Any]:
     """Return the meta of a fork that ends at the seq `upto`."""
-    kept = {name: value for name, value in meta.items() if name not in NOT_FORKED}
-    return {**kept, FORKED_AT: upto}
+    copied = {name: value for name, value in meta.items() if name not in NOT_FORKED}
+    return {**copied, FORKED_AT: upto}
 
 
 def forked_at(info: SessionInfo) -> int:
     """Return the seq up to which the messages of a fork were copied; 0 for any other session."""
-    found = info.meta.get(FORKED_AT) if info.forked_from is not None else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    seq = info.meta.get(FORKED_AT) if info.forked_from is not None else None
+    return seq if isinstance(seq, int) and not isinstance(seq, bool) else 0
 
 
 class SessionView(Struct, frozen=True, kw_only=True):
@@ -554,8 +554,8 @@ def conversation_times(
         return created, updated
     times = list(_imported_times(meta["imported"]))
     began = min([created, *(first for first, _, _ in times)])
-    still = [last for _, last, end in times if end == last_seq]
-    return began, max([began, *still]) if still else max(began, updated)
+    imported = [last for _, last, end in times if end == last_seq]
+    return began, max([began, *imported]) if imported else max(began, updated)
 
 
 def _imported_times(receipts: object) -> Iterator[tuple[datetime, datetime, object]]:
@@ -563,10 +563,10 @@ def _imported_times(receipts: object) -> Iterator[tuple[datetime, datetime, obje
 
     Any client may write meta, so values that are not receipts are skipped.
     """
-    for one in receipts if isinstance(receipts, list) else ():
+    for receipt in receipts if isinstance(receipts, list) else ():
         try:
-            first, last = (datetime.fromisoformat(one[name]) for name in ("created", "updated"))
+            first, last = (datetime.fromisoformat(receipt[name]) for name in ("created", "updated"))
             if first.tzinfo is not None and last.tzinfo is not None:
-                yield first.astimezone(UTC), last.astimezone(UTC), one.get("last_seq")
+                yield first.astimezone(UTC), last.astimezone(UTC), receipt.get("last_seq")
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             continue

@@ -68,12 +68,12 @@ def find_catalogs(file: Path) -> list[Path]:
 
 def delete_catalogs(file: Path, *, seconds: float) -> None:
     """Delete the catalogs of all namespaces of a database. Raises OSError, StoreBusy."""
-    found = find_catalogs(file)
-    if not found:
+    catalogs = find_catalogs(file)
+    if not catalogs:
         return
     folder = open_descriptor(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for path in found:
+        for path in catalogs:
             delete_catalog(folder, path, seconds=seconds)
     finally:
         folder.close()
@@ -90,7 +90,7 @@ def delete_catalog(folder: int, path: Path, *, seconds: float) -> None:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     lock = open_descriptor(lock_name(path.name), flags, dir_fd=folder)
     try:
-        wait_for_lock(lock, seconds=seconds, what=f"the catalog {path}")
+        wait_for_lock(lock, seconds=seconds, name=f"the catalog {path}")
         # Delete the journal last: a journal without its database is useless, but a database without
         # its journal may be incomplete.
         for name in names:

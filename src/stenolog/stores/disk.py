@@ -205,12 +205,12 @@ def replace_file(folder: int, name: str, text: bytes) -> None:
     sync_folder(folder)
 
 
-def wait_for_lock(descriptor: int, *, seconds: float, what: str, poll: float = LOCK_POLL) -> None:
+def wait_for_lock(descriptor: int, *, seconds: float, name: str, poll: float = LOCK_POLL) -> None:
     """Acquire the flock of an open file, waiting for at most `seconds`. Raises StoreBusy."""
-    lock_until(descriptor, time.monotonic() + seconds, what, poll=poll)
+    lock_until(descriptor, time.monotonic() + seconds, name, poll=poll)
 
 
-def lock_until(descriptor: int, deadline: float, what: str, *, poll: float = LOCK_POLL) -> None:
+def lock_until(descriptor: int, deadline: float, name: str, *, poll: float = LOCK_POLL) -> None:
     """Acquire the flock of an open file, waiting until the deadline. Raises StoreBusy.
 
     The function polls at a short, constant interval. With a growing interval, a process could wait
@@ -221,7 +221,7 @@ def lock_until(descriptor: int, deadline: float, what: str, *, poll: float = LOC
             fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise StoreBusy(f"{what} is locked by another process; try again") from None
+                raise StoreBusy(f"{name} is locked by another process; try again") from None
             time.sleep(poll)
         else:
             return

@@ -47,24 +47,24 @@ def poll_messages(
     idle_since = monotonic()
     while True:
         try:
-            found = fetch(after)
+            new = fetch(after)
         except StoreClosed:
             return
-        if uid is not None and (found is None or found[0] != uid):
-            raise SessionDeleted(key, recreated=found is not None)  # guard: follow-one-session
-        if found is not None:
-            uid, end, messages = found
+        if uid is not None and (new is None or new[0] != uid):
+            raise SessionDeleted(key, recreated=new is not None)  # guard: follow-one-session
+        if new is not None:
+            uid, end, messages = new
             yield from messages
             if end > after:
                 after = end
                 idle_since = monotonic()
                 continue
-        left = poll
+        wait_seconds = poll
         if timeout is not None:
-            left = min(poll, idle_since + timeout - monotonic())
-            if left <= 0:
+            wait_seconds = min(poll, idle_since + timeout - monotonic())
+            if wait_seconds <= 0:
                 return
-        wait(left)
+        wait(wait_seconds)
 
 
 class SessionChange(Struct, frozen=True, kw_only=True):
@@ -92,14 +92,14 @@ def follow_changes(
         raise SessionDeleted(key, recreated=known is not None)
     active = checked = monotonic()
     while True:
-        left = (
+        wait_seconds = (
             CHECK_SECONDS if timeout is None else min(CHECK_SECONDS, active + timeout - monotonic())
         )
-        if left <= 0:
+        if wait_seconds <= 0:
             return
         if known is None:
             # Wait for the session. Its messages are read once its uid is known.
-            waited = next(store.follow(key, after=after, timeout=left), None)
+            waited = next(store.follow(key, after=after, timeout=wait_seconds), None)
             try:
                 known = find_info(store, key)
             except StoreClosed:
@@ -107,22 +107,22 @@ def follow_changes(
             if waited is not None:
                 active = monotonic()
             continue
-        for message in store.follow(key, after=after, uid=known.uid, timeout=left):
+        for message in store.follow(key, after=after, uid=known.uid, timeout=wait_seconds):
             yield message
             after, active = message.seq, monotonic()
             if active - checked > CHECK_SECONDS:
                 break  # check for changes even if messages arrive all the time
         try:
-            found = find_info(store, key)
+            info = find_info(store, key)
         except StoreClosed:
             return
         checked = monotonic()
-        if found is None or found.uid != known.uid:
-            raise SessionDeleted(key, recreated=found is not None)
-        for change in changes_between(known, found):
+        if info is None or info.uid != known.uid:
+            raise SessionDeleted(key, recreated=info is not None)
+        for change in changes_between(known, info):
             active = monotonic()
             yield change
-        known = found
+        known = info
 
 
 def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list[SessionChange]:
@@ -134,18 +134,18 @@ def changes_between(before: SessionInfo | None, now: SessionInfo | None) -> list
         return []
     # New messages are reported separately.
     old, new = before.in_sight, spans.clipped(now.in_sight, 1, before.last_seq)
-    found: list[Kind] = []
+    kinds: list[Kind] = []
     if spans.minus(new, old):
-        found.append("undo")
+        kinds.append("undo")
     elif now.floor > before.floor:
-        found.append("checkpoint")
+        kinds.append("checkpoint")
     elif spans.minus(old, new):
-        found.append("hide")
+        kinds.append("hide")
     elif now.summary != before.summary:
-        found.append("summary")
+        kinds.append("summary")
     if now.meta != before.meta:
-        found.append("meta")
-    return [SessionChange(kind=kind, info=now) for kind in found]
+        kinds.append("meta")
+    return [SessionChange(kind=kind, info=now) for kind in kinds]
 
 
 def find_info(store: Store, key: str) -> SessionInfo | None:

@@ -154,18 +154,18 @@ class _Session(Struct):
 
     def purge(self, before: int) -> list[int]:
         """Remove the messages below a seq with all their data; return the removed seqs."""
-        gone = {seq for seq in range(1, self.last_seq + 1) if seq < before}
-        if not gone:
+        purged_seqs = {seq for seq in range(1, self.last_seq + 1) if seq < before}
+        if not purged_seqs:
             return []
-        purged = sorted(gone.intersection(self.messages))
-        self.messages = {seq: m for seq, m in self.messages.items() if seq not in gone}
-        self.hidden = self.hidden | gone
+        purged = sorted(purged_seqs.intersection(self.messages))
+        self.messages = {seq: m for seq, m in self.messages.items() if seq not in purged_seqs}
+        self.hidden = self.hidden | purged_seqs
         steps, self.steps = self.steps, deque(maxlen=UNDO_DEPTH)
         for step in steps:
             self.steps.append(step)
-            if step.was or gone & (step.newly | step.added):
+            if step.was or purged_seqs & (step.newly | step.added):
                 self.steps.clear()  # undoing only earlier steps would not restore any former state
-        self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in gone}
+        self.tokens = {once: t for once, t in self.tokens.items() if t[0][0] not in purged_seqs}
         self.archived = 0 if self.archived < before else self.archived
         self.lost = spans.clipped(self.lost, before, self.last_seq)
         self.void = spans.clipped(self.void, before, self.last_seq)
@@ -249,8 +249,8 @@ class InMemoryStore:
         check_int(keep_last=keep_last)
         with self._writing(key) as session:
             visible = session.visible()
-            kept = visible[max(len(visible) - max(keep_last, 0), 0) :]
-            session.change("truncate", hide=range(1, kept[0] if kept else session.last_seq + 1))
+            seqs = visible[max(len(visible) - max(keep_last, 0), 0) :]
+            session.change("truncate", hide=range(1, seqs[0] if seqs else session.last_seq + 1))
 
     def clear(self, key: str, *, upto: int | None = None) -> None:
         """Hide all messages and empty the summary."""
@@ -288,8 +288,8 @@ class InMemoryStore:
         if first > last:
             raise errors.UsageError(f"first must not be greater than last, but {first} > {last}")
         with self._writing(key) as session:
-            wanted = range(max(first, 1), min(last, session.last_seq) + 1)
-            session.change("hide", hide=wanted)
+            seqs = range(max(first, 1), min(last, session.last_seq) + 1)
+            session.change("hide", hide=seqs)
 
     def pop(self, key: str) -> Message | None:
         """Hide the last visible message and return it, or None if no message is visible."""
@@ -358,7 +358,7 @@ class InMemoryStore:
             session = self._sessions.pop(key)
             # The time is later than all others, so that the last deleted session is listed first
             # even if the clock was set back.
-            earlier = [found.deleted + timedelta(microseconds=1) for found, _ in self._trash]
+            earlier = [entry.deleted + timedelta(microseconds=1) for entry, _ in self._trash]
             deleted = max([_now(), *earlier])
             count = len(session.messages)
             trashed = Trashed(key=key, uid=session.uid, deleted=deleted, count=count)
@@ -369,12 +369,12 @@ class InMemoryStore:
         """Restore the last deleted session of this key, or the session with this uid."""
         target = key if as_key is None else as_key
         with self._using(key), self._writing(target):
-            found = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
-            if not found:
+            entries = [p for p in self._trash if p[0].key == key and uid in (None, p[0].uid)]
+            if not entries:
                 raise errors.NoSuchSession(key, "it is not in the trash")
             self._check_free(target)
-            self._trash.remove(found[0])
-            self._sessions[target] = found[0][1]
+            self._trash.remove(entries[0])
+            self._sessions[target] = entries[0][1]
 
     def list_trash(self) -> list[Trashed]:
         """Return the deleted sessions, the last deleted first."""
@@ -385,30 +385,30 @@ class InMemoryStore:
         """Delete permanently: all sessions of the key, or the messages below a seq."""
         check_optional_int(before=before)
         with self._writing(key) as live:
-            trashed = [session for found, session in self._trash if found.key == key]
+            trashed = [session for entry, session in self._trash if entry.key == key]
             if key not in self._sessions and (before is not None or not trashed):
                 raise errors.NoSuchSession(key)
             sentences = []
             if before is None:
-                gone = [seq for session in [live, *trashed] for seq in session.messages]
+                purged_seqs = [seq for session in [live, *trashed] for seq in session.messages]
                 self._sessions.pop(key, None)
                 self._leases.pop(key, None)
                 self._trash[:] = [pair for pair in self._trash if pair[0].key != key]
             else:
-                gone = live.purge(before)
+                purged_seqs = live.purge(before)
                 sentences += [f"the summary of {key!r} stays"] * bool(live.summary)
                 sentences += [f"deleted sessions of {key!r} stay in the trash"] * bool(trashed)
             sentences += self._forks_of(key)
             return Purged(
-                messages=len(gone),
-                first=min(gone, default=0),
-                last=max(gone, default=0),
+                messages=len(purged_seqs),
+                first=min(purged_seqs, default=0),
+                last=max(purged_seqs, default=0),
                 not_reached=tuple(sentences),
             )
 
     def _forks_of(self, key: str) -> list[str]:
-        every = [*self._sessions.items(), *((found.key, session) for found, session in self._trash)]
-        return [f"the fork {name!r} stays" for name, one in every if one.forked_from == key]
+        every = [*self._sessions.items(), *((entry.key, session) for entry, session in self._trash)]
+        return [f"the fork {name!r} stays" for name, session in every if session.forked_from == key]
 
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge exactly these deleted sessions of a key."""
@@ -423,11 +423,11 @@ class InMemoryStore:
             self._trash[:] = [pair for pair in self._trash if pair[0].uid not in uids]
             if key not in self._sessions:
                 self._leases.pop(key, None)
-            gone = [seq for _, session in meant for seq in session.messages]
+            purged_seqs = [seq for _, session in meant for seq in session.messages]
             return Purged(
-                messages=len(gone),
-                first=min(gone, default=0),
-                last=max(gone, default=0),
+                messages=len(purged_seqs),
+                first=min(purged_seqs, default=0),
+                last=max(purged_seqs, default=0),
                 not_reached=tuple(self._forks_of(key)),
             )
 
@@ -451,11 +451,13 @@ class InMemoryStore:
         deadline = monotonic() + wait
         with self._writing(key, known=True):
             while (before := self._leases.get(key)) is not None and not before.lost:
-                if (left := deadline - monotonic()) <= 0:
+                if (remaining := deadline - monotonic()) <= 0:
                     raise errors.StoreBusy(
                         f"{key!r}: the lease is held by {before.holder}; try again"
                     )
-                self._changed.wait(min(left, before.expires - monotonic(), threading.TIMEOUT_MAX))
+                self._changed.wait(
+                    min(remaining, before.expires - monotonic(), threading.TIMEOUT_MAX)
+                )
                 self._check_open()
                 if key not in self._sessions:
                     raise errors.NoSuchSession(key)
@@ -465,7 +467,9 @@ class InMemoryStore:
     def stamps(self) -> dict[str, str]:
         """Return a stamp for each session; every change changes the stamp."""
         with self._open():
-            return {key: f"{found.uid}:{found.version}" for key, found in self._sessions.items()}
+            return {
+                key: f"{session.uid}:{session.version}" for key, session in self._sessions.items()
+            }
 
     def mark(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
@@ -564,7 +568,7 @@ class InMemoryStore:
             return self._arrivals(key, after, uid, timeout)
 
     def _arrivals(
-        self, key: str, seen: int, uid: str | None, timeout: float | None
+        self, key: str, last_seq: int, uid: str | None, timeout: float | None
     ) -> Iterator[Message]:
         while True:
             deadline = inf if timeout is None else monotonic() + timeout
@@ -576,15 +580,15 @@ class InMemoryStore:
                         raise errors.SessionDeleted(key, recreated=session is not None)
                     if session is not None:
                         uid = session.uid
-                        new = [session.read(seq) for seq in session.messages if seq > seen]
-                    if not new and (left := deadline - monotonic()) <= 0:
+                        new = [session.read(seq) for seq in session.messages if seq > last_seq]
+                    if not new and (remaining := deadline - monotonic()) <= 0:
                         return
                     if not new:
-                        self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                        self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
                 if self._closed.is_set():
                     return
             yield from new
-            seen = new[-1].seq
+            last_seq = new[-1].seq
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -609,10 +613,10 @@ class InMemoryStore:
         yield reading
 
     def _reading(self, mark: SnapshotMark, after: int) -> SnapshotReading:
-        found = self._find_by_uid(mark.uid)
-        if found is None:
+        entry = self._find_by_uid(mark.uid)
+        if entry is None:
             raise errors.NoSuchSession(mark.key, "it was purged")
-        key, session, trashed = found
+        key, session, trashed = entry
         return SnapshotReading(
             snapshot=_snapshot(key, session, trashed),
             messages=iter(_carried(session, after)),
@@ -831,7 +835,7 @@ def _snapshot(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
         forked_from=session.forked_from,
         tokens=[
             Token(once, seqs[0], len(seqs), "")
-            for once, (seqs, _) in sorted(session.tokens.items(), key=lambda one: one[1][0][0])
+            for once, (seqs, _) in sorted(session.tokens.items(), key=lambda item: item[1][0][0])
             if seqs[0] not in session.messages
         ],
     )
@@ -839,22 +843,22 @@ def _snapshot(key: str, session: _Session, trashed: Trashed | None) -> Snapshot:
 
 def _carried(session: _Session, after: int) -> list[Message]:
     """Return the messages after a seq, with their idempotency keys."""
-    begun = {seqs[0]: (once, len(seqs)) for once, (seqs, _) in session.tokens.items()}
-    found = []
+    token_starts = {seqs[0]: (once, len(seqs)) for once, (seqs, _) in session.tokens.items()}
+    messages = []
     for seq, message in session.messages.items():
-        once, count = begun.get(seq, (None, 1))
+        once, count = token_starts.get(seq, (None, 1))
         part = (1, count) if count > 1 else None
         if seq > after:
-            found.append(replace(message, _once=once, _part=part, hidden=False))
-    return found
+            messages.append(replace(message, _once=once, _part=part, hidden=False))
+    return messages
 
 
 def _session(snapshot: Snapshot, messages: Sequence[Message]) -> _Session:
     plain = {m.seq: Message(seq=m.seq, _at=m._at, _body=Raw(m.to_json())) for m in messages}
-    begun = [(*found, m.seq) for m in messages if (found := token_of(m)) is not None]
-    begun += [(token.token, token.count, token.first) for token in snapshot.tokens]
+    token_starts = [(*start, m.seq) for m in messages if (start := token_of(m)) is not None]
+    token_starts += [(token.token, token.count, token.first) for token in snapshot.tokens]
     tokens = {}
-    for once, length, first in begun:
+    for once, length, first in token_starts:
         seqs = list(range(first, first + length))
         tokens[once] = (seqs, [plain[seq].to_json() for seq in seqs if seq in plain])
     steps = [

@@ -129,5 +129,5 @@ class _Immortal(Struct, gc=False):
 
 def keep_forever(connection: object) -> None:
     """Keep a connection of the parent open in a forked child."""
-    kept = _Immortal(connection)
-    kept.itself = kept  # guard: sqlite-fork
+    immortal = _Immortal(connection)
+    immortal.itself = immortal  # guard: sqlite-fork

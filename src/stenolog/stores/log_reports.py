@@ -55,13 +55,13 @@ class DamageReports:
             seqs = f"message {first}" if first == last else f"messages {first} to {last}"
             warning("session %s: skipped %s, damaged; run `steno doctor` for details", uid, seqs)
 
-    def report_once(self, what: str, *, done: str = "skipped") -> None:
+    def report_once(self, subject: str, *, done: str = "skipped") -> None:
         """Report once that data other than a message is damaged, and the action that was taken."""
         with self._mutex:
-            known = what in self._reported
-            self._reported.add(what)
+            known = subject in self._reported
+            self._reported.add(subject)
         if not known:
-            warning("%s cannot be read: %s; run `steno doctor` for details", what, done)
+            warning("%s cannot be read: %s; run `steno doctor` for details", subject, done)
 
     def lost_seqs(self, uid: str) -> list[Span]:
         """Return the known damaged or missing seqs of the session with this uid."""

@@ -58,12 +58,12 @@ def clipped(spans: Iterable[Span], low: int, high: int) -> list[Span]:
     ]
 
 
-def last_of(seen: Sequence[Span], count: int) -> list[Span]:
+def last_of(spans: Sequence[Span], count: int) -> list[Span]:
     """Return the last `count` seqs of the spans."""
-    kept: list[Span] = []
-    for first, last in reversed(seen):
+    last_spans: list[Span] = []
+    for first, last in reversed(spans):
         if count <= 0:
             break
-        kept.append((max(first, last - count + 1), last))
+        last_spans.append((max(first, last - count + 1), last))
         count -= last - first + 1
-    return kept[::-1]
+    return last_spans[::-1]

@@ -160,7 +160,7 @@ def _all_hidden(state: State) -> list[Span]:
 def decide_hide(
     state: State,
     end: int,
-    wanted: Sequence[Span],
+    wanted_spans: Sequence[Span],
     *,
     op: str = "hide",
     summary: str | None = None,
@@ -170,7 +170,7 @@ def decide_hide(
     if summary is not None and summary == state.summary:
         summary = None
     before = _all_hidden(state)
-    after = spans.union(before, spans.clipped(wanted, 1, end))
+    after = spans.union(before, spans.clipped(wanted_spans, 1, end))
     newly = spans.minus(spans.minus(after, before), missing(state))
     if not newly and summary is None and added is None:
         return None
@@ -228,8 +228,8 @@ def decide_truncate(state: State, end: int, keep_last: int) -> Change | None:
     if keep_last <= 0:
         upto = end
     else:
-        kept = last_visible(state, end, keep_last)
-        upto = kept - 1
+        first_kept = last_visible(state, end, keep_last)
+        upto = first_kept - 1
     return decide_hide(state, end, [(1, upto)], op="truncate") if upto > 0 else None
 
 
@@ -317,21 +317,21 @@ def decide_fork(
             f"{state.key!r}: cannot fork at seq {upto}: the summary covers all messages up to seq "
             f"{state.floor}; fork at {state.floor} or later, or undo the summary first"
         )
-    taken = spans.clipped(visible(state, end), 1, upto)
+    copied = spans.clipped(visible(state, end), 1, upto)
     forked = blank(new_key, uid, 1, now)
     forked.floor = state.floor
     # A fork starts with a change: an empty fork without a change would not count as a session. The
     # number of the change is new, because numbers are not reused.
     forked.number = state.number + 1
     forked.summary, forked.meta = state.summary, forked_meta(state.meta, upto)
-    forked.purged = not_copied(taken, upto)
+    forked.purged = not_copied(copied, upto)
     forked.forked_from = state.key
-    return Fork(forked, taken, upto + 1)
+    return Fork(forked, copied, upto + 1)
 
 
-def not_copied(taken: Sequence[Span], end: int) -> list[Span]:
+def not_copied(copied: Sequence[Span], end: int) -> list[Span]:
     """Return the seqs up to `end` that a fork did not copy."""
-    return spans.minus([(1, end)], taken) if end > 0 else []
+    return spans.minus([(1, end)], copied) if end > 0 else []
 
 
 def decide_purge(state: State, end: int, before: int, look_up: Callable[[Undo], Undo]) -> State:
@@ -345,9 +345,9 @@ def decide_purge(state: State, end: int, before: int, look_up: Callable[[Undo], 
     upto = min(before - 1, end)
     if upto < 1:
         return purged
-    gone = [(1, upto)]
-    purged.floor, purged.hidden = _split_floor(spans.union(_all_hidden(state), gone))
-    purged.purged = spans.union(state.purged, gone)
+    purged_spans = [(1, upto)]
+    purged.floor, purged.hidden = _split_floor(spans.union(_all_hidden(state), purged_spans))
+    purged.purged = spans.union(state.purged, purged_spans)
     purged.lost = spans.clipped(state.lost, upto + 1, end)
     purged.void = spans.clipped(state.void, upto + 1, end)
     purged.void_bytes = 0
@@ -386,7 +386,7 @@ def not_reached(
 def import_sources(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return sentences about files of other programs that an imported session came from."""
     receipts = meta.get("imported")
-    files = [one.get("file") for one in receipts or () if isinstance(one, dict)]
+    files = [receipt.get("file") for receipt in receipts or () if isinstance(receipt, dict)]
     return tuple(
         f"it was imported from {file}; delete that file or {file}.migrated if it still exists"
         for file in files

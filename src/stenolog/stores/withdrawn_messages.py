@@ -29,10 +29,10 @@ def withdrawn_seqs(meta: Mapping[str, Any]) -> list[Span]:
 
 
 def updated_field(
-    meta: Mapping[str, Any], taken: Iterable[Span] = (), *, shown: Iterable[Span] = ()
+    meta: Mapping[str, Any], withdrawn: Iterable[Span] = (), *, visible: Iterable[Span] = ()
 ) -> list[list[int]] | None:
-    """Return the field with `taken` added and the visible seqs `shown` removed; None if empty."""
-    known = spans.union(spans.minus(withdrawn_seqs(meta), shown), taken)[-MAX_RANGES:]
+    """Return the field with `withdrawn` added and `visible` removed; None if it is empty."""
+    known = spans.union(spans.minus(withdrawn_seqs(meta), visible), withdrawn)[-MAX_RANGES:]
     return [[first, last] for first, last in known] or None
 
 

@@ -39,7 +39,7 @@ def test_what_is_noted_is_what_was_known_and_is_not_in_sight_and_what_is_new(
     known: list[tuple[int, int]], taken: list[tuple[int, int]], shown: list[tuple[int, int]]
 ) -> None:
     meta = {META: [list(span) for span in known]}
-    value = updated_field(meta, taken, shown=spans.union(shown))
+    value = updated_field(meta, taken, visible=spans.union(shown))
     assert seqs(withdrawn_seqs({META: value})) == (seqs(known) - seqs(shown)) | seqs(taken)
     assert value is None or value == [list(span) for span in withdrawn_seqs({META: value})]
 

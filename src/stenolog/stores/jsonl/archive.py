@@ -106,10 +106,10 @@ def _load(directory: Directory, uid: str, name: str) -> bytes | None:
     finally:
         folder.close()
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.ENXIO, "not a regular file", name)
-        return read_all(descriptor, 0, found.st_size)
+        return read_all(descriptor, 0, status.st_size)
     finally:
         descriptor.close()
 
@@ -173,11 +173,11 @@ def delete_others(folder: int, keep: frozenset[str]) -> None:
 
     The caller holds the lock of the folder. Raises OSError.
     """
-    with os.scandir(folder) as found:
-        others = [entry.name for entry in found if entry.name not in keep]
-    for name in others:
+    with os.scandir(folder) as listing:
+        other_names = [entry.name for entry in listing if entry.name not in keep]
+    for name in other_names:
         os.unlink(name, dir_fd=folder)
-    if others:
+    if other_names:
         sync_folder(folder)
 
 

@@ -90,16 +90,16 @@ class Directory:
             log_reports.warning("%s", problem)
 
     def _permission_problems(self) -> list[str]:
-        found = []
+        problems = []
         above = self.path.parent
         for folder, status in (above, above.stat()), (self.path, os.fstat(self.descriptor)):
             mode = stat.S_IMODE(status.st_mode)
             if mode & 0o077:
-                found.append(
+                problems.append(
                     f"{folder} has mode {mode:04o}, so others may read your sessions; "
                     f"chmod 700 {folder}"
                 )
-        return found
+        return problems
 
     def network(self) -> list[str]:
         """Return a warning if the folder is on a network file system."""
@@ -228,8 +228,8 @@ class Directory:
                     return None
                 above.close()
                 above = below
-            found, above = above, CLOSED
-            return found
+            folder, above = above, CLOSED
+            return folder
         finally:
             above.close()
 

@@ -131,10 +131,10 @@ class JSONLLease:
         """
         self._check_process()
         try:
-            held = self._is_held()
+            is_held = self._is_held()
         except OSError as error:
             raise store_error(error, f"checking the lease of {self.key!r}") from error
-        if not held:
+        if not is_held:
             raise LeaseLost(self.key, self.epoch, reason="was released, or its session purged")
 
     def _check_process(self) -> None:
@@ -299,12 +299,12 @@ def _open(directory: Directory, key: str) -> Descriptor:
         raise FileNotFoundError(os.fspath(directory.path / FOLDER))
     try:
         descriptor = open_descriptor(lock_name(key), _FLAGS, dir_fd=folder)
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise DamagedStore(
                 f"{directory.path / FOLDER / lock_name(key)}: it is not a regular file"
             )
-        if not found.st_size:
+        if not status.st_size:
             # Sync the new entry: the epochs must not restart after a power cut.
             sync_folder(folder)
         return descriptor
@@ -329,16 +329,16 @@ def _locked(
         # A process that only checks the lease holds a shared lock for a moment: keep trying.
         if now >= patience or (now >= deadline and not _is_shared(descriptor)):
             holder = read_holder(descriptor)
-            who = "another process" if holder is None else holder.describe()
-            raise StoreBusy(f"{key!r}: the lease is held by {who}; try again")
+            holder_text = "another process" if holder is None else holder.describe()
+            raise StoreBusy(f"{key!r}: the lease is held by {holder_text}; try again")
         pause(min(patience - now, _POLL))
     return _identity_at(directory, path) == file
 
 
-def _try_flock(descriptor: int, how: int) -> bool:
+def _try_flock(descriptor: int, flags: int) -> bool:
     """Try to lock the file without waiting; return whether the lock was acquired."""
     try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, flags | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -392,7 +392,7 @@ def _locked_record(descriptor: Descriptor) -> Iterator[None]:
     """
     try:
         wait_for_lock(
-            descriptor, seconds=_RECORD_WAIT, what=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
+            descriptor, seconds=_RECORD_WAIT, name=f"the file {FOLDER}/{HIGHEST_EPOCH_FILE}"
         )
         yield
     finally:
@@ -418,8 +418,8 @@ def _identity_at(directory: Directory, path: str) -> tuple[int, int] | None:
         return None
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_ino, found.st_dev  # guard: lease-file-identity
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_dev  # guard: lease-file-identity
 
 
 def delete_lock_file(directory: Directory, key: str) -> None:

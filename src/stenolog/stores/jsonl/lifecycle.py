@@ -52,34 +52,34 @@ class Lifecycle:
         """Fork a session, as `Store.fork`."""
         deadline = self._deadline()
         while True:
-            seen, messages = self._read_source(key, new_key, at)
+            source, messages = self._read_source(key, new_key, at)
             try:
                 # A fork must not contain messages of another process that a power cut may remove.
-                writer.sync(seen.log)
+                writer.sync(source.log)
             except OSError as error:
-                self._logs.discard(seen.log)
+                self._logs.discard(source.log)
                 raise store_error(error, f"syncing the log of {key!r}") from error
-            text = forked_log(seen.fork, messages, seen.fork.state.created)
+            text = forked_log(source.fork, messages, source.fork.state.created)
             with suppress(_Replaced):
-                make = partial(self._write_fork, text=text, seen=seen, deadline=deadline)
+                make = partial(self._write_fork, text=text, fork=source, deadline=deadline)
                 self.create(new_key, make, f"forking {key!r} to {new_key!r}")
                 return
             if time.monotonic() > deadline:
                 raise StoreBusy(f"{key!r}: other processes keep replacing its log; try again")
 
-    def _write_fork(self, log: Log, *, text: bytes, seen: "_ForkSource", deadline: float) -> None:
+    def _write_fork(self, log: Log, *, text: bytes, fork: "_ForkSource", deadline: float) -> None:
         """Create the fork while its source is locked. Raises _Replaced.
 
         Purged messages must not remain in a fork that the purge does not report. So a purge of the
         source either finds and reports the fork, or this method notices the purge.
         """
-        source = seen.log
+        source = fork.log
         descriptor = self._directory.open(source.name)
         if descriptor is None:
             raise _Replaced
         try:
             lock_until(descriptor, deadline, f"the log of {source.key!r}")
-            if self._version(source.key) != (seen.uid, seen.generation):  # guard: fork-sees-purge
+            if self._version(source.key) != (fork.uid, fork.generation):  # guard: fork-sees-purge
                 raise _Replaced
             replace_log(log, text)
         finally:
@@ -93,12 +93,12 @@ class Lifecycle:
             raise NoSuchSession(key)
         self._check_free(new_key)
         uid, now = os.urandom(8).hex(), writer.now()
-        seen = self._logs.read_with_archives(
+        source = self._logs.read_with_archives(
             key, lambda log: _fork_source(log, new_key=new_key, at=at, uid=uid, now=now)
         )
-        if seen is None:
+        if source is None:
             raise NoSuchSession(key)
-        return seen
+        return source
 
     def _version(self, key: str) -> tuple[str, int] | None:
         def read(log: Log) -> tuple[str, int]:
@@ -169,8 +169,8 @@ class Lifecycle:
         self.create(target, make, f"restoring {key!r}")
 
     def _find(self, key: str, uid: str | None) -> trash.Entry:
-        for entry, found in trash.keys(self._directory):
-            if found == key and uid in (None, entry.uid):
+        for entry, deleted_key in trash.keys(self._directory):
+            if deleted_key == key and uid in (None, entry.uid):
                 return entry
         trash.sync_renames(self._directory)
         raise NoSuchSession(key, "it is not in the trash")
@@ -204,19 +204,19 @@ def _fork_source(
 
 def forked_log(fork: Fork, messages: Sequence[Message], now: str) -> bytes:
     """Return the log of a fork with these messages of the source."""
-    taken = [message for message in messages if spans.contains(fork.taken, message.seq)]
+    copied = [message for message in messages if spans.contains(fork.taken, message.seq)]
     head = copy(fork.state)
-    head.purged = not_copied([(m.seq, m.seq) for m in taken], fork.next_seq - 1)
+    head.purged = not_copied([(m.seq, m.seq) for m in copied], fork.next_seq - 1)
     # `composed` adds 1, and a new log has generation 1.
     head.generation = 0
     # The lines need no idempotency keys and batches, because the file appears in one step.
-    lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in taken)
+    lines = b"".join(message_line(m.seq, m._at, m.to_json()) for m in copied)
     return compose_log(
         head,
         head,
         lines,
         now,
-        first_seq=taken[0].seq if taken else fork.next_seq,
+        first_seq=copied[0].seq if copied else fork.next_seq,
         next_seq=fork.next_seq,
         tail=None,
     )

@@ -176,7 +176,7 @@ def _first(token: Token) -> int:
 
 def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
     """Return the tokens in these records."""
-    found = {}
+    tokens = {}
     for index, record in enumerate(records):
         if isinstance(record, Message) and record._once is not None:
             count = (part_of(record) or (1, 1))[1]
@@ -189,8 +189,8 @@ def _tokens_of(records: Sequence[Record]) -> dict[str, Token]:
             ]
             # Without the text of a damaged message there is no digest; only the count is compared.
             content = digest(members) if len(members) == count else ""
-            found[record._once] = Token(record._once, record.seq, count, content)
-    return found
+            tokens[record._once] = Token(record._once, record.seq, count, content)
+    return tokens
 
 
 # --- the log ---------------------------------------------------------------------------------
@@ -289,10 +289,10 @@ class Log:
 
     def refresh(self) -> bool:
         """Read new bytes. Return False if the log was replaced or removed."""
-        found = self.directory.stat(self.name)
-        if found is None or not self.is_same_file(found):
+        status = self.directory.stat(self.name)
+        if status is None or not self.is_same_file(status):
             return False
-        self.catch_up(found.st_size)
+        self.catch_up(status.st_size)
         return True
 
     def catch_up(self, size: int) -> None:
@@ -358,9 +358,9 @@ class Log:
         while True:
             start = max(0, size - length)
             buffer = self.read(start, size)
-            found = find_state(buffer, at_start=start == 0)
-            if found is not None:
-                return start + found[0], buffer[found[0] :], found[1].seq
+            state_record = find_state(buffer, at_start=start == 0)
+            if state_record is not None:
+                return start + state_record[0], buffer[state_record[0] :], state_record[1].seq
             if start == 0:
                 return 0, buffer, None
             length *= 4
@@ -372,23 +372,23 @@ class Log:
         """
         scan = scan_log(buffer, offset=0, next_seq=1)
         if not scan.records:
-            ours = bool(read_records(buffer, offset=0)[0])
-            if not ours and not looks_torn(buffer):
+            has_records = bool(read_records(buffer, offset=0)[0])
+            if not has_records and not looks_torn(buffer):
                 raise ForeignLog(
                     f"{self.directory.path / self.name} was not written by stenolog and is not "
                     f"changed; {self.directory.how_to_import(self.name)}"
                 )
             # Intact lines of an unfinished first write never count.
-            left = scan.tail if ours else None
-            next_seq = left.next_seq if left is not None else 1
-            seqs = left.seqs if left is not None else []
+            tail = scan.tail if has_records else None
+            next_seq = tail.next_seq if tail is not None else 1
+            seqs = tail.seqs if tail is not None else []
             self.tail = Tail(
                 bytes=len(buffer),
                 ends_line=buffer.endswith(b"\n"),
                 next_seq=next_seq,
                 seqs=seqs,
                 lost=spans.minus([(1, next_seq - 1)], seqs) if next_seq > 1 else [],
-                changes=left.changes if left is not None else [],
+                changes=tail.changes if tail is not None else [],
                 damaged=False,
             )
             return
@@ -407,8 +407,8 @@ class Log:
         scan = scan_log(buffer, offset=self.end, next_seq=self.next_seq)
         if scan.tail is not None and (scan.tail.damaged or scan.tail.lost):
             # The bytes may have been read during a write, so read the bytes a second time.
-            again = self.read(self.end, self.end + len(buffer))
-            scan = scan_log(again, offset=self.end, next_seq=self.next_seq)
+            buffer_again = self.read(self.end, self.end + len(buffer))
+            scan = scan_log(buffer_again, offset=self.end, next_seq=self.next_seq)
         self._apply_scan(scan, len(buffer))
 
     def _apply_scan(self, scan: Scan, length: int) -> None:
@@ -546,13 +546,13 @@ class Log:
                 "version does not know; upgrade stenolog to write to this session"
             )
 
-    def is_same_file(self, found: os.stat_result | None) -> bool:
-        """Return whether `found` is the status of this log's file."""
-        return found is not None and found.st_ino == self.inode and found.st_dev == self.device
+    def is_same_file(self, status: os.stat_result | None) -> bool:
+        """Return whether `status` is the status of this log's file."""
+        return status is not None and status.st_ino == self.inode and status.st_dev == self.device
 
-    def _newer(self, what: str) -> NewerFormat:
+    def _newer(self, subject: str) -> NewerFormat:
         return NewerFormat(
-            f"{self.directory.path / self.name} was written by a newer stenolog ({what}); "
+            f"{self.directory.path / self.name} was written by a newer stenolog ({subject}); "
             "upgrade stenolog"
         )
 
@@ -562,10 +562,10 @@ class Log:
 
     # --- damage ------------------------------------------------------------------------------
 
-    def _add_lost(self, gone: list[tuple[int, int]]) -> None:
-        if not gone or self.state is None:
+    def _add_lost(self, lost_spans: list[tuple[int, int]]) -> None:
+        if not lost_spans or self.state is None:
             return
-        new = spans.minus(spans.union(gone), missing(self.state))
+        new = spans.minus(spans.union(lost_spans), missing(self.state))
         if new:
             self.state.lost = spans.union(self.state.lost, new)
             self._visible = None
@@ -591,8 +591,10 @@ class Log:
 
     def history(self, *, last: int | None, after: int | None) -> list[Message]:
         """Return the visible messages after `after`, at most `last`, including archived ones."""
-        found = self.visible_messages(last=last, after=after)
-        return self.add_archived(found, self.read_archives(found)) if found.low else found.messages
+        lookup = self.visible_messages(last=last, after=after)
+        return (
+            self.add_archived(lookup, self.read_archives(lookup)) if lookup.low else lookup.messages
+        )
 
     def visible_messages(self, *, last: int | None, after: int | None) -> "LogLookup":
         """Return the messages of `history` that are in the live log."""
@@ -600,36 +602,36 @@ class Log:
         self.keeps_messages = True
         if last is None and after is None and self._visible is not None:
             return LogLookup(self._visible.copy())
-        wanted = self._select(last, after)
-        while wanted and self._load_from(wanted[0][0]):
-            wanted = self._select(last, after)
-        found = [message for span in wanted for message in self._slice(*span)]
-        if wanted and wanted[0][0] < self.first_live():
-            return LogLookup(found, wanted[0][0], wanted, copy(self.known_state()))
+        wanted_spans = self._select(last, after)
+        while wanted_spans and self._load_from(wanted_spans[0][0]):
+            wanted_spans = self._select(last, after)
+        messages = [message for span in wanted_spans for message in self._slice(*span)]
+        if wanted_spans and wanted_spans[0][0] < self.first_live():
+            return LogLookup(messages, wanted_spans[0][0], wanted_spans, copy(self.known_state()))
         if last is None and after is None:
-            self._visible = found.copy()
-        return LogLookup(found)
+            self._visible = messages.copy()
+        return LogLookup(messages)
 
     def all_messages(self, *, after: int) -> "LogLookup":
         """Return every message after `after` in the live log, with the hidden ones marked."""
         self.ensure_loaded()
         self.keeps_messages = True
         self._load_from(after + 1)
-        found = self._mark_hidden(self._slice(after + 1, self.next_seq))
+        messages = self._mark_hidden(self._slice(after + 1, self.next_seq))
         if after + 1 >= self.first_live():
-            return LogLookup(found)
-        return LogLookup(found, after + 1, state=copy(self.known_state()))
+            return LogLookup(messages)
+        return LogLookup(messages, after + 1, state=copy(self.known_state()))
 
-    def read_archives(self, found: "LogLookup") -> list[archive.ArchiveContent]:
+    def read_archives(self, lookup: "LogLookup") -> list[archive.ArchiveContent]:
         """Return the archives that hold the rest of the messages, newest first.
 
         The caller need not hold the mutex, because reading can take long and archives do not
         change. A purge may delete the archives, but replaces the log first.
         """
-        return list(archive.chain(self.directory, found.state, found.low)) if found.state else []
+        return list(archive.chain(self.directory, lookup.state, lookup.low)) if lookup.state else []
 
     def add_archived(
-        self, found: "LogLookup", archives: list[archive.ArchiveContent]
+        self, lookup: "LogLookup", archives: list[archive.ArchiveContent]
     ) -> list[Message]:
         """Return the messages of the archives, then the messages of the live log."""
         state = self.known_state()
@@ -637,12 +639,12 @@ class Log:
         for opened in archives:
             self._report_damage(opened.bad, opened.path)
             older = opened.messages + older
-        gone = missing(state)
-        by_seq = {m.seq: m for m in older if m.seq >= found.low}
-        older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(gone, seq)]
-        held = spans.union(((m.seq, m.seq) for m in older), gone)
+        missing_spans = missing(state)
+        by_seq = {m.seq: m for m in older if m.seq >= lookup.low}
+        older = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(missing_spans, seq)]
+        known_spans = spans.union(((m.seq, m.seq) for m in older), missing_spans)
         # These messages are not recorded as lost: a missing archive may be restored from a backup.
-        self._missing_archived = spans.minus([(found.low, self.first_live() - 1)], held)
+        self._missing_archived = spans.minus([(lookup.low, self.first_live() - 1)], known_spans)
         if self._missing_archived:
             log_reports.warning(
                 "%s: %d messages are in missing or damaged archives; run `steno doctor` for "
@@ -650,9 +652,9 @@ class Log:
                 self.directory.path / self.name,
                 spans.size(self._missing_archived),
             )
-        if found.wanted is None:
-            return self._mark_hidden(older) + found.messages
-        return [m for m in older if spans.contains(found.wanted, m.seq)] + found.messages
+        if lookup.wanted is None:
+            return self._mark_hidden(older) + lookup.messages
+        return [m for m in older if spans.contains(lookup.wanted, m.seq)] + lookup.messages
 
     def _mark_hidden(self, messages: list[Message]) -> list[Message]:
         visible_spans = visible(self.known_state(), self.next_seq - 1)
@@ -663,18 +665,18 @@ class Log:
 
     def _select(self, last: int | None, after: int | None) -> list[tuple[int, int]]:
         end = self.next_seq - 1
-        wanted = visible(self.known_state(), end)
+        visible_spans = visible(self.known_state(), end)
         if after is not None:
-            wanted = spans.clipped(wanted, after + 1, end)
+            visible_spans = spans.clipped(visible_spans, after + 1, end)
         if last is not None:
             short: list[tuple[int, int]] = []
-            for first, final in reversed(wanted):
+            for first, final in reversed(visible_spans):
                 if last <= 0:
                     break
                 short.append((max(first, final - last + 1), final))
                 last -= final - first + 1
-            wanted = short[::-1]
-        return wanted
+            visible_spans = short[::-1]
+        return visible_spans
 
     def _slice(self, first: int, last: int) -> list[Message]:
         messages = self.messages
@@ -711,7 +713,7 @@ class Log:
 
     def _prepend(self, buffer: bytes, start: int) -> None:
         """Read bytes that end where the messages in memory begin."""
-        gone, first_live = missing(self.known_state()), self.first_live()
+        lost, first_live = missing(self.known_state()), self.first_live()
         records, bad = read_records(buffer, offset=start)
         self.phase = LoadPhase.UPDATING
         self._report_damage(bad)
@@ -727,12 +729,12 @@ class Log:
         if start == 0:
             first = min(first, first_live)
         # Without damage the seqs are consecutive: the first seq and the count imply all seqs.
-        regular = not bad and not gone and len(messages) == self.first_loaded - first
+        regular = not bad and not lost and len(messages) == self.first_loaded - first
         if not regular or (messages and messages[0].seq != first):
-            kept = {m.seq: m for m in messages if m.seq < self.first_loaded}
-            messages = [kept[seq] for seq in sorted(kept) if not spans.contains(gone, seq)]
-            held = spans.union(((m.seq, m.seq) for m in messages), gone)
-            self._add_lost(spans.minus([(first, self.first_loaded - 1)], held))
+            by_seq = {m.seq: m for m in messages if m.seq < self.first_loaded}
+            messages = [by_seq[seq] for seq in sorted(by_seq) if not spans.contains(lost, seq)]
+            known_spans = spans.union(((m.seq, m.seq) for m in messages), lost)
+            self._add_lost(spans.minus([(first, self.first_loaded - 1)], known_spans))
         self.first_loaded = min(self.first_loaded, first)
         self.messages = messages + self.messages
         self.phase = LoadPhase.READY
@@ -788,13 +790,13 @@ class Log:
         """Return an undo step with the parts that the state omits. Raises DamagedStore."""
         if not step.elsewhere:
             return step
-        found = self.undo_steps({step.number}).get(step.number)
-        if found is None:
+        complete = self.undo_steps({step.number}).get(step.number)
+        if complete is None:
             raise DamagedStore(
                 f"{self.key!r}: change {step.number} is damaged and cannot be undone; "
                 "run `steno doctor`"
             )
-        return found
+        return complete
 
     def undo_steps(self, numbers: Collection[int]) -> dict[int, Undo]:
         """Return the undo steps of changes by number; steps that no file contains are left out."""
@@ -802,13 +804,13 @@ class Log:
         records, _ = read_records(self.read(0, self.end), offset=0)
         changes = [record.body for record in records if isinstance(record, ChangeRecord)]
         # If several changes have the same number, the first change counts.
-        found = {c.number: undo_step_of(c) for c in reversed(changes) if c.number in numbers}
+        steps = {c.number: undo_step_of(c) for c in reversed(changes) if c.number in numbers}
         archives = archive.chain(self.directory, state, 1)
-        while len(found) < len(numbers) and (opened := next(archives, None)) is not None:
+        while len(steps) < len(numbers) and (opened := next(archives, None)) is not None:
             for change in opened.changes:
                 if change.number in numbers:
-                    found.setdefault(change.number, undo_step_of(change))
-        return found
+                    steps.setdefault(change.number, undo_step_of(change))
+        return steps
 
     # --- state of the session ----------------------------------------------------------------
 

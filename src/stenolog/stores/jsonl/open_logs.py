@@ -172,29 +172,29 @@ class OpenLogCache:
         """
         deadline = time.monotonic() + self._busy_timeout
         while True:
-            seen = self.read(key, lambda log: (log, *look(log)))
-            if seen is None:
+            lookup_result = self.read(key, lambda log: (log, *look(log)))
+            if lookup_result is None:
                 return None
-            log, result, found = seen
-            messages = self._add_archived(log, found)
+            log, result, lookup = lookup_result
+            messages = self._add_archived(log, lookup)
             if messages is not None:
                 return result, messages
             self.discard(log)
             _check_deadline(deadline, key)
 
-    def _add_archived(self, log: Log, found: LogLookup) -> list[Message] | None:
+    def _add_archived(self, log: Log, lookup: LogLookup) -> list[Message] | None:
         """Return the messages of a lookup together with the archived messages.
 
         Return None if the log was replaced or is no longer loaded, so that the caller reads it
         again.
         """
-        messages = found.messages
-        if found.low:
+        messages = lookup.messages
+        if lookup.low:
             try:
-                archives = log.read_archives(found)
+                archives = log.read_archives(lookup)
             except OSError as error:
                 raise store_error(error, f"reading the archives of {log.key!r}") from error
-            incomplete = any(one.bad for one in archives)
+            incomplete = any(content.bad for content in archives)
             # A purge replaces the log before it deletes the archives.
             # guard: missing-archive-reported
             if incomplete and not log.is_same_file(self.directory.stat(log.name)):
@@ -202,7 +202,7 @@ class OpenLogCache:
             with log.mutex:
                 if not log.is_loaded:
                     return None  # another thread failed to read the log
-                messages = log.add_archived(found, archives)
+                messages = log.add_archived(lookup, archives)
         self.trim(log)
         return messages
 
@@ -226,8 +226,8 @@ class OpenLogCache:
                 raise OSError(why, "may only be read", log.name)
             self._locked[key] = log
             lock_until(log.descriptor, deadline, f"the log of {key!r}")
-            found = self.directory.stat(log.name)
-            if found is None or not log.is_same_file(found):  # guard: inode-after-lock
+            status = self.directory.stat(log.name)
+            if status is None or not log.is_same_file(status):  # guard: inode-after-lock
                 # The log was replaced during the wait: the locked file no longer has the name.
                 self.discard(log)
                 self.unlock(key)
@@ -235,7 +235,7 @@ class OpenLogCache:
                 continue
             try:
                 with log.mutex:
-                    log.catch_up(found.st_size)  # guard: catch-up-before-append
+                    log.catch_up(status.st_size)  # guard: catch-up-before-append
                     new, suspect = log.phase is LoadPhase.NEW, log.suspect
             except BaseException:
                 self.discard(log)

@@ -58,7 +58,7 @@ class Purger:
         self._queue.run_exclusive(key, lambda: self._hide(key))
         with _partly_done(key):
             hidden = trash.keys(self._directory, purged=True)
-            purged = [entry for entry, found in hidden if found == key]
+            purged = [entry for entry, deleted_key in hidden if deleted_key == key]
             # The process that hid the sessions may have been killed before its sync. Files are
             # deleted only after the sync, because a power cut could make an unsynced session
             # visible again.
@@ -70,7 +70,9 @@ class Purger:
     def purge_trash(self, key: str, entries: Collection[Deleted]) -> Purged:
         """Purge deleted sessions, as `PurgingStore.purge_trash`."""
         with _nothing_done(key):
-            every = [entry for entry, found in trash.keys(self._directory) if found == key]
+            every = [
+                entry for entry, deleted_key in trash.keys(self._directory) if deleted_key == key
+            ]
         meant = [entry for entry in every if (entry.uid, entry.deleted) in entries]
         if not meant or len(meant) != len(set(entries)):
             raise NoSuchSession(
@@ -86,13 +88,13 @@ class Purger:
 
     def unfinished(self) -> list[Trashed]:
         """Return interrupted purges, as `PurgingStore.unfinished_purges`."""
-        left = []
+        sessions = []
         for entry, key in trash.keys(self._directory, purged=True):
             trashed = Trashed(key=key, uid=entry.uid, deleted=entry.deleted, count=0)
             with suppress(DamagedStore), trash.opened(self._directory, entry) as log:
                 trashed = trashed if log is None else trash.describe(log, entry)
-            left.append(trashed)
-        return left
+            sessions.append(trashed)
+        return sessions
 
     def finish(self, uid: str) -> Purged:
         """Finish an interrupted purge, as `PurgingStore.finish_purge`."""
@@ -109,13 +111,13 @@ class Purger:
         with _partly_done(key):
             alone = alone or self._is_vacant(key)
             results = [self._delete_files(key, entry, alone=alone) for entry in purged]
-            gone = [found for found in results if found is not None]
+            purged_seqs = [seqs for seqs in results if seqs is not None]
             forks, unread = self._forks(key)
             warnings = (*not_reached(key, forks=forks), *unread, *self._unknown_entries(key))
         return Purged(
-            messages=sum(map(spans.size, gone)),
-            first=min((found[0][0] for found in gone if found), default=0),
-            last=max((found[-1][1] for found in gone if found), default=0),
+            messages=sum(map(spans.size, purged_seqs)),
+            first=min((seqs[0][0] for seqs in purged_seqs if seqs), default=0),
+            last=max((seqs[-1][1] for seqs in purged_seqs if seqs), default=0),
             not_reached=warnings,
         )
 
@@ -127,7 +129,7 @@ class Purger:
                 with live.mutex:
                     live.check_known()
             every = trash.keys(self._directory)
-            deleted = [entry for entry, found in every if found == key]
+            deleted = [entry for entry, deleted_key in every if deleted_key == key]
             with _partly_done(key) if deleted else _nothing_done(key):
                 for entry in deleted:
                     self._hide_deleted(entry)
@@ -157,8 +159,8 @@ class Purger:
         return vacant[0]
 
     def _size(self, key: str) -> int:
-        found = self._directory.stat(file_names.log_name(key))
-        return 0 if found is None else found.st_size
+        status = self._directory.stat(file_names.log_name(key))
+        return 0 if status is None else status.st_size
 
     @contextmanager
     def _locked_key(self, key: str) -> Iterator[Log | None]:
@@ -200,7 +202,7 @@ class Purger:
         ):
             if log is None:
                 return None
-            found = _present_seqs(log)
+            seqs = _present_seqs(log)
             if archives is not None:
                 archive.delete_all(self._directory, archives, entry.uid)
             name = re.escape(file_names.log_name(key))
@@ -212,23 +214,23 @@ class Purger:
             with trash.opened_folder(self._directory, trash.FOLDER) as folder:
                 unfinished = f".{entry.name.removesuffix(trash.PURGED)}.new"
                 _unlink(folder, unfinished, entry.name)
-            return found
+            return seqs
 
     # --- the first messages ------------------------------------------------------------------
 
     def purge_before(self, key: str, before: int) -> Purged:
         """Purge the messages below a seq, as `Store.purge`."""
-        gone, summary = self._purge_before(key, before)
+        purged_seqs, summary = self._purge_before(key, before)
         with _partly_done(key):
             self._delete_catalog()
-            deleted = sum(found == key for _, found in trash.keys(self._directory))
+            deleted = sum(deleted_key == key for _, deleted_key in trash.keys(self._directory))
             forks, unread = self._forks(key)
             warnings = not_reached(key, forks=forks, summary=summary, trashed=deleted)
             warnings = (*warnings, *unread, *self._copies(key), *self._unknown_entries(key))
         return Purged(
-            messages=spans.size(gone),
-            first=gone[0][0] if gone else 0,
-            last=gone[-1][1] if gone else 0,
+            messages=spans.size(purged_seqs),
+            first=purged_seqs[0][0] if purged_seqs else 0,
+            last=purged_seqs[-1][1] if purged_seqs else 0,
             not_reached=warnings,
         )
 
@@ -270,15 +272,15 @@ class Purger:
             if state.uid != uid:
                 return
             try:
-                gone = rewrite.finish_purge(
+                purged_seqs = rewrite.finish_purge(
                     log,
                     prepared,
                     before,
                     lambda entry: self._complete_step(log, entry),
                     writer.now(),
                 )
-                if gone is not None:
-                    done.append((gone, state.summary))
+                if purged_seqs is not None:
+                    done.append((purged_seqs, state.summary))
             except OSError as error:
                 raise rename_error(error, log, f"purging {key!r}") from error
             finally:
@@ -303,11 +305,11 @@ class Purger:
     # --- copies that a purge does not reach --------------------------------------------------
 
     def _copies(self, key: str) -> Iterator[str]:
-        name = re.escape(file_names.log_name(key))
+        log_name = re.escape(file_names.log_name(key))
         with trash.opened_folder(self._directory, ASIDE_FOLDER) as folder:
-            for found in trash.names_in(folder):
-                if re.fullmatch(rf"{name}{_ASIDE_STAMP}", found):
-                    path = f"{ASIDE_FOLDER}/{found}"
+            for file_name in trash.names_in(folder):
+                if re.fullmatch(rf"{log_name}{_ASIDE_STAMP}", file_name):
+                    path = f"{ASIDE_FOLDER}/{file_name}"
                     yield f"{path} is a copy of {key!r} that `steno doctor` made; delete it"
 
     def _forks(self, key: str) -> tuple[list[str], list[str]]:

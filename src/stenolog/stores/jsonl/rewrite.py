@@ -127,15 +127,15 @@ def rewrite_log(log: Log, upto: int, at: str) -> None:
     if known is None or not read_records(text, offset=0)[0]:
         replace_log(log, text)
         return
-    found = replay(text, known)
+    replayed = replay(text, known)
     text = compose_log(
-        found.head,
-        found.state,
+        replayed.head,
+        replayed.state,
         text,
         at,
-        first_seq=found.first_seq,
-        next_seq=found.next_seq,
-        tail=found.tail,
+        first_seq=replayed.first_seq,
+        next_seq=replayed.next_seq,
+        tail=replayed.tail,
     )
     replace_log(log, text)
 
@@ -217,7 +217,7 @@ class PreparedArchive(Struct, frozen=True):
 
 def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
     """Return the end offset of the lines up to the floor, their last seq and number of messages."""
-    offset = cut = last = count = seen = newest = 0
+    offset = cut = last = count = seen_count = newest = 0
     for line in lines_of(text):
         offset += len(line)
         record = parse_line(line.removesuffix(b"\n"))
@@ -228,10 +228,10 @@ def find_cut(text: bytes, floor: int) -> tuple[int, int, int]:
         if record.seq <= newest:
             continue  # the line is a second copy of the message
         newest = record.seq
-        seen += 1
+        seen_count += 1
         part = part_of(record)
         if part is None or part[0] == part[1]:
-            cut, last, count = offset, record.seq, seen
+            cut, last, count = offset, record.seq, seen_count
     return cut, last, count
 
 
@@ -252,7 +252,7 @@ def prepare_archive(log: Log, folder: int) -> PreparedArchive | None:
     as_of_cut = replay(text[:cut], state, proven=True)
     moved = text[:cut]
     # guard: archive-chain-twice
-    if not any(found.body.archive == state.archive for found in states_in(moved)):
+    if not any(record.body.archive == state.archive for record in states_in(moved)):
         # The states that name the previous archive are damaged. Keep the chain of archives
         # connected.
         moved = control_line("state", first, state.created, as_of_cut.head) + moved
@@ -313,7 +313,7 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
 
     The caller holds the lock of the archive folder, so no other process changes the archives.
     """
-    made: list[Archive] = []
+    archives: list[Archive] = []
     named = state.archive
     while named is not None and named.last >= before:
         text = archive.read_text(directory, state.uid, named)
@@ -329,10 +329,10 @@ def prepare_purge(directory: Directory, folder: int, state: State, before: int) 
         if new is not None:
             first = control_line("state", new.first, state.created, head)
             archive.write(folder, new.name, [first, remaining_lines(text, before, missing(state))])
-            made.append(new)
+            archives.append(new)
         named = below
     return PreparedPurge(
-        state.archive, made[0] if made else None, frozenset(found.name for found in made)
+        state.archive, archives[0] if archives else None, frozenset(item.name for item in archives)
     )
 
 
@@ -352,8 +352,8 @@ def _check_chain(
     """Raise DamagedStore if the previous archive holds messages to keep and cannot be found."""
     if below is not None or named.first <= before:
         return
-    wanted = spans.minus([(before, named.first - 1)], missing(state))
-    if wanted:
+    wanted_spans = spans.minus([(before, named.first - 1)], missing(state))
+    if wanted_spans:
         path = directory.path / archive.FOLDER / state.uid / named.name
         raise DamagedStore(
             f"{path} does not name the previous archive, which contains messages to keep; "
@@ -408,15 +408,19 @@ def remaining_lines(text: bytes, before: int, gone: Sequence[Span]) -> bytes:
     offset = 0
     for line in lines_of(text):
         record = parse_line(line.removesuffix(b"\n"))
-        found = [record] if record is not None else salvage(line)
-        for one in found:
-            if isinstance(one, Message) and one.seq > newest and not spans.contains(gone, one.seq):
-                newest = one.seq
-                lines.append(batch.line(one))
-            elif isinstance(one, UnknownRecord) and one is record and lines:
+        records = [record] if record is not None else salvage(line)
+        for item in records:
+            if (
+                isinstance(item, Message)
+                and item.seq > newest
+                and not spans.contains(gone, item.seq)
+            ):
+                newest = item.seq
+                lines.append(batch.line(item))
+            elif isinstance(item, UnknownRecord) and item is record and lines:
                 lines.append(line)
         # guard: purge-drops-void-bytes
-        if not found and lines and offset in damaged and line.endswith(b"\n"):
+        if not records and lines and offset in damaged and line.endswith(b"\n"):
             lines.append(line)
         offset += len(line)
     return b"".join(lines)

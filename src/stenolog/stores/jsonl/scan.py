@@ -213,7 +213,7 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
     if open_from is not None:
         last_good = open_from - 1
     expected, lost, repeated = _missing(kept + dropped, next_seq, void_seqs)
-    again = {index for index, record in kept if id(record) in repeated}
+    duplicates = {index for index, record in kept if id(record) in repeated}
     kept = [(index, record) for index, record in kept if id(record) not in repeated]
     kept.sort(key=lambda pair: pair[0])
     consumed = lines[last_good].stop if last_good >= 0 else 0
@@ -221,7 +221,7 @@ def scan_log(buffer: bytes, *, offset: int, next_seq: int, proven: bool = False)
     # A duplicated message counts once, and the second copy is reported.
     bad += [
         DamagedBytes(offset + p.start, p.stop - p.start, False, buffer[p.start : p.stop])
-        for p in (lines[index] for index in sorted(again))
+        for p in (lines[index] for index in sorted(duplicates))
     ]
     tail = _tail(buffer, lines[last_good + 1 :], consumed, expected, batches)
     if tail is not None:
@@ -251,10 +251,10 @@ def _split_lines(buffer: bytes) -> tuple[list[_Line], int]:
         if text:
             record = parse_line(text)
             # guard: salvage-glued-records
-            found = [record] if record is not None else salvage(text)
-            if newline < 0 and not found:
+            records = [record] if record is not None else salvage(text)
+            if newline < 0 and not records:
                 return lines, start
-            lines.append(_Line(start, stop, found, b"" if record is not None else text))
+            lines.append(_Line(start, stop, records, b"" if record is not None else text))
         start = stop
     return lines, len(buffer)
 
@@ -328,13 +328,13 @@ class _Batches:
 
 
 def _missing(
-    found: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
+    counted: list[tuple[int, Record]], next_seq: int, void_seqs: Sequence[Span]
 ) -> tuple[int, list[Span], set[int]]:
     """Return the next seq, the missing seqs, and the ids of duplicate records."""
     expected = next_seq
     gaps: list[Span] = []
     repeated: set[int] = set()
-    for _, record in sorted(found, key=lambda pair: pair[0]):
+    for _, record in sorted(counted, key=lambda pair: pair[0]):
         if record.seq > expected:
             gaps.append((expected, record.seq - 1))
             expected = record.seq
@@ -389,11 +389,11 @@ def _tail(
     if count:
         lost = spans.union(lost, [(next_seq, next_seq + count - 1)])
         next_seq += count
-    left = len(buffer) - consumed
-    if not left and not lost and not seqs and not changes:
+    remaining = len(buffer) - consumed
+    if not remaining and not lost and not seqs and not changes:
         return None
     return Tail(
-        bytes=left,
+        bytes=remaining,
         ends_line=buffer.endswith(b"\n"),
         next_seq=next_seq,
         seqs=seqs,
@@ -437,12 +437,12 @@ def find_state(buffer: bytes, *, at_start: bool) -> tuple[int, StateRecord | Unk
     `at_start` means that the buffer begins at the start of a line.
     """
     needle = LINE_START + b'state"'
-    found = buffer.rfind(needle)
-    while found >= 0:
-        if (found == 0 and at_start) or buffer[found - 1 : found] == b"\n":
-            newline = buffer.find(b"\n", found)
-            record = parse_line(buffer[found : newline if newline >= 0 else len(buffer)])
+    position = buffer.rfind(needle)
+    while position >= 0:
+        if (position == 0 and at_start) or buffer[position - 1 : position] == b"\n":
+            newline = buffer.find(b"\n", position)
+            record = parse_line(buffer[position : newline if newline >= 0 else len(buffer)])
             if isinstance(record, StateRecord | UnknownRecord):
-                return found, record
-        found = buffer.rfind(needle, 0, found)
+                return position, record
+        position = buffer.rfind(needle, 0, position)
     return None

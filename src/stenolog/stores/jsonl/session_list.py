@@ -38,13 +38,13 @@ def list_keys(
             candidates.append((key.encode(), name))
     candidates.sort()
     start = b"" if after is None else after.encode("utf-8", "surrogatepass")
-    found: list[str] = []
+    keys: list[str] = []
     for raw, name in candidates:
-        if limit is not None and len(found) >= limit:
+        if limit is not None and len(keys) >= limit:
             break
         if raw > start and _key_inside(directory, name) == raw.decode():
-            found.append(raw.decode())
-    return found
+            keys.append(raw.decode())
+    return keys
 
 
 def _key_inside(directory: Directory, name: str) -> str | None:
@@ -175,7 +175,7 @@ class _StampCache:
             with suppress(OSError):
                 self._watch = FolderWatch(directory.descriptor)
         self._listings += 1
-        found: dict[str, str] = {}
+        stamps_by_name: dict[str, str] = {}
         here = directory.list_names()
         self._decode_names(here)
         folder, keys, lstat, is_file = directory.descriptor, self._keys, os.lstat, stat.S_ISREG
@@ -187,8 +187,8 @@ class _StampCache:
                 except FileNotFoundError:
                     continue
                 if at.st_size and is_file(at.st_mode):
-                    found[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
-        self._stamps = found
+                    stamps_by_name[key] = f"{at.st_ino}:{at.st_size}:{at.st_mtime_ns}"
+        self._stamps = stamps_by_name
 
     def _decode_names(self, here: list[str]) -> None:
         """Decode all names of the most frequent form at once."""
@@ -205,8 +205,8 @@ class _StampCache:
         key = self._key(directory, name)
         if key is None:
             return
-        found = directory.stat(name)
-        stamp = _stamp(found) if found is not None else None
+        status = directory.stat(name)
+        stamp = _stamp(status) if status is not None else None
         if stamp:
             self._stamps[key] = stamp
         else:
@@ -225,10 +225,10 @@ class _StampCache:
         return key
 
 
-def _stamp(found: os.stat_result) -> str | None:
-    if not found.st_size or not stat.S_ISREG(found.st_mode):
+def _stamp(status: os.stat_result) -> str | None:
+    if not status.st_size or not stat.S_ISREG(status.st_mode):
         return None
-    return f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 _mutex: Final = ThreadLock()
@@ -275,8 +275,8 @@ class FolderWatch:
             raise OSError("this file system may not tell all")
         self._process = os.getpid()
         # As in `open_descriptor`: Ctrl-C cannot interrupt between the call and the assignment.
-        begun = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
-        (self._events,) = map(Descriptor, begun)
+        descriptors = map(libc.inotify_init1, (os.O_NONBLOCK | os.O_CLOEXEC,))
+        (self._events,) = map(Descriptor, descriptors)
         if self._events < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         path = f"/proc/self/fd/{folder}".encode()
@@ -295,16 +295,16 @@ class FolderWatch:
         # A forked child shares the queue: the parent would miss the events that the child reads.
         if os.getpid() != self._process or self._events < 0:
             return None
-        found: set[str] = set()
+        names: set[str] = set()
         with self._mutex:
             while True:
                 try:
                     events = os.read(self._events, _CHUNK)
                 except BlockingIOError:
-                    return found
+                    return names
                 except OSError:
                     return None
-                if not _add_names(events, found):
+                if not _add_names(events, names):
                     return None
 
     def close(self) -> None:

@@ -296,11 +296,11 @@ class JSONLSnapshotWriter:
                 archive.locked_folder(self._directory, note.uid, until, create=False)
             )
             paths = [note.path, note.old_path] if note.moves else [note.path]
-            found = [
+            opened_logs = [
                 snapshots.opened_at(self._directory, path, note.uid, until=until, hold=True)
                 for path in paths
             ]
-            found_logs = [log for one in found if (log := stack.enter_context(one))]
+            found_logs = [log for opened in opened_logs if (log := stack.enter_context(opened))]
             if len(found_logs) > 1 and snapshots.is_untouched(found_logs[1]):
                 self._remove(note.old_path)
             if folder is not None and found_logs:
@@ -489,15 +489,15 @@ def _write_log(
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Join lines into blocks."""
-    held: list[bytes] = []
+    block_lines: list[bytes] = []
     size = 0
     for line in lines:
-        held.append(line)
+        block_lines.append(line)
         size += len(line)
         if size >= _BLOCK:
-            yield b"".join(held)
-            held, size = [], 0
-    yield b"".join(held)
+            yield b"".join(block_lines)
+            block_lines, size = [], 0
+    yield b"".join(block_lines)
 
 
 def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
@@ -505,11 +505,11 @@ def _lines(messages: Iterable[Message]) -> Iterator[bytes]:
     batch = (0, 0)
     for message in messages:
         seq, body = message.seq, message.to_json()
-        found = token_of(message) if message._once is not None else None
-        if found is not None:
-            batch = (seq, found[1])
+        token = token_of(message) if message._once is not None else None
+        if token is not None:
+            batch = (seq, token[1])
         place = seq - batch[0] + 1
-        if found is None and place > batch[1]:
+        if token is None and place > batch[1]:
             yield plain_line(seq, message._at, body)
         else:
             part = (place, batch[1]) if batch[1] > 1 else None
@@ -525,8 +525,8 @@ class _TokenCollector:
     def watch(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield these messages and record their idempotency keys."""
         for message in messages:
-            if message._once is not None and (found := token_of(message)) is not None:
-                self._seen.append((*found, message.seq, []))
+            if message._once is not None and (token := token_of(message)) is not None:
+                self._seen.append((*token, message.seq, []))
             if self._seen:
                 _, count, first, bodies = self._seen[-1]
                 if message.seq < first + count:

@@ -79,7 +79,7 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
             at = timestamp(entry.deleted)
             mark = SnapshotMark(key=key, uid=entry.uid, deleted=at, stamp=stamped, problem=problem)
             deleted.append(mark)
-    found: dict[str, tuple[str, SnapshotMark | None]] = {}
+    marks: dict[str, tuple[str, SnapshotMark | None]] = {}
     for name in directory.list_names():
         stamped = stamp_of(directory, name) if name.endswith(file_names.LOG_SUFFIX) else None
         if stamped is not None:
@@ -88,9 +88,9 @@ def list_snapshots(directory: Directory, cache: SnapshotCache) -> list[SnapshotM
             unread = before is not None and before[1] is not None and before[1].problem
             if before is None or before[0] != stamped or unread:
                 before = stamped, _live_session(directory, name)
-            found[name] = before
-    cache.marks = found
-    living = [mark for _, mark in found.values() if mark is not None]
+            marks[name] = before
+    cache.marks = marks
+    living = [mark for _, mark in marks.values() if mark is not None]
     return sorted(deleted, key=_sort_key) + sorted(living, key=_sort_key)
 
 
@@ -136,13 +136,13 @@ def trash_path(entry: trash.Entry) -> str:
 
 def stamp_of(directory: Directory, path: str) -> str | None:
     """Return the stamp of the file at a path, or None."""
-    found = directory.stat(path)
-    return None if found is None else stamp(path, found)
+    status = directory.stat(path)
+    return None if status is None else stamp(path, status)
 
 
-def stamp(path: str, found: os.stat_result) -> str:
+def stamp(path: str, status: os.stat_result) -> str:
     """Return the stamp of a file."""
-    return f"{path}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    return f"{path}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 # --- one session -----------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def opened(directory: Directory, mark: SnapshotMark, *, until: float, hold: bool
         for _ in range(_MOVES):
             log = _open_live(directory, mark, until=until, hold=hold)
             if log is not None:
-                stack.callback(_close_log, log, held=hold)
+                stack.callback(_close_log, log, is_held=hold)
                 break
             entry = find_deleted(directory, mark.uid)
             if entry is not None:
@@ -207,12 +207,12 @@ def opened_at(
             mark = SnapshotMark(key=key or "", uid=uid, stamp="")
             log = _open_live(directory, mark, until=until, hold=hold) if key else None
             if log is not None:
-                stack.callback(_close_log, log, held=hold)
+                stack.callback(_close_log, log, is_held=hold)
         yield log
 
 
-def _close_log(log: Log, *, held: bool) -> None:
-    if held:
+def _close_log(log: Log, *, is_held: bool) -> None:
+    if is_held:
         log.descriptor.release()
     log.close()
 
@@ -328,8 +328,8 @@ def _copied_to(log: Log) -> list[str]:
         for line in reversed(lines):
             record = parse_line(line.removesuffix(b"\n"))
             if not isinstance(record, StateRecord):
-                words = record.body.op.split() if isinstance(record, ChangeRecord) else []
-                return words[1:] if words[:1] == [COPIED] else []
+                parts = record.body.op.split() if isinstance(record, ChangeRecord) else []
+                return parts[1:] if parts[:1] == [COPIED] else []
         if start == 0:
             return []
         length *= 4
@@ -337,17 +337,17 @@ def _copied_to(log: Log) -> list[str]:
 
 def _steps(log: Log, state: State) -> list[Undo]:
     """Return the undo steps after the last damaged step; earlier steps cannot be undone."""
-    wanted = {entry.number for entry in state.undo if entry.elsewhere}
-    if not wanted:
+    numbers = {entry.number for entry in state.undo if entry.elsewhere}
+    if not numbers:
         return list(state.undo)
     with log.mutex:
-        found = log.undo_steps(wanted)
+        stored_steps = log.undo_steps(numbers)
     steps: list[Undo] = []
     for entry in state.undo:
-        if entry.elsewhere and entry.number not in found:
+        if entry.elsewhere and entry.number not in stored_steps:
             steps = []
         else:
-            steps.append(found.get(entry.number, entry) if entry.elsewhere else entry)
+            steps.append(stored_steps.get(entry.number, entry) if entry.elsewhere else entry)
     return steps
 
 
@@ -356,10 +356,10 @@ def _steps(log: Log, state: State) -> list[Undo]:
 
 def messages(log: Log, state: State, end: int, after: int) -> Iterator[Message]:
     """Yield every readable message after a seq in order, including archived ones."""
-    gone = states.missing(state)
+    missing = states.missing(state)
     newest = after
     for message in _stored(log, state, after):
-        if newest < message.seq <= end and not (gone and spans.contains(gone, message.seq)):
+        if newest < message.seq <= end and not (missing and spans.contains(missing, message.seq)):
             newest = message.seq
             yield message
 
@@ -378,14 +378,14 @@ def _archived(log: Log, state: State, after: int) -> Iterator[Message]:
     """Yield the messages of the archives, oldest first, with one archive in memory at a time."""
     chain = archive.chain(log.directory, state, after + 1)
     newest = next(chain)
-    others = []
+    earlier_archives = []
     named = newest.before
     for older in chain:
-        others.append(named)
+        earlier_archives.append(named)
         named = older.before
         _check_not_replaced(log, older)
     _check_not_replaced(log, newest)
-    for other in reversed(others):
+    for other in reversed(earlier_archives):
         if other is not None:
             yield from archive.read(log.directory, state.uid, other).messages
     yield from newest.messages

@@ -202,8 +202,8 @@ class JSONLStore:
         group, results = make_group(appends)
         with self._in_use.entry:
             self._check_write(key)
-            found = self._queue.append_group(key, [batch for _, batch in group], self._fence)
-        for (index, batch), first in zip(group, found, strict=True):
+            outcomes = self._queue.append_group(key, [batch for _, batch in group], self._fence)
+        for (index, batch), first in zip(group, outcomes, strict=True):
             if isinstance(first, StenologError):
                 results[index] = first
             else:
@@ -332,18 +332,18 @@ class JSONLStore:
 
         deadline = time.monotonic() + self._busy_timeout
         try:
-            while (found := self._read(key, look)) is not None:
-                uid = found[1]
+            while (log_and_uid := self._read(key, look)) is not None:
+                uid = log_and_uid[1]
                 with archive.locked_folder(self._directory, uid, deadline, create=True) as folder:
                     # The previous holder of the lock may have replaced or removed the log.
-                    found = self._read(key, look)
-                    if found is None or found[1] != uid:
+                    log_and_uid = self._read(key, look)
+                    if log_and_uid is None or log_and_uid[1] != uid:
                         break
                     # A purge may have removed the folder.
                     if folder is not None and os.fstat(folder).st_nlink:
-                        prepared = rewrite.prepare_archive(found[0], folder)
+                        prepared = rewrite.prepare_archive(log_and_uid[0], folder)
                         # Drop the log: its descriptor keeps the lock if the release failed.
-                        found = None
+                        log_and_uid = None
                         return (
                             rewrite.NOTHING_ARCHIVED
                             if prepared is None
@@ -506,8 +506,8 @@ class JSONLStore:
     def mark(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
         with self._in_use.entry:
-            found = self._directory.stat(f".{name}")
-        return "" if found is None else f"{found.st_ino}:{found.st_size}"
+            status = self._directory.stat(f".{name}")
+        return "" if status is None else f"{status.st_ino}:{status.st_size}"
 
     def change_mark(self, name: str) -> None:
         """Give the change marker `name` a new value."""
@@ -548,8 +548,8 @@ class JSONLStore:
 
         with self._in_use.entry:
             check_key(key)
-            seen = self._logs.read_with_archives(key, look)
-        messages = seen[1] if seen is not None else []
+            result = self._logs.read_with_archives(key, look)
+        messages = result[1] if result is not None else []
         return messages if last is None or not full else messages[max(0, len(messages) - last) :]
 
     def get_summary(self, key: str) -> str:
@@ -558,10 +558,10 @@ class JSONLStore:
 
     def info(self, key: str) -> SessionInfo:
         """Return the session's metadata and counts."""
-        found = self._read(key, lambda log: log.info())
-        if found is None:
+        info = self._read(key, lambda log: log.info())
+        if info is None:
             raise NoSuchSession(key)
-        return found
+        return info
 
     def view(self, key: str, last: int | None = None) -> SessionView:
         """Return info, summary and visible messages of one moment."""
@@ -578,16 +578,16 @@ class JSONLStore:
             state = log.known_state()
             unchanged = old is not None and old.holds(state.uid, state.generation, state.number)
             after = old.upto if old is not None and unchanged else None
-            found = log.visible_messages(last=last, after=after)
+            lookup = log.visible_messages(last=last, after=after)
             # guard: view-reads-on-after-complete-writes
-            return (log.info(), log.next_seq - 1, after), found
+            return (log.info(), log.next_seq - 1, after), lookup
 
         with self._in_use.entry:
             check_key(key)
-            seen = self._logs.read_with_archives(key, look)
-        if seen is None:
+            result = self._logs.read_with_archives(key, look)
+        if result is None:
             raise NoSuchSession(key)
-        (info, upto, after), messages = seen
+        (info, upto, after), messages = result
         return SessionView(info=info, messages=tuple(messages), upto=upto, last=last, after=after)
 
     def list_sessions(
@@ -612,7 +612,7 @@ class JSONLStore:
         if self._closed.is_set():
             raise StoreClosed("the store is closed")
         return poll_messages(
-            lambda seen: self._new_messages(key, seen),
+            lambda last_seq: self._new_messages(key, last_seq),
             self._closed.wait,
             key,
             after=max(0, after),
@@ -629,14 +629,14 @@ class JSONLStore:
         """
 
         def look(log: Log) -> tuple[tuple[Log, str, int], LogLookup]:
-            found = log.all_messages(after=after) if log.next_seq > after + 1 else LogLookup([])
-            return (log, log.known_state().uid, log.next_seq - 1), found
+            lookup = log.all_messages(after=after) if log.next_seq > after + 1 else LogLookup([])
+            return (log, log.known_state().uid, log.next_seq - 1), lookup
 
         with self._in_use.entry:
-            seen = self._logs.read_with_archives(key, look)
-            if seen is None:
+            result = self._logs.read_with_archives(key, look)
+            if result is None:
                 return None
-            (log, uid, end), messages = seen
+            (log, uid, end), messages = result
             if messages:
                 try:
                     writer.sync(log)  # guard: follow-syncs-first
@@ -710,8 +710,8 @@ class JSONLStore:
             self._closed.set()
             _stores.discard(self)
             with self._leasing:
-                held = list(self._leases)
-            for lease in held:
+                leases = list(self._leases)
+            for lease in leases:
                 lease.release()
         finally:
             # Call it twice, because Ctrl-C may interrupt the first call.

@@ -63,14 +63,14 @@ class Entry(Struct, frozen=True):
 
 def entry_of(name: str) -> Entry | None:
     """Parse a file name in the trash; return None for any other name."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
     try:
-        deleted = _moment(found[2])
+        deleted = _moment(match[2])
     except ValueError:
         return None
-    return Entry(name, found[1], deleted, purged=found[3] is not None)
+    return Entry(name, match[1], deleted, purged=match[3] is not None)
 
 
 def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
@@ -84,8 +84,8 @@ def entries(directory: Directory, *, purged: bool = False) -> list[Entry]:
         except OSError as error:
             raise store_error(error, f"listing {directory.path / FOLDER}") from error
     every = [entry for name in here if (entry := entry_of(name)) is not None]
-    found = [entry for entry in every if entry.purged == purged]
-    return sorted(found, key=lambda entry: (entry.deleted, entry.uid), reverse=True)
+    selected = [entry for entry in every if entry.purged == purged]
+    return sorted(selected, key=lambda entry: (entry.deleted, entry.uid), reverse=True)
 
 
 def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
@@ -124,7 +124,7 @@ def move_in(log: Log, at: str, *, purged: bool = False) -> Entry:
 def _deletion_time(folder: int, at: str) -> datetime:
     """Return `at`, or a time after all deletions in the trash if the clock was set back."""
     deleted = datetime.fromisoformat(at)
-    stamps = [found[2] for name in names_in(folder) if (found := _NAME.fullmatch(name)) is not None]
+    stamps = [match[2] for name in names_in(folder) if (match := _NAME.fullmatch(name)) is not None]
     newest = max(stamps, default="")
     if newest >= deleted.strftime(_STAMP):
         with suppress(ValueError, OverflowError):  # another program made the name
@@ -162,8 +162,8 @@ def opened(
             if descriptor is not None and until is not None:
                 lock_until(descriptor, until, f"the deleted session {entry.uid}")
             if descriptor is not None and _is_at(folder, entry.name, descriptor):
-                given, descriptor = descriptor, None
-                log = _loaded(directory, entry, given)
+                owned, descriptor = descriptor, None
+                log = _loaded(directory, entry, owned)
         finally:
             if descriptor is not None:
                 descriptor.close()
@@ -178,15 +178,15 @@ def opened(
 
 def list_deleted(directory: Directory) -> list[Trashed]:
     """List the deleted sessions; report damaged files. Raises StoreUnavailable."""
-    found = []
+    deleted = []
     for entry in entries(directory):
         try:
             with opened(directory, entry) as log:
                 if log is not None:
-                    found.append(describe(log, entry))
+                    deleted.append(describe(log, entry))
         except DamagedStore:
             _reported.report_once(f"the deleted session {directory.path / FOLDER / entry.name}")
-    return found
+    return deleted
 
 
 def describe(log: Log, entry: Entry) -> Trashed:
@@ -284,18 +284,18 @@ def _restored_text(log: Log, key: str, was: DeletedAs | None, *, generations: in
     with log.mutex:
         known, updated = log.known_state(), log.updated
     text = log.read(0, log.file_size())
-    found = replay(text, known)
-    found.head.key = found.state.key = key
-    found.head.deleted_as = found.state.deleted_as = was  # guard: cut-restore-keeps-key
-    found.state.generation += generations - 1  # `composed` adds 1
+    replayed = replay(text, known)
+    replayed.head.key = replayed.state.key = key
+    replayed.head.deleted_as = replayed.state.deleted_as = was  # guard: cut-restore-keeps-key
+    replayed.state.generation += generations - 1  # `composed` adds 1
     return compose_log(
-        found.head,
-        found.state,
+        replayed.head,
+        replayed.state,
         text,
-        updated or found.state.created,
-        first_seq=found.first_seq,
-        next_seq=found.next_seq,
-        tail=found.tail,
+        updated or replayed.state.created,
+        first_seq=replayed.first_seq,
+        next_seq=replayed.next_seq,
+        tail=replayed.tail,
     )
 
 
@@ -303,9 +303,9 @@ def head_state(descriptor: int) -> State | None:
     """Return the first state of a log; None if no state is intact. Raises OSError."""
     size = os.fstat(descriptor).st_size
     for length in (_HEAD, size):
-        found = next(states_in(os.pread(descriptor, length, 0)), None)
-        if found is not None or length >= size:
-            return found.body if found is not None else None
+        record = next(states_in(os.pread(descriptor, length, 0)), None)
+        if record is not None or length >= size:
+            return record.body if record is not None else None
     return None
 
 
@@ -358,8 +358,8 @@ def names_in(folder: int | None) -> list[str]:
     """Return the names in a folder; empty if `folder` is None. Raises OSError."""
     if folder is None:
         return []
-    with os.scandir(folder) as found:
-        return [entry.name for entry in found]
+    with os.scandir(folder) as listing:
+        return [entry.name for entry in listing]
 
 
 def _open(directory: Directory, folder: int | None, name: str, path: str) -> Descriptor | None:
@@ -380,10 +380,10 @@ def _open(directory: Directory, folder: int | None, name: str, path: str) -> Des
 
 def _is_at(folder: int | None, name: str, descriptor: int) -> bool:
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(found, os.fstat(descriptor))
+    return os.path.samestat(status, os.fstat(descriptor))
 
 
 def _loaded(directory: Directory, entry: Entry, descriptor: Descriptor) -> Log:

@@ -128,15 +128,15 @@ class Gate:
 
     def _try_to_lead(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> bool:
         """Lead and return True; return False if another thread took the lock first."""
-        taken = False
+        acquired = False
         try:
-            (taken,) = map(self.lock.acquire, (False,))
-            if taken and not mine.done:
+            (acquired,) = map(self.lock.acquire, (False,))
+            if acquired and not mine.done:
                 self._lead_group(mine, lead)
         finally:
-            if taken:
+            if acquired:
                 self.lock.release()
-        return taken
+        return acquired
 
     def _lead_group(self, mine: Pending, lead: Callable[[list[Pending]], None]) -> None:
         """Lead, unless a leader was interrupted while it wrote `mine`.
@@ -215,10 +215,10 @@ class WriteQueue:
         log, gate = self._logs.opened(key), self._gates.get(hash(key) % GATES)
         if log is None or gate is None or gate.waiting:
             return 0
-        taken = False
+        acquired = False
         try:
-            (taken,) = map(gate.lock.acquire, (False,))
-            if not taken:
+            (acquired,) = map(gate.lock.acquire, (False,))
+            if not acquired:
                 return 0
             seq, outcome, cached = fast_append(self._logs, log, payload, check)
             if outcome is not STORED and outcome is not None:
@@ -230,7 +230,7 @@ class WriteQueue:
             if not seq & _TOUCH_EVERY:
                 self._logs.touch(log)
         finally:
-            if taken:
+            if acquired:
                 gate.lock.release()
         if gate.waiting:
             gate.wake_next()
@@ -401,15 +401,15 @@ def fast_append(
     cached = False
     try:
         fcntl.flock(descriptor, EXCLUSIVE_NOWAIT)
-        found = os.stat(log.name, dir_fd=logs.directory.descriptor, follow_symlinks=False)
+        status = os.stat(log.name, dir_fd=logs.directory.descriptor, follow_symlinks=False)
         at = now()
         with log.mutex:
             before, seq, identity = log.size, log.next_seq, (log.inode, log.device)
             if (  # guard: fast-append-size, fast-append-inode
                 log.phase is not LoadPhase.READY
                 or log.suspect
-                or found.st_size != before
-                or (found.st_ino, found.st_dev) != identity
+                or status.st_size != before
+                or (status.st_ino, status.st_dev) != identity
                 or logs.entries.get(log.name) != identity
                 or logs.suspects
                 or log.synced != before
@@ -480,6 +480,6 @@ def delete_if_empty(log: Log) -> None:
 
 def _not_stored(error: StenologError) -> StenologError:
     """Return a copy of an error for another caller; NotStored if the store cannot be opened."""
-    own = NotStored(*error.args) if type(error) is StoreUnavailable else copy_error(error)
-    own.__cause__ = error
-    return own
+    error_copy = NotStored(*error.args) if type(error) is StoreUnavailable else copy_error(error)
+    error_copy.__cause__ = error
+    return error_copy

@@ -81,7 +81,7 @@ def prepare_write(log: Log, at: str) -> WritePrefix:
         offset, seq, tail = log.size, log.next_seq, log.tail
         joined = log.synced < log.end
         ends_line = log.ends_line
-        due = copy(log.known_state()) if not new and _state_is_due(log) else None
+        new_state = copy(log.known_state()) if not new and _state_is_due(log) else None
     if tail is not None:  # guard: torn-tail-set-aside
         # The void record proves that all bytes before it are on the disk, so sync them first.
         sync(log)
@@ -97,14 +97,14 @@ def prepare_write(log: Log, at: str) -> WritePrefix:
         return WritePrefix(offset, _first_states(log.key, at), 1, joined=True)
     if not ends_line:
         return WritePrefix(offset, b"\n", seq, joined=True)
-    if due is None:
+    if new_state is None:
         return WritePrefix(offset, b"", seq, joined, ())
     if joined:
         sync(log)
-    text = control_line("state", seq, at, due)
+    text = control_line("state", seq, at, new_state)
     with log.mutex:
         log.state_bytes = len(text)
-    return WritePrefix(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=due)])
+    return WritePrefix(offset, text, seq, True, [StateRecord(seq=seq, at=at, body=new_state)])
 
 
 def sync(log: Log) -> None:

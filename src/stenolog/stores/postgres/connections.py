@@ -113,18 +113,18 @@ def _with_timeout(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any,
                 # guard: postgres-silent-server
                 raise NoAnswer(f"the server did not answer a statement within {seconds:g} s")
     except StopIteration as done:
-        found: T = done.value
-        return found
+        result: T = done.value
+        return result
 
 
 def binary_adapters() -> AdaptersMap:
     """Return the adapters that send values in binary, and all integers as eight bytes."""
-    found = AdaptersMap(psycopg.adapters)
-    found.register_dumper(int, Int8BinaryDumper)
+    adapters = AdaptersMap(psycopg.adapters)
+    adapters.register_dumper(int, Int8BinaryDumper)
     # Send texts without escaping: with escaped quotes, a list of long texts took seconds.
-    found.register_dumper(str, StrBinaryDumper)
-    found.register_dumper(list, ListBinaryDumper)
-    return found
+    adapters.register_dumper(str, StrBinaryDumper)
+    adapters.register_dumper(list, ListBinaryDumper)
+    return adapters
 
 
 class ConnectionPool:
@@ -185,25 +185,25 @@ class ConnectionPool:
     def _new_slot(self) -> PoolSlot | None:
         """Return a slot for another connection; None if the maximum is reached."""
         with self._mutex:
-            used = [ref for ref in self._slots if (slot := ref()) is not None and not slot.free]
-            self._slots = used
-            if len(used) >= self._settings.connections:
+            slots = [ref for ref in self._slots if (slot := ref()) is not None and not slot.free]
+            self._slots = slots
+            if len(slots) >= self._settings.connections:
                 return None
             slot = PoolSlot()
-            used.append(weakref.ref(slot))
+            slots.append(weakref.ref(slot))
             return slot
 
     def _wait(self, deadline: float) -> None:
         """Wait until a connection may be free. Raises StoreBusy."""
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             raise StoreBusy(
                 f"all {self._settings.connections} connections were in use for too "
                 "long; raise the limit with ?connections=NUMBER"
             )
         self._waiting.append(None)
         try:
-            self._freed.get(timeout=min(left, _RECHECK_SECONDS))
+            self._freed.get(timeout=min(remaining, _RECHECK_SECONDS))
         except Empty:
             pass
         finally:
@@ -302,9 +302,9 @@ class ConnectionPool:
             while True:
                 self._close_connection(self._idle.pop())
 
-    def abandon(self, others: Iterable[Transaction]) -> None:
+    def abandon(self, transactions: Iterable[Transaction]) -> None:
         """In a forked child: keep the parent's connections open, which the parent still uses."""
-        _PARENT_CONNECTIONS.extend([*self._idle, *others])
+        _PARENT_CONNECTIONS.extend([*self._idle, *transactions])
 
 
 _PARENT_CONNECTIONS: Final[list[Transaction]] = []
@@ -328,12 +328,12 @@ def default_parameters(conninfo: str, *, read_only: bool) -> dict[str, str]:
     if in_database or not all(port.isdigit() for port in ports if port):
         # The driver ends the host at a / in the password, and would print the rest.
         raise UsageError(_INVALID_URL)
-    found = {name: value for name, value in _DEFAULTS.items() if parameters.get(name) is None}
+    defaults = {name: value for name, value in _DEFAULTS.items() if parameters.get(name) is None}
     hosts = str(parameters.get("host") or parameters.get("hostaddr") or "")
     if "," in hosts and not read_only and parameters.get("target_session_attrs") is None:
         # Of several servers, use the server that accepts writes.
-        found["target_session_attrs"] = "read-write"
-    return found
+        defaults["target_session_attrs"] = "read-write"
+    return defaults
 
 
 def _has_data(connection: Connection) -> bool:

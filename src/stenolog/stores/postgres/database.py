@@ -230,9 +230,9 @@ class Database:
         if self is other:
             return True
         name = secrets.randbits(62)
-        with self.read() as here, other.read() as there:
-            here.execute(b"SELECT pg_advisory_xact_lock($1)", (name,))
-            [(is_free,)] = there.execute(b"SELECT pg_try_advisory_xact_lock($1)", (name,))
+        with self.read() as first, other.read() as second:
+            first.execute(b"SELECT pg_advisory_xact_lock($1)", (name,))
+            [(is_free,)] = second.execute(b"SELECT pg_try_advisory_xact_lock($1)", (name,))
         return not is_free  # guard: copy-onto-same-database
 
     # --- connections and state ---------------------------------------------------------------
@@ -364,10 +364,10 @@ def open_database(settings: Settings) -> Database:
     # Only callers with the same settings wait during the connect.
     with opening:
         with _sharing:
-            found = _shared.get(settings)
-            if found is not None and not found.closed:
-                found.users += 1
-                return found
+            shared = _shared.get(settings)
+            if shared is not None and not shared.closed:
+                shared.users += 1
+                return shared
         database = Database(settings)
         database.users = 1
         with _sharing:
@@ -397,22 +397,26 @@ _RESTORE_ADVICE: Final = (
 def examine(database: Database) -> Report:
     """Examine the server and the tables. Raises StoreUnavailable if the tables cannot be read."""
     errors, problems = database.problems()
-    found = [
+    findings = [
         Finding(kind="server", meaning=meaning, advice="Check the server's settings.")
         for meaning in (*errors, *problems)
     ]
     try:
         with database.read() as transaction:
             sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
-            found += damaged
-            found += _stray_rows(transaction)
+            findings += damaged
+            findings += _stray_rows(transaction)
     except NewerFormat as error:
-        found.append(Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog."))
-        return Report(sessions=0, findings=tuple(found))
+        findings.append(
+            Finding(kind="newer format", meaning=str(error), advice="Upgrade stenolog.")
+        )
+        return Report(sessions=0, findings=tuple(findings))
     except DamagedStore as error:
-        found.append(Finding(kind="damaged database", meaning=str(error), advice=_RESTORE_ADVICE))
-        return Report(sessions=0, findings=tuple(found))
-    return Report(sessions=sessions, findings=tuple(found))
+        findings.append(
+            Finding(kind="damaged database", meaning=str(error), advice=_RESTORE_ADVICE)
+        )
+        return Report(sessions=0, findings=tuple(findings))
+    return Report(sessions=sessions, findings=tuple(findings))
 
 
 def repair(database: Database) -> list[RepairResult]:

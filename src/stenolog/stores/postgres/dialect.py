@@ -171,12 +171,12 @@ class PostgresDialect:
         Adjacent batches without idempotency keys are merged, and stored completely or not at all.
         """
         groups: list[list[tuple[int, Batch]]] = []
-        for one in group:
-            is_joined = one[1].once is None and groups and groups[-1][-1][1].once is None
+        for item in group:
+            is_joined = item[1].once is None and groups and groups[-1][-1][1].once is None
             if is_joined:
-                groups[-1].append(one)
+                groups[-1].append(item)
             else:
-                groups.append([one])
+                groups.append([item])
         for adjacent in groups:
             try:
                 first = self._append(
@@ -267,8 +267,8 @@ class PostgresDialect:
             notices = self.database.vacuum()
         except StenologError as error:
             notices = [str(error)]
-        left = "the pages of the tables still contain it until their owner vacuums them"
-        return (f"{left}: {notices[0]}",) if notices else ()
+        remainder = "the pages of the tables still contain it until their owner vacuums them"
+        return (f"{remainder}: {notices[0]}",) if notices else ()
 
     def health(self) -> Health:
         """Return whether writes are expected to work."""
@@ -314,14 +314,14 @@ def _append_one(transaction: "Transaction", namespace: str, key: str, payload: b
         ):
             return int(seq)
         raise _SessionMissing
-    found = transaction.run_prepared(
+    row = transaction.run_prepared(
         "append_one",
         _TYPES,
         (namespace.encode(), raw_key, at.encode(), payload, _int8(size), _int8(format)),
     )
-    if found is None:
+    if row is None:
         raise _SessionMissing
-    return int.from_bytes(found, "big")
+    return int.from_bytes(row, "big")
 
 
 def _int8(number: int) -> bytes:

@@ -174,7 +174,7 @@ class Notifications:
     def unsubscribe(self, name: str, signal: ChangeSignal) -> None:
         """Stop signalling changes of this session to `signal`."""
         with self._mutex:
-            signals = [one for one in self._signals.get(name, ()) if one is not signal]
+            signals = [other for other in self._signals.get(name, ()) if other is not signal]
             if signals:
                 self._signals[name] = signals
             else:

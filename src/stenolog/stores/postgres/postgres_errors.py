@@ -138,7 +138,7 @@ def describe_error(error: Exception) -> str:
     line = _first_line(error)
     advice = _ADVICE.get(state) or _ADVICE.get(state[:2])
     if advice is None and isinstance(error, psycopg.OperationalError):
-        advice = next((what for phrase, what in _REFUSALS.items() if phrase in text), None)
+        advice = next((hint for phrase, hint in _REFUSALS.items() if phrase in text), None)
     if advice is None and "failed to resolve host" in text:
         advice = "check the name of the host"
     if advice is None and is_connection_lost(error):

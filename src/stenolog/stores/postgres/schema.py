@@ -51,13 +51,13 @@ _SCHEMAS: Final = b"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"
 @cache
 def migrations() -> tuple[str, ...]:
     """Return the migration scripts in order; the last number is the version of the tables."""
-    found = {
+    scripts = {
         int(entry.name.partition("_")[0]): entry.read_text(encoding="utf-8")
         for entry in (files(__package__) / "schema").iterdir()
         if entry.name.endswith(".sql")
     }
-    assert sorted(found) == list(range(1, len(found) + 1)), "a number is missing"
-    return tuple(found[number] for number in sorted(found))
+    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "a number is missing"
+    return tuple(scripts[number] for number in sorted(scripts))
 
 
 def newest_version() -> int:
@@ -71,11 +71,11 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
     Return True if the tables are older and opened read-only, so that they stay older. A concurrent
     caller waits until the tables are ready. Raises NewerFormat, DamagedStore, EmptyStore.
     """
-    found = version_of(connection, settings.schema)
-    if found is not None and found == newest_version():
+    version = version_of(connection, settings.schema)
+    if version is not None and version == newest_version():
         return False
     if settings.read_only:
-        if found is None:
+        if version is None:
             raise EmptyStore(
                 f"there are no sessions of stenolog in this database yet (schema "
                 f"{settings.schema!r}); check the name. The first write creates the tables"
@@ -85,16 +85,16 @@ def prepare(connection: "Connection", settings: "Settings") -> bool:
         # Each statement must see the tables that the previous lock holder created.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.execute("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
-        found = version_of(connection, settings.schema)
-        if found == newest_version():
+        version = version_of(connection, settings.schema)
+        if version == newest_version():
             return False
-        if found is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
+        if version is None and not list(connection.execute(_SCHEMAS, (settings.schema,))):
             connection.execute(f"CREATE SCHEMA {quoted(settings.schema)}".encode())
-        if found is not None:
+        if version is not None:
             # Lock the table: otherwise a session that another process creates now would not be
             # migrated.
             connection.execute(f"LOCK TABLE {quoted(settings.schema)}.session".encode())
-        for script in migrations()[found or 0 :]:
+        for script in migrations()[version or 0 :]:
             connection.execute(script.replace("{schema}", quoted(settings.schema)).encode())
         set_version(connection, settings.schema, newest_version())
     return False
@@ -128,11 +128,11 @@ def version_of(connection: "Connection", schema: str) -> int | None:
     return check_version(int(rows[0][0]))
 
 
-def check_version(found: int) -> int:
+def check_version(version: int) -> int:
     """Return the version of the tables if this code knows it. Raises NewerFormat."""
-    if found > newest_version():
+    if version > newest_version():
         raise NewerFormat(
-            f"the tables have version {found}, but this stenolog supports up to "
+            f"the tables have version {version}, but this stenolog supports up to "
             f"{newest_version()}: upgrade stenolog"
         )
-    return found
+    return version

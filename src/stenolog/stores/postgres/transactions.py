@@ -101,11 +101,11 @@ class Transaction:
             cursor.execute(self.sql[name], values)
         except psycopg.errors.UniqueViolation as error:
             raise _conflict_error(error) from error
-        found = cursor.fetchall() if cursor.description is not None else []
-        if len(found) > _MANY_ROWS:
+        rows = cursor.fetchall() if cursor.description is not None else []
+        if len(rows) > _MANY_ROWS:
             # The old cursor would keep the fetched rows in memory until its next use.
             self._cursor = self.connection.cursor(binary=True)
-        return found
+        return rows
 
     def run_prepared(
         self, name: str, types: Sequence[int], values: Sequence[bytes]
@@ -134,8 +134,8 @@ class Transaction:
         pgconn = self.connection.pgconn
         pgconn.send_query_prepared(name.encode(), values, formats, Format.BINARY)
         result = self._result(_TUPLES_OK)
-        found: bytes | None = result.get_value(0, 0) if result.ntuples else None
-        return found
+        value: bytes | None = result.get_value(0, 0) if result.ntuples else None
+        return value
 
     def _result(self, expected: ExecStatus) -> Any:
         # A server that closes the connection may send a result first, then the error.

@@ -116,8 +116,8 @@ def complete_undo_step(transaction: Transaction, session: Session, entry: Undo) 
     """
     if not entry.elsewhere:
         return entry
-    found = transaction.run("find_change", session.id, entry.number)
-    return undo_step_from((to_bytes(body) for (body,) in found), session.state.key, entry)
+    rows = transaction.run("find_change", session.id, entry.number)
+    return undo_step_from((to_bytes(body) for (body,) in rows), session.state.key, entry)
 
 
 def compact(transaction: Transaction, session: Session) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class StoreLeases:
     def is_active(self, epoch: int) -> bool:
         """Return whether this store still uses the lease."""
         with self._mutex:
-            is_known = any(epoch == one for one, _ in self._epochs.values())
+            is_known = any(epoch == active_epoch for active_epoch, _ in self._epochs.values())
             return is_known and epoch not in self._abandoned
 
     def abandon(self, epoch: int) -> None:
@@ -114,10 +114,10 @@ def acquire_lease(
                 if epoch:
                     return epoch
                 continue
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise StoreBusy(f"{key!r} is leased by {description}")
-            wait_for_change(left)
+            wait_for_change(remaining)
 
 
 def find_holder(dialect: Dialect, transaction: Transaction, namespace: str, key: str) -> str | None:
@@ -170,7 +170,9 @@ class SQLLease(Generic[S]):
         if self._leases.closed or self._is_inherited():
             return True
         try:
-            rows = self._dialect.run_read(lambda found: found.run("lease_in_force", self.epoch))
+            rows = self._dialect.run_read(
+                lambda transaction: transaction.run("lease_in_force", self.epoch)
+            )
         except StoreClosed:
             return True
         return not any(self._dialect.is_lease_held(row) for row in rows)

@@ -102,8 +102,8 @@ def restore(
 ) -> None:
     """Restore a deleted session. Raises NoSuchSession, SessionExists."""
     transaction.check_format()
-    for session, found in transaction.run("find_deleted", namespace, transaction.key(key)):
-        if uid in (None, printable_text(found)):
+    for session, stored_uid in transaction.run("find_deleted", namespace, transaction.key(key)):
+        if uid in (None, printable_text(stored_uid)):
             _check_key_is_free(transaction, namespace, as_key)
             try:
                 transaction.run("restore_session", session, transaction.key(as_key))
@@ -172,7 +172,7 @@ def purge_trash(
     # Lock the sessions first, so that they stay in the trash until the transaction ends.
     rows = transaction.run("find_deleted", namespace, transaction.key(key))
     listed = list_trash(transaction, namespace)
-    known = {(one.uid, one.deleted) for one in listed if one.key == key}
+    known = {(session.uid, session.deleted) for session in listed if session.key == key}
     if not expected or not known.issuperset(expected):
         return None
     uids = {uid for uid, _ in expected}
@@ -188,7 +188,7 @@ def _remove(
     imported: tuple[str, ...],
 ) -> RemovedMessages:
     numbers = [number for number, _ in rows]
-    found = [_extent(transaction, number, MAX_SEQ) for number in numbers]
+    extents = [_extent(transaction, number, MAX_SEQ) for number in numbers]
     with transaction.erasing():
         for number, uid in rows:
             transaction.run("remove_mark", namespace, copy_marker(printable_text(uid)))
@@ -200,9 +200,9 @@ def _remove(
             transaction.run("end_lease_of", namespace, transaction.key(key))
     not_reached = states.not_reached(key, forks=_forks(transaction, namespace, key))
     return RemovedMessages(
-        sum(messages for messages, *_ in found),
-        min((first for messages, first, _ in found if messages), default=0),
-        max(last for _, _, last in found),
+        sum(messages for messages, *_ in extents),
+        min((first for messages, first, _ in extents if messages), default=0),
+        max(last for _, _, last in extents),
         not_reached + imported,
     )
 
@@ -257,5 +257,5 @@ def _extent(transaction: Transaction, session: int, upto: int) -> tuple[int, int
 
 
 def _forks(transaction: Transaction, namespace: str, key: str) -> list[str]:
-    found = transaction.run("forks", namespace, transaction.key(key))
-    return [name.decode(errors="replace") for (name,) in found]
+    rows = transaction.run("forks", namespace, transaction.key(key))
+    return [name.decode(errors="replace") for (name,) in rows]

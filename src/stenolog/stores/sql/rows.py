@@ -84,9 +84,9 @@ def read_state(
 
     `changes` returns number and body of each recorded change, by number.
     """
-    found = _intact_state(body, key)
-    if found is not None:
-        return found
+    intact = _intact_state(body, key)
+    if intact is not None:
+        return intact
     state = rebuilt_state(key, changes())
     _reported_damage.report_once(
         f"the state of session {uid} ({key!r})", done="rebuilt from its changes"
@@ -127,11 +127,11 @@ def check_state(
     body: bytes | None, key: str, changes: Callable[[], Iterable[tuple[int, bytes]]]
 ) -> StateCheck:
     """Examine the state of a session; `changes` is the same as in `read_state`."""
-    found = _intact_state(body, key)
+    intact = _intact_state(body, key)
     recorded: dict[int, bytes] = {}
-    if found is None or any(entry.elsewhere for entry in found.undo):
+    if intact is None or any(entry.elsewhere for entry in intact.undo):
         recorded = dict(changes())
-    state = rebuilt_state(key, recorded.items()) if found is None else found
+    state = rebuilt_state(key, recorded.items()) if intact is None else intact
     damaged = []
     for entry in state.undo:
         bodies = [recorded[entry.number]] if entry.number in recorded else []
@@ -140,7 +140,7 @@ def check_state(
                 undo_step_from(bodies, key, entry)
         except DamagedStore:
             damaged.append(entry.number)
-    return StateCheck(state, found is None, damaged)
+    return StateCheck(state, intact is None, damaged)
 
 
 def repaired_state(
@@ -235,10 +235,10 @@ is None, or the call raises ValueError, if the time is damaged.
 
 def parse_time(text: str | bytes) -> datetime:
     """Parse a stored time. Raises ValueError, which includes UnicodeDecodeError."""
-    found = parse_iso(text if isinstance(text, str) else text.decode())
-    if found.tzinfo is None:
+    moment = parse_iso(text if isinstance(text, str) else text.decode())
+    if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
-    return found
+    return moment
 
 
 def deletion_time(earlier: Iterable[str | bytes]) -> str:

@@ -123,7 +123,7 @@ def list_keys(
 ) -> list[str]:
     """Return a page of keys in byte order."""
     end = prefix_end(prefix)
-    found = transaction.run(
+    rows = transaction.run(
         "list_keys",
         namespace,
         transaction.key(prefix),
@@ -132,7 +132,7 @@ def list_keys(
         MAX_SEQ if limit is None else min(limit, MAX_SEQ),
     )
     try:
-        return [key.decode() for (key,) in found]
+        return [key.decode() for (key,) in rows]
     except UnicodeDecodeError:
         # A damaged key must not hide the other keys.
         readable = session_stamps(transaction, namespace, damage)
@@ -144,13 +144,13 @@ def session_stamps(
     transaction: Transaction, namespace: str, damage: DamageReports
 ) -> dict[str, str]:
     """Return a stamp for each session; every change changes the stamp."""
-    found: dict[str, str] = {}
+    stamps: dict[str, str] = {}
     for key, stamp in transaction.run("stamps", namespace):
         try:
-            found[key.decode()] = printable_text(stamp)
+            stamps[key.decode()] = printable_text(stamp)
         except UnicodeDecodeError:
             damage.report_once(f"the session with the key {key!r}")
-    return found
+    return stamps
 
 
 # --- messages --------------------------------------------------------------------------------
@@ -208,19 +208,19 @@ def _read_messages(
 ) -> list[Message]:
     number = last
     while True:
-        wanted = seqs if number is None else spans.last_of(seqs, number)
-        found = transaction.messages(session.id, wanted, state)
+        selected_seqs = seqs if number is None else spans.last_of(seqs, number)
+        messages = transaction.messages(session.id, selected_seqs, state)
         missing: list[Span] = []
-        if len(found) != spans.size(wanted):  # guard: sql-missing-row
-            read = spans.union((message.seq, message.seq) for message in found)
-            missing = spans.minus(wanted, read)
+        if len(messages) != spans.size(selected_seqs):  # guard: sql-missing-row
+            read = spans.union((message.seq, message.seq) for message in messages)
+            missing = spans.minus(selected_seqs, read)
         if missing and damage is None:
             raise MissingRows
         if damage is not None:
-            damage.record_read(session.state.uid, missing, found)
+            damage.record_read(session.state.uid, missing, messages)
         if not missing or last is None or number is None:
-            return found
-        if len(found) >= last or wanted == seqs:
-            return found[-last:]
+            return messages
+        if len(messages) >= last or selected_seqs == seqs:
+            return messages[-last:]
         # Read earlier messages instead of the skipped messages.
         number *= _WIDEN_FACTOR

@@ -383,8 +383,8 @@ class SQLStore:
 
     def mark(self, name: str) -> str:
         """Return the value of the change marker `name`; empty for a marker without a value."""
-        found = self._read(lambda transaction, space: transaction.run("find_mark", space, name))
-        return "".join(str(number) for (number,) in found)
+        rows = self._read(lambda transaction, space: transaction.run("find_mark", space, name))
+        return "".join(str(number) for (number,) in rows)
 
     def change_mark(self, name: str) -> None:
         """Give the change marker `name` a new value."""
@@ -420,9 +420,9 @@ class SQLStore:
     def _new_messages(
         self, transaction: Transaction, damage: DamageReports | None, key: str, after: int
     ) -> NewMessages | None:
-        found = session_rows.find_current(transaction, self._namespace, key)
-        if found is None or found[1] <= after:
-            return None if found is None else (*found, [])
+        current = session_rows.find_current(transaction, self._namespace, key)
+        if current is None or current[1] <= after:
+            return None if current is None else (*current, [])
         session = session_rows.find_session(transaction, self._namespace, key)
         if session is None:
             return None
@@ -451,8 +451,8 @@ class SQLStore:
     def hold_snapshot(self, mark: SnapshotMark) -> Iterator[SnapshotReading]:
         """Read one session while no other writer can change it."""
         if self.read_only:
-            with self.read_snapshot(mark) as found:
-                yield found
+            with self.read_snapshot(mark) as reading:
+                yield reading
             return
         with self._dialect.write() as transaction:
             yield snapshots.read(transaction, self._namespace, mark, lock=True)

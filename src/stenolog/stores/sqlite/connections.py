@@ -335,8 +335,8 @@ _FileState = tuple[int, int, int]
 
 
 def _file_state(file: Path) -> _FileState:
-    found = os.lstat(file)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.lstat(file)
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _has_log(file: Path) -> bool:

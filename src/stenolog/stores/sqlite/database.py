@@ -155,22 +155,22 @@ class Database:
         if self.closed or self.settings.read_only:
             self.check_writable()
         queue, mine = self._queue, QueuedWrite(work)
-        taken = False
+        acquired = False
         try:
             queue.waiting.append(mine)
             if queue.is_first(mine):
                 # guard: sqlite-queue-lock-not-awaited
-                (taken,) = map(queue.lock.acquire, (False,))
-            if taken:
+                (acquired,) = map(queue.lock.acquire, (False,))
+            if acquired:
                 if queue.withdraw(mine):  # guard: sqlite-shared-work-done-once
                     return self._run_alone(work)
                 # Another thread has done this work since the queue was checked.
-                taken = False
+                acquired = False
                 queue.lock.release()
             result: T = self._run_queued(mine)
             return result
         finally:
-            if taken:
+            if acquired:
                 queue.lock.release()
             if queue.waiting or self.commit_events or self.closed:
                 mine.done = True
@@ -258,7 +258,7 @@ class Database:
         if isinstance(failure, StoreBusy) and not writer.commit_attempted:
             # The other callers continue to wait until their deadlines.
             present = time.monotonic()
-            group = [one for one in group if one is group[0] or one.deadline <= present]
+            group = [caller for caller in group if caller is group[0] or caller.deadline <= present]
         if interruption is None or writer.commit_attempted:
             _finish_group(group, failure)
         if interruption is not None:

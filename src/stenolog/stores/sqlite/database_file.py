@@ -34,8 +34,8 @@ def resolve_path(file: str | os.PathLike[str]) -> Path:
     if path.name in ("", "..") or "\0" in str(path):
         raise UsageError(f"{os.fspath(file)!r} is not the name of a file")
     try:
-        found = path.parent.resolve() / path.name
-        str(found).encode()
+        resolved = path.parent.resolve() / path.name
+        str(resolved).encode()
     except UnicodeEncodeError:
         raise UsageError(
             f"{os.fspath(file)!r} is not valid UTF-8, which SQLite requires; rename the "
@@ -43,7 +43,7 @@ def resolve_path(file: str | os.PathLike[str]) -> Path:
         ) from None
     except (OSError, RuntimeError) as error:
         raise StoreUnavailable(f"opening {path}: {error}") from error
-    return found
+    return resolved
 
 
 def header_version(header: bytes, file: Path, newest: int) -> int:
@@ -158,17 +158,17 @@ def problems(file: Path) -> list[str]:
 def _permission_problems(file: Path) -> list[str]:
     # The folder may be shared, for example a project folder. Only the database files must be
     # private.
-    found = []
+    problems = []
     companions = [file.with_name(file.name + end) for end in COMPANION_SUFFIXES]
     for path in (file, *companions, *find_catalogs(file)):
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & 0o077:
-                found.append(
+                problems.append(
                     f"{path} has mode {mode:04o}, so other users can read your sessions; "
                     f"run: chmod 600 {path}"
                 )
-    return found
+    return problems
 
 
 def _network_problems(file: Path) -> list[str]:

@@ -94,10 +94,10 @@ class SQLiteDialect:
 
         def work(transaction: Transaction) -> int:
             at = now()
-            found = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, 1, len(payload))))
-            if not found:
+            rows = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, 1, len(payload))))
+            if not rows:
                 return _append(transaction, namespace, key, Batch((payload,)))
-            [(session, seq)] = found
+            [(session, seq)] = rows
             transaction.execute(_ADD_MESSAGE, (session, seq, at, payload, checksum(payload, seq)))
             return int(seq)
 
@@ -270,9 +270,9 @@ def _append(transaction: Transaction, namespace: str, key: str, batch: Batch) ->
         if known:
             return known
     at, count, size = now(), len(payloads), sum(map(len, payloads))
-    found = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, count, size)))
-    if found:
-        [(session, last)] = found
+    rows = list(transaction.execute(_ALLOCATE_SEQS, (namespace, key, at, count, size)))
+    if rows:
+        [(session, last)] = rows
     else:
         state = blank(key, os.urandom(8).hex(), 1, at)
         session, last = create_session(transaction, namespace, state, count, size), count
@@ -324,14 +324,14 @@ class _LeaseHolder(Struct, frozen=True):
 
 def _parse_holder(text: bytes) -> _LeaseHolder | None:
     process, _, store = text.decode(errors="replace").rpartition(" ")
-    found = processes.parse(process)
-    if found is None:
+    parsed = processes.parse(process)
+    if parsed is None:
         return None
     name, _, until = store.partition("@")
     try:
-        return _LeaseHolder(found, name, float(until) if until else None)
+        return _LeaseHolder(parsed, name, float(until) if until else None)
     except ValueError:
-        return _LeaseHolder(found, name, None)
+        return _LeaseHolder(parsed, name, None)
 
 
 def _is_abandoned(epoch: int, holder: _LeaseHolder | None) -> bool:

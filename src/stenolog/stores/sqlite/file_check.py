@@ -36,9 +36,9 @@ def examine(file: str | os.PathLike[str], *, sqlite_version: str | None = None) 
         return Report(sessions=0, findings=(_opening_finding(error),))
     try:
         with database.read() as transaction:
-            found = list(_file_findings(database.file, transaction, version))
+            findings = list(_file_findings(database.file, transaction, version))
             sessions, damaged = examine_sessions(transaction, advice=_RESTORE_ADVICE)
-        return Report(sessions=sessions, findings=(*found, *damaged))
+        return Report(sessions=sessions, findings=(*findings, *damaged))
     except DamagedStore as error:
         return Report(sessions=0, findings=(_damage_finding(str(error)),))
     finally:

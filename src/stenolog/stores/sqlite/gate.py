@@ -119,15 +119,15 @@ class WriteQueue:
         self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]
     ) -> bool:
         """Run a group; return False if another thread acquired the lock first."""
-        taken = False
+        acquired = False
         try:
-            (taken,) = map(self.lock.acquire, (False,))
-            if taken and not mine.done:
+            (acquired,) = map(self.lock.acquire, (False,))
+            if acquired and not mine.done:
                 self._run_group(mine, run_group)
         finally:
-            if taken:
+            if acquired:
                 self.lock.release()
-        return taken
+        return acquired
 
     def _run_group(self, mine: QueuedWrite, run_group: Callable[[list[QueuedWrite]], None]) -> None:
         """Do the work of a group.
@@ -138,28 +138,28 @@ class WriteQueue:
             self._form_group(mine)
             run_group(self._group)
         finally:
-            unfinished = [one for one in self._group if one is not mine and not one.done]
-            self.waiting[:0] = [one for one in unfinished if one not in self.waiting]
+            unfinished = [write for write in self._group if write is not mine and not write.done]
+            self.waiting[:0] = [write for write in unfinished if write not in self.waiting]
             self._group = []
 
     @contextmanager
     def exclusive_turn(self, deadline: float) -> Iterator[None]:
         """Hold a turn that no other caller shares. Raises StoreBusy."""
         mine = QueuedWrite()
-        taken = False
+        acquired = False
         try:
             self.waiting.append(mine)
             while True:
                 if self.is_first(mine):
-                    (taken,) = map(self.lock.acquire, (False,))
-                if taken:
+                    (acquired,) = map(self.lock.acquire, (False,))
+                if acquired:
                     break
                 mine.wait()
                 self._check(mine, deadline)
             self.withdraw(mine)
             yield
         finally:
-            if taken:
+            if acquired:
                 self.lock.release()
             # The code is inline, as in `wait_for_turn`.
             if mine in self.waiting:

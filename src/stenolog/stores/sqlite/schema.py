@@ -25,17 +25,17 @@ _VIEWS: Final = "SELECT name FROM temp.sqlite_schema WHERE type = 'view'"
 @cache
 def migrations() -> Sequence[str]:
     """Return the migration scripts in order; the last number is the schema version."""
-    found = _numbered("schema")
-    assert sorted(found) == list(range(1, len(found) + 1)), "a number is missing"
-    return [found[number] for number in sorted(found)]
+    scripts = _numbered("schema")
+    assert sorted(scripts) == list(range(1, len(scripts) + 1)), "a number is missing"
+    return [scripts[number] for number in sorted(scripts)]
 
 
 @cache
 def views() -> Mapping[int, str]:
     """Return, for each schema number except the first, the views that replace its migration."""
-    found = _numbered("older")
-    assert sorted(found) == list(range(2, newest_version() + 1)), "a number is missing"
-    return found
+    scripts = _numbered("older")
+    assert sorted(scripts) == list(range(2, newest_version() + 1)), "a number is missing"
+    return scripts
 
 
 def _numbered(folder: str) -> dict[int, str]:

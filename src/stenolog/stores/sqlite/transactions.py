@@ -92,11 +92,11 @@ class Transaction:
     def run(self, name: str, /, *values: Any) -> list[Row]:
         """Execute the statements of this name and return the rows of the first statement."""
         sql = SQL[name]
-        found = list(self.execute(sql, values[: PARAMETER_COUNTS[sql]]))
+        rows = list(self.execute(sql, values[: PARAMETER_COUNTS[sql]]))
         if name in FURTHER_SQL:
             for other in FURTHER_SQL[name]:
                 list(self.execute(other, values[: PARAMETER_COUNTS[other]]))
-        return found
+        return rows
 
     def run_many(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute the statement of this name once for each row of values."""
