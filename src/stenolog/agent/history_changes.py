@@ -60,11 +60,11 @@ def _hide_copies(store: Store, view: SessionView, history: NewHistory) -> None:
     info = store.info(view.key)
     if info.uid != view.uid or info.last_seq <= view.upto + new:
         return
-    bodies = [one.to_dict() if isinstance(one, Message) else dict(one) for one in history]
-    stored = [one.to_dict() for one in store.get_history(view.key, after=view.upto, full=True)]
-    for kept in range(common):
-        copied = len(bodies) - kept
-        if stored[:copied] == bodies[kept:]:
+    bodies = [item.to_dict() if isinstance(item, Message) else dict(item) for item in history]
+    stored = [item.to_dict() for item in store.get_history(view.key, after=view.upto, full=True)]
+    for position in range(common):
+        copied = len(bodies) - position
+        if stored[:copied] == bodies[position:]:
             last = view.upto + copied - new
             store.hide(view.key, view.upto + 1, last)  # guard: edit-beside-clear
             return

@@ -156,12 +156,12 @@ class AgentInstance:
         try:
             view = self.store.view(key)
         except NoSuchSession:
-            own = self.own_key(key)
+            session_key = self.own_key(key)
             view = None
-            if own != key:
+            if session_key != key:
                 with suppress(NoSuchSession):
-                    view = self.store.view(own)
-            return own, view
+                    view = self.store.view(session_key)
+            return session_key, view
         return key, view
 
     def own_key(self, key: str) -> str:
@@ -271,14 +271,14 @@ class AgentInstance:
     @property
     def tool_definitions(self) -> list[dict[str, Any]]:
         """Definitions of the agent's tools, in OpenAI's format."""
-        return [one.definition() for one in self._tools.values()]
+        return [tool.definition() for tool in self._tools.values()]
 
     def offered_tools(self, options: TurnOptions) -> list[dict[str, Any]]:
         """Return the tool definitions for a turn: the client's tools, then the agent's."""
-        taken = options.client_tool_names
-        own = self.tool_definitions if options.own_tools else []
-        return [dict(one) for one in options.tools] + [
-            one for one in own if tool_name(one) not in taken
+        client_names = options.client_tool_names
+        agent_tools = self.tool_definitions if options.own_tools else []
+        return [dict(definition) for definition in options.tools] + [
+            definition for definition in agent_tools if tool_name(definition) not in client_names
         ]
 
     def tool(self, name: str) -> Tool | None:
@@ -287,12 +287,12 @@ class AgentInstance:
 
     def tool_context(self, key: str, *, sender: str | None = "") -> ToolContext:
         """Return facts about a session for tools that run in it; `sender` as in `memory_scope`."""
-        found = (
+        memory = (
             None
             if self.memory is None
             else lambda question: self.recall(question, key, sender=sender)
         )
-        return ToolContext(key=key, agent=self.id, recall=found, zone=self._zone)
+        return ToolContext(key=key, agent=self.id, recall=memory, zone=self._zone)
 
     def memory_scope(
         self, key: str, *, sender: str | None = "", info: SessionInfo | None = None
@@ -441,10 +441,10 @@ class AgentRegistry:
         if not agents:
             raise UsageError("a registry needs at least one agent")
         self._agents: dict[str | None, AgentInstance] = {}
-        for one in agents:
-            if one.id in self._agents:
-                raise UsageError(f"there are two agents called {one.id!r}; name them differently")
-            self._agents[one.id] = one
+        for agent in agents:
+            if agent.id in self._agents:
+                raise UsageError(f"there are two agents called {agent.id!r}; name them differently")
+            self._agents[agent.id] = agent
         self._first = agents[0]
 
     def __iter__(self) -> Iterator[AgentInstance]:
@@ -455,25 +455,25 @@ class AgentRegistry:
         if id is None:
             return self._first
         if id not in self._agents:
-            known = ", ".join(repr(one) for one in self._agents if one is not None) or "none"
+            known = ", ".join(repr(name) for name in self._agents if name is not None) or "none"
             raise UsageError(f"there is no agent {id!r}; known agents: {known}")
         return self._agents[id]
 
     def route(self, channel: str, sender: str = "") -> AgentInstance:
         """Return the agent with the most specific matching route, otherwise the first agent."""
-        best, most = self._first, 0
-        for one in self:
-            for route in one.spec.routes:
+        best, best_length = self._first, 0
+        for instance in self:
+            for route in instance.spec.routes:
                 fits = route.channel in ("", channel) and route.sender in ("", sender)
                 named = 2 * bool(route.sender) + bool(route.channel)
-                if fits and named > most:
-                    best, most = one, named
+                if fits and named > best_length:
+                    best, best_length = instance, named
         return best
 
     async def close(self) -> None:
         """Close every agent. Raise nothing; a second call does nothing."""
-        for one in self:
-            await one.close()
+        for instance in self:
+            await instance.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -140,11 +140,11 @@ class AgentLoop:
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        own = key if view is not None else await self._own_key(instance, key)
+        session_key = key if view is not None else await self._own_key(instance, key)
         try:
             return await self._turns.run_exclusive(
                 instance,
-                own,
+                session_key,
                 change,
                 on_event=_log_errors(on_event),
                 wait=True,
@@ -155,8 +155,8 @@ class AgentLoop:
             is_reported = isinstance(error, StoreClosed | NoSuchSession | LeaseLost)
             if isinstance(error, UsageError) and not is_reported:
                 raise
-            cause = await self._turns.error_for_client(instance, own, error)
-            return Answer(key=own, text=str(cause), outcome="failed", error=cause)
+            cause = await self._turns.error_for_client(instance, session_key, error)
+            return Answer(key=session_key, text=str(cause), outcome="failed", error=cause)
 
     def _is_known(self, agent: str | None, key: str, id: str) -> bool:
         """Return whether this process ran a command with this id; remember the id."""
@@ -188,15 +188,15 @@ class AgentLoop:
         """Run `change` while holding the lease, and return its result. Raise SessionBusy."""
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        own = await self._own_key(instance, key)
-        made: list[T] = []
+        session_key = await self._own_key(instance, key)
+        results: list[T] = []
 
         async def carried_out(sessions: SessionStore) -> Answer:
-            made.append(await change(sessions))
-            return Answer(key=own, text="", outcome="command")
+            results.append(await change(sessions))
+            return Answer(key=session_key, text="", outcome="command")
 
-        await self._turns.run_exclusive(instance, own, carried_out, on_event=ignore_event)
-        return made[0]
+        await self._turns.run_exclusive(instance, session_key, carried_out, on_event=ignore_event)
+        return results[0]
 
     async def stop(self, key: str, *, agent: str | None = None) -> bool:
         """Stop the answer in progress in a session; return False if no answer is in progress.
@@ -228,8 +228,8 @@ class AgentLoop:
         careful = _log_errors(on_event)
         if key is not None:
             instance = self._registry.agent(agent)
-            own = await self._own_key(instance, key)
-            answer = await self._resumer.resume(instance, own, on_event=careful, idle_for=idle_for)
+            root = await self._own_key(instance, key)
+            answer = await self._resumer.resume(instance, root, on_event=careful, idle_for=idle_for)
             return [] if answer is None else [answer]
         agents = list(self._registry) if agent is None else [self._registry.agent(agent)]
         return [
@@ -250,12 +250,12 @@ class AgentLoop:
         Cancelled turns stay in the log and resume at the next start. A second call returns the same
         result.
         """
-        left = await self._turns.close(patience=patience)
+        report = await self._turns.close(patience=patience)
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         # Closing continues to the end even if the caller is cancelled.
         await asyncio.shield(self._closing)
-        return left
+        return report
 
     async def __aenter__(self) -> Self:
         return self

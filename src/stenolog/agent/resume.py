@@ -133,8 +133,8 @@ class Resumer:
         key = session.key
         view = await self._turns.threads.run(_view, sessions, key)
         state = turn_state(view.messages)
-        own = is_own_turn(view.messages, after=forked_at(view.info))
-        if not state.is_unfinished or not own:  # guard: resume-own
+        is_own = is_own_turn(view.messages, after=forked_at(view.info))
+        if not state.is_unfinished or not is_own:  # guard: resume-own
             return None, None
         if _seconds_since(view.messages[-1].at) <= session.instance.spec.resume_within:
             # Only the channel of the message gets the answer, so the owner's memory may be used.
@@ -164,8 +164,8 @@ class ResumeBackoff:
 
     def is_blocked(self, agent: str | None, key: str, last: int) -> bool:
         """Return whether a session with this last seq must not be resumed now."""
-        found = self._until.get((agent, key))
-        return found is not None and found[0] == last and monotonic() < found[2]
+        failure = self._until.get((agent, key))
+        return failure is not None and failure[0] == last and monotonic() < failure[2]
 
     def record_failure(
         self,
@@ -209,7 +209,7 @@ class IdleSessions:
         return now - since
 
 
-def _interrupted(instance: AgentInstance, others: ForeignTurns) -> list[str]:
+def _interrupted(instance: AgentInstance, foreign_turns: ForeignTurns) -> list[str]:
     """Return the sessions whose last turn a stenolog agent may have left unfinished.
 
     The log is checked once the session is leased. Sessions of other programs are never leased.
@@ -219,7 +219,7 @@ def _interrupted(instance: AgentInstance, others: ForeignTurns) -> list[str]:
     while True:
         page = instance.catalog.list(state="interrupted", limit=500, after=after)
         for entry in page.entries:
-            if entry.problem is None and not others.include(instance, entry):
+            if entry.problem is None and not foreign_turns.include(instance, entry):
                 keys[entry.key] = None
         after = page.after
         if after is None:
@@ -257,21 +257,21 @@ def _seconds_since(moment: datetime) -> float:
     return (datetime.now(UTC) - moment).total_seconds()
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, noun: str) -> str:
     """Return a number with its noun: `1 message`, `2 messages`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
     """Return a duration as text, in the largest unit that divides it: `a day`, `90 minutes`."""
     whole = round(seconds)
-    size, unit = next((one for one in _UNITS if whole and whole % one[0] == 0), _UNITS[-1])
+    size, unit = next((pair for pair in _UNITS if whole and whole % pair[0] == 0), _UNITS[-1])
     number = whole // size
     return f"{'an' if unit == 'hour' else 'a'} {unit}" if number == 1 else count(number, unit)
 
 
 def join_names(names: Sequence[str]) -> str:
     """Return the first names, and the number of the remaining names."""
-    shown = ", ".join(names[:_LISTED])
+    listed = ", ".join(names[:_LISTED])
     more = len(names) - _LISTED
-    return f"{shown} and {more:,} more" if more > 0 else shown
+    return f"{listed} and {more:,} more" if more > 0 else listed

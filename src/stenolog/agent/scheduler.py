@@ -244,21 +244,21 @@ class TurnScheduler:
             )
             is_new = view is not None and seq is not None and seq > view.upto
             # Another process may have stored and acknowledged a message with an id of the client.
-            own = not once  # guard: withdraw-own-message
-            if own and view is not None and seq is not None and not is_new:
+            is_own = not once  # guard: withdraw-own-message
+            if is_own and view is not None and seq is not None and not is_new:
                 # The session of this view is gone, and the message has created a new session.
                 error = await self.threads.run(_withdraw, instance.store, view, seq, body)
                 return session.failed(error)
             if seq is not None:
                 on_event(MessageStored(seq=seq))
             if once and not is_new:
-                found = await self._find_answer(session, seq, unique)
-                if found is not None:
-                    return found
+                answer = await self._find_answer(session, seq, unique)
+                if answer is not None:
+                    return answer
             async with session.locked():
                 seq = seq or session.unsaved.seq_of(unique)
-                if seq is None and (found := session.unsaved_answer(unique)):
-                    return found
+                if seq is None and (answer := session.unsaved_answer(unique)):
+                    return answer
                 return await self._answer_message(
                     session, seq, unique, on_event, options, view if is_new else None
                 )
@@ -425,8 +425,8 @@ class TurnScheduler:
                         # The session has just been created; acquire its lease before running the
                         # turn.
                         continue
-                    if seq is None and (found := session.unsaved_answer(once)):
-                        return found
+                    if seq is None and (unsaved := session.unsaved_answer(once)):
+                        return unsaved
                     # The turn first checks whether another process has answered this message.
                     answer, turn = await self.run_turn(
                         session, sessions, seq, on_event, options, view
@@ -526,8 +526,8 @@ class TurnScheduler:
                 try:
                     return await self.acquire_lease(session)
                 except StoreBusy as error:
-                    if seq is not None and (found := await self._read_answer(session, seq)):
-                        return answer_from_log(session.key, found, "elsewhere")
+                    if seq is not None and (answer := await self._read_answer(session, seq)):
+                        return answer_from_log(session.key, answer, "elsewhere")
                     if not is_notified:
                         on_event(Notice(text=f"waiting for another turn in this session: {error}"))
                         is_notified = True
@@ -570,8 +570,8 @@ class TurnScheduler:
         """Return the stored or unsaved answer to a repeated message; None without an answer."""
         if seq is None:
             return session.unsaved_answer(once, "again")
-        found = await self._read_answer(session, seq)
-        return None if found is None else answer_from_log(session.key, found, "again")
+        answer = await self._read_answer(session, seq)
+        return None if answer is None else answer_from_log(session.key, answer, "again")
 
     async def _read_answer(self, session: ActiveSession, seq: int) -> Message | None:
         """Return the answer to the message at a seq; for a hidden message, the message itself."""
@@ -636,7 +636,7 @@ class TurnScheduler:
         finally:
             session.users -= 1
             self._drop_if_idle(session)
-            if not any(one.users for one in self._active.values()):
+            if not any(active.users for active in self._active.values()):
                 self._no_callers.set()
 
     def _drop_if_idle(self, session: ActiveSession) -> None:

@@ -41,11 +41,11 @@ async def result_shielded(future: asyncio.Future[T]) -> T:
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> bool:
     """Cancel the tasks and wait until they end; return whether the caller was cancelled, too."""
-    found = list(tasks)
-    for task in found:
+    all_tasks = list(tasks)
+    for task in all_tasks:
         task.cancel()
-    cancelled = await wait_shielded(*found)
-    for task in found:
+    cancelled = await wait_shielded(*all_tasks)
+    for task in all_tasks:
         if not task.cancelled():
             task.exception()
     return cancelled

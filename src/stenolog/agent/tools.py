@@ -110,8 +110,8 @@ def tool(
         )
 
         def call(raw: Mapping[str, Any], context: ToolContext) -> Any:
-            found = msgspec.convert(raw, arguments, strict=False)
-            values = {field: getattr(found, field) for field in arguments.__struct_fields__}
+            converted = msgspec.convert(raw, arguments, strict=False)
+            values = {field: getattr(converted, field) for field in arguments.__struct_fields__}
             return function(**values, **({context_name: context} if context_name else {}))
 
         return Tool(
@@ -130,13 +130,13 @@ def tool(
 
 def as_tools(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
     """Return the tools by name; functions become tools. Raise UsageError for a duplicate name."""
-    found: dict[str, Tool] = {}
-    for one in tools:
-        new = one if isinstance(one, Tool) else tool(one)
-        if new.name in found:
+    tools_by_name: dict[str, Tool] = {}
+    for item in tools:
+        new = item if isinstance(item, Tool) else tool(item)
+        if new.name in tools_by_name:
             raise UsageError(f"there are two tools called {new.name!r}; give one another name")
-        found[new.name] = new
-    return found
+        tools_by_name[new.name] = new
+    return tools_by_name
 
 
 def read_arguments(text: str) -> dict[str, Any]:
@@ -144,12 +144,12 @@ def read_arguments(text: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the arguments are no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise ValueError("the arguments are no JSON object")  # noqa: TRY004 - of the model, not ours
-    return found
+    return arguments
 
 
 def result_as_text(result: object, *, limit: int) -> str:
@@ -202,8 +202,10 @@ def _with_description(hint: Any) -> Any:
     """Convert the texts in an `Annotated` hint to msgspec descriptions."""
     if get_origin(hint) is not Annotated:
         return hint
-    kind, *others = get_args(hint)
-    metas = [msgspec.Meta(description=one) if isinstance(one, str) else one for one in others]
+    kind, *annotations = get_args(hint)
+    metas = [
+        msgspec.Meta(description=item) if isinstance(item, str) else item for item in annotations
+    ]
     return Annotated[(kind, *metas)]
 
 
@@ -217,14 +219,14 @@ def _default(value: Any) -> Any:
 
 def _schema(arguments: type[Struct], called: str) -> dict[str, Any]:
     try:
-        (own,), others = msgspec.json.schema_components([arguments], ref_template=_REF + "{name}")
+        (root,), parts = msgspec.json.schema_components([arguments], ref_template=_REF + "{name}")
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"tool {called!r}: a type hint has no JSON schema: {error}") from error
-    found = dict(others.pop(own["$ref"].removeprefix(_REF)))
-    found.pop("title", None)
-    if others:
-        found["$defs"] = others
-    return found
+    schema = dict(parts.pop(root["$ref"].removeprefix(_REF)))
+    schema.pop("title", None)
+    if parts:
+        schema["$defs"] = parts
+    return schema
 
 
 @tool(repeatable=True)
@@ -295,8 +297,8 @@ class ToolRunner(Struct, frozen=True, kw_only=True):
             await one(call)
 
     def _is_alone(self, call: Mapping[str, Any]) -> bool:
-        found = self.tools.get(call["function"]["name"])
-        return found is not None and found.alone
+        tool = self.tools.get(call["function"]["name"])
+        return tool is not None and tool.alone
 
     async def _result(
         self, call: Mapping[str, Any], context: ToolContext, on_event: EventHandler

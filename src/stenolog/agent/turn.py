@@ -179,23 +179,23 @@ class Turn:
 
     async def close(self, why: str) -> Answer:
         """Close a turn that is not resumed, with a mark that the user sees."""
-        await self._finish_calls(await self._read_state(), again=False)
+        await self._finish_calls(await self._read_state(), repeat=False)
         return await self._interrupt(why, all_answered=True)
 
     async def _answer(self) -> Answer:
         # With unsaved messages, the log alone does not show the pending calls.
         saved = await self._unsaved.flush(self._sessions, on_event=self._emit)
-        found = await self._request(check=saved)
-        if isinstance(found, Answer):
-            return found
-        request = None if isinstance(found, TurnState) else found
-        if isinstance(found, TurnState):
-            again = await self._run(self._may_repeat_calls, found)
-            await self._finish_calls(found, again=again)
-            if found.client_calls:
+        outcome = await self._request(check=saved)
+        if isinstance(outcome, Answer):
+            return outcome
+        request = None if isinstance(outcome, TurnState) else outcome
+        if isinstance(outcome, TurnState):
+            may_repeat = await self._run(self._may_repeat_calls, outcome)
+            await self._finish_calls(outcome, repeat=may_repeat)
+            if outcome.client_calls:
                 history = () if self.view is None else self.view.messages
                 return self._hand_over_calls(
-                    history, [_call_body(call) for call in found.client_calls]
+                    history, [_call_body(call) for call in outcome.client_calls]
                 )
         rounds: list[object] = []
         for _ in range(self._instance.spec.max_iterations):
@@ -203,19 +203,19 @@ class Turn:
             request, reply = None, self._streamed
             if not reply.calls:
                 return await self._end(reply)
-            own, of_client = self._split_calls(reply)
+            agent_calls, of_client = self._split_calls(reply)
             body = mark_client_calls(self._with_model(reply), [call["id"] for call in of_client])
             seq = await self._store(body, seen=self._seen)
             if self._dropped:
                 return self._make_answer(reply.text, None)
             self._streamed = StreamedAnswer()
             self._results = {}
-            await self._run_calls(own, cut=reply.finish == "length" and not of_client)
+            await self._run_calls(agent_calls, cut=reply.finish == "length" and not of_client)
             if of_client or self._dropped:
                 return self._make_answer(reply.text, seq, calls=of_client)
             rounds.append(_round(reply.calls, self._results))
             if len(rounds) >= _MAX_SAME_ROUNDS and all(
-                one == rounds[-1] for one in rounds[-_MAX_SAME_ROUNDS:]
+                earlier_round == rounds[-1] for earlier_round in rounds[-_MAX_SAME_ROUNDS:]
             ):
                 return await self._give_up(REPEATED)
         return await self._give_up(TOO_MANY.format(count=self._instance.spec.max_iterations))
@@ -268,8 +268,8 @@ class Turn:
         view = self._read_question(unsaved)
         state = TurnState() if view is None else turn_state(view.messages)
         self._asked_seqs |= frozenset(state.unanswered)
-        if check and view is not None and (found := self._find_pending(view, state)) is not None:
-            return found
+        if check and view is not None and (pending := self._find_pending(view, state)) is not None:
+            return pending
         model = self._model(view)
         before = self._recalled
         recalled = self._recall(view, unsaved)
@@ -319,9 +319,9 @@ class Turn:
     def _find_pending(self, view: SessionView, state: TurnState) -> TurnState | Answer | None:
         """Return the answer in the log, otherwise the pending calls; None if there is neither."""
         if self._question_seq:
-            found = find_answer(self._sessions, self._key, self._question_seq, view.messages)
-            if found is not None:
-                return answer_from_log(self._key, found, "elsewhere")
+            answer = find_answer(self._sessions, self._key, self._question_seq, view.messages)
+            if answer is not None:
+                return answer_from_log(self._key, answer, "elsewhere")
         if not state.waits_for_client and view.messages and not state.is_unfinished:
             return _last_answer(self._key, view.messages)
         return state if state.open_calls or state.client_calls else None
@@ -350,12 +350,12 @@ class Turn:
         self._recalled, self._sources = (question, RecallResult()), {}
         info = None if view is None else view.info
         for _ in range(_MAX_SEARCHES):
-            found = self._instance.recall(
+            recalled = self._instance.recall(
                 question, self._key, sender=self._options.sender, info=info
             )
-            sources = self._sources_of(found)
+            sources = self._sources_of(recalled)
             if None not in sources.values():  # guard: no-recall-of-purged-sessions
-                self._recalled, self._sources = (question, found), sources
+                self._recalled, self._sources = (question, recalled), sources
                 break
         return self._recalled[1]
 
@@ -365,15 +365,15 @@ class Turn:
         The generation increases when messages are purged. None stands for a session that is gone or
         unreadable.
         """
-        found: dict[str, tuple[str, int] | None] = {}
-        for one in recalled.found:
-            key = one.source.rpartition(":")[0]
-            if one.kind == "message" and key not in found:
-                found[key] = None
+        sources: dict[str, tuple[str, int] | None] = {}
+        for hit in recalled.found:
+            key = hit.source.rpartition(":")[0]
+            if hit.kind == "message" and key not in sources:
+                sources[key] = None
                 with suppress(StenologError):
                     info = self._instance.store.info(key)
-                    found[key] = info.uid, info.generation
-        return found
+                    sources[key] = info.uid, info.generation
+        return sources
 
     # --- the model ---------------------------------------------------------------------------
 
@@ -446,7 +446,7 @@ class Turn:
         here = self._instance.tool_context(self._key, sender=self._options.sender)
         await self._instance.tool_runner.run(calls, here, on_event=self._emit, keep=keep)
 
-    async def _finish_calls(self, state: TurnState, *, again: bool) -> None:
+    async def _finish_calls(self, state: TurnState, *, repeat: bool) -> None:
         """Store results for the calls that a killed process left open.
 
         Repeatable calls run again. Other calls get a result that says that their effect is unknown.
@@ -455,7 +455,7 @@ class Turn:
         for call in state.open_calls:
             tool = self._instance.tool(call.name)
             is_whole = call.id and isinstance(call.arguments, str)
-            if again and is_whole and tool is not None and tool.repeatable:
+            if repeat and is_whole and tool is not None and tool.repeatable:
                 repeated.append(_call_body(call))
             else:
                 text = ABANDONED if call.id in state.abandoned else CUT_OFF
@@ -503,8 +503,8 @@ class Turn:
     async def _give_up(self, text: str) -> Answer:
         self._emit(TextDelta(text=text))
         body = {"role": "assistant", "content": text}
-        seen = SeenMessages(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
-        return self._make_answer(text, await self._store(body, seen=seen))
+        basis = SeenMessages(upto=self._seen.upto, token=self._seen.token, interrupted="given up")
+        return self._make_answer(text, await self._store(body, seen=basis))
 
     async def _interrupt_shielded(self, why: str) -> Answer:
         """Store the text so far, even if this task is cancelled again."""
@@ -632,7 +632,7 @@ class Turn:
 def missing_session_error(store: Store, key: str) -> NoSuchSession:
     """Return the error for a deleted or purged session."""
     with suppress(StenologError):
-        if any(one.key == key for one in store.list_trash()):
+        if any(entry.key == key for entry in store.list_trash()):
             return SessionDeleted(key)
     return NoSuchSession(key)
 

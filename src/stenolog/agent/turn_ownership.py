@@ -34,7 +34,7 @@ def is_own_turn(history: Sequence[Message], *, after: int = 0) -> bool:
 
 def is_own_call(history: Sequence[Message], *, after: int = 0) -> bool:
     """Return whether a stenolog agent made the last tool calls, at a seq above `after`."""
-    last = next((one for one in reversed(history) if calls_of(one.to_dict())), None)
+    last = next((message for message in reversed(history) if calls_of(message.to_dict())), None)
     return last is not None and last.seq > after and model_of(last.to_dict()) is not None
 
 
@@ -78,9 +78,9 @@ def late_message(sessions: SessionStore, view: SessionView) -> int | None:
     later = [message for message in view.messages if message.seq >= first]
     if _last_user_message(later) is not None:
         return None
-    seen = last_seen_seq(body, last.seq)
+    seen_seq = last_seen_seq(body, last.seq)
     stored = sessions.get_history(view.key, last=_SCANNED, full=True)
-    before = [message for message in stored if message.seq <= seen]
+    before = [message for message in stored if message.seq <= seen_seq]
     question = _last_user_message(before)
     if question is None or not question.hidden:
         return None
@@ -113,4 +113,4 @@ class ForeignTurns:
 
 
 def _last_user_message(history: Sequence[Message]) -> Message | None:
-    return next((one for one in reversed(history) if has_text(one.to_dict())), None)
+    return next((message for message in reversed(history) if has_text(message.to_dict())), None)
