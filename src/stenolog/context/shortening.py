@@ -42,9 +42,9 @@ def cut_middle(text: str, keep: int, tokens: Tokens, *, mark: str) -> str:
     """Return the start and the end of a text around `mark`, about `keep` tokens in total."""
     share = keep / max(tokens.text(text), 1)
     while share > 0.01:
-        kept = int(len(text) * share)
-        tail = kept // 3
-        short = f"{text[: kept - tail]}\n{mark}\n{text[len(text) - tail :] if tail else ''}"
+        kept_length = int(len(text) * share)
+        tail = kept_length // 3
+        short = f"{text[: kept_length - tail]}\n{mark}\n{text[len(text) - tail :] if tail else ''}"
         if tokens.text(short) <= keep:
             return short.rstrip("\n")
         share *= 0.8
@@ -95,8 +95,8 @@ class _Shortening:
     def _share(self, places: Sequence[int], budget: int, *, least: int) -> None:
         """Cut the results of the newest step to equal shares of the tokens that the rest leaves."""
         results = [at for at in places if _is_result(self.entries[at])]
-        others = sum(self.costs) - sum(self.costs[at] for at in results)
-        remaining = max(budget - others, least)
+        other_tokens = sum(self.costs) - sum(self.costs[at] for at in results)
+        remaining = max(budget - other_tokens, least)
         for done, at in enumerate(sorted(results, key=lambda at: self.costs[at])):
             share = remaining // (len(results) - done)
             if self.costs[at] > share:

@@ -183,11 +183,11 @@ class SummaryReport(Struct, frozen=True, kw_only=True):
     """Number of lines that did not fit into the summary. Their messages are still in the log."""
 
     def __str__(self) -> str:
-        how = " without a model" if self.fallback else ""
+        method = " without a model" if self.fallback else ""
         lines = "line" if self.dropped_lines == 1 else "lines"
         lost = f"; {self.dropped_lines:,} {lines} did not fit" if self.dropped_lines else ""
         return (
-            f"{self.count:,} messages (seq {self.first}–{self.last}) were summarized{how}: "
+            f"{self.count:,} messages (seq {self.first}–{self.last}) were summarized{method}: "
             f"about {self.tokens_before:,} → {self.tokens_after:,} tokens{lost}{UNDO_HINT}"
         )
 
@@ -331,12 +331,12 @@ def _restore_meta(store: Store, key: str, info: SessionInfo, visible: Sequence[S
 
 def _remove_meta(store: Store, key: str, now: SessionInfo) -> None:
     """Remove these meta fields from a session that was created again."""
-    ours = {COMPACTED, withdrawn_messages.META}
-    if now.last_seq == 0 and not now.summary and set(now.meta) <= ours:
+    our_fields = {COMPACTED, withdrawn_messages.META}
+    if now.last_seq == 0 and not now.summary and set(now.meta) <= our_fields:
         # The session was just deleted, and setting these fields created it again.
         store.delete(key)
     else:
-        store.set_meta(key, **dict.fromkeys(ours))
+        store.set_meta(key, **dict.fromkeys(our_fields))
 
 
 def _compacted_upto(info: SessionInfo) -> int:

@@ -74,8 +74,8 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     def lines(self, section: str) -> tuple[str, ...]:
         """Return the lines of a section."""
-        found: tuple[str, ...] = getattr(self, section)
-        return found
+        lines: tuple[str, ...] = getattr(self, section)
+        return lines
 
     def labels(self) -> dict[str, str]:
         """Return the lines by label, such as G1. A model refers to a line by its label."""
@@ -109,7 +109,7 @@ def render(summary: Summary, *, labelled: bool = False) -> str:
 def parse(text: str) -> Summary:
     """Parse a summary. Lines under no known heading become facts."""
     names = {title: name for name, title in SECTIONS.items()} | {LAST_STATE: "last_state"}
-    found: dict[str, list[str]] = {name: [] for name in names.values()}
+    sections: dict[str, list[str]] = {name: [] for name in names.values()}
     section = "facts"
     for line in text.splitlines():
         heading = line.removeprefix("## ").strip() if line.startswith("## ") else None
@@ -117,11 +117,11 @@ def parse(text: str) -> Summary:
             section = names[heading]
         elif text := line.strip().removeprefix("- ").strip():
             # Long lines are wrapped, not cut: text from another source is kept in full.
-            found[section] += textwrap.wrap(text, LONGEST_LINE)
-    last_state = _line(" ".join(found.pop("last_state")))
+            sections[section] += textwrap.wrap(text, LONGEST_LINE)
+    last_state = _line(" ".join(sections.pop("last_state")))
     return Summary(
         last_state=last_state,
-        **{name: _distinct(lines) for name, lines in found.items()},
+        **{name: _distinct(lines) for name, lines in sections.items()},
     )
 
 
@@ -198,10 +198,10 @@ def _line(text: str) -> str:
 
 def _distinct(lines: Sequence[str]) -> tuple[str, ...]:
     """Return each line once, in its first spelling, because models often repeat known lines."""
-    found: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for line in lines:
-        found.setdefault(line.casefold(), line)
-    return tuple(found.values())
+        spellings.setdefault(line.casefold(), line)
+    return tuple(spellings.values())
 
 
 INSTRUCTIONS: Final = """\

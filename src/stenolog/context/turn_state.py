@@ -56,16 +56,16 @@ def split_turns(
 def _open_until(bodies: Sequence[Mapping[str, Any]], answers: Mapping[Spot, Spot]) -> list[int]:
     """Return for each message the last index at which an earlier call is still open."""
     spoken = [index for index, body in enumerate(bodies) if body.get("role") == "assistant"]
-    again = dict(pairwise(spoken))
-    found = []
+    next_spoken = dict(pairwise(spoken))
+    last_open = []
     reach = -1
     for index, body in enumerate(bodies):
-        found.append(reach)
+        last_open.append(reach)
         for place in range(len(calls_of(body))):
             result = answers.get((index, place))
-            end = result[0] if result is not None else again.get(index, len(bodies)) - 1
+            end = result[0] if result is not None else next_spoken.get(index, len(bodies)) - 1
             reach = max(reach, end)
-    return found
+    return last_open
 
 
 class TurnState(Struct, frozen=True, kw_only=True):
@@ -100,11 +100,11 @@ class TurnState(Struct, frozen=True, kw_only=True):
 def turn_state(history: Sequence[Message]) -> TurnState:
     """Return the state of a session with these visible messages."""
     bodies = [message.to_dict() for message in history]
-    finished, seen = -1, 0
+    finished, seen_seq = -1, 0
     for index, body in enumerate(bodies):
         if body.get("role") == "assistant" and not calls_of(body):
             finished = index
-            seen = max(seen, last_seen_seq(body, history[index].seq))
+            seen_seq = max(seen_seq, last_seen_seq(body, history[index].seq))
     answers = pair(bodies)
     after = range(finished + 1, len(bodies))
     calls = [(index, calls_of(bodies[index])) for index in after]
@@ -125,7 +125,7 @@ def turn_state(history: Sequence[Message]) -> TurnState:
         unanswered=tuple(
             message.seq
             for message, body in zip(history, bodies, strict=True)
-            if message.seq > seen and has_text(body)
+            if message.seq > seen_seq and has_text(body)
         ),
         open_calls=tuple(call for index, call in without if (index, call) not in client_calls),
         client_calls=tuple(call for _, call in client_calls),

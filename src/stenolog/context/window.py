@@ -247,10 +247,10 @@ class _Request(Struct, frozen=True, kw_only=True):
             noted = self._head(summary, memory, left_out=len(entries))
             if self.needs.user_first:
                 noted.append({"role": "user", "content": CONTINUATION})
-            found = self._choose(entries, budget - self._cost(noted, ()))
-            if found is None:
+            selection = self._choose(entries, budget - self._cost(noted, ()))
+            if selection is None:
                 return None
-            chosen = found
+            chosen = selection
             head = self._head(summary, memory, left_out=chosen.left_out)
         return finish_messages(
             [*head, *(entry.body for entry in chosen.entries)], self.needs
@@ -276,8 +276,8 @@ class _Request(Struct, frozen=True, kw_only=True):
         while older and (cost := self._cost((), older[-1])) <= remaining:
             remaining -= cost
             chosen.insert(0, older.pop())
-        kept = [entry for turn in chosen for entry in turn]
-        return _Selection(entries=kept, left_out=sum(map(len, older)))
+        entries_kept = [entry for turn in chosen for entry in turn]
+        return _Selection(entries=entries_kept, left_out=sum(map(len, older)))
 
     def _cost(self, head: Sequence[Body], entries: Sequence[RequestMessage]) -> int:
         bodies = [*head, *(entry.body for entry in entries)]
