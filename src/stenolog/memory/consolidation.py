@@ -211,7 +211,7 @@ class Consolidation:
 
         Reads no messages of a session that is already consolidated. Omits damaged sessions.
         """
-        found = []
+        keys = []
         for key in self._store.list_sessions():
             try:
                 info = self._store.info(key)
@@ -219,10 +219,10 @@ class Consolidation:
                 if info.last_seq > mark.seq and finished(
                     self._store.get_history(key, after=mark.seq, full=True)
                 ):
-                    found.append(key)
+                    keys.append(key)
             except (NoSuchSession, DamagedStore):
                 continue
-        return found
+        return keys
 
     def skip(self, key: str) -> None:
         """Move the mark to the last message, so that no earlier message is consolidated."""
@@ -242,7 +242,7 @@ class Consolidation:
             mark = self._progress.read(before.uid)
             # Unlike get_history, follow syncs messages before it returns them.
             messages = list(self._store.follow(key, after=mark.seq, timeout=0))
-            messages = [one for one in messages if upto is None or one.seq <= upto]
+            messages = [message for message in messages if upto is None or message.seq <= upto]
             info = self._store.info(key)
         except NoSuchSession:
             return None
@@ -274,7 +274,7 @@ class Consolidation:
                 return
             # After a failure, try the oldest turn alone: the group may have been too large.
             limit = 1 if attempts or ask_singly else self._max_turns
-            batch = next(batches(turns, budget=self._budget, most=limit, count=self._tokens.text))
+            batch = next(batches(turns, budget=self._budget, limit=limit, count=self._tokens.text))
             try:
                 extracted = self._ask_about(batch, pending.scope, counters)
             except _ModelFailed as failure:
@@ -410,15 +410,15 @@ class Consolidation:
     ) -> None:
         """Store both phases of each remaining turn. A turn that changed gets no facts."""
         # Read after the slow model call, because other processes write notes too.
-        has_facts = any(one.facts for one in extracted.values())
+        has_facts = any(facts.facts for facts in extracted.values())
         known = notes.list(pending.scope, kind="core") if has_facts else []
-        for number, asked in enumerate(batch, 1):
-            if (turn := remaining.get(asked.last)) is None:
+        for number, sent in enumerate(batch, 1):
+            if (turn := remaining.get(sent.last)) is None:
                 continue
-            one = extracted.get(number, ExtractedFacts()) if turn == asked else ExtractedFacts()
+            answer = extracted.get(number, ExtractedFacts()) if turn == sent else ExtractedFacts()
             counters.redacted += turn.redacted
-            self._write_daily(pending, notes, turn, one, counters)
-            known = self._write_core(pending, notes, turn, one, known, counters)
+            self._write_daily(pending, notes, turn, answer, counters)
+            known = self._write_core(pending, notes, turn, answer, known, counters)
 
     def _write_daily(
         self,
@@ -444,10 +444,10 @@ class Consolidation:
 
         Numbers are checked like names.
         """
-        said = [line.text for line in turn.lines]
+        texts = [line.text for line in turn.lines]
         # The model was shown the time of the turn, so the entry may mention the time.
-        said.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
-        if unsupported_details(extracted.daily, said):  # guard: entry-specifics-said
+        texts.append(f"{turn.at:%Y-%m-%d %H:%M %d %B %A} UTC")
+        if unsupported_details(extracted.daily, texts):  # guard: entry-specifics-said
             return gist(turn)
         return counters.clean(extracted.daily) or gist(turn)
 
@@ -511,9 +511,9 @@ class _RunCounters(Struct, kw_only=True):
 
     def clean(self, text: str) -> str:
         """Return the text without secrets, and add their number to `redacted`."""
-        found = redact(text)
-        self.redacted += found.count
-        return found.text
+        redacted = redact(text)
+        self.redacted += redacted.count
+        return redacted.text
 
     def result(self) -> ConsolidationReport:
         return ConsolidationReport(

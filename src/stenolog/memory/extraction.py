@@ -113,13 +113,13 @@ def parse_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
 
     None means that the answer is unusable.
     """
-    found = read_object(text)
-    if found is None:
+    answer = read_object(text)
+    if answer is None:
         return None
-    listed = found.get("turns")
+    listed = answer.get("turns")
     if not isinstance(listed, list):
         # Small models omit the list if they are asked about one turn.
-        listed = [found] if turns == 1 and "daily" in found else []
+        listed = [answer] if turns == 1 and "daily" in answer else []
     extracted: dict[int, ExtractedFacts] = {}
     for position, item in enumerate(listed, 1):
         if isinstance(item, dict):
@@ -132,7 +132,7 @@ def parse_answer(text: str, *, turns: int) -> dict[int, ExtractedFacts] | None:
 def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
     listed = item.get("facts")
     listed_facts = listed[:MAX_FACTS] if isinstance(listed, list) else []
-    facts = [fact for found in listed_facts if (fact := _fact(found)) is not None]
+    facts = [fact for item in listed_facts if (fact := _fact(item)) is not None]
     daily = _line(item.get("daily"))
     return ExtractedFacts(
         # The smallest models return the dots of the example.
@@ -142,18 +142,18 @@ def _parse_turn(item: Mapping[str, Any]) -> ExtractedFacts:
     )
 
 
-def _fact(found: Any) -> Fact | None:
-    if not isinstance(found, dict):
+def _fact(item: Any) -> Fact | None:
+    if not isinstance(item, dict):
         return None
-    text, quote = _line(found.get("text")), found.get("quote")
+    text, quote = _line(item.get("text")), item.get("quote")
     # A single word is not a fact, except in scripts without spaces.
     if not isinstance(quote, str) or len(words(text)) < 1 + text.isascii():
         return None
     return Fact(
         text=text,
-        about=_line(found.get("about")),
+        about=_line(item.get("about")),
         quote=_without_surrogates(quote).strip(),
-        confidence=_confidence(found.get("confidence")),
+        confidence=_confidence(item.get("confidence")),
     )
 
 

@@ -43,14 +43,14 @@ def is_supported(fact: Fact, user_texts: Sequence[str], earlier: Sequence[str] =
     # guard: fact-quote-checked
     if not quotes.is_quoted(fact.quote, user_texts) or not quotes.is_related(fact.text, fact.quote):
         return False
-    said = (*user_texts, *earlier)
+    said_texts = (*user_texts, *earlier)
     # guard: fact-specifics-said
-    if named_details.unsupported_details(f"{fact.text}\n{fact.about}", said):
+    if named_details.unsupported_details(f"{fact.text}\n{fact.about}", said_texts):
         return False
     # guard: fact-values-said
-    if quotes.unsupported_values(fact.text, said):
+    if quotes.unsupported_values(fact.text, said_texts):
         return False
-    return quotes.shares_enough(fact.text, said)
+    return quotes.shares_enough(fact.text, said_texts)
 
 
 def same_subject(about: str, known: Sequence[Note]) -> list[Note]:
@@ -108,6 +108,6 @@ def _text_key(text: str) -> tuple[str, ...]:
     return quotes.content_words(text) or tuple(quotes.words(text)) or (text,)
 
 
-def _shortened(text: str, most: int) -> str:
+def _shortened(text: str, limit: int) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -36,10 +36,10 @@ def mixed_scopes(workspace: str) -> list[MixedScope]:
 
 
 def _mixed_scopes_of(notes: Notes) -> list[MixedScope]:
-    found = []
+    scopes = []
     for scope in notes.scopes():
         mixed = [note for note in notes.list(scope, full=True) if note.mixed]
         if mixed:
             keys = dict.fromkeys(note.session for note in mixed if note.session)
-            found.append(MixedScope(scope=scope, notes=len(mixed), sessions=tuple(keys)))
-    return found
+            scopes.append(MixedScope(scope=scope, notes=len(mixed), sessions=tuple(keys)))
+    return scopes

@@ -55,17 +55,17 @@ _VERBS: Final = frozenset(_FOLLOWING.split())
 
 def unsupported_details(text: str, said: Iterable[str]) -> list[str]:
     """Return the names, numbers and addresses of a text that no text in `said` contains."""
-    said_texts = [_plain(one) for one in said]
+    said_texts = [_plain(text) for text in said]
     rest = _plain(text)
     missing = []
     for address in _addresses(rest):
-        if not any(_contains_address(address, one) for one in said_texts):
+        if not any(_contains_address(address, said_text) for said_text in said_texts):
             missing.append(address)
     # The parts of an address were checked with the address.
-    rest = _ADDRESS.sub(lambda found: "," * (found.end() - found.start()), rest)
-    known_numbers = {number for one in said_texts for number in _numbers(one)}
-    missing += [one for one in _numbers(rest) if one not in known_numbers]
-    known_words = {word for one in said_texts for word in _words(one)}
+    rest = _ADDRESS.sub(lambda match: "," * (match.end() - match.start()), rest)
+    known_numbers = {number for said_text in said_texts for number in _numbers(said_text)}
+    missing += [number for number in _numbers(rest) if number not in known_numbers]
+    known_words = {word for said_text in said_texts for word in _words(said_text)}
     missing += [name for name in _names(rest) if not _is_known(name, known_words)]
     return list(dict.fromkeys(missing))
 
@@ -75,8 +75,8 @@ def _plain(text: str) -> str:
 
 
 def _addresses(text: str) -> Iterator[str]:
-    for found in _ADDRESS.finditer(text):
-        yield found[0].lstrip(_LEADING).rstrip(_TRAILING)
+    for match in _ADDRESS.finditer(text):
+        yield match[0].lstrip(_LEADING).rstrip(_TRAILING)
 
 
 def _contains_address(address: str, text: str) -> bool:
@@ -102,8 +102,8 @@ def _names(text: str) -> Iterator[str]:
     comma follows: "Ann is a friend", but not "Likes tea".
     """
     for sentence in _END.split(text):
-        found = list(_CAPITALISED.finditer(sentence))
-        for index, match in enumerate(found):
+        capitalised = list(_CAPITALISED.finditer(sentence))
+        for index, match in enumerate(capitalised):
             word = match[0]
             if word.casefold() in _NO_NAMES or word.islower() or not _is_cased(word):
                 continue
@@ -111,7 +111,7 @@ def _names(text: str) -> Iterator[str]:
                 yield word
                 continue
             rest_of_sentence = sentence[match.end() :].lstrip()
-            after = found[1][0].casefold() if len(found) > 1 else ""
+            after = capitalised[1][0].casefold() if len(capitalised) > 1 else ""
             if after in _VERBS or rest_of_sentence[:1] in (",", ":") or word.endswith(("'s", "’s")):
                 yield word
 

@@ -101,13 +101,13 @@ class CachedNotes(Struct, frozen=True, kw_only=True):
         """Return the state after additional messages."""
         if not messages:
             return self
-        seen = ((message.seq, message.seq) for message in messages if not message.hidden)
+        visible_spans = ((message.seq, message.seq) for message in messages if not message.hidden)
         return replace(
             self,
             state=self.state.after(messages),
             count=self.count + len(messages),
             last=messages[-1].seq,
-            visible=spans.union(self.visible, seen),
+            visible=spans.union(self.visible, visible_spans),
         )
 
     def is_current(self, info: SessionInfo) -> bool:
@@ -152,8 +152,8 @@ class NoteCache:
         uid, generation = before.uid, before.generation
         # Without a purge, the stems of the notes are the same.
         same = known is not None and (known.uid, known.generation) == (uid, generation)
-        words = known.words if known is not None and same else WordIndex()
-        empty = CachedNotes(state=NoteState(scope), words=words, uid=uid, generation=generation)
+        index = known.words if known is not None and same else WordIndex()
+        empty = CachedNotes(state=NoteState(scope), words=index, uid=uid, generation=generation)
         now = empty.after(self._store.get_history(key, full=True))
         info = self._info(key)
         if info is not None and now.is_current(info):
@@ -174,7 +174,7 @@ class NoteCache:
         with self._mutex:
             self._cached[key] = now
             self._cached.move_to_end(key)
-            total = sum(len(one.state) for one in self._cached.values())
+            total = sum(len(cached.state) for cached in self._cached.values())
             while len(self._cached) > 1 and (len(self._cached) > MAX_SCOPES or total > MAX_NOTES):
                 _, removed = self._cached.popitem(last=False)
                 total -= len(removed.state)

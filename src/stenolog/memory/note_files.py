@@ -102,8 +102,8 @@ def plan_edits(page: Page, scope: Scope, notes: Sequence[Note]) -> NoteChanges:
 _NoteContent = tuple[str, str, str]
 
 
-def _content_of(thing: Item | Note) -> _NoteContent:
-    return thing.kind, thing.about, thing.text
+def _content_of(note: Item | Note) -> _NoteContent:
+    return note.kind, note.about, note.text
 
 
 def _current_content(id: str, known: Mapping[str, Note]) -> _NoteContent | None:

@@ -236,21 +236,21 @@ def plan_purge(
     """
     stored = [(message, _stored(message)) for message in messages]
     records_of_note = [
-        (message, one) for message, one in stored if one is not None and one.id == id
+        (message, record) for message, record in stored if record is not None and record.id == id
     ]
-    texts = [(message, one) for message, one in records_of_note if one.kind != PURGED]
+    texts = [(message, record) for message, record in records_of_note if record.kind != PURGED]
     if not records_of_note:
         return None
-    message, one = (texts or records_of_note)[-1]
-    note = _note(scope, message, one, forgotten=True)
+    message, record = (texts or records_of_note)[-1]
+    note = _note(scope, message, record, forgotten=True)
     if not texts:
         return PurgePlan((), (), 0, note)
     if records_of_note[-1][1].kind == PURGED:
         return PurgePlan((), (), message.seq + 1, note)
-    kept = _messages_to_keep(stored, id, upto=message.seq)
+    kept_messages = _messages_to_keep(stored, id, upto=message.seq)
     return PurgePlan(
-        [*map(_copy_of, kept), _purge_record(one)],
-        [*(found.at for found in kept), now],
+        [*map(_copy_of, kept_messages), _purge_record(record)],
+        [*(message.at for message in kept_messages), now],
         message.seq + 1,
         note,
     )
@@ -273,11 +273,12 @@ def _messages_to_keep(
 
     The purged note and notes with a later message are left out.
     """
-    last = {one.id: message.seq for message, one in stored if one is not None}
+    last = {note.id: message.seq for message, note in stored if note is not None}
     return [
         message
-        for message, one in stored
-        if message.seq <= upto and (one is None or (one.id != id and last[one.id] == message.seq))
+        for message, note in stored
+        if message.seq <= upto
+        and (note is None or (note.id != id and last[note.id] == message.seq))
     ]
 
 

@@ -37,34 +37,34 @@ class NoteState:
 
     def after(self, messages: Iterable[Message]) -> Self:
         """Return the state after additional messages."""
-        found = [one for message in messages if (one := record_of(self._scope, message))]
-        if not found:
+        records = [record for message in messages if (record := record_of(self._scope, message))]
+        if not records:
             return self
         new_state = type(self)(self._scope)
         new_state._records = self._records.copy()
         new_state._newer = self._newer.copy()
-        new = [one for one in found if new_state._add_record(one)]
-        if self._ordered and len(new) == len(found):
+        new = [record for record in records if new_state._add_record(record)]
+        if self._ordered and len(new) == len(records):
             new_state._ordered = self._ordered.copy()
-            for one in new:
-                if one.listed:
-                    insort(new_state._ordered, one.note, key=sort_key)
+            for record in new:
+                if record.listed:
+                    insort(new_state._ordered, record.note, key=sort_key)
         else:
-            listed = (one.note for one in new_state._records.values() if one.listed)
+            listed = (record.note for record in new_state._records.values() if record.listed)
             new_state._ordered = sorted(listed, key=sort_key)
         return new_state
 
-    def _add_record(self, one: NoteRecord) -> bool:
+    def _add_record(self, record: NoteRecord) -> bool:
         """Add one record, and return whether its id is new.
 
         A later message replaces an earlier message of the same id, except a purge.
         """
-        id = one.note.id
+        id = record.note.id
         before = self._records.get(id)
-        if before is not None and before.purged and not one.purged:
+        if before is not None and before.purged and not record.purged:
             return False
-        self._records[id] = one
-        for older in dict.fromkeys(one.note.supersedes):
+        self._records[id] = record
+        for older in dict.fromkeys(record.note.supersedes):
             if id not in (known := self._newer.get(older, ())):
                 self._newer[older] = (*known, id)
         return before is None
@@ -81,15 +81,15 @@ class NoteState:
     def notes(self) -> list[Note]:
         """All notes that are not purged, oldest first, with their current state."""
         last_mixed = self._last_mixed_seq
-        found = [
+        notes = [
             self._with_successor(note) if note.id in self._newer else note for note in self._ordered
         ]
         if last_mixed:
-            found = [
+            notes = [
                 replace(note, mixed=True) if self._records[note.id].seq <= last_mixed else note
-                for note in found
+                for note in notes
             ]
-        return _supersede_same_subject(found)
+        return _supersede_same_subject(notes)
 
     @property
     def _last_mixed_seq(self) -> int:
@@ -100,14 +100,14 @@ class NoteState:
         """
         if self._scope.of == "sender":
             return 0
-        own = ("", self._scope.who)
-        others = (
-            one.seq
-            for one in self._records.values()
+        own_sessions = ("", self._scope.who)
+        other_seqs = (
+            record.seq
+            for record in self._records.values()
             # Consolidation stores the uid of the session; notes written by hand have no uid.
-            if one.note.uid and one.note.session not in own
+            if record.note.uid and record.note.session not in own_sessions
         )
-        return max(others, default=0)
+        return max(other_seqs, default=0)
 
     @cached_property
     def in_force(self) -> dict[str, Note]:
@@ -128,19 +128,19 @@ class NoteState:
 
     def _successor(self, id: str) -> Note | None:
         """Return the first visible note that supersedes a note, directly or indirectly."""
-        seen = {id}
+        ids = {id}
         level: Iterable[str] = self._newer.get(id, ())
         while level:
-            level_records = [self._records[name] for name in level if name not in seen]
+            level_records = [self._records[name] for name in level if name not in ids]
             visible = [
-                one.note for one in level_records if not one.note.forgotten and not one.purged
+                item.note for item in level_records if not item.note.forgotten and not item.purged
             ]
             if visible:
                 return min(visible, key=lambda note: (note.at, note.id))
-            seen.update(level)
+            ids.update(level)
             # A note that supersedes a forgotten note also supersedes the notes that the forgotten
             # note replaced.
-            level = [name for up in level for name in self._newer.get(up, ()) if name not in seen]
+            level = [name for up in level for name in self._newer.get(up, ()) if name not in ids]
         return None
 
 

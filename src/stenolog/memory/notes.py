@@ -130,8 +130,8 @@ class Notes:
             return known
         ids = ids_in(batch, len(drafts))
         messages = [message_of(draft, id) for draft, id in zip(drafts, ids, strict=True)]
-        given = any(draft.at is not None for draft in drafts)
-        at = [draft.at or datetime.now(UTC) for draft in drafts] if given else None
+        has_times = any(draft.at is not None for draft in drafts)
+        at = [draft.at or datetime.now(UTC) for draft in drafts] if has_times else None
         try:
             first = self._store.add_messages(scope.key, messages, once=once, at=at)[0]
         except OnceConflict as known_token:
@@ -181,8 +181,8 @@ class Notes:
         `full`: include superseded and forgotten notes.
         """
         state = self._cache.read(scope).state
-        found = state.notes if full else state.in_force.values()
-        return [note for note in found if kind is None or note.kind == kind]
+        notes = state.notes if full else state.in_force.values()
+        return [note for note in notes if kind is None or note.kind == kind]
 
     def get(self, scope: Scope, id: str) -> Note:
         """Return the note with this id, even a forgotten note. Raises NoSuchNote."""
@@ -200,12 +200,12 @@ class Notes:
         parsed = parse(query)
         if parsed.is_empty:
             return []
-        found = [
+        matching = [
             note
             for note in self.list(scope)
             if matches_query(parsed, f"{note.about}\n{note.text}\n{note.quote}")
         ]
-        return found[::-1]
+        return matching[::-1]
 
     def candidates(
         self,
@@ -223,29 +223,29 @@ class Notes:
         """
         cached = self._cache.read(scope)
         known = cached.state.in_force
-        found = list(reversed(known))
+        ids = list(reversed(known))
         if stems:
             shared = cached.words.shared(dict.fromkeys(stems), known)
-            found = [id for id in found if id in shared]
-            found.sort(key=shared.__getitem__, reverse=True)
+            ids = [id for id in ids if id in shared]
+            ids.sort(key=shared.__getitem__, reverse=True)
         if period is not None:
-            inside = [id for id in found if period.holds(known[id].at)]
-            outside = [id for id in found if not period.holds(known[id].at)] if stems else []
-            found = inside + outside
-        return [known[id] for id in found[:limit]]
+            inside = [id for id in ids if period.holds(known[id].at)]
+            outside = [id for id in ids if not period.holds(known[id].at)] if stems else []
+            ids = inside + outside
+        return [known[id] for id in ids[:limit]]
 
     def scopes(self, *, agent: str | None = None) -> builtins.list[Scope]:
         """Return every scope that ever had notes, of one agent or of all."""
-        found = []
+        scopes = []
         kinds = get_args(ScopeKind)
         prefixes = [""] if agent is None else [scope_prefix(agent, of) for of in kinds]
         for prefix in prefixes:
             for key in self._store.list_sessions(prefix=prefix):
                 try:
-                    found.append(scope_from_key(key))
+                    scopes.append(scope_from_key(key))
                 except InvalidKey:
                     continue  # the key is not the key of a scope
-        return found
+        return scopes
 
     def forget(self, scope: Scope, id: str) -> Note:
         """Hide the note; notes that it superseded are in force again. Raises NoSuchNote.
@@ -261,13 +261,13 @@ class Notes:
             return
         with self._leased(scope, missing_error=NoSuchNote(ids[0])) as lease:
             state = self._cache.read(scope).state
-            found = []
+            seqs = []
             for id in ids:
                 record = state.record(id)
                 if record is None or record.purged:
                     raise NoSuchNote(id)
-                found += [record.seq] if not record.note.forgotten else []
-            for number, seq in enumerate(found):
+                seqs += [record.seq] if not record.note.forgotten else []
+            for number, seq in enumerate(seqs):
                 if number:
                     lease.renew()
                 _hide(lease.store, scope, seq)

@@ -42,19 +42,19 @@ def strip_blocks(text: str) -> str:
 
 def _without(text: str) -> str:
     """Remove the outermost blocks. A closing mark without an opening mark is ordinary text."""
-    kept: list[str] = []
+    outside_parts: list[str] = []
     depth = at = 0
-    for found in _MARK.finditer(text):
-        if found[0] == OPENING:
+    for mark in _MARK.finditer(text):
+        if mark[0] == OPENING:
             if depth == 0:
-                kept.append(text[at : found.start()])
+                outside_parts.append(text[at : mark.start()])
             depth += 1
         elif depth:
             depth -= 1
-            at = found.end()
+            at = mark.end()
     if depth == 0:
-        kept.append(text[at:])
-    return "".join(kept)
+        outside_parts.append(text[at:])
+    return "".join(outside_parts)
 
 
 def _escape_marks(line: str) -> str:

@@ -95,15 +95,15 @@ def is_quoted(quote: str, texts: Iterable[str]) -> bool:
 
     If the quote omits words ("…"), its parts must occur in one sentence, in order.
     """
-    parts = [found for part in _ELLIPSIS.split(quote) if (found := _with_ends(part))]
+    parts = [terms for part in _ELLIPSIS.split(quote) if (terms := _with_ends(part))]
     if not parts or any(not _long_enough(part) for part in parts):
         return False
     # The user may have written the dots.
     said_words, whole = list(texts), _with_ends(quote)
     if any(_contains_in_order(_with_ends(text), [whole]) for text in said_words):
         return True
-    sentences = (words(one) for text in said_words for one in _END.split(text))
-    return len(parts) > 1 and any(_contains_in_order(one, parts) for one in sentences)
+    sentences = (words(sentence) for text in said_words for sentence in _END.split(text))
+    return len(parts) > 1 and any(_contains_in_order(sentence, parts) for sentence in sentences)
 
 
 def is_related(fact: str, quote: str) -> bool:
@@ -138,8 +138,8 @@ def unsupported_values(fact: str, texts: Iterable[str]) -> list[str]:
     forms = {word for text in texts for word in _significant_words(text)}
     stems = {_stem(word) for word in fact_words}
     lengths = {len(stem) for stem in stems}
-    found = {stem for word in forms for length in lengths if (stem := word[:length]) in stems}
-    return [word for word in fact_words if word not in forms and _stem(word) not in found]
+    said_stems = {stem for word in forms for length in lengths if (stem := word[:length]) in stems}
+    return [word for word in fact_words if word not in forms and _stem(word) not in said_stems]
 
 
 def _values(fact: str) -> list[str]:
@@ -166,11 +166,11 @@ def _significant_words(text: str) -> set[str]:
 
 def _with_ends(text: str) -> list[str]:
     """Return the words, with a full stop between sentences."""
-    found: list[str] = []
+    words_and_ends: list[str] = []
     for sentence in _END.split(text):
         if said_words := words(sentence):
-            found += [".", *said_words] if found else said_words
-    return found
+            words_and_ends += [".", *said_words] if words_and_ends else said_words
+    return words_and_ends
 
 
 def _long_enough(part: Sequence[str]) -> bool:
@@ -182,10 +182,10 @@ def _contains_in_order(text: Sequence[str], parts: Sequence[Sequence[str]]) -> b
     position = 0
     for part in parts:
         # Add spaces around the text, so that "art" is not found in "cart".
-        found = said_words.find(" " + " ".join(part) + " ", position)
-        if found < 0:
+        start = said_words.find(" " + " ".join(part) + " ", position)
+        if start < 0:
             return False
-        position = found + len(" ".join(part)) + 1
+        position = start + len(" ".join(part)) + 1
     return True
 
 

@@ -95,8 +95,8 @@ def _candidate(note: Note) -> Candidate:
 
 def _notes(question: Question, notes: Notes, scope: Scope) -> list[Candidate]:
     """Return the notes that share words with the question or belong to its period."""
-    found = notes.candidates(question.stems, scope=scope, period=question.period, limit=CANDIDATES)
-    return [_candidate(note) for note in found]
+    hits = notes.candidates(question.stems, scope=scope, period=question.period, limit=CANDIDATES)
+    return [_candidate(note) for note in hits]
 
 
 def _messages(
@@ -109,7 +109,7 @@ def _messages(
     if catalog is None:
         return [], WordFrequencies()
     period = question.period
-    found = catalog.candidates(
+    hits = catalog.candidates(
         question.stems,
         owner=scope.who,
         threads=scope.of == "sender",
@@ -123,34 +123,34 @@ def _messages(
     message_candidates = [
         Candidate(
             kind="message",
-            source=f"{one.key}:{one.seq}",
-            at=one.at,
+            source=f"{message.key}:{message.seq}",
+            at=message.at,
             text=text,
-            role=one.role,
-            session=one.uid,
-            seq=one.seq,
+            role=message.role,
+            session=message.uid,
+            seq=message.seq,
         )
-        for one in found.messages
-        if (text := strip_blocks(one.text).strip())
-        and not (one.role == "user" and _normalized(text) == normalized_question)
+        for message in hits.messages
+        if (text := strip_blocks(message.text).strip())
+        and not (message.role == "user" and _normalized(text) == normalized_question)
     ]
-    return message_candidates, WordFrequencies(count=found.count, containing=found.containing)
+    return message_candidates, WordFrequencies(count=hits.count, containing=hits.containing)
 
 
 def _best_entries(ranked: Sequence[RankedCandidate], question: Question) -> list[RankedCandidate]:
     """Return each text once, without texts that score much worse than the best text."""
-    seen: set[str] = set()
-    kept: list[RankedCandidate] = []
-    for one in ranked:
-        if question.stems and one.score < _MIN_RELATIVE_SCORE * ranked[0].score:
+    seen_texts: set[str] = set()
+    entries: list[RankedCandidate] = []
+    for entry in ranked:
+        if question.stems and entry.score < _MIN_RELATIVE_SCORE * ranked[0].score:
             break
-        words = _normalized(one.candidate.text)
-        if words not in seen:
-            seen.add(words)
-            kept.append(one)
-        if len(kept) == _MAX_ENTRIES:
+        normalized = _normalized(entry.candidate.text)
+        if normalized not in seen_texts:
+            seen_texts.add(normalized)
+            entries.append(entry)
+        if len(entries) == _MAX_ENTRIES:
             break
-    return kept
+    return entries
 
 
 def _normalized(text: str) -> str:

@@ -65,20 +65,20 @@ def format_recall(
     # Poor matches must not displace facts about the user.
     for entries, limit in ((ranked, budget // 2), (extra, budget), (ranked, budget)):
         misses = 0
-        chosen_sources = {found.source for found in chosen}
-        for one in entries:
-            if one.candidate.source in chosen_sources:
+        chosen_sources = {hit.source for hit in chosen}
+        for entry in entries:
+            if entry.candidate.source in chosen_sources:
                 continue
-            found = _to_hit(one, question)
-            cost = count(f"\n{_line(found, zone)}")
+            hit = _to_hit(entry, question)
+            cost = count(f"\n{_line(hit, zone)}")
             if spent + cost <= (limit if chosen else budget):
-                chosen.append(found)
+                chosen.append(hit)
                 spent += cost
             elif (misses := misses + 1) == _MAX_MISSES:
                 break
     while chosen:
         ordered = sorted(chosen, key=_sort_key)
-        block = memory_block([_line(found, zone) for found in ordered])
+        block = memory_block([_line(hit, zone) for hit in ordered])
         tokens = count(block)
         if tokens <= budget:
             return RecallResult(block=block, found=tuple(ordered), tokens=tokens)
@@ -88,25 +88,25 @@ def format_recall(
     return RecallResult()
 
 
-def _sort_key(found: RecallHit) -> tuple[bool, float]:
-    is_core = found.kind == "core"
-    return not is_core, -found.at.timestamp() if is_core else -found.score
+def _sort_key(hit: RecallHit) -> tuple[bool, float]:
+    is_core = hit.kind == "core"
+    return not is_core, -hit.at.timestamp() if is_core else -hit.score
 
 
-def _line(found: RecallHit, zone: tzinfo | None) -> str:
-    day = found.at.astimezone(zone).strftime("%Y-%m-%d %H:%M")
-    who = "fact" if found.kind == "core" else found.role or "note"
-    return f"- [{day}] ({who}, {found.source}) {found.text}"
+def _line(hit: RecallHit, zone: tzinfo | None) -> str:
+    day = hit.at.astimezone(zone).strftime("%Y-%m-%d %H:%M")
+    speaker = "fact" if hit.kind == "core" else hit.role or "note"
+    return f"- [{day}] ({speaker}, {hit.source}) {hit.text}"
 
 
 def _to_hit(ranked: RankedCandidate, question: Question) -> RecallHit:
-    one = ranked.candidate
+    candidate = ranked.candidate
     return RecallHit(
-        kind=one.kind,
-        source=one.source,
-        at=one.at,
-        role=one.role,
-        text=excerpt(one.text, question.stems),
+        kind=candidate.kind,
+        source=candidate.source,
+        at=candidate.at,
+        role=candidate.role,
+        text=excerpt(candidate.text, question.stems),
         score=ranked.score,
     )
 
@@ -137,7 +137,7 @@ def _best_start(matches: Sequence[tuple[int, set[str]]], width: int) -> int:
     best, start = 0, 0
     for first, _ in matches:
         different = len(
-            {one for at, matched in matches if first <= at < first + width for one in matched}
+            {stem for at, matched in matches if first <= at < first + width for stem in matched}
         )
         if different > best:
             best, start = different, first

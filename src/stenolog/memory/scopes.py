@@ -68,8 +68,8 @@ def scope_of(key: str, *, agent: str = "main") -> Scope:
 def scope_from_key(notes_key: str) -> Scope:
     """Return the scope with this `key`. Raises InvalidKey if no scope has such a key."""
     of: ScopeKind = "sender" if notes_key.startswith(_SENDER_PREFIX) else "session"
-    agent, _, who = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
-    scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=who, of=of)
+    agent, _, owner = notes_key.removeprefix(_SENDER_PREFIX).partition(":")
+    scope = Scope(agent=agent.replace("%3A", ":").replace("%25", "%"), who=owner, of=of)
     if scope.key != notes_key:
         raise InvalidKey(f"{notes_key!r} is not the key of a scope")
     return scope

@@ -121,13 +121,13 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
     lines: list[Line] = []
     seqs: list[int] = []
     redacted = 0
-    asked = left = False
+    has_question = has_remaining = False
     for message in messages:
         fields = message.to_dict()
-        asked = asked or has_text(fields)
+        has_question = has_question or has_text(fields)
         if is_taken_back(message, info):
             continue
-        left = left or has_text(fields)
+        has_remaining = has_remaining or has_text(fields)
         seqs.append(message.seq)
         for line in _said(fields):
             # Remove blocks and secrets before any cut: half a block or half a secret would not be
@@ -136,7 +136,7 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
             redacted += clean.count
             if clean.text.strip():
                 lines.append(Line(line.role, clean.text.strip()))  # guard: notes-redacted
-    if not lines or (asked and not left):
+    if not lines or (has_question and not has_remaining):
         return None
     first, last = messages[0], messages[-1]
     return Turn(last=last.seq, seqs=tuple(seqs), at=first.at, lines=tuple(lines), redacted=redacted)
@@ -147,11 +147,11 @@ def as_turn(messages: Sequence[Message], info: SessionInfo) -> Turn | None:
 
 def gist(turn: Turn) -> str:
     """Describe a turn without a model: the first words of the user and of the last answer."""
-    asked = next((line.text for line in turn.lines if line.role == "user"), "")
+    question = next((line.text for line in turn.lines if line.role == "user"), "")
     answers = [line.text for line in turn.lines if line.role == "assistant"]
-    told = [f"The user: {_first_words(asked)}"] if asked else []
-    told += [f"The assistant: {_first_words(answers[-1])}"] if answers else []
-    return " ".join(told) or _first_words(turn.lines[0].text)
+    parts = [f"The user: {_first_words(question)}"] if question else []
+    parts += [f"The assistant: {_first_words(answers[-1])}"] if answers else []
+    return " ".join(parts) or _first_words(turn.lines[0].text)
 
 
 def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> str:
@@ -159,25 +159,25 @@ def shown(turn: Turn, *, number: int, budget: int, count: Count = estimate) -> s
     heading = f"## Turn {number}, {turn.at:%Y-%m-%d %H:%M} UTC"
     lines = [Line(line.role, _middle_out(line.text, _SHOWN[line.role])) for line in turn.lines]
     text = _joined(heading, lines)
-    most = max(_SHOWN.values())
-    while count(text) > budget and most > 40:
-        most //= 2
+    limit = max(_SHOWN.values())
+    while count(text) > budget and limit > 40:
+        limit //= 2
         keep = max(budget // 20, 2)
         lines = lines if len(lines) <= keep else [*lines[: keep // 2], *lines[-(keep // 2) :]]
-        lines = [Line(line.role, _middle_out(line.text, most)) for line in lines]
+        lines = [Line(line.role, _middle_out(line.text, limit)) for line in lines]
         text = _joined(heading, lines)
     return text
 
 
 def batches(
-    turns: Sequence[Turn], *, budget: int, most: int, count: Count = estimate
+    turns: Sequence[Turn], *, budget: int, limit: int, count: Count = estimate
 ) -> Iterator[list[Turn]]:
     """Yield groups of turns that fit the token budget. A turn that is too long is a group alone."""
     batch: list[Turn] = []
     spent = 0
     for turn in turns:
         size = count(shown(turn, number=1, budget=budget, count=count))
-        if batch and (spent + size > budget or len(batch) >= most):
+        if batch and (spent + size > budget or len(batch) >= limit):
             yield batch
             batch, spent = [], 0
         batch.append(turn)
@@ -188,8 +188,8 @@ def batches(
 
 def _joined(heading: str, lines: Sequence[Line]) -> str:
     # Texts are indented, so that no text can look like a heading or another speaker.
-    said = (f"{line.role}:\n    " + "\n    ".join(line.text.splitlines()) for line in lines)
-    return "\n".join([heading, *said])
+    paragraphs = (f"{line.role}:\n    " + "\n    ".join(line.text.splitlines()) for line in lines)
+    return "\n".join([heading, *paragraphs])
 
 
 # --- content of messages ---------------------------------------------------------------------
@@ -223,11 +223,11 @@ def _sound(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _middle_out(text: str, most: int) -> str:
-    if len(text) <= most:
+def _middle_out(text: str, limit: int) -> str:
+    if len(text) <= limit:
         return text
-    head = most * 3 // 4
-    return f"{text[:head]} […] {text[len(text) - (most - head) :]}"
+    head = limit * 3 // 4
+    return f"{text[:head]} […] {text[len(text) - (limit - head) :]}"
 
 
 def _first_words(text: str) -> str:
