@@ -106,10 +106,10 @@ class Channel(Protocol):
 class NotSent(Exception):
     """The app certainly did not get the message, so the message may be sent again."""
 
-    def __init__(self, words: str, *, after: float = 0.0) -> None:
+    def __init__(self, message: str, *, after: float = 0.0) -> None:
         self.after = after
         """Seconds to wait before the next attempt, as the app asked."""
-        super().__init__(words)
+        super().__init__(message)
 
 
 class MaybeSent(Exception):
@@ -155,9 +155,9 @@ class AllowList:
 
     def __init__(self, entries: Iterable[str], *, setting: str) -> None:
         """Create the list. `setting`: name of the setting with the list, for the log."""
-        given = [entry.strip() for entry in entries]
-        self._ids = {entry for entry in given if entry and not entry.startswith("@")}
-        self._names = {entry[1:].casefold() for entry in given if entry.startswith("@")} - {""}
+        stripped = [entry.strip() for entry in entries]
+        self._ids = {entry for entry in stripped if entry and not entry.startswith("@")}
+        self._names = {entry[1:].casefold() for entry in stripped if entry.startswith("@")} - {""}
         self._setting = setting
         self._refused: set[str] = set()
 

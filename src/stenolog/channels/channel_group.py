@@ -135,7 +135,7 @@ class Channels:
             channel=channel.name,
             delivery=delivery,
             register=MessageRegister(self._claims),
-            most=self._settings.gateway.max_turns,
+            limit=self._settings.gateway.max_turns,
         )
         self._setups.append(_ChannelSetup(channel=channel, inbox=inbox, delivery=delivery))
         return inbox
@@ -178,14 +178,14 @@ def _webhook_secret(settings: Settings, name: str) -> str:
     return secret
 
 
-def _secret(settings: Settings, given: str, variable: str, setting: str) -> str:
+def _secret(settings: Settings, secret: str, variable: str, setting: str) -> str:
     """Return a secret from the setting or the environment.
 
     Raises UsageError if the variable is empty.
     """
-    if given or not variable:
-        return given
-    found = settings.keys.get(variable, "")
-    if not found:
+    if secret or not variable:
+        return secret
+    value = settings.keys.get(variable, "")
+    if not value:
         raise UsageError(f"{setting} names the variable {variable}, which is not set; set it")
-    return found
+    return value

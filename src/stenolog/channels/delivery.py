@@ -75,14 +75,14 @@ class DueAnswer(Struct, frozen=True, kw_only=True):
 
 def read_mark(meta: Mapping[str, Any]) -> DeliveryMark | None:
     """Return the mark in a session's meta, or None."""
-    found = meta.get(FIELD)
-    if not isinstance(found, Mapping):
+    stored = meta.get(FIELD)
+    if not isinstance(stored, Mapping):
         return None
-    listed = found.get("owed")
+    listed = stored.get("owed")
     # A damaged list must not lose the mark: without the mark, answers would be sent twice.
-    owed = sorted(one for one in listed if type(one) is int) if isinstance(listed, list) else []
+    owed = sorted(seq for seq in listed if type(seq) is int) if isinstance(listed, list) else []
     try:
-        return msgspec.convert({**found, "owed": owed}, DeliveryMark)
+        return msgspec.convert({**stored, "owed": owed}, DeliveryMark)
     except msgspec.ValidationError:
         return None
 
@@ -126,7 +126,7 @@ def due_answers(
     mark in one append. Older versions wrote the origin without a mark. Answers to such messages are
     sent if `allows` agrees.
     """
-    found: dict[int, DueAnswer] = {}
+    answers: dict[int, DueAnswer] = {}
     for index, message in enumerate(history):
         body = message.to_dict()
         origin = origin_of(body)
@@ -139,8 +139,8 @@ def due_answers(
         answer = answer_to(history[index:], message.seq)
         if answer is not None and is_due(mark, answer.seq):
             text = text_parts_of(answer.to_dict())
-            found[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
-    return [found[seq] for seq in sorted(found)]
+            answers[answer.seq] = DueAnswer(seq=answer.seq, text=text, origin=origin)
+    return [answers[seq] for seq in sorted(answers)]
 
 
 # --- delivery -------------------------------------------------------------------------------------
@@ -200,8 +200,8 @@ class Delivery:
         if answer.seq is None:
             await self.tell(origin, text)
             return
-        one = DueAnswer(seq=answer.seq, text=text, origin=origin)
-        if await self._try_deliver(instance, answer.key, one):
+        due = DueAnswer(seq=answer.seq, text=text, origin=origin)
+        if await self._try_deliver(instance, answer.key, due):
             # The app accepts messages again, so send the owed answers.
             try:
                 await self.catch_up(instance, answer.key, only_owed=True)
@@ -233,7 +233,7 @@ class Delivery:
         the user is notified once. While another process is sending in a session, this method checks
         again: a killed process keeps its claim until the claim expires.
         """
-        left: list[tuple[AgentInstance, str, bool]] = []
+        remaining: list[tuple[AgentInstance, str, bool]] = []
         since = datetime.now(UTC) - _MAX_AGE
         for instance in self._loop.registry:
             async for entry in self._entries(instance):
@@ -243,9 +243,9 @@ class Delivery:
                 if entry.problem is not None or not (fresh or entry.channel == self.channel.name):
                     continue
                 if not await self._recover_session(instance, entry.key, fresh):
-                    left.append((instance, entry.key, fresh))
-        while left and not await self._is_stopping_within(self._claims.ttl):
-            left = [one for one in left if not await self._recover_session(*one)]
+                    remaining.append((instance, entry.key, fresh))
+        while remaining and not await self._is_stopping_within(self._claims.ttl):
+            remaining = [item for item in remaining if not await self._recover_session(*item)]
 
     async def _recover_session(self, instance: AgentInstance, key: str, fresh: bool) -> bool:
         """Recover one session; return False if another process is sending there."""
@@ -287,11 +287,11 @@ class Delivery:
             after=await self._loop.run(read_forked_at, instance.sessions, key),
             allows=self._allows,
         )
-        for one in waiting:
-            if only_owed and mark is not None and one.seq not in mark.owed:
+        for due in waiting:
+            if only_owed and mark is not None and due.seq not in mark.owed:
                 continue  # the task that wrote the answer is about to send it
-            if one.text.strip():
-                await self._try_deliver(instance, key, one)
+            if due.text.strip():
+                await self._try_deliver(instance, key, due)
 
     async def _entries(self, instance: AgentInstance) -> AsyncIterator[Entry]:
         after: str | None = None
@@ -319,8 +319,8 @@ class Delivery:
                 await self._notify_unsure(instance, key, mark)
 
     def _is_sending(self, mark: DeliveryMark | None) -> bool:
-        own = mark is not None and mark.origin.get("channel") == self.channel.name
-        return own and mark is not None and mark.state == "sending"
+        is_own = mark is not None and mark.origin.get("channel") == self.channel.name
+        return is_own and mark is not None and mark.state == "sending"
 
     async def _notify_unsure(self, instance: AgentInstance, key: str, mark: DeliveryMark) -> None:
         # The mark is written first, so that the user is notified at most once.

@@ -64,10 +64,10 @@ class ChatMove(Struct, frozen=True, kw_only=True):
     """Earlier moves of this chat: number of the command, and the session before the move."""
 
 
-def session_of(own: str, last_move: ChatMove | None, arrival: IncomingMessage) -> str | None:
+def session_of(root: str, last_move: ChatMove | None, arrival: IncomingMessage) -> str | None:
     """Return the session of a message, or None for a command that was already executed."""
     if last_move is None:
-        return own
+        return root
     if not arrival.number or not last_move.number or (arrival.chat or "") != last_move.chat:
         return last_move.key
     for number, before in (*last_move.earlier, (last_move.number, last_move.before)):
@@ -99,48 +99,48 @@ class ChatSessions:
         """Moves that could not be stored."""
 
     async def session_of(
-        self, instance: AgentInstance, own: str, arrival: IncomingMessage
+        self, instance: AgentInstance, root: str, arrival: IncomingMessage
     ) -> str | None:
-        """Return the session of a message; `own` is the first session of its chat."""
-        return session_of(own, await self._found(instance, own), arrival)
+        """Return the session of a message; `root` is the first session of its chat."""
+        return session_of(root, await self._found(instance, root), arrival)
 
-    async def current_session(self, instance: AgentInstance, own: str) -> str:
+    async def current_session(self, instance: AgentInstance, root: str) -> str:
         """Return the session in which the chat continues now."""
-        last_move = await self._found(instance, own)
-        return own if last_move is None else last_move.key
+        last_move = await self._found(instance, root)
+        return root if last_move is None else last_move.key
 
     async def move(
-        self, instance: AgentInstance, own: str, arrival: IncomingMessage, *, before: str, key: str
+        self, instance: AgentInstance, root: str, arrival: IncomingMessage, *, before: str, key: str
     ) -> None:
         """Record that the chat continues in another session from this message on."""
         chat = arrival.chat or ""
         earlier: tuple[tuple[int, str], ...] = ()
         with suppress(StenologError):  # this command was executed before
-            earlier = _moves(await self._found(instance, own), chat)
+            earlier = _moves(await self._found(instance, root), chat)
         place = ChatMove(key=key, before=before, chat=chat, number=arrival.number, earlier=earlier)
-        self._kept[instance.id, own] = place
+        self._kept[instance.id, root] = place
         while len(self._kept) > _REMEMBERED_CHATS:
             del self._kept[next(iter(self._kept))]
         try:
             await self._loop.run(
-                instance.store.set_meta, own, **{FIELD: msgspec.to_builtins(place)}
+                instance.store.set_meta, root, **{FIELD: msgspec.to_builtins(place)}
             )
         except StenologError as error:
             _logger.warning(
                 "could not store which session %r continues in; a restart returns to the old one: "
                 "%s",
-                own,
+                root,
                 error,
             )
         else:
-            del self._kept[instance.id, own]
+            del self._kept[instance.id, root]
 
-    async def _found(self, instance: AgentInstance, own: str) -> ChatMove | None:
-        return self._kept.get((instance.id, own)) or await self._stored(instance, own)
+    async def _found(self, instance: AgentInstance, root: str) -> ChatMove | None:
+        return self._kept.get((instance.id, root)) or await self._stored(instance, root)
 
-    async def _stored(self, instance: AgentInstance, own: str) -> ChatMove | None:
+    async def _stored(self, instance: AgentInstance, root: str) -> ChatMove | None:
         try:
-            return read_move((await self._loop.run(instance.store.info, own)).meta)
+            return read_move((await self._loop.run(instance.store.info, root)).meta)
         except NoSuchSession:
             return None
         # Temporary errors are not caught: the message would be stored in the wrong session.
@@ -148,11 +148,11 @@ class ChatSessions:
 
 def read_move(meta: Mapping[str, Any]) -> ChatMove | None:
     """Return the move in a session's meta, or None."""
-    found = meta.get(FIELD)
-    if not isinstance(found, Mapping):
+    stored = meta.get(FIELD)
+    if not isinstance(stored, Mapping):
         return None
     # If details are damaged, the chat still continues in its newest session.
-    for fields in (found, {name: found.get(name) for name in ("key", "before")}):
+    for fields in (stored, {name: stored.get(name) for name in ("key", "before")}):
         with suppress(msgspec.ValidationError):
             return msgspec.convert(fields, ChatMove)
     return None
@@ -175,15 +175,15 @@ class MessageRegister:
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
 
-    async def number_of(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> int:
+    async def number_of(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> int:
         """Return the number of a message in its chat, or 0 if the number cannot be stored.
 
         Raises OnceConflict if another message had this id.
         """
-        said = _digest(arrival.sender, arrival.text)
-        place = register_name(instance.id, own)
+        content = _digest(arrival.sender, arrival.text)
+        place = register_name(instance.id, root)
         try:
-            return await self._claims.number_for(place, _digest(arrival.id), said)
+            return await self._claims.number_for(place, _digest(arrival.id), content)
         except UsageError:
             raise
         except StenologError as error:
@@ -191,19 +191,19 @@ class MessageRegister:
             _logger.warning(
                 "could not store the id of a message in %r; if it is sent again, it may be "
                 "answered twice: %s",
-                own,
+                root,
                 error,
             )
             return 0
 
-    async def begin(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> bool:
+    async def begin(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> bool:
         """Return whether to execute a command: False if any process has started the command before.
 
         A command is not executed again after a crash, because it may have had an effect.
         """
         if not arrival.number:
             return True
-        place = register_name(instance.id, own)
+        place = register_name(instance.id, root)
         try:
             # Each attempt has different content, so only one process succeeds.
             await self._claims.number_for(
@@ -220,23 +220,23 @@ class MessageRegister:
             _logger.warning(
                 "could not store that a command in %r was run; if it is sent again, it runs "
                 "again: %s",
-                own,
+                root,
                 error,
             )
         return True
 
-    async def undo(self, instance: AgentInstance, own: str, arrival: IncomingMessage) -> None:
+    async def undo(self, instance: AgentInstance, root: str, arrival: IncomingMessage) -> None:
         """Record that a command was rejected, so that it runs when the app sends it again."""
         if arrival.number:
             with suppress(StenologError):
-                place = register_name(instance.id, own)
+                place = register_name(instance.id, root)
                 await self._claims.note(place, **{f"{_UNDONE}{arrival.number}": True})
 
 
 def _digest(*words: str) -> str:
     # An id or text becomes an idempotency key.
-    told = "\0".join(words).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(told).hexdigest()
+    content = "\0".join(words).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(content).hexdigest()
 
 
 # --- inbox ----------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Inbox:
         channel: str,
         delivery: Delivery | None = None,
         register: MessageRegister | None = None,
-        most: int = 256,
+        limit: int = 256,
     ) -> None:
         """Create the inbox of a channel.
 
@@ -293,7 +293,7 @@ class Inbox:
         self._channel = channel
         self._delivery = delivery
         self._register = register
-        self._most = most
+        self._most = limit
         self._chat_sessions = ChatSessions(loop)
         self._chat_locks: WeakValueDictionary[tuple[str | None, str], asyncio.Lock] = (
             WeakValueDictionary()
@@ -381,15 +381,15 @@ class Inbox:
         instance = self._loop.registry.route(self._channel, arrival.sender)
         base = key_for(self._origin_of(arrival), scope=arrival.scope)
         task = _MessageTask(self, arrival, durable)
-        asked = commands.parse_command(arrival.text)
-        if asked is not None and asked.name == "stop":
+        command = commands.parse_command(arrival.text)
+        if command is not None and command.name == "stop":
             # /stop does not wait, because it ends the turn that other messages wait for.
-            again = await self._begin(instance, base, arrival, task)
+            earlier_answer = await self._begin(instance, base, arrival, task)
         else:
             order = self._chat_locks.setdefault((instance.id, base), asyncio.Lock())
             async with order:
-                again = await self._begin(instance, base, arrival, task)
-        answer = again or await task.answer()
+                earlier_answer = await self._begin(instance, base, arrival, task)
+        answer = earlier_answer or await task.answer()
         if answer.error is not None or answer.outcome == "failed":
             _logger.warning("%s: %r was not answered: %s", self._channel, answer.key, answer.text)
         if task.not_saved:
@@ -410,15 +410,15 @@ class Inbox:
 
         Return an answer if the agent was not called, because the command was executed before.
         """
-        own = await self._loop.run(instance.own_key, base)
+        root = await self._loop.run(instance.own_key, base)
         listed = None if arrival.number else self._register
         if listed is not None:
-            arrival = replace(arrival, number=await listed.number_of(instance, own, arrival))
-        key = await self._chat_sessions.session_of(instance, own, arrival)
+            arrival = replace(arrival, number=await listed.number_of(instance, root, arrival))
+        key = await self._chat_sessions.session_of(instance, root, arrival)
         if commands.parse_command(arrival.text) is None:
             listed = None
-        if key is None or (listed is not None and not await listed.begin(instance, own, arrival)):
-            now = await self._chat_sessions.current_session(instance, own)
+        if key is None or (listed is not None and not await listed.begin(instance, root, arrival)):
+            now = await self._chat_sessions.current_session(instance, root)
             return Answer(key=now, text="", outcome="again")
         inbound = InboundMessage(
             key=key,
@@ -431,10 +431,10 @@ class Inbox:
             answer = await task.begin(self._loop, inbound, instance)
         except StenologError:
             if listed is not None:
-                await listed.undo(instance, own, arrival)
+                await listed.undo(instance, root, arrival)
             raise
         if answer is not None and answer.outcome == "command" and answer.key != key:
-            await self._chat_sessions.move(instance, own, arrival, before=key, key=answer.key)
+            await self._chat_sessions.move(instance, root, arrival, before=key, key=answer.key)
         return None
 
     def _origin_of(self, arrival: IncomingMessage) -> Origin:
@@ -519,7 +519,7 @@ class _MessageTask:
             self.not_saved = event.text
 
     async def _end(self) -> None:
-        await cancel_and_wait(one for one in (self._typing, self._task) if one is not None)
+        await cancel_and_wait(task for task in (self._typing, self._task) if task is not None)
 
 
 def text_for_user(answer: Answer) -> str:
@@ -532,8 +532,8 @@ def text_for_user(answer: Answer) -> str:
     if answer.error is not None or answer.outcome == "failed":
         if text in _QUIET:
             return ""
-        kept = "Your message is saved." if answer.saved else _NOT_SAVED
-        return f"I could not answer: {_reason(answer.error)}. {kept}"
+        saved_text = "Your message is saved." if answer.saved else _NOT_SAVED
+        return f"I could not answer: {_reason(answer.error)}. {saved_text}"
     if answer.outcome == "answered" and not text.strip():
         text = _EMPTY_ANSWER
     if text and not answer.saved:
@@ -542,7 +542,7 @@ def text_for_user(answer: Answer) -> str:
 
 
 def _reason(error: StenologError | None) -> str:
-    return next((words for kind, words in _REASONS.items() if isinstance(error, kind)), _UNKNOWN)
+    return next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), _UNKNOWN)
 
 
 def _start_task(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:

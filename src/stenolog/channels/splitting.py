@@ -60,7 +60,7 @@ def pieces(text: str, limit: int) -> list[Piece]:
     """Return the messages, with added fences separate from the text."""
     if limit < MIN_LIMIT:
         raise UsageError(f"limit must be {MIN_LIMIT} or more, not {limit}")
-    found: list[Piece] = []
+    messages: list[Piece] = []
     rest, fence = text.strip("\n"), ""
     while rest.strip():
         if fence and (closing := _CLOSING.match(rest)):
@@ -69,7 +69,7 @@ def pieces(text: str, limit: int) -> list[Piece]:
             continue
         opens = f"{fence}\n" if fence else ""
         if units(opens) + units(rest) <= limit:
-            found.append(Piece(opens=opens, body=rest.rstrip()))
+            messages.append(Piece(opens=opens, body=rest.rstrip()))
             break
         cut, skipped = _place_to_cut(rest, limit - units(opens) - len(_CLOSE), in_code=bool(fence))
         body, between, rest = rest[:cut].rstrip(), rest[cut : cut + skipped], rest[cut + skipped :]
@@ -78,10 +78,10 @@ def pieces(text: str, limit: int) -> list[Piece]:
             # A block's first line moves to the next message with its code.
             body, rest, fence = body.removesuffix(fence).rstrip(), f"{fence}\n{rest}", ""
         if body.strip():
-            found.append(Piece(opens=opens, body=body, closes=_CLOSE if fence else ""))
+            messages.append(Piece(opens=opens, body=body, closes=_CLOSE if fence else ""))
         # The indentation of code must be kept.
         rest = rest.lstrip("\n") if fence else rest.lstrip()
-    return found
+    return messages
 
 
 def _place_to_cut(text: str, room: int, *, in_code: bool) -> tuple[int, int]:
@@ -90,9 +90,9 @@ def _place_to_cut(text: str, room: int, *, in_code: bool) -> tuple[int, int]:
     for number, pattern in enumerate(_BREAKS):
         if in_code and number == _SENTENCE:
             continue
-        found = [*pattern.finditer(text, 0, window + 1)][-1:]
-        if found and found[0].start() >= max(1, window // _FULL):
-            return found[0].start(), found[0].end() - found[0].start()
+        cuts = [*pattern.finditer(text, 0, window + 1)][-1:]
+        if cuts and cuts[0].start() >= max(1, window // _FULL):
+            return cuts[0].start(), cuts[0].end() - cuts[0].start()
     return window, 0
 
 

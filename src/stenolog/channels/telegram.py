@@ -83,12 +83,12 @@ class Offsets:
 
     def add(self, numbers: Iterable[int]) -> list[int]:
         """Return the numbers to process now, and mark them as open."""
-        there = sorted(set(numbers))
-        for number in [one for one, state in self._states.items() if state == "left"]:
-            if there and number not in there:
+        received = sorted(set(numbers))
+        for number in [known for known, state in self._states.items() if state == "left"]:
+            if received and number not in received:
                 self._states[number] = "durable"  # the server no longer has this update
         new = []
-        for number in there:
+        for number in received:
             if number < self._known_below:
                 self._states[number] = "durable"
             elif self._states.get(number, "left") == "left" and number >= (self._next or 0):
@@ -237,8 +237,8 @@ class Telegram:
                 new = set(offsets.add(update.update_id for update in updates))
                 for update in updates:
                     if update.update_id in new:
-                        taken = self._take_in(update, receiver)
-                        task = asyncio.create_task(_settle(taken, update.update_id, offsets))
+                        accepted = self._take_in(update, receiver)
+                        task = asyncio.create_task(_settle(accepted, update.update_id, offsets))
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
                 if under_way:
@@ -254,21 +254,21 @@ class Telegram:
 
     async def _with_retries(self, call: Any) -> Any:
         """Retry a call until it succeeds. Raises _Stopped if the call can never succeed."""
-        pause, told = self._pause, ""
+        pause, reported = self._pause, ""
         while True:
             try:
                 return await call()
             except (InvalidToken, Forbidden):
                 raise _Stopped from None
             except TelegramError as error:
-                words = self._words(error)
+                error_text = self._words(error)
                 if isinstance(error, Conflict):
-                    words = (
+                    error_text = (
                         "another program receives the messages of this bot; waiting until it stops"
                     )
-                if words != told:
-                    told = words
-                    _logger.warning("telegram: %s", words)
+                if error_text != reported:
+                    reported = error_text
+                    _logger.warning("telegram: %s", error_text)
                 wait = _seconds(error) if isinstance(error, RetryAfter) else pause
                 if not isinstance(error, Conflict):
                     pause = min(2 * pause, _LONGEST)
@@ -402,8 +402,8 @@ def _origin(message: Message) -> dict[str, Any]:
 
 
 def _seconds(error: RetryAfter) -> float:
-    wanted = error.retry_after
-    return wanted.total_seconds() if isinstance(wanted, timedelta) else float(wanted)
+    requested = error.retry_after
+    return requested.total_seconds() if isinstance(requested, timedelta) else float(requested)
 
 
 async def _send_text_only(receiver: MessageReceiver, origin: Destination) -> bool:
@@ -411,7 +411,7 @@ async def _send_text_only(receiver: MessageReceiver, origin: Destination) -> boo
     return True
 
 
-async def _settle(taken: AcceptedMessage | None, number: int, offsets: Offsets) -> None:
+async def _settle(accepted: AcceptedMessage | None, number: int, offsets: Offsets) -> None:
     """Record whether an update is durable."""
     # The wait is shielded: when polling stops, messages that have arrived are still processed.
-    offsets.settled(number, durable=taken is None or await asyncio.shield(taken.durable))
+    offsets.settled(number, durable=accepted is None or await asyncio.shield(accepted.durable))
