@@ -38,10 +38,10 @@ def spec_of(settings: Settings, name: str | None = None, *, channel: str = CLI) 
     if name is not None and name not in settings.agents:
         raise UsageError(f"there is no agent {name!r}; add [agents.{name}] to the config file")
     agent = settings.agent if name is None else settings.agents[name]
-    kept = channel == CLI or settings.channels.session_persistence
+    is_stored = channel == CLI or settings.channels.session_persistence
     memory = settings.memory
     return AgentSpec(
-        sessions=agent.sessions if kept else NO_STORE,
+        sessions=agent.sessions if is_stored else NO_STORE,
         id=name,
         model=agent.model,
         models=tuple(dict.fromkeys((*settings.models, *agent.models))),
@@ -66,30 +66,30 @@ def specs_of(settings: Settings, *, channel: str = CLI) -> list[AgentSpec]:
     return [spec_of(settings, name, channel=channel) for name in names]
 
 
-def model_of(settings: Settings, wanted: str) -> ChatModel | NoModel:
+def model_of(settings: Settings, name: str) -> ChatModel | NoModel:
     """Return the model of this name, or find a model if the name is empty. Raises UsageError."""
-    if has_user(wanted):
+    if has_user(name):
         # The address would become the name of the model, which is shown and stored with messages.
         raise UsageError("the address of a model must not contain a user or password")
-    told = settings.models.get(wanted) or ModelSettings(model=wanted)
-    found = find_model(
-        told.model,
+    model = settings.models.get(name) or ModelSettings(model=name)
+    choice = find_model(
+        model.model,
         environment=settings.keys,
-        base_url=told.base_url,
-        key_name=told.key_env,
+        base_url=model.base_url,
+        key_name=model.key_env,
         ollama=lambda: probe_ollama(ollama_address(settings.keys)),
         weights=_weights,
     )
-    if isinstance(found, NoModel):
-        return found
+    if isinstance(choice, NoModel):
+        return choice
     return open_model(
-        found,
+        choice,
         environment=settings.keys,
-        key=told.key,
-        timeout=told.timeout,
-        first_byte_timeout=told.first_byte_timeout,
-        retries=told.retries,
-        headers=told.headers,
+        key=model.key,
+        timeout=model.timeout,
+        first_byte_timeout=model.first_byte_timeout,
+        retries=model.retries,
+        headers=model.headers,
     )
 
 

@@ -61,7 +61,7 @@ class Field(Struct, frozen=True, kw_only=True):
 @cache
 def all_fields() -> Mapping[Path, Field]:
     """Return all fields by path, in the order of the config file."""
-    return MappingProxyType({found.path: found for found in _fields(Settings, ())})
+    return MappingProxyType({field.path: field for field in _fields(Settings, ())})
 
 
 @cache
@@ -83,7 +83,7 @@ def find_field(path: Path) -> Field | None:
 
 def fields_of(path: Path) -> list[Field]:
     """Return the direct fields of a table."""
-    return [found for found in all_fields().values() if found.path[:-1] == field_path(path)]
+    return [field for field in all_fields().values() if field.path[:-1] == field_path(path)]
 
 
 def unknown_setting(path: Path) -> str:
@@ -94,7 +94,7 @@ def unknown_setting(path: Path) -> str:
         return f"renamed to {dotted(new)}; use the new name"
     inside = field_path(path)[:-1]
     if len(inside) == 1 and inside[0] in NAMED:
-        fields = [found.path[-1] for found in fields_of(path)]
+        fields = [field.path[-1] for field in fields_of(path)]
         example = "model" if "model" in fields else fields[0]
         return f"set a field of it, such as {dotted(path)}.{example}"
     known = {
@@ -105,7 +105,7 @@ def unknown_setting(path: Path) -> str:
     near = difflib.get_close_matches(name.lower(), sorted(known), n=1)
     if near:
         return f"unknown setting; did you mean {dotted((*above, near[0]))}?"
-    elsewhere = [found.name for found in all_fields().values() if found.path[-1] == name]
+    elsewhere = [field.name for field in all_fields().values() if field.path[-1] == name]
     if elsewhere:
         return f"unknown setting; did you mean {' or '.join(elsewhere)}?"
     return f"unknown setting; known ones are {', '.join(sorted(known))}"
@@ -113,13 +113,13 @@ def unknown_setting(path: Path) -> str:
 
 def section_class(path: Path) -> type[Struct]:
     """Return the class for the value of a table."""
-    found: Any = Settings
+    struct: Any = Settings
     for part in field_path(path):
         if part == NAME:
             continue
-        hint = next(each.type for each in msgspec.structs.fields(found) if each.name == part)
-        found = _named_struct(hint) or hint
-    checked: type[Struct] = found
+        hint = next(each.type for each in msgspec.structs.fields(struct) if each.name == part)
+        struct = _named_struct(hint) or hint
+    checked: type[Struct] = struct
     return checked
 
 
@@ -158,12 +158,12 @@ def _texts() -> Mapping[str, Mapping[str, str]]:
     for node in ast.parse(inspect.getsource(values)).body:
         if not isinstance(node, ast.ClassDef):
             continue
-        found = texts.setdefault(node.name, {})
-        for one, below in zip(node.body, node.body[1:], strict=False):
-            if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name):
+        class_texts = texts.setdefault(node.name, {})
+        for item, below in zip(node.body, node.body[1:], strict=False):
+            if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
                 continue
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                found[one.target.id] = " ".join(str(below.value.value).split())
+                class_texts[item.target.id] = " ".join(str(below.value.value).split())
     return texts
 
 

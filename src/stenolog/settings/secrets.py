@@ -27,8 +27,8 @@ def without_password(text: str) -> str:
     web = head.strip().lower() in ("http", "https")
     if slashes or (":" in rest.partition("@")[0] and not text.startswith(_PATHS)):
         rest = _without_user(rest, ends="?#" if web else "?")
-    shown = _without_values(rest, _VALUE_IN_WEB if web else _VALUE_ELSEWHERE)
-    return f"{head}{slashes}{shown}"
+    masked = _without_values(rest, _VALUE_IN_WEB if web else _VALUE_ELSEWHERE)
+    return f"{head}{slashes}{masked}"
 
 
 def has_password(text: str) -> bool:
@@ -49,8 +49,8 @@ def _without_values(text: str, value: re.Pattern[str]) -> str:
         begin = name.end() + 1
         if name.start() >= at and _SECRET.search(name[0]):
             pieces += [text[at:begin], HIDDEN]
-            found = value.match(text, begin)
-            at = found.end() if found else begin
+            match = value.match(text, begin)
+            at = match.end() if match else begin
     return "".join([*pieces, text[at:]])
 
 

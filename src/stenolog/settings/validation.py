@@ -42,13 +42,13 @@ def check_value(field: Field, value: object) -> Any:
     if isinstance(value, str) and has_surrogates(value):
         raise InvalidValue("this is not UTF-8 text")
     try:
-        found = msgspec.convert(value, field.type)
+        converted = msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
         raise InvalidValue(f"must be {describe_type(field)}{_not_value(field, value)}") from error
-    further = _FURTHER.get(field.path)
-    if further is not None and found:
-        further(found)
-    return found
+    check = _FURTHER.get(field.path)
+    if check is not None and converted:
+        check(converted)
+    return converted
 
 
 def describe_type(field: Field) -> str:
@@ -85,13 +85,13 @@ def _not_value(field: Field, value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f", not {value}"
     try:
-        shown = literal(value)
+        text = literal(value)
     except TypeError:
-        shown = str(value)
+        text = str(value)
     except ValueError:
         # Python does not convert integers of this length to text.
         return f", not {_kind(value)}"
-    return f", not {shown if len(shown) <= _LONGEST else shown[:_LONGEST] + '…'}"
+    return f", not {text if len(text) <= _LONGEST else text[:_LONGEST] + '…'}"
 
 
 def _kind(value: object) -> str:
@@ -115,8 +115,8 @@ def _is_a_place(value: str) -> None:
         address(value)
     except UsageError as error:
         # Even an unknown kind of address may contain a password.
-        words = "must be a folder, sqlite:FILE, postgresql://… or memory:"
-        raise InvalidValue(words if "@" in value or has_password(value) else str(error)) from error
+        text = "must be a folder, sqlite:FILE, postgresql://… or memory:"
+        raise InvalidValue(text if "@" in value or has_password(value) else str(error)) from error
 
 
 def _is_a_model(value: str) -> None:
