@@ -76,10 +76,10 @@ def low_disk(workspace: str, *, least: int = LOW_DISK) -> list[Finding]:
 
 def _folder(workspace: str) -> Path | None:
     """Return the folder that contains the sessions; None if the sessions are not in files."""
-    found = address(workspace)
-    if found.engine == "jsonl":
-        return Path(found.path)
-    return Path(found.path).absolute().parent if found.engine == "sqlite" else None
+    parsed = address(workspace)
+    if parsed.engine == "jsonl":
+        return Path(parsed.path)
+    return Path(parsed.path).absolute().parent if parsed.engine == "sqlite" else None
 
 
 def unindexed_sessions(workspace: str) -> list[Finding]:
@@ -233,13 +233,13 @@ def _in_state(store: Store, state: State) -> list[Entry]:
         return list(catalog.list(state=state, limit=1 << 62).entries)
 
 
-def _sessions(found: list[Entry]) -> str:
-    return "There is 1 session" if len(found) == 1 else f"There are {len(found):,} sessions"
+def _sessions(entries: list[Entry]) -> str:
+    return "There is 1 session" if len(entries) == 1 else f"There are {len(entries):,} sessions"
 
 
-def _keys(found: list[Entry]) -> str:
-    more = f" and {len(found) - _MAX_NAMED:,} more" if len(found) > _MAX_NAMED else ""
-    return ", ".join(entry.key for entry in found[:_MAX_NAMED]) + more
+def _keys(entries: list[Entry]) -> str:
+    more = f" and {len(entries) - _MAX_NAMED:,} more" if len(entries) > _MAX_NAMED else ""
+    return ", ".join(entry.key for entry in entries[:_MAX_NAMED]) + more
 
 
 def _version_notes(workspace: str) -> Iterator[CheckNote]:

@@ -51,9 +51,9 @@ def locked_log(directory: Directory, name: str) -> Iterator[int | None]:
             return
         try:
             lock_until(descriptor, deadline, f"the log {directory.path / name}")
-            found = directory.stat(name)
+            status = directory.stat(name)
             # The log was replaced during the wait: the locked file no longer has this name.
-            if found is not None and os.path.samestat(found, os.fstat(descriptor)):
+            if status is not None and os.path.samestat(status, os.fstat(descriptor)):
                 yield descriptor
                 return
         finally:
@@ -70,14 +70,14 @@ def read_whole(descriptor: int) -> bytes:
 def opened_trash(directory: Directory) -> Iterator[Directory | None]:
     """Yield the folder of deleted logs; None if it cannot be opened."""
     try:
-        found = Directory(directory.path / trash.FOLDER, read_only=True)
+        folder = Directory(directory.path / trash.FOLDER, read_only=True)
     except StenologError:
         yield None
         return
     try:
-        yield found
+        yield folder
     finally:
-        found.close()
+        folder.close()
 
 
 @contextmanager
@@ -107,8 +107,8 @@ def locked_archives(directory: Directory, uid: str) -> Iterator[int | None]:
     """Yield a descriptor of a folder of archives, locked against compaction. Raises StoreBusy."""
     with opened_subfolder(directory, archive.FOLDER, uid) as folder:
         if folder is not None:
-            what = f"the folder {directory.path / archive.FOLDER / uid}"
-            lock_until(folder, time.monotonic() + BUSY_TIMEOUT, what)
+            folder_name = f"the folder {directory.path / archive.FOLDER / uid}"
+            lock_until(folder, time.monotonic() + BUSY_TIMEOUT, folder_name)
         try:
             yield folder
         finally:
@@ -163,13 +163,13 @@ def _damaged_archive(key: str, path: str, meaning: str, lost: Sequence[Span]) ->
 
 def list_archives(directory: Directory) -> dict[str, list[str]]:
     """Return the archive files by uid."""
-    found = {}
+    archives = {}
     with opened_subfolder(directory, archive.FOLDER) as top:
         for uid in names_in(top):
             with opened_subfolder(directory, archive.FOLDER, uid) as below:
                 if below is not None:
-                    found[uid] = names_in(below)
-    return found
+                    archives[uid] = names_in(below)
+    return archives
 
 
 def unreferenced_archives(

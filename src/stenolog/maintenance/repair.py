@@ -44,15 +44,15 @@ def repair(workspace: str | os.PathLike[str]) -> list[RepairResult]:
 
     Raises the errors of `examine`.
     """
-    found = address(workspace)
-    if found.engine == "sqlite":
-        file = Path(found.path)
+    parsed = address(workspace)
+    if parsed.engine == "sqlite":
+        file = Path(parsed.path)
         return _with_path(sqlite_checks().repair(file), path=file.name)
-    if found.engine == "postgresql":
+    if parsed.engine == "postgresql":
         return _repair_server(workspace)
     return _repair_findings(
         workspace,
-        lambda found: [finding for finding in found if finding.repairable],
+        lambda findings: [finding for finding in findings if finding.repairable],
         _repair_finding,
     )
 
@@ -69,7 +69,7 @@ def _repair_server(where: str | os.PathLike[str]) -> list[RepairResult]:
 
 
 def _with_path(results: Iterable[RepairResult], *, path: str) -> list[RepairResult]:
-    return [replace(one, finding=replace(one.finding, path=path)) for one in results]
+    return [replace(result, finding=replace(result.finding, path=path)) for result in results]
 
 
 def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
@@ -82,8 +82,8 @@ def accept(workspace: str | os.PathLike[str]) -> list[RepairResult]:
     return _repair_findings(workspace, _hand_edits, _accept_edits)
 
 
-def _hand_edits(found: Iterable[Finding]) -> list[Finding]:
-    live = [f for f in found if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
+def _hand_edits(findings: Iterable[Finding]) -> list[Finding]:
+    live = [f for f in findings if f.kind is Kind.HAND_EDIT and f"/{trash.FOLDER}/" not in f.path]
     return list({f.key: f for f in live if f.key is not None}.values())
 
 
@@ -100,10 +100,10 @@ def _repair_findings(
     choose: Callable[[Iterable[Finding]], list[Finding]],
     repair_one: Callable[[_Folder, Finding], str],
 ) -> list[RepairResult]:
-    found = address(workspace)
-    if found.engine != "jsonl":
+    parsed = address(workspace)
+    if parsed.engine != "jsonl":
         return []  # other modules repair databases
-    place = Path(found.path)
+    place = Path(parsed.path)
     check_workspace(place)
     results: list[RepairResult] = []
     for path in log_folders(place):
@@ -126,8 +126,8 @@ def _attempt(
     except StenologError as error:
         return RepairResult(finding=finding, done=False, words=str(error))
     except OSError as error:
-        words = str(store_error(error, f"settling {finding.path}"))
-        return RepairResult(finding=finding, done=False, words=words)
+        error_text = str(store_error(error, f"settling {finding.path}"))
+        return RepairResult(finding=finding, done=False, words=error_text)
 
 
 # --- repairing -------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def _repair_finding(folder: _Folder, finding: Finding) -> str:
             return _ALREADY_FIXED
         log_report = examine_log(read_whole(descriptor), name)
         if log_report.state is None:
-            if any(found.repairable for found in log_report.findings):
+            if any(finding.repairable for finding in log_report.findings):
                 return _move(folder, directory.descriptor, name)
             return _ALREADY_FIXED
     return _mark_void(directory, log_report.state.key)
@@ -252,15 +252,15 @@ def _accept_edits(folder: _Folder, finding: Finding) -> str:
         if signed is None:
             return _ALREADY_FIXED
         copy_name = _copy(folder.directory, log.name, text)
-        found = rewrite.replay(signed, known)
+        replayed = rewrite.replay(signed, known)
         new_log = rewrite.compose_log(
-            found.head,
-            found.state,
+            replayed.head,
+            replayed.state,
             signed,
             writer.now(),
-            first_seq=found.first_seq,
-            next_seq=found.next_seq,
-            tail=found.tail,
+            first_seq=replayed.first_seq,
+            next_seq=replayed.next_seq,
+            tail=replayed.tail,
         )
         rewrite.replace_log(log, new_log)
     return f"accepted; the previous log is {folder.path}/{ASIDE}/{copy_name}"
@@ -315,12 +315,12 @@ def sign_edits(text: bytes, *, last: int = 0) -> bytes | None:
 
 def _next_seqs(records: Sequence[Record | None]) -> list[int | None]:
     """Return, for each line, the seq of the first message after it; None after the last message."""
-    found: list[int | None] = []
+    next_seqs: list[int | None] = []
     next_seq: int | None = None
     for record in reversed(records):
-        found.append(next_seq)
+        next_seqs.append(next_seq)
         next_seq = record.seq if isinstance(record, Message) else next_seq
-    return found[::-1]
+    return next_seqs[::-1]
 
 
 def _as_record(line: bytes, seq: int, next_seq: int | None, at: str) -> bytes | None:

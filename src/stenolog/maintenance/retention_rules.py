@@ -97,7 +97,7 @@ def plan_retention(
             other = steps.get(step.uid)
             if other is None or _STRENGTH[other.action] < _STRENGTH[step.action]:
                 steps[step.uid] = step
-    return sorted(steps.values(), key=lambda one: (_STRENGTH[one.action], one.updated, one.key))
+    return sorted(steps.values(), key=lambda step: (_STRENGTH[step.action], step.updated, step.key))
 
 
 def _steps_of_rule(
@@ -214,16 +214,16 @@ def _trash_steps(
     """Yield purges of deleted sessions, by the time of their deletion."""
     # A purge takes all deleted sessions of a key: all must be old, and no session may be in use or
     # spared.
-    kept_keys = {entry.key for entry in entries}
-    kept_keys |= {one.key for one in trash if not _is_old(rule, one.deleted, now)}
+    kept_keys = {item.key for item in entries}
+    kept_keys |= {item.key for item in trash if not _is_old(rule, item.deleted, now)}
     if rule.exclude_tag:
         matching = [
-            one for one in trash if one.key.startswith(rule.prefix) and one.key not in kept_keys
+            item for item in trash if item.key.startswith(rule.prefix) and item.key not in kept_keys
         ]
-        kept_keys |= {one.key for one in matching if _is_spared(rule, tags_of(one))}
-    for one in trash:
-        if one.key.startswith(rule.prefix) and one.key not in kept_keys:
-            yield replace(_purge_step(rule, one), trash_entries=trash_entries(one.key, trash))
+        kept_keys |= {item.key for item in matching if _is_spared(rule, tags_of(item))}
+    for item in trash:
+        if item.key.startswith(rule.prefix) and item.key not in kept_keys:
+            yield replace(_purge_step(rule, item), trash_entries=trash_entries(item.key, trash))
 
 
 def _is_spared(rule: Rule, tags: Collection[str] | None) -> bool:
@@ -238,23 +238,23 @@ def _unfinished_steps(rule: Rule, unfinished: Iterable[Trashed]) -> Iterator[Ret
     """Yield steps that complete interrupted purges at any age, as a rule already decided."""
     if rule.action != "purge" or not rule.has_condition:
         return
-    for one in unfinished:
-        if not one.key or one.key.startswith(rule.prefix):
-            yield replace(_purge_step(rule, one), unfinished=True)
+    for session in unfinished:
+        if not session.key or session.key.startswith(rule.prefix):
+            yield replace(_purge_step(rule, session), unfinished=True)
 
 
-def _purge_step(rule: Rule, one: Trashed) -> RetentionStep:
+def _purge_step(rule: Rule, entry: Trashed) -> RetentionStep:
     return RetentionStep(
         action="purge",
         rule=rule.name,
-        key=one.key,
-        uid=one.uid,
-        messages=one.count,
-        updated=one.deleted,
+        key=entry.key,
+        uid=entry.uid,
+        messages=entry.count,
+        updated=entry.deleted,
         in_trash=True,
     )
 
 
 def trash_entries(key: str, trash: Iterable[Trashed]) -> tuple[tuple[str, datetime], ...]:
     """Return uid and time of deletion of every session of this key in the trash."""
-    return tuple(sorted((one.uid, one.deleted) for one in trash if one.key == key))
+    return tuple(sorted((entry.uid, entry.deleted) for entry in trash if entry.key == key))

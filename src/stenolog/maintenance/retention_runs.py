@@ -102,8 +102,8 @@ def _purge_deleted(
         store.finish_purge(step.uid)
         return "done", "completed an interrupted purge"
     entries = trash_entries(step.key, store.list_trash())
-    own = (step.uid, step.updated)
-    if own not in entries:
+    own_entry = (step.uid, step.updated)
+    if own_entry not in entries:
         return "skipped", "it is not in the trash"
     # Fewer sessions are acceptable: other sessions of this key may have just been purged.
     if not step.in_trash or not set(entries) <= set(step.trash_entries):
@@ -115,7 +115,7 @@ def _purge_deleted(
         if isinstance(store, PurgingStore):
             # Purge only the checked session: another process may create a session of this key right
             # now.
-            masked_columns = store.purge_trash(step.key, [own])
+            masked_columns = store.purge_trash(step.key, [own_entry])
         else:
             masked_columns = store.purge(step.key)
         return "done", f"{masked_columns.messages:,} messages deleted for good"
@@ -144,11 +144,11 @@ def apply_rules(
     if any(rule.has_condition for rule in rules):
         for agent_name, name in _selected_agents(workspace, agent, namespace):
             # An interrupted purge of an unknown session is found in every namespace.
-            ended_once = any(one.step.unfinished and not one.step.uid for one in planned)
+            ended_once = any(result.step.unfinished and not result.step.uid for result in planned)
             planned += (
-                one
-                for one in _plan_for_agent(workspace, rules, agent_name, name)
-                if not (ended_once and one.step.unfinished and not one.step.uid)
+                result
+                for result in _plan_for_agent(workspace, rules, agent_name, name)
+                if not (ended_once and result.step.unfinished and not result.step.uid)
             )
     if dry_run or not planned or not confirm(planned):  # guard: retention-dry-run
         return planned
@@ -156,16 +156,16 @@ def apply_rules(
     with _open_log(workspace) as log_result:
         started: list[RetentionResult] = []
 
-        def on_start(one: RetentionResult) -> None:
-            started[:] = [one]
-            log_result(replace(one, outcome="begins"))
+        def on_start(result: RetentionResult) -> None:
+            started[:] = [result]
+            log_result(replace(result, outcome="begins"))
 
-        for one in _execute_steps(workspace, planned, should_stop, on_start):
+        for result in _execute_steps(workspace, planned, should_stop, on_start):
             # A skipped step would be skipped again in an hour and fill the log.
-            if one.outcome != "skipped" or started:
-                log_result(one)
+            if result.outcome != "skipped" or started:
+                log_result(result)
             started.clear()
-            results.append(one)
+            results.append(result)
             progress()
     return results
 
@@ -193,9 +193,9 @@ def apply_rules_everywhere(
             except Exception as error:  # noqa: BLE001 - a fault here is none elsewhere
                 kind = type(error).__name__
                 log_reports.warning("retention: nothing was done: %s: %s", kind, error)
-    for one in results:
-        if one.outcome == "failed":
-            log_reports.warning("retention: %s", _log_line(one))
+    for result in results:
+        if result.outcome == "failed":
+            log_reports.warning("retention: %s", _log_line(result))
     return results
 
 
@@ -249,20 +249,20 @@ def _execute_steps(
     should_stop: Callable[[], bool],
     on_start: Callable[[RetentionResult], None],
 ) -> Iterator[RetentionResult]:
-    for agent_and_namespace in dict.fromkeys((one.agent, one.namespace) for one in planned):
+    for agent_and_namespace in dict.fromkeys((item.agent, item.namespace) for item in planned):
         agent, namespace = agent_and_namespace
         with open_store(locate_sessions(workspace, agent).where, namespace=namespace) as store:
-            for one in planned:
+            for item in planned:
                 if should_stop():
                     return
-                if (one.agent, one.namespace) == agent_and_namespace:
-                    outcome, words = execute_step(store, one.step, partial(on_start, one))
+                if (item.agent, item.namespace) == agent_and_namespace:
+                    outcome, detail = execute_step(store, item.step, partial(on_start, item))
                     yield RetentionResult(
-                        step=one.step,
+                        step=item.step,
                         agent=agent,
                         namespace=namespace,
                         outcome=outcome,
-                        words=words,
+                        words=detail,
                     )
 
 
@@ -289,13 +289,13 @@ def _info_reader(store: Store) -> Callable[[str], SessionInfo | None]:
 def _trash_tags_reader(store: Store) -> Callable[[Trashed], Sequence[str] | None]:
     marks: dict[str, SnapshotMark] = {}
 
-    def tags_of(one: Trashed) -> Sequence[str] | None:
+    def tags_of(session: Trashed) -> Sequence[str] | None:
         if not isinstance(store, SnapshotStore):
             return None
         try:
             if not marks:
                 marks.update((mark.uid, mark) for mark in store.list_snapshots() if mark.deleted)
-            mark = marks.get(one.uid)
+            mark = marks.get(session.uid)
             if mark is None:
                 return None
             with store.read_snapshot(mark) as reading:
@@ -315,20 +315,20 @@ def _open_log(workspace: str) -> Iterator[Callable[[RetentionResult], None]]:
 
     Raises StoreUnavailable, because an action that cannot be logged is not executed.
     """
-    found = address(workspace)
-    if found.engine != "jsonl":
-        yield lambda one: log_reports.info("retention: %s", _log_line(one))
+    parsed = address(workspace)
+    if parsed.engine != "jsonl":
+        yield lambda result: log_reports.info("retention: %s", _log_line(result))
         return
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    path = Path(found.path, LOG_NAME)
+    path = Path(parsed.path, LOG_NAME)
     try:
         descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise store_error(error, f"opening {path}") from error
 
-    def log_result(one: RetentionResult) -> None:
+    def log_result(result: RetentionResult) -> None:
         try:
-            write_all(descriptor, f"{_log_line(one)}\n".encode("utf-8", "backslashreplace"))
+            write_all(descriptor, f"{_log_line(result)}\n".encode("utf-8", "backslashreplace"))
             sync_file(descriptor)
         except OSError as error:
             raise store_error(error, f"writing to {path}") from error
@@ -387,17 +387,17 @@ _COLUMNS: Final = 9
 """Number of columns in a line of the log; the constants above are indexes of columns."""
 
 
-def _log_line(one: RetentionResult) -> str:
-    step = one.step
+def _log_line(result: RetentionResult) -> str:
+    step = result.step
     parts = (
         timestamp(datetime.now(UTC)),
-        one.outcome,
+        result.outcome,
         step.action,
         step.rule,
-        place_in_log(one.agent, one.namespace),
+        place_in_log(result.agent, result.namespace),
         step.key,
         step.uid,
         f"last changed {timestamp(step.updated)}",
-        one.words,
+        result.words,
     )
     return "\t".join(map(escaped_for_log, parts))
