@@ -38,21 +38,21 @@ _LONG_RUN: Final = re.compile("[A-Za-z0-9]{16}")
 """Minimum length of a random run; parts of words such as `sk-learn-compatible-api` are shorter."""
 
 
-def _is_random(found: re.Match[str]) -> bool:
-    return _LONG_RUN.search(found[0]) is not None
+def _is_random(match: re.Match[str]) -> bool:
+    return _LONG_RUN.search(match[0]) is not None
 
 
 _CHANGE: Final = re.compile("[a-z][A-Z]|[0-9][A-Za-z]|[A-Za-z][0-9]|[A-Z]{2}[a-z]")
 """A change between kinds of characters: many in random keys, few in words with hyphens."""
 
 
-def _is_mixed(found: re.Match[str]) -> bool:
-    return len(_CHANGE.findall(found[0])) > 2
+def _is_mixed(match: re.Match[str]) -> bool:
+    return len(_CHANGE.findall(match[0])) > 2
 
 
-def _is_credential(found: re.Match[str]) -> bool:
+def _is_credential(match: re.Match[str]) -> bool:
     """Whether the text after `bearer` is a credential and not a word of the sentence."""
-    value = found["value"]
+    value = match["value"]
     return any(map(str.isdigit, value)) or _LONG_RUN.search(value) is not None
 
 
@@ -212,24 +212,24 @@ _OPTION_VALUE: Final = (
 )
 
 
-def _is_option_value(found: re.Match[str]) -> bool:
+def _is_option_value(match: re.Match[str]) -> bool:
     """Whether the text after an option is its value and not the rest of a sentence."""
-    value = found["quoted"] or found["value"].rstrip(".,;:!?)]}")
+    value = match["quoted"] or match["value"].rstrip(".,;:!?)]}")
     if value.startswith("-") or _PLACEHOLDER.match(value) or value.startswith("$"):
         return False
     letters = value.replace("_", "").replace("-", "")
     return not (letters.isalpha() and (letters.islower() or letters.isupper()))
 
 
-def _is_attached_password(found: re.Match[str]) -> bool:
+def _is_attached_password(match: re.Match[str]) -> bool:
     """Whether the text directly after `-p` is a password and not a placeholder."""
-    value = found["quoted"] or found["value"]
+    value = match["quoted"] or match["value"]
     return not (_PLACEHOLDER.match(value) or value[0] in "$%<-" or value.isupper())
 
 
-def _is_after_curl(found: re.Match[str]) -> bool:
-    before = found.string[max(0, found.start() - 300) : found.start()]
-    return "curl" in before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(found["value"])
+def _is_after_curl(match: re.Match[str]) -> bool:
+    before = match.string[max(0, match.start() - 300) : match.start()]
+    return "curl" in before.rpartition("\n\n")[2] and not _PLACEHOLDER.match(match["value"])
 
 
 _COMMANDS: Final = (
@@ -283,9 +283,9 @@ _ELEMENT: Final = re.compile(
 )
 
 
-def _is_secret_element(found: re.Match[str]) -> bool:
-    kind = kind_of(found["tag"])
-    return kind is not None and is_value(kind, found["value"])
+def _is_secret_element(match: re.Match[str]) -> bool:
+    kind = kind_of(match["tag"])
+    return kind is not None and is_value(kind, match["value"])
 
 
 # --- secrets introduced by words -------------------------------------------------------------
@@ -351,42 +351,42 @@ _SENTENCE_WORDS: Final = frozenset(_SENTENCE_WORD_LIST.split())
 """Words that continue a sentence about a password."""
 
 
-def _is_password(found: re.Match[str]) -> bool:
+def _is_password(match: re.Match[str]) -> bool:
     """Whether the text after `password` is a password and not the rest of the sentence."""
-    value = _plain(found)
+    value = _plain(match)
     if len(value) < 3 or _PLACEHOLDER.match(value) or value.lower() in _PLACEHOLDERS:
         return False
-    if found["closed"] and _NUMBER.fullmatch(value):
+    if match["closed"] and _NUMBER.fullmatch(value):
         return False  # a field name, which `secret_fields` has checked
-    if found["quoted"] is not None or "=" in found["sep"]:
+    if match["quoted"] is not None or "=" in match["sep"]:
         return True
     if not value.isalpha() and value.lower() not in _SENTENCE_WORDS:
-        return "to" not in found["sep"].lower() or any(map(str.isdigit, value))
-    ends = found["bare"][-1] in ".,;!?)" or found["next"].strip().lower() in ("", "and", "but")
+        return "to" not in match["sep"].lower() or any(map(str.isdigit, value))
+    ends = match["bare"][-1] in ".,;!?)" or match["next"].strip().lower() in ("", "and", "but")
     word = value.lower()
-    said = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
-    return ends and not said and "to" not in found["sep"].lower()
+    is_sentence = word in _SENTENCE_WORDS or word.endswith(("ed", "ing", "en", "ly"))
+    return ends and not is_sentence and "to" not in match["sep"].lower()
 
 
-def _is_assigned(found: re.Match[str]) -> bool:
+def _is_assigned(match: re.Match[str]) -> bool:
     """Whether the text after `api key` or similar words is a key: long, and not a word."""
-    before = found.string[max(0, found.start() - 12) : found.start()]
-    if found["key"] and not _KEY_PREFIX.search(before):
+    before = match.string[max(0, match.start() - 12) : match.start()]
+    if match["key"] and not _KEY_PREFIX.search(before):
         return False
-    if found["token"] and not _TOKEN_PREFIX.search(before):
+    if match["token"] and not _TOKEN_PREFIX.search(before):
         alone = not before[-1:].isascii() or not before[-1:].isalnum()
-        if not alone or found["sep"].strip()[:1] not in ("=", ":"):
+        if not alone or match["sep"].strip()[:1] not in ("=", ":"):
             return False
-    value = _plain(found)
-    if len(value) < (4 if found["password"] else 8) or _PLACEHOLDER.match(value):
+    value = _plain(match)
+    if len(value) < (4 if match["password"] else 8) or _PLACEHOLDER.match(value):
         return False
     if any(map(str.isdigit, value)):
         return any(map(str.isalpha, value))
-    return found["sep"].strip() in _ASSIGNS and _LONG_RUN.search(value) is not None
+    return match["sep"].strip() in _ASSIGNS and _LONG_RUN.search(value) is not None
 
 
-def _plain(found: re.Match[str]) -> str:
-    return found["quoted"] or found["bare"].strip("\"'`").rstrip(".,;:!?)]}")
+def _plain(match: re.Match[str]) -> str:
+    return match["quoted"] or match["bare"].strip("\"'`").rstrip(".,;:!?)]}")
 
 
 # --- card numbers ----------------------------------------------------------------------------
@@ -403,9 +403,9 @@ _ISSUED: Final = re.compile(
 )
 
 
-def _is_card(found: re.Match[str]) -> bool:
+def _is_card(match: re.Match[str]) -> bool:
     """Whether a known issuer uses such numbers and the check digit (Luhn) is correct."""
-    digits = re.sub("[^0-9]", "", found[0])
+    digits = re.sub("[^0-9]", "", match[0])
     if not _ISSUED.fullmatch(digits):
         return False
     doubled = [int(digit) * (2 if odd % 2 else 1) for odd, digit in enumerate(reversed(digits))]

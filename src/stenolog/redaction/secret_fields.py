@@ -114,13 +114,13 @@ class SecretSpan(Struct, frozen=True):
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> SecretKind | None:
     """Return the kind of secret of a field name, or None."""
-    own = _NAME_SUFFIX.sub("", name[-2 * _LONGEST :])
-    plain = own if own.isascii() else normalize("NFKC", own)
-    words = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", plain[-_LONGEST:]).lower())
-    words = words.strip("_").rstrip("0123456789_")
-    if _NOT_SECRET.fullmatch(words):
+    own_name = _NAME_SUFFIX.sub("", name[-2 * _LONGEST :])
+    plain = own_name if own_name.isascii() else normalize("NFKC", own_name)
+    normalized = _SEPARATORS.sub("_", _CAMEL_CASE.sub("_", plain[-_LONGEST:]).lower())
+    normalized = normalized.strip("_").rstrip("0123456789_")
+    if _NOT_SECRET.fullmatch(normalized):
         return None
-    return next((kind for kind in _KINDS if kind.fields.fullmatch(words)), None)
+    return next((kind for kind in _KINDS if kind.fields.fullmatch(normalized)), None)
 
 
 def is_value(kind: SecretKind, value: str) -> bool:
@@ -198,13 +198,13 @@ def _spans_inside(text: str, at: int, kind: SecretKind) -> tuple[list[Span], int
                 break
         elif (quote := _QUOTE.match(text, match.start())) is not None:
             end, at = _end(text, quote)
-            said = text[quote.end() : end]
+            quoted = text[quote.end() : end]
             if _COLON.match(text, at):
-                name = said
+                name = quoted
                 schema = schema or (name != "type" and is_schema(name, None))
             else:
                 spans.append((name, (quote.end(), end)))
-                schema = schema or is_schema(name, said)
+                schema = schema or is_schema(name, quoted)
     else:
         at = len(text)
     return [span for name, span in spans if kind_below(kind, name, schema=schema)], at
