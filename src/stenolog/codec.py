@@ -337,24 +337,24 @@ def salvage(line: bytes) -> list[Record]:
     Stored messages are never mistaken for records: quotes inside text are escaped, and an object
     inside another one follows a colon, a comma or a bracket.
     """
-    found: list[Record] = []
+    records: list[Record] = []
     end = tried = 0
     for start in _starts(line):
         if start < end:
             continue
         tried += 1
-        if tried > _MOST_STARTS + 2 * len(found):
+        if tried > _MOST_STARTS + 2 * len(records):
             break  # limits the work for garbage that looks like records
-        crc, begun = 0, start
+        crc, summed_upto = 0, start
         for tail in _CRC_TAIL.finditer(line, start):
-            crc, begun = crc32(line[begun : tail.start()], crc), tail.start()
+            crc, summed_upto = crc32(line[summed_upto : tail.start()], crc), tail.start()
             if int(tail[1], 16) == crc:
                 record = parse_line(line[start : tail.end()])
                 if record is not None:
-                    found.append(record)
+                    records.append(record)
                     end = tail.end()
                     break
-    return found
+    return records
 
 
 def _starts(line: bytes) -> Iterator[int]:
@@ -432,7 +432,7 @@ def _envelope(line: bytes) -> dict[str, Any]:
     import json
 
     try:
-        found: Any = json.loads(line)
+        envelope: Any = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return envelope if isinstance(envelope, dict) else {}

@@ -13,9 +13,9 @@ def lazy_exports(
     def find(name: str) -> object:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found: object = getattr(import_module(names[name]), name)
-        setattr(modules[package], name, found)
-        return found
+        value: object = getattr(import_module(names[name]), name)
+        setattr(modules[package], name, value)
+        return value
 
     def list_names() -> list[str]:
         return sorted({*vars(modules[package]), *names})

@@ -178,8 +178,8 @@ def read_part(part: Any) -> Part:
     reader = _READERS.get(kind)
     if reader is None:
         reader = next((read for end, read in _READERS_BY_END if kind.endswith(end)), None)
-    found = None if reader is None else reader(part)
-    return UnknownPart(kind, part) if found is None else found
+    typed_part = None if reader is None else reader(part)
+    return UnknownPart(kind, part) if typed_part is None else typed_part
 
 
 def read_listed_call(call: Mapping[str, Any]) -> ToolCall:
@@ -211,13 +211,13 @@ def unread_fields(body: Mapping[str, Any]) -> Body:
 
 def encoded_data(part: Mapping[str, Any]) -> tuple[str, str]:
     """Return the media type and the encoded data of a part's file; empty strings without a file."""
-    found = "", ""
+    pair = "", ""
     for inner in (part, *(value for value in part.values() if _is_mapping(value))):
         for name in ("data", "file_data"):
-            if isinstance(data := inner.get(name), str) and len(data) > len(found[1]):
+            if isinstance(data := inner.get(name), str) and len(data) > len(pair[1]):
                 kinds = (inner.get(name) for name in ("media_type", "mime_type", "mimeType"))
-                found = next((kind for kind in kinds if isinstance(kind, str) and kind), ""), data
-    return found
+                pair = next((kind for kind in kinds if isinstance(kind, str) and kind), ""), data
+    return pair
 
 
 _READ_FIELDS: Final = frozenset(
@@ -306,9 +306,9 @@ _THOUGHTS: Final = ("thinking", "text", "reasoning", "summary", "content")
 
 
 def _read_image(part: Mapping[str, Any]) -> ImagePart:
-    given = part.get("image_url")
-    detail = given.get("detail") if _is_mapping(given) else part.get("detail")
-    url = given.get("url") if _is_mapping(given) else given
+    image = part.get("image_url")
+    detail = image.get("detail") if _is_mapping(image) else part.get("detail")
+    url = image.get("url") if _is_mapping(image) else image
     if url is None:
         source = part.get("source")
         kind, data = encoded_data(part)
@@ -320,8 +320,8 @@ def _read_image(part: Mapping[str, Any]) -> ImagePart:
 
 def _read_file(part: Mapping[str, Any]) -> FilePart:
     kind: str = part["type"]
-    given = (part.get(name) for name in (kind, "source"))
-    inner: Mapping[str, Any] = next((one for one in given if _is_mapping(one)), {})
+    sources = (part.get(name) for name in (kind, "source"))
+    inner: Mapping[str, Any] = next((source for source in sources if _is_mapping(source)), {})
     names = (inner.get("filename"), part.get("filename"), part.get("title"), part.get("name"))
     name = next((name for name in names if isinstance(name, str)), "")
     word: Any = next((word for word in ("audio", "video") if word in kind), "file")

@@ -105,10 +105,10 @@ class Message(
     def to_dict(self) -> dict[str, Any]:
         """Return a copy of the stored object."""
         try:
-            found: dict[str, Any] = _decode(self._body)
+            body: dict[str, Any] = _decode(self._body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return decode_object(self._body)
-        return found
+        return body
 
     def to_json(self) -> bytes:
         """Return the stored object as compact JSON, byte for byte as stored."""
@@ -164,8 +164,8 @@ class Message(
 
     def __repr__(self) -> str:
         text = bytes(self._body).decode("utf-8", "replace")
-        shown = text if len(text) <= 80 else text[:79] + "…"
-        return f"Message({self.seq}{', hidden' if self.hidden else ''}, {shown})"
+        excerpt = text if len(text) <= 80 else text[:79] + "…"
+        return f"Message({self.seq}{', hidden' if self.hidden else ''}, {excerpt})"
 
 
 # A Struct cannot inherit from an abstract class.
@@ -318,14 +318,14 @@ Record = Message | StateRecord | ChangeRecord | VoidRecord | UnknownRecord
 def decode_object(payload: bytes | Raw) -> dict[str, Any]:
     """Return the JSON object in a stored payload."""
     try:
-        found: dict[str, Any] = _decode(payload)
+        body: dict[str, Any] = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Lone surrogates are stored as escapes, which only the standard library decodes. They are
         # rare, so `json` is imported here and not at start-up.
         from json import loads
 
-        found = loads(bytes(payload))
-    return found
+        body = loads(bytes(payload))
+    return body
 
 
 def timestamp(moment: datetime) -> str:

@@ -60,13 +60,13 @@ def estimate(text: str) -> int:
     """Return the estimated tokens of a text; 0 only for the empty text."""
     # Keyed by hash, so that the cache holds no texts. A collision only costs accuracy.
     known = (hash(text), len(text))
-    found = _known.get(known)
-    if found is None:
-        found = _counted(text)
+    tokens = _known.get(known)
+    if tokens is None:
+        tokens = _counted(text)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[known] = found
-    return found
+        _known[known] = tokens
+    return tokens
 
 
 def message_tokens(
@@ -78,11 +78,11 @@ def message_tokens(
     `prepare_messages` does.
     """
     fields = message.to_dict() if isinstance(message, Message) else message
-    found = MESSAGE
+    total = MESSAGE
     for name, value in fields.items():
         if name not in _FREE:
-            found += _field(name, value, count)
-    return found
+            total += _field(name, value, count)
+    return total
 
 
 def tools_tokens(
@@ -111,11 +111,11 @@ class Calibration(Struct, frozen=True, kw_only=True):
             return self
         # Limit the value before the division: the quotient of two integers may be too large for a
         # float.
-        seen = min(reported, _HIGHEST * estimated) / estimated
+        measured = min(reported, _HIGHEST * estimated) / estimated
         ratio = min(max(self.ratio, _LOWEST), _HIGHEST)
-        seen = min(max(seen, ratio / 2, _LOWEST), ratio * 2)
+        measured = min(max(measured, ratio / 2, _LOWEST), ratio * 2)
         weight = min(max(self.weight, 0.0) + 1, _REMEMBERED)
-        return Calibration(ratio=ratio + (seen - ratio) / weight, weight=weight)
+        return Calibration(ratio=ratio + (measured - ratio) / weight, weight=weight)
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
@@ -202,8 +202,8 @@ def _counted(text: str) -> int:
 
 def _foreign(text: str) -> float:
     """Return the extra tokens of long words in a text whose accents show that it is not English."""
-    words = len(_LONGER_WORD.findall(text))
-    return 0.35 * words if len(_ACCENT.findall(text)) * 8 > words else 0.0
+    long_words = len(_LONGER_WORD.findall(text))
+    return 0.35 * long_words if len(_ACCENT.findall(text)) * 8 > long_words else 0.0
 
 
 @lru_cache(maxsize=16_384)
@@ -333,11 +333,11 @@ def _further(
     fields: Mapping[str, Any], known: Set[str], count: Callable[[str], int], field: str = ""
 ) -> int:
     """Return the tokens of all fields except `field` and those in `known`."""
-    found = 0
+    total = 0
     for name in fields:
         if name not in known and name != field:
-            found += count(_json({name: fields[name]}))
-    return found
+            total += count(_json({name: fields[name]}))
+    return total
 
 
 def _plain_value(value: Any, count: Callable[[str], int]) -> int:
@@ -356,11 +356,11 @@ def _call(call: Any, count: Callable[[str], int]) -> int:
 def _priced_call(call: ToolCall, count: Callable[[str], int]) -> int:
     """Return the tokens of a tool call: name, arguments, id and other fields."""
     inner = call.value[call.field] if call.field else call.value
-    said = (inner.get("name"), call.arguments, call.value.get("id"))
-    further = _further(inner, _OF_CALL, count)
+    texts = (inner.get("name"), call.arguments, call.value.get("id"))
+    extra = _further(inner, _OF_CALL, count)
     if call.field:
-        further += _further(call.value, _OF_CALL, count, call.field)
-    return CALL + sum(_plain_value(value, count) for value in said) + further
+        extra += _further(call.value, _OF_CALL, count, call.field)
+    return CALL + sum(_plain_value(value, count) for value in texts) + extra
 
 
 def _content(content: Any, count: Callable[[str], int], *, depth: int = 0) -> int:
@@ -386,14 +386,14 @@ def _part(part: Part, count: Callable[[str], int], *, depth: int) -> int:
         case ToolCall() if "input" in value or value.get("type") == "tool_use":
             return _priced_call(part, count)
         case ToolResult() if "output" not in value or value.get("content") is not None:
-            said = _content(part.content, count, depth=depth)
-            said += _plain_value(value.get("tool_use_id"), count)
-            return CALL + said + _further(value, _OF_RESULT, count)
+            total = _content(part.content, count, depth=depth)
+            total += _plain_value(value.get("tool_use_id"), count)
+            return CALL + total + _further(value, _OF_RESULT, count)
         case FilePart() if part.content is not None:
-            said = _content(part.content, count, depth=depth)
+            total = _content(part.content, count, depth=depth)
             if encoded_data(value)[1] != part.content and (encoded := _attached(value, part.kind)):
-                return said + encoded
-            return said + _further(value, _FREE, count, part.field)
+                return total + encoded
+            return total + _further(value, _FREE, count, part.field)
         case FilePart():
             return _attached(value, part.kind) or count(_json(value))
         case UnknownPart() if part.text is not None:

@@ -504,7 +504,7 @@ def test_a_body_has_5_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_body_that_has_just_timed_out_does_not_keep_the_next_one_out() -> None:
     async def scenario() -> None:
-        pending = PendingBodies(most=1)
+        pending = PendingBodies(limit=1)
         begun = asyncio.Event()
         first = asyncio.create_task(pending.read(_request(None, begun)))
         await begun.wait()
