@@ -156,7 +156,7 @@ class AgentInstance:
         try:
             view = self.store.view(key)
         except NoSuchSession:
-            session_key = self.own_key(key)
+            session_key = self.resolve_key(key)
             view = None
             if session_key != key:
                 with suppress(NoSuchSession):
@@ -164,10 +164,10 @@ class AgentInstance:
             return session_key, view
         return key, view
 
-    def own_key(self, key: str) -> str:
+    def resolve_key(self, key: str) -> str:
         """Return the key of the session that `key` names; it differs only if `key` is an alias."""
         try:
-            return self._aliases.own_key(key)
+            return self._aliases.resolve_key(key)
         except StoreUnavailable:
             return key  # aliases are unknown without the store; accept the message anyway
 
@@ -312,12 +312,12 @@ class AgentInstance:
             if is_empty:
                 return Scope(agent=scope.agent, who=sender, of="sender")
         if scope.of == "sender" and sender is not None and sender != scope.who:  # guard: own-memory
-            return scope_of(key if info is not None else self.own_key(key), agent=scope.agent)
+            return scope_of(key if info is not None else self.resolve_key(key), agent=scope.agent)
         return scope
 
     def _is_empty(self, key: str) -> bool:
         try:
-            return self.store.info(self.own_key(key)).count == 0
+            return self.store.info(self.resolve_key(key)).count == 0
         except NoSuchSession:
             return True
 

@@ -88,7 +88,7 @@ class AgentLoop:
         instance = self._registry.agent(agent)
         careful = _log_errors(on_event)
         check_sender(message.sender)
-        key = message.key if view is not None else await self._own_key(instance, message.key)
+        key = message.key if view is not None else await self._resolve_key(instance, message.key)
         command = parse_command(message.content) if allow_commands else None
         if command is not None:
             if self._is_known(instance.id, key, message.id):
@@ -119,8 +119,8 @@ class AgentLoop:
             view=view,
         )
 
-    async def _own_key(self, instance: AgentInstance, key: str) -> str:
-        return await self._turns.threads.run(instance.own_key, key)
+    async def _resolve_key(self, instance: AgentInstance, key: str) -> str:
+        return await self._turns.threads.run(instance.resolve_key, key)
 
     async def change_and_answer(
         self,
@@ -140,7 +140,7 @@ class AgentLoop:
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        session_key = key if view is not None else await self._own_key(instance, key)
+        session_key = key if view is not None else await self._resolve_key(instance, key)
         try:
             return await self._turns.run_exclusive(
                 instance,
@@ -188,7 +188,7 @@ class AgentLoop:
         """Run `change` while holding the lease, and return its result. Raise SessionBusy."""
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        session_key = await self._own_key(instance, key)
+        session_key = await self._resolve_key(instance, key)
         results: list[T] = []
 
         async def carried_out(sessions: SessionStore) -> Answer:
@@ -205,7 +205,7 @@ class AgentLoop:
         """
         self._turns.check_open()
         instance = self._registry.agent(agent)
-        return await self._turns.stop(instance, await self._own_key(instance, key))
+        return await self._turns.stop(instance, await self._resolve_key(instance, key))
 
     async def resume(
         self,
@@ -228,7 +228,7 @@ class AgentLoop:
         careful = _log_errors(on_event)
         if key is not None:
             instance = self._registry.agent(agent)
-            root = await self._own_key(instance, key)
+            root = await self._resolve_key(instance, key)
             answer = await self._resumer.resume(instance, root, on_event=careful, idle_for=idle_for)
             return [] if answer is None else [answer]
         agents = list(self._registry) if agent is None else [self._registry.agent(agent)]

@@ -410,7 +410,7 @@ class Inbox:
 
         Return an answer if the agent was not called, because the command was executed before.
         """
-        root = await self._loop.run(instance.own_key, base)
+        root = await self._loop.run(instance.resolve_key, base)
         listed = None if arrival.number else self._register
         if listed is not None:
             arrival = replace(arrival, number=await listed.number_of(instance, root, arrival))

@@ -105,7 +105,7 @@ class Memory:
         """
         if self._consolidation is None:
             return ConsolidationReport()
-        return self._consolidation.run(self._aliases.own_key(key), most_calls=most_calls)
+        return self._consolidation.run(self._aliases.resolve_key(key), most_calls=most_calls)
 
     def waiting(self) -> list[str]:
         """Return the keys of the sessions with finished turns that are not consolidated yet.
@@ -118,7 +118,7 @@ class Memory:
     def skip(self, key: str) -> None:
         """Exclude all current messages of a session from consolidation, permanently."""
         if self._consolidation is not None:
-            self._consolidation.skip(self._aliases.own_key(key))
+            self._consolidation.skip(self._aliases.resolve_key(key))
 
     def recall(
         self,
@@ -134,7 +134,7 @@ class Memory:
         `key`: the session that asks; its visible messages are left out. `asking`: the same key, not
         an alias, for callers that pass `scope`.
         """
-        own_key = asking if key is None else self._aliases.own_key(key)
+        session_key = asking if key is None else self._aliases.resolve_key(key)
         return recall(
             question,
             scope=self.scope(key=key, scope=scope),
@@ -143,7 +143,7 @@ class Memory:
             budget=budget,
             half_life_days=self._half_life_days,
             now=self._clock().astimezone(self._zone),
-            exclude_session=own_key,
+            exclude_session=session_key,
             tokens=self._tokens,
         )
 
@@ -217,11 +217,11 @@ class Memory:
             return scope
         if key is None:
             raise UsageError("give the key of a session or a scope")
-        own_key = self._aliases.own_key(key)
-        own_scope = self._scope_of(own_key)
+        session_key = self._aliases.resolve_key(key)
+        own_scope = self._scope_of(session_key)
         if scope is None or scope == own_scope:
             return own_scope
-        if scope != scope_of(own_key, agent=self.agent):
+        if scope != scope_of(session_key, agent=self.agent):
             raise UsageError(
                 f"the session {key!r} belongs to {own_scope.name!r}, not to {scope.name!r}"
             )

@@ -364,7 +364,7 @@ def test_of_messages_that_crash_us_before_they_are_stored_not_all_are_remembered
 
     async def scenario() -> None:
         async with agent_loop("jsonl", tmp_path, []) as loop:
-            loop.registry.agent().own_key = broken  # type: ignore[method-assign]
+            loop.registry.agent().resolve_key = broken  # type: ignore[method-assign]
             inbox = Inbox(loop, channel="telegram")
             for number in range(30):
                 arrival = IncomingMessage(sender="1001", text="boom", id=str(number))
@@ -384,7 +384,7 @@ def test_new_is_obeyed_also_while_the_bot_is_being_stopped(
     let_go, asked = threading.Event(), threading.Event()
 
     def slowed(instance: AgentInstance) -> None:
-        own_key, calls = instance.own_key, 0
+        resolve_key, calls = instance.resolve_key, 0
 
         def slow(key: str) -> str:
             nonlocal calls
@@ -392,9 +392,9 @@ def test_new_is_obeyed_also_while_the_bot_is_being_stopped(
             if calls == 2:  # the agent has the command, and has not carried it out
                 asked.set()
                 let_go.wait()
-            return own_key(key)
+            return resolve_key(key)
 
-        instance.own_key = slow  # type: ignore[method-assign]
+        instance.resolve_key = slow  # type: ignore[method-assign]
 
     async def scenario() -> None:
         with open_store(str(tmp_path)) as store:
