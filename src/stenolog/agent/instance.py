@@ -75,7 +75,7 @@ class AgentInstance:
         self.tool_runner = ToolRunner(
             tools=self._tools, timeout=spec.tool_timeout, limit=spec.tool_output_limit
         )
-        self.ask = BlockingModel(model)
+        self.blocking_model = BlockingModel(model)
         self.memory: Memory | None = None
         self.problems: list[str] = []
         """Features that do not work in this run, as sentences for the user."""
@@ -94,7 +94,7 @@ class AgentInstance:
                 notes,
                 agent=spec.id or AGENT,
                 threads=True,
-                ask=self.ask,
+                complete=self.blocking_model,
                 consolidation=spec.consolidation,
                 half_life_days=spec.half_life_days,
                 zone=self._zone,
@@ -256,7 +256,7 @@ class AgentInstance:
     def _context(self, model: ChatModel, options: TurnOptions, *, limits: Limits) -> Context:
         return Context(
             self.sessions,
-            self.ask.by(model),
+            self.blocking_model.by(model),
             limits=limits,
             needs=self.spec.needs,
             model=model.name,
@@ -347,7 +347,7 @@ class AgentInstance:
         """Write some notes about a session, with the model of that session."""
         if self.memory is None:
             return ConsolidationReport()
-        with self.ask.using(self.model_of(key)):
+        with self.blocking_model.using(self.model_of(key)):
             return self.memory.consolidate(key, most_calls=1)
 
     def health(self) -> Mapping[str, object]:
@@ -362,7 +362,7 @@ class AgentInstance:
 
     def close_stores(self) -> None:
         """Close memory, catalog, notes and sessions. Raise nothing; a second call does nothing."""
-        self.ask.close()
+        self.blocking_model.close()
         for part in (self.memory, self.catalog, self.notes, self.sessions):
             if part is not None:
                 try:
@@ -372,7 +372,7 @@ class AgentInstance:
 
     async def close_models(self) -> None:
         """Close the models, in the event loop that used them. Raise nothing."""
-        self.ask.close()
+        self.blocking_model.close()
         for model in self._models.values():
             try:
                 await model.close()

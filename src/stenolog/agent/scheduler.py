@@ -192,7 +192,7 @@ class TurnScheduler:
         self._no_callers = asyncio.Event()
         self._no_callers.set()
         for instance in registry:
-            instance.ask.bind(self.threads.event_loop)
+            instance.blocking_model.bind(self.threads.event_loop)
             instance.on_summary = partial(self._on_summary, instance)
             if instance.memory is not None and instance.spec.consolidation:
                 self._notes[instance.id] = BackgroundNotes(instance, self.threads)
@@ -359,7 +359,7 @@ class TurnScheduler:
                 self._cancelled.add(session.key)
                 session.cancel("left")
         for instance in self._registry:
-            instance.ask.close()
+            instance.blocking_model.close()
         await self._wait_for_turns(_CANCEL_TIMEOUT)
         for instance in self._registry:
             await self.save_unsaved(instance)

@@ -48,19 +48,19 @@ SummaryHandler = Callable[[SummaryReport], None]
 class Context:
     """Builds model requests for the sessions of a store, and summarizes the sessions.
 
-    `store`: a store, or the result of `open_sessions`. `ask`: the model that writes summaries;
-    without a model, summaries quote the messages. `ask_limits`: limits of that model, if they
+    `store`: a store, or the result of `open_sessions`. `complete`: the model that writes summaries;
+    without a model, summaries quote the messages. `complete_limits`: limits of that model, if they
     differ from `limits`. `on_event` is called after each summary; its errors are logged. With a
     `catalog`, the token counts that the provider of `model` reports are kept there for the next
-    run. Thread-safe. Raises UsageError if `ask` cannot be called.
+    run. Thread-safe. Raises UsageError if `complete` cannot be called.
     """
 
     def __init__(
         self,
         store: Store | SessionStore,
-        ask: CompletionFunction | None = None,
+        complete: CompletionFunction | None = None,
         *,
-        ask_limits: Limits | None = None,
+        complete_limits: Limits | None = None,
         limits: Limits | None = None,
         needs: ProviderRequirements | None = None,
         tokens: Tokens | None = None,
@@ -70,11 +70,11 @@ class Context:
         tools: Sequence[Mapping[str, Any]] = (),
         on_event: SummaryHandler | None = None,
     ) -> None:
-        if ask is not None:
-            check_completion_function(ask)
+        if complete is not None:
+            check_completion_function(complete)
         if not isinstance(model, str):
             raise UsageError(
-                "model must be the name of the model; the function that writes summaries is `ask`"
+                "model must be the name of a model; the writer of summaries is `complete`"
             )
         self.store: Store = store.store if isinstance(store, SessionStore) else store
         self.limits = limits or Limits()
@@ -83,8 +83,8 @@ class Context:
         """Ratio of reported to estimated tokens of the model."""
         self._model = model
         self._catalog = catalog
-        self._ask = ask
-        self._ask_limits = ask_limits
+        self._complete = complete
+        self._complete_limits = complete_limits
         self._learning = threading.Lock()
         self._needs = needs or ProviderRequirements()
         self._tokens = tokens or Tokens()
@@ -240,8 +240,10 @@ class Context:
         )
         if plan is None:
             return None
-        ask_limits = self._ask_limits or limits
-        report = apply_plan(self.store, key, plan, ask=self._ask, limits=ask_limits, tokens=tokens)
+        complete_limits = self._complete_limits or limits
+        report = apply_plan(
+            self.store, key, plan, complete=self._complete, limits=complete_limits, tokens=tokens
+        )
         if report is not None and self._on_event is not None:
             try:
                 self._on_event(report)

@@ -219,7 +219,7 @@ def apply_plan(
     key: str,
     plan: SummaryPlan,
     *,
-    ask: CompletionFunction | None,
+    complete: CompletionFunction | None,
     limits: Limits,
     tokens: Tokens,
 ) -> SummaryReport | None:
@@ -231,7 +231,7 @@ def apply_plan(
     written = write_summary(
         plan.messages,
         plan.summary,
-        ask=ask,
+        complete=complete,
         max_tokens=plan.summary_tokens,
         limits=limits,
         tokens=tokens,

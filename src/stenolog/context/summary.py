@@ -236,32 +236,32 @@ def write_summary(
     messages: Sequence[Message],
     previous: str,
     *,
-    ask: CompletionFunction | None,
+    complete: CompletionFunction | None,
     max_tokens: int,
     limits: Limits,
     tokens: Tokens,
 ) -> SummaryResult:
     """Return the summary of `previous` and these messages in `max_tokens` tokens. Never fails."""
-    return _SummaryWriter(ask, max_tokens, limits, tokens).run(messages, previous)
+    return _SummaryWriter(complete, max_tokens, limits, tokens).run(messages, previous)
 
 
 class _SummaryWriter:
     """A summary in progress."""
 
     def __init__(
-        self, ask: CompletionFunction | None, max_tokens: int, limits: Limits, tokens: Tokens
+        self, complete: CompletionFunction | None, max_tokens: int, limits: Limits, tokens: Tokens
     ) -> None:
-        self._ask = ask
+        self._complete = complete
         self._max_tokens = max_tokens
         self._tokens = tokens
         self._size = limits.room
         self._requests = 0
         self._dropped_lines = 0
-        self._fallback = "" if ask is not None else "no model was given"
+        self._fallback = "" if complete is not None else "no model was given"
 
     def run(self, messages: Sequence[Message], previous: str) -> SummaryResult:
         summary = parse(previous)
-        unread = self._unread(messages) if self._ask is not None else 0
+        unread = self._unread(messages) if self._complete is not None else 0
         if unread:
             self._fallback = f"{unread:,} messages did not fit into the questions to the model"
             summary = self._extracted(summary, messages[:unread])
@@ -269,14 +269,14 @@ class _SummaryWriter:
         while waiting:
             count, question = self._question(waiting, summary)
             answer: Mapping[str, Any] | None = None
-            if self._ask is not None:
+            if self._complete is not None:
                 try:
-                    answer = self._answer(self._ask, question)
+                    answer = self._answer(self._complete, question)
                 except _TooLong:
                     continue
             updated = update(summary, answer) if answer is not None else None
             if updated is None:
-                if self._ask is not None and not self._fallback:
+                if self._complete is not None and not self._fallback:
                     self._fallback = "the model's answer could not be used"
                 summary = self._extracted(summary, waiting[:count])
             else:
@@ -329,12 +329,12 @@ class _SummaryWriter:
         return len(texts), question
 
     def _answer(
-        self, ask: CompletionFunction, question: Sequence[Mapping[str, Any]]
+        self, complete: CompletionFunction, question: Sequence[Mapping[str, Any]]
     ) -> dict[str, Any] | None:
         """Return the model's answer, or None if it is unreadable. Raises _TooLong."""
         self._requests += 1
         try:
-            answer = ask(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
+            answer = complete(question, schema=SCHEMA, max_tokens=max(256, self._max_tokens))
             answer = check_answer(answer, COMPLETION_SIGNATURE)
         except Exception as error:
             # Any error of a client must still lead to a summary.
@@ -342,7 +342,7 @@ class _SummaryWriter:
                 self._size //= 2
                 raise _TooLong from error
             # The next request would probably fail, too, and each attempt may take a minute.
-            self._ask = None
+            self._complete = None
             # Leave out the text of the error: some clients put API keys into it.
             self._fallback = f"the model failed with {type(error).__name__}"
             return None

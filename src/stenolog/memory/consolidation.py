@@ -159,7 +159,7 @@ class Consolidation:
         self,
         store: Store,
         notes: Notes,
-        ask: CompletionFunction | None,
+        complete: CompletionFunction | None,
         *,
         agent: str = "main",
         scope_of: Callable[[str], Scope] | None = None,
@@ -176,7 +176,7 @@ class Consolidation:
         """
         self._store = store
         self._notes = notes
-        self._ask = ask
+        self._complete = complete
         self._agent = agent
         self._scope_of = scope_of or partial(own_scope, agent=agent)
         self._budget = budget
@@ -198,7 +198,7 @@ class Consolidation:
         if most_calls < 1:
             raise UsageError(f"most_calls must be 1 or more, not {most_calls}")
         with self._locks[hash(key) % _LOCKS]:
-            limit = None if self._ask is None else most_calls * self._max_turns
+            limit = None if self._complete is None else most_calls * self._max_turns
             pending = self._read(key, limit=limit)
             if pending is None:
                 return ConsolidationReport()
@@ -306,7 +306,7 @@ class Consolidation:
     def _is_too_early(self, pending: "_PendingTurns", counters: "_RunCounters") -> bool:
         """Whether a delay after the model's last failure is still running."""
         retry_at = pending.mark.retry_at
-        if self._ask is None or retry_at is None or self._clock() >= retry_at:
+        if self._complete is None or retry_at is None or self._clock() >= retry_at:
             return False
         counters.retry_at = retry_at
         counters.problems.append(
@@ -325,11 +325,11 @@ class Consolidation:
         Returns None if an answer about several turns is unusable, so that the caller asks about
         each turn separately.
         """
-        if self._ask is None:
+        if self._complete is None:
             return {}
         names = [note.about for note in self._notes.list(scope, kind="core")]
         counters.calls += 1
-        extracted = self._answer(batch, extraction.newest_subjects(names), self._ask)
+        extracted = self._answer(batch, extraction.newest_subjects(names), self._complete)
         if extracted is None and len(batch) == 1:
             text = f"the model's answer about the turn at {batch[0].last} is not JSON"
             counters.problems.append(text)
@@ -338,11 +338,11 @@ class Consolidation:
         return extracted
 
     def _answer(
-        self, batch: Sequence[Turn], subjects: Sequence[str], ask: CompletionFunction
+        self, batch: Sequence[Turn], subjects: Sequence[str], complete: CompletionFunction
     ) -> dict[int, ExtractedFacts] | None:
         count = len(batch)
         try:
-            text = ask(
+            text = complete(
                 extraction.build_prompt(
                     batch, subjects=subjects, budget=self._budget, count=self._tokens.text
                 ),
@@ -391,7 +391,7 @@ class Consolidation:
 
     def _current(self, pending: "_PendingTurns", batch: Sequence[Turn]) -> dict[int, Turn] | None:
         """Return the current turns of a batch by last seq, or None if the session is gone."""
-        if self._ask is None:
+        if self._complete is None:
             # Without a model, no time has passed since the turns were read.
             return {turn.last: turn for turn in batch} if self._exists(pending) else None
         now = self._read(pending.info.key, upto=batch[-1].last)

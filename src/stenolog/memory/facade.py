@@ -46,7 +46,7 @@ class Memory:
         *,
         agent: str = AGENT,
         threads: bool = False,
-        ask: CompletionFunction | None = None,
+        complete: CompletionFunction | None = None,
         consolidation: bool = True,
         half_life_days: float = HALF_LIFE_DAYS,
         tokens: Tokens | None = None,
@@ -61,8 +61,8 @@ class Memory:
         """
         check_store(sessions, "sessions=")
         check_store(notes, "notes=")
-        if ask is not None:
-            check_completion_function(ask)
+        if complete is not None:
+            check_completion_function(complete)
         self.agent = agent
         self.notes = Notes(notes)
         """The notes of all scopes."""
@@ -77,7 +77,7 @@ class Memory:
             Consolidation(
                 sessions,
                 self.notes,
-                ask,
+                complete,
                 agent=agent,
                 scope_of=self._scope_of,
                 tokens=tokens,
@@ -264,7 +264,7 @@ def open_memory(
     *,
     agent: str = AGENT,
     threads: bool = False,
-    ask: CompletionFunction | None = None,
+    complete: CompletionFunction | None = None,
     consolidation: bool = True,
     half_life_days: float = HALF_LIFE_DAYS,
     tokens: Tokens | None = None,
@@ -274,7 +274,7 @@ def open_memory(
     """Open the memory of an agent. `where` is a place as for `open_store`.
 
     `sessions`: an open store of sessions, which `close` does not close. [default: the sessions of
-    `agent` at `where`] `ask`: the model for consolidation; a small model is sufficient.
+    `agent` at `where`] `complete`: the model for consolidation; a small model is sufficient.
     `consolidation`: whether to write notes. The other options are those of `Memory`. Raises the
     errors of `open_store` and `Memory`.
     """
@@ -291,7 +291,7 @@ def open_memory(
             notes,
             agent=agent,
             threads=threads,
-            ask=ask,
+            complete=complete,
             consolidation=consolidation,
             half_life_days=half_life_days,
             tokens=tokens,
